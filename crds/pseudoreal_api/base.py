@@ -1,0 +1,55 @@
+"""Building blocks of every model in the contract."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+GROUP = "pseudoreal.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "PseudoRealJob"
+PLURAL = "pseudorealjobs"
+
+
+class ApiModel(BaseModel):
+    """A strict, immutable model whose JSON keys are camelCase, as Kubernetes wants them."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="forbid", frozen=True)
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        return self.model_dump_json(by_alias=True, exclude_none=True, indent=indent)
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+DecimalString = Annotated[
+    str,
+    Field(pattern=r"^[0-9]+(\.[0-9]+)?([eE]-?[0-9]{1,2})?$", max_length=32),
+]
+"""A number that is not an integer: a string, because floats in a spec do not survive every client unchanged
+(Kubernetes API conventions, "Primitive types")."""
+
+DnsLabel = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=30)]
+
+Quantity = Annotated[
+    int | str,
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
+]
+
+
+def list_map(*keys: str) -> dict[str, Any]:
+    """Marks a list as a map, so that server-side apply merges it by key and duplicates are refused."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def immutable(field: str) -> dict[str, Any]:
+    return {
+        "x-kubernetes-validations": [
+            {
+                "rule": "self == oldSelf",
+                "message": f"spec.{field} is immutable; delete the job and create it again to change it",
+            }
+        ]
+    }

@@ -1,0 +1,74 @@
+"""What the trainer says to the operator: the termination message (the truth) and the progress report (live)."""
+
+from enum import IntEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pseudoreal_api.base import ApiModel
+
+TERMINATION_MESSAGE_BYTES = 4096
+"""Kubernetes keeps no more of a container's termination message."""
+
+PROGRESS_EVENT = "progress"
+"""Value of `event` in the log lines that are progress reports."""
+
+
+class ExitCode(IntEnum):
+    """How a trainer process ends; 75 and 78 are EX_TEMPFAIL and EX_CONFIG of sysexits.h."""
+
+    SUCCEEDED = 0
+    FAILED = 1
+    YIELDED = 75
+    INVALID_JOB = 78
+
+
+Outcome = Literal["Succeeded", "Yielded", "InvalidJob", "Failed"]
+
+EXIT_CODES: dict[Outcome, ExitCode] = {
+    "Succeeded": ExitCode.SUCCEEDED,
+    "Yielded": ExitCode.YIELDED,
+    "InvalidJob": ExitCode.INVALID_JOB,
+    "Failed": ExitCode.FAILED,
+}
+
+
+class TerminationMessage(ApiModel):
+    """Written by a trainer or delink pod when it ends; at most 4096 bytes of JSON."""
+
+    outcome: Outcome = Field(description="How the pod ended.")
+    phase: str = Field(description="The phase that it trained, or delinked for.")
+    attempt: int = Field(description="The attempt that it belonged to.")
+    step: int = Field(0, description="Steps done, from the job's start.")
+    tokens: int = Field(0, description="Tokens trained, from the job's start.")
+    loss: float | None = Field(None, description="Training loss of the last step, nats per token.")
+    start_validation_loss: float | None = Field(None, description="Validation loss before the phase's first step.")
+    validation_loss: float | None = Field(None, description="Validation loss at the end.")
+    checkpoint: str | None = Field(None, description="The newest committed checkpoint.")
+    digest: str | None = Field(None, description="SHA-256 of that checkpoint's manifest.")
+    message: str = Field("", max_length=2000, description="For people: what went wrong and what to change.")
+
+    @property
+    def exit_code(self) -> ExitCode:
+        return EXIT_CODES[self.outcome]
+
+
+class ProgressReport(BaseModel):
+    """One line of metrics.jsonl, and one progress line of the log. The keys are stable."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    phase: str
+    step: int
+    total_steps: int
+    tokens: int
+    loss: float
+    validation_loss: float | None = None
+    learning_rate: float
+    tokens_per_second: float
+    seconds: float
+    """Since the start of the process, training only."""
+    remaining_seconds: float
+    """Of the phase, at the present rate."""
+    global_cursor: int
+    """Samples consumed, from the job's start."""

@@ -1,0 +1,29 @@
+"""Deterministic names and labels of a job's children, and the paths inside its pods."""
+
+from pseudoreal_api.base import GROUP
+
+LABEL_JOB = f"{GROUP}/job-name"
+LABEL_JOB_UID = f"{GROUP}/job-uid"
+LABEL_PHASE = f"{GROUP}/phase"
+LABEL_ATTEMPT = f"{GROUP}/attempt"
+LABEL_ROLE = f"{GROUP}/role"
+
+CONTAINER = "trainer"
+CONFIG_DIRECTORY = "/etc/pseudoreal"
+CONFIG_FILE = "config.json"
+RENDEZVOUS_PORT = 29500
+
+
+def train_name(job: str, phase: str, attempt: int) -> str:
+    """Name of the Indexed Job, the headless Service and the ConfigMap of one attempt at a phase."""
+    return f"{job}-{phase}-a{attempt}"
+
+
+def delink_name(job: str, phase: str, attempt: int) -> str:
+    """Name of the Job and the ConfigMap of one attempt at the delink that leads into `phase`."""
+    return f"{job}-{phase}-delink-a{attempt}"
+
+
+def work_directory(checkpoint_path: str, job: str, uid: str) -> str:
+    """Folder of one job on its checkpoint volume. A job that is deleted and created anew gets a new one."""
+    return f"{checkpoint_path.rstrip('/')}/{job}-{uid[:8]}"

@@ -1,0 +1,144 @@
+"""From a job's spec to the configuration of each phase: what the schema cannot see is decided here. Pure."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from pseudoreal_api.phase_spec import Phase, Sharing
+from pseudoreal_api.resolved import CheckpointPolicy, DelinkConfig, JobIdentity, PhaseConfig
+from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
+
+
+class UnresolvableJob(ValueError):
+    """A job that the schema accepts and that cannot run; the text says what to change."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks of a phase."""
+
+    workers: int
+    processes_per_worker: int
+    pipeline: int
+
+    @property
+    def ranks(self) -> int:
+        return self.workers * self.processes_per_worker
+
+
+def phase_config(job: PseudoRealJob, index: int, *, attempt: int, work_directory: str) -> PhaseConfig:
+    """The configuration of the phase at `index`. Raises UnresolvableJob."""
+    spec, phase = job.spec, job.spec.phases[index]
+    layout = resolve_layout(spec, phase)
+    ends = last_steps(spec)
+    return PhaseConfig(
+        job=_identity(job),
+        attempt=attempt,
+        phase=phase.name,
+        index=index,
+        model=spec.model,
+        data=spec.data,
+        optimizer=spec.optimizer,
+        precision=spec.precision,
+        sharing=explicit_sharing(spec, phase),
+        until=phase.until,
+        phase_steps=ends[index],
+        total_steps=ends[-1],
+        workers=layout.workers,
+        processes_per_worker=layout.processes_per_worker,
+        batch=phase.batch,
+        parallelism=phase.parallelism.model_copy(update={"pipeline": layout.pipeline}),
+        offload=phase.offload,
+        checkpoint=CheckpointPolicy(every_steps=spec.checkpoint.every_steps, keep_last=spec.checkpoint.keep_last),
+        work_directory=work_directory,
+    )
+
+
+def delink_config(job: PseudoRealJob, index: int, *, attempt: int, work_directory: str) -> DelinkConfig:
+    """The configuration of the delink that leads into the phase at `index` >= 1."""
+    before, after = job.spec.phases[index - 1], job.spec.phases[index]
+    return DelinkConfig(
+        job=_identity(job),
+        attempt=attempt,
+        phase=after.name,
+        from_phase=before.name,
+        layers=job.spec.model.layers,
+        from_sharing=explicit_sharing(job.spec, before),
+        to_sharing=explicit_sharing(job.spec, after),
+        optimizer_state=job.spec.delink.optimizer_state,
+        work_directory=work_directory,
+    )
+
+
+def check_resolvable(spec: PseudoRealJobSpec) -> None:
+    """Raises UnresolvableJob for the first phase that cannot run."""
+    if spec.model.moe is not None:
+        raise UnresolvableJob("spec.model.moe: this release trains dense layers only; remove moe and size ffn.hidden")
+    for phase in spec.phases:
+        resolve_layout(spec, phase)
+
+
+def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
+    return phase.sharing or Sharing(blocks=spec.model.layers, pattern="cycle")
+
+
+def resolve_layout(spec: PseudoRealJobSpec, phase: Phase) -> Layout:
+    """Raises UnresolvableJob when the ranks do not fit the layers or the batch."""
+    processes = phase.processes_per_worker or _gpus(phase) or 1
+    ranks = phase.workers * processes
+    where = f"spec.phases[{phase.name}]"
+    counted = f"workers {phase.workers} x {processes} processes per worker = {ranks} ranks"
+    pipeline = phase.parallelism.pipeline or ranks
+    if pipeline > spec.model.layers:
+        raise UnresolvableJob(
+            f"{where}.parallelism.pipeline 0 means one stage for each rank, and {counted}, more than spec.model.layers"
+            f" {spec.model.layers}; lower workers or processesPerWorker, or set pipeline"
+        )
+    if ranks % pipeline:
+        raise UnresolvableJob(f"{where}: {counted}, not a multiple of parallelism.pipeline {pipeline}; change one of them")
+    replicas, width = ranks // pipeline, phase.batch.sequences // phase.batch.micro_batches
+    if replicas > width:
+        raise UnresolvableJob(
+            f"{where}: {counted} and parallelism.pipeline {pipeline} give {replicas} data-parallel replicas, but a"
+            f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
+        )
+    return Layout(phase.workers, processes, pipeline)
+
+
+def last_steps(spec: PseudoRealJobSpec) -> list[int]:
+    """For each phase the step, from the job's start, at which it ends at the latest."""
+    ends: list[int] = []
+    step = tokens = 0
+    for phase in spec.phases:
+        per_step = phase.batch.sequences * spec.model.sequence
+        bounds = []
+        if phase.until.steps is not None:
+            bounds.append(phase.until.steps)
+        if phase.until.tokens is not None:
+            bounds.append(step + ceil(max(0, phase.until.tokens - tokens) / per_step))
+        end = max(step, min(bounds))
+        tokens += (end - step) * per_step
+        step = end
+        ends.append(end)
+    return ends
+
+
+def engine_notices(spec: PseudoRealJobSpec) -> list[str]:
+    """Fields that this release's engine accepts without acting on them; the losses do not depend on them."""
+    notices = []
+    for phase in spec.phases:
+        where = f"spec.phases[{phase.name}]"
+        if phase.parallelism.pipeline != 1:
+            notices.append(f"{where}.parallelism.pipeline {phase.parallelism.pipeline}: every rank holds all layers")
+        if phase.parallelism.state_sharding != "none":
+            notices.append(f"{where}.parallelism.stateSharding {phase.parallelism.state_sharding}: state is replicated")
+        if (phase.offload.weights, phase.offload.optimizer) != ("device", "device"):
+            notices.append(f"{where}.offload: all state stays on the device")
+    return notices
+
+
+def _identity(job: PseudoRealJob) -> JobIdentity:
+    return JobIdentity(name=job.metadata.name, namespace=job.metadata.namespace, uid=job.metadata.uid)
+
+
+def _gpus(phase: Phase) -> int:
+    return sum(int(count) for resource, count in phase.resources.limits.items() if resource.endswith("/gpu"))

@@ -1,0 +1,64 @@
+"""The resolved configurations that the operator hands to a trainer pod, as one JSON file mounted from a ConfigMap."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from pseudoreal_api.base import ApiModel
+from pseudoreal_api.model_spec import Data, Model, Optimizer, Precision
+from pseudoreal_api.phase_spec import Batch, Offload, Parallelism, Sharing, Until
+
+
+class JobIdentity(ApiModel):
+    name: str = Field(description="metadata.name of the job.")
+    namespace: str = Field(description="metadata.namespace of the job.")
+    uid: str = Field(description="metadata.uid of the job; a checkpoint of another uid is refused.")
+
+
+class CheckpointPolicy(ApiModel):
+    every_steps: int = Field(description="Steps between two checkpoints.")
+    keep_last: int = Field(description="Newest checkpoints kept besides those at the ends of phases.")
+
+
+class PhaseConfig(ApiModel):
+    """Everything that a trainer process needs to train one phase."""
+
+    role: Literal["train"] = Field("train", description="Tells this file from that of a delink.")
+    job: JobIdentity = Field(description="The job.")
+    attempt: int = Field(description="Number of this attempt; a stale one must not commit.")
+    phase: str = Field(description="Name of the phase.")
+    index: int = Field(description="Position of the phase in the job.")
+    model: Model = Field(description="As in the spec.")
+    data: Data = Field(description="As in the spec, with the path resolved.")
+    optimizer: Optimizer = Field(description="As in the spec.")
+    precision: Precision = Field(description="As in the spec.")
+    sharing: Sharing = Field(description="Explicit, also when every layer owns its weights.")
+    until: Until = Field(description="As in the spec.")
+    phase_steps: int = Field(description="Step, from the job's start, at which this phase ends at the latest.")
+    total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
+    workers: int = Field(description="Pods.")
+    processes_per_worker: int = Field(description="Ranks in each pod.")
+    batch: Batch = Field(description="As in the spec.")
+    parallelism: Parallelism = Field(description="As in the spec, with pipeline resolved.")
+    offload: Offload = Field(description="As in the spec.")
+    checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
+    work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")
+
+    @property
+    def ranks(self) -> int:
+        return self.workers * self.processes_per_worker
+
+
+class DelinkConfig(ApiModel):
+    """Everything that the delink between two phases needs."""
+
+    role: Literal["delink"] = Field("delink", description="Tells this file from that of a phase.")
+    job: JobIdentity = Field(description="The job.")
+    attempt: int = Field(description="Number of this attempt.")
+    phase: str = Field(description="The phase that it leads into.")
+    from_phase: str = Field(description="The phase whose last checkpoint is read.")
+    layers: int = Field(description="Layers of the model.")
+    from_sharing: Sharing = Field(description="Sharing of the checkpoint that is read.")
+    to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
+    optimizer_state: Literal["copy", "scale", "reset"] = Field(description="As in the spec.")
+    work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")

@@ -1,0 +1,99 @@
+"""The parts of the spec that say how the job runs on a cluster."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from pseudoreal_api.base import ApiModel, Quantity, list_map
+
+RESERVED_ENV = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "JOB_COMPLETION_INDEX",
+)
+RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
+
+
+class Delink(ApiModel):
+    optimizer_state: Literal["copy", "scale", "reset"] = Field(
+        "scale",
+        description="Moments of a layer after delinking, where L layers shared a block. copy: as they were. scale: first"
+        " moment divided by L, second by L squared. reset: zero.",
+    )
+
+
+class Volume(ApiModel):
+    claim_name: str = Field(
+        min_length=1, max_length=253, description="A PersistentVolumeClaim that all pods of the job can write to."
+    )
+
+
+class Checkpoint(ApiModel):
+    volume: Volume = Field(description="Where checkpoints are kept between phases and restarts.")
+    path: str = Field(
+        "/checkpoints",
+        min_length=1,
+        max_length=1024,
+        description="Mount path of the volume. Under `pseudoreal run` there is no volume: the work directory is used.",
+    )
+    every_steps: int = Field(500, ge=1, le=1_000_000_000, description="Steps between two checkpoints.")
+    keep_last: int = Field(
+        3, ge=1, le=10_000, description="Newest checkpoints kept; those at the ends of phases are always kept."
+    )
+
+
+class EnvVar(ApiModel):
+    name: str = Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=256, description="Name of the variable.")
+    value: str = Field(max_length=32_768, description="Its value.")
+
+
+class Pod(ApiModel):
+    image: str | None = Field(
+        None, min_length=1, max_length=1024, description="Trainer image. Omitted: the one the operator was installed with."
+    )
+    env: Annotated[list[EnvVar], Field(max_length=100)] = Field(
+        [], description="Added to the trainer container.", json_schema_extra=list_map("name")
+    )
+    template: dict[str, Any] = Field(
+        {},
+        description="Overlay on every pod, as {metadata, spec}: lists of named entries merge by name, the rest replaces."
+        " The container is called trainer.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+
+class Network(ApiModel):
+    interface: str | None = Field(
+        None, min_length=1, max_length=64, description="Network interface of NCCL and gloo. Omitted: their own choice."
+    )
+    shared_memory: Quantity | None = Field(
+        None, description="Size of /dev/shm, which NCCL uses inside a pod; counts towards the memory limit."
+    )
+
+
+class Restart(ApiModel):
+    max_restarts: int = Field(3, ge=0, le=1_000_000, description="Restarts after a fault before the job fails.")
+    backoff_seconds: int = Field(
+        10, ge=0, le=86_400, description="Wait before the first restart; doubles with each, up to 300 s."
+    )
+
+
+class Deadlines(ApiModel):
+    active_seconds: int | None = Field(
+        None, ge=1, le=2**31, description="Seconds from the job's start after which it fails. Omitted: none."
+    )
+
+
+class Scheduling(ApiModel):
+    queue: str | None = Field(
+        None, min_length=1, max_length=63, description="Kueue queue that the phases' Jobs are submitted to."
+    )
+    priority_class_name: str | None = Field(
+        None, min_length=1, max_length=253, description="Priority class of the pods."
+    )

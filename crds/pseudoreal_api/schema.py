@@ -1,0 +1,59 @@
+"""Turns a pydantic model into the structural OpenAPI schema that a CustomResourceDefinition wants."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+_DROPPED = ("title", "additionalProperties")
+
+
+def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
+    """The schema without references, titles and unions; unknown fields are pruned by Kubernetes itself.
+
+    Raises ValueError for a construct that a structural schema cannot express.
+    """
+    schema = model.model_json_schema(by_alias=True)
+    return _convert(schema, schema.get("$defs", {}))
+
+
+def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    node = _inline(node, definitions)
+    if node.get("x-kubernetes-int-or-string"):
+        return {k: v for k, v in node.items() if k not in (*_DROPPED, "anyOf", "default")}
+    node = _without_null(node, definitions)
+    out = {k: v for k, v in node.items() if k not in _DROPPED and k != "$defs"}
+    if "properties" in node:
+        out["properties"] = {k: _convert(v, definitions) for k, v in node["properties"].items()}
+    elif isinstance(node.get("additionalProperties"), dict):
+        out["additionalProperties"] = _convert(node["additionalProperties"], definitions)
+    if "items" in node:
+        out["items"] = _convert(node["items"], definitions)
+    return _with_defaults(out)
+
+
+def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    if "$ref" not in node:
+        return node
+    target = definitions[node["$ref"].rsplit("/", 1)[1]]
+    return {**target, **{k: v for k, v in node.items() if k != "$ref"}}
+
+
+def _without_null(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+    if "anyOf" not in node:
+        return node
+    choices = [c for c in node["anyOf"] if c.get("type") != "null"]
+    if len(choices) != 1:
+        raise ValueError(f"a structural schema has no unions, but found {node['anyOf']}")
+    rest = {k: v for k, v in node.items() if k != "anyOf" and not (k == "default" and v is None)}
+    return {**_inline(choices[0], definitions), **rest}
+
+
+def _with_defaults(node: dict[str, Any]) -> dict[str, Any]:
+    if node.get("type") == "integer":
+        node["format"] = "int64"
+    # The fields of an object carry their own defaults; repeating them here would make two places to change.
+    if node.get("type") == "object" and "default" in node:
+        node["default"] = {}
+    if "const" in node:
+        node["enum"] = [node.pop("const")]
+    return node

@@ -1,0 +1,85 @@
+"""The status of a PseudoRealJob, written by the operator alone. Conditions are the truth; `phase` is their summary."""
+
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+
+from pseudoreal_api.base import ApiModel, list_map
+
+TIME = {"format": "date-time"}
+
+
+class Condition(ApiModel):
+    """As metav1.Condition."""
+
+    type: str = Field(max_length=316, description="Accepted, Progressing, Delinked, Suspended, Succeeded or Failed.")
+    status: Literal["True", "False", "Unknown"] = Field(description="True, False or Unknown.")
+    reason: str = Field(max_length=1024, description="One word for programs.")
+    message: str = Field(max_length=32_768, description="A sentence for people: what is, and what to do about it.")
+    last_transition_time: str = Field(description="When status last changed.", json_schema_extra=TIME)
+    observed_generation: int = Field(0, description="The generation of the spec that this speaks of.")
+
+
+class Replicas(ApiModel):
+    desired: int = Field(0, description="Pods that the current phase wants.")
+    ready: int = Field(0, description="Pods that are running.")
+    failed: int = Field(0, description="Pods of the current attempt that failed.")
+
+
+class Progress(ApiModel):
+    step: int = Field(description="Steps done, from the job's start.")
+    total_steps: int | None = Field(None, description="Steps at which the last phase ends at the latest.")
+    percent: int | None = Field(None, description="Share of the steps that is done.")
+    remaining_seconds: int | None = Field(None, description="Estimate for the current phase.")
+    tokens: int = Field(0, description="Tokens trained, from the job's start.")
+    loss: str | None = Field(None, description="Training loss of the newest step, in nats per token.")
+    validation_loss: str | None = Field(None, description="Newest validation loss, in nats per token.")
+    tokens_per_second: str | None = Field(None, description="Rate over the newest steps.")
+    last_updated_time: str = Field(description="When this was read.", json_schema_extra=TIME)
+
+
+class CheckpointStatus(ApiModel):
+    latest: str = Field(description="Name of the newest committed checkpoint that a finished pod reported.")
+    step: int = Field(description="Its step.")
+
+
+class PhaseStatus(ApiModel):
+    """What became of one phase. Results come from the pods' termination messages."""
+
+    name: str = Field(description="Name of the phase in the spec.")
+    state: Literal["Pending", "Delinking", "Running", "Succeeded", "Failed"] = Field(description="Where it is.")
+    start_checkpoint: str | None = Field(None, description="Checkpoint that it started from. None: random weights.")
+    end_checkpoint: str | None = Field(None, description="Checkpoint at its end.")
+    step: int | None = Field(None, description="Step at its end.")
+    tokens: int | None = Field(None, description="Tokens at its end.")
+    loss: str | None = Field(None, description="Training loss of its last step.")
+    start_validation_loss: str | None = Field(None, description="Validation loss before its first step.")
+    validation_loss: str | None = Field(None, description="Validation loss at its end.")
+
+
+class PseudoRealJobStatus(ApiModel):
+    # A newer operator may have written fields that this one does not know.
+    model_config = ConfigDict(extra="ignore")
+
+    observed_generation: int = Field(0, description="The generation of the spec that this status speaks of.")
+    phase: str = Field(
+        "Pending",
+        description="Summary for people: Pending, Delinking, Restarting, Suspended, Succeeded, Failed or the name of the"
+        " phase that trains. More words may come; programs read the conditions.",
+    )
+    attempt: int = Field(0, description="Number of the newest attempt; stands in the names of its children.")
+    restarts: int = Field(0, description="Restarts after faults that count against restart.maxRestarts.")
+    restart_after: str | None = Field(
+        None, description="No new attempt starts before this time.", json_schema_extra=TIME
+    )
+    start_time: str | None = Field(None, description="When the job was first seen.", json_schema_extra=TIME)
+    completion_time: str | None = Field(None, description="When it succeeded or failed.", json_schema_extra=TIME)
+    replicas: Replicas = Field(Replicas(), description="Pods of the current phase.")
+    progress: Progress | None = Field(None, description="How far the training is.")
+    checkpoint: CheckpointStatus | None = Field(None, description="The newest checkpoint.")
+    phases: Annotated[list[PhaseStatus], Field(max_length=16)] = Field(
+        [], description="What became of each phase.", json_schema_extra=list_map("name")
+    )
+    conditions: list[Condition] = Field(
+        [], description="The state of the job; the truth for programs.", json_schema_extra=list_map("type")
+    )
