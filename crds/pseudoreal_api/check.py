@@ -17,7 +17,9 @@ class InvalidJob(ValueError):
 def check_job(body: dict[str, Any]) -> PseudoRealJob:
     """Raises InvalidJob with every sentence that `kubectl apply` would answer."""
     if (body.get("apiVersion"), body.get("kind")) != (API_VERSION, KIND):
-        raise InvalidJob(f"apiVersion and kind are {body.get('apiVersion')} {body.get('kind')}; use {API_VERSION} {KIND}")
+        raise InvalidJob(
+            f"apiVersion and kind are {body.get('apiVersion')} {body.get('kind')}; use {API_VERSION} {KIND}"
+        )
     try:
         job = PseudoRealJob.model_validate({key: body.get(key, {}) for key in ("metadata", "spec")})
     except ValidationError as error:

@@ -46,7 +46,8 @@ class Parallelism(ApiModel):
     )
     schedule: Schedule = Field("layered", description="Order of the micro-batches through the layers.")
     state_sharding: StateSharding = Field(
-        "none", description="What is split over the data-parallel ranks: nothing, the optimizer state, gradients too, all."
+        "none",
+        description="What is split over the data-parallel ranks: nothing, the optimizer state, gradients too, all.",
     )
 
 

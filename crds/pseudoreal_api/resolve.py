@@ -94,7 +94,9 @@ def resolve_layout(spec: PseudoRealJobSpec, phase: Phase) -> Layout:
             f" {spec.model.layers}; lower workers or processesPerWorker, or set pipeline"
         )
     if ranks % pipeline:
-        raise UnresolvableJob(f"{where}: {counted}, not a multiple of parallelism.pipeline {pipeline}; change one of them")
+        raise UnresolvableJob(
+            f"{where}: {counted}, not a multiple of parallelism.pipeline {pipeline}; change one of them"
+        )
     replicas, width = ranks // pipeline, phase.batch.sequences // phase.batch.micro_batches
     if replicas > width:
         raise UnresolvableJob(

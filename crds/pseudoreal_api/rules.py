@@ -5,6 +5,7 @@ Every rule has a message that names the fields and the values at fault.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 from pseudoreal_api.run_spec import RESERVED_ENV, RESERVED_ENV_PREFIXES
 
@@ -20,7 +21,7 @@ class Rule:
     rule: str
     message: str
 
-    def to_schema(self) -> dict[str, str]:
+    def to_schema(self) -> dict[str, Any]:
         return {"rule": self.rule, "messageExpression": self.message}
 
 

@@ -55,7 +55,10 @@ class EnvVar(ApiModel):
 
 class Pod(ApiModel):
     image: str | None = Field(
-        None, min_length=1, max_length=1024, description="Trainer image. Omitted: the one the operator was installed with."
+        None,
+        min_length=1,
+        max_length=1024,
+        description="Trainer image. Omitted: the one the operator was installed with.",
     )
     env: Annotated[list[EnvVar], Field(max_length=100)] = Field(
         [], description="Added to the trainer container.", json_schema_extra=list_map("name")

@@ -21,9 +21,7 @@ class PseudoRealJobSpec(ApiModel):
     optimizer: Optimizer = Field(
         Optimizer(), description="AdamW and its learning-rate schedule.", json_schema_extra=immutable("optimizer")
     )
-    precision: Precision = Field(
-        Precision(), description="Number formats.", json_schema_extra=immutable("precision")
-    )
+    precision: Precision = Field(Precision(), description="Number formats.", json_schema_extra=immutable("precision"))
     phases: Annotated[list[Phase], Field(min_length=1, max_length=16)] = Field(
         description="Run in this order. Between two phases the layers that no longer share a block are delinked:"
         " each gets its own copy of the weights that it used.",

@@ -1,12 +1,12 @@
 """The status of a PseudoRealJob, written by the operator alone. Conditions are the truth; `phase` is their summary."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel, list_map
 
-TIME = {"format": "date-time"}
+TIME: dict[str, Any] = {"format": "date-time"}
 
 
 class Condition(ApiModel):
