@@ -43,7 +43,7 @@ PRINTER_COLUMNS = [
 def custom_resource_definition() -> dict[str, Any]:
     schema = {
         "type": "object",
-        "description": "A training job whose layers share weights at first and own them later (pseudo-to-real training).",
+        "description": "A training job whose layers share weights at first and own them later (pseudo-to-real).",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string", "description": "pseudoreal.dev/v1alpha1"},

@@ -1,7 +1,7 @@
 """Rules across fields, written once in CEL.
 
-The API server evaluates them when a manifest is applied; `pseudoreal_api.check` evaluates the same text for a local run.
-Every rule has a message that names the fields and the values at fault.
+The API server evaluates them when a manifest is applied; `pseudoreal_api.check` evaluates the same text for a local
+run. Every rule has a message that names the fields and the values at fault.
 """
 
 from dataclasses import dataclass
@@ -71,8 +71,8 @@ SPEC_RULES = (
     ),
     Rule(
         "!has(self.model.moe) || self.model.moe.experts % self.model.moe.prototypes == 0",
-        "'spec.model.moe.experts ' + string(self.model.moe.experts) + ' must be a multiple of spec.model.moe.prototypes '"
-        " + string(self.model.moe.prototypes)",
+        "'spec.model.moe.experts ' + string(self.model.moe.experts)"
+        " + ' must be a multiple of spec.model.moe.prototypes ' + string(self.model.moe.prototypes)",
     ),
     Rule(
         "double(self.data.validation.fraction) > 0.0 && double(self.data.validation.fraction) < 1.0",
@@ -88,7 +88,8 @@ SPEC_RULES = (
     ),
     Rule(
         "double(self.optimizer.beta1) < 1.0 && double(self.optimizer.beta2) < 1.0",
-        "'spec.optimizer.beta1 ' + self.optimizer.beta1 + ' and beta2 ' + self.optimizer.beta2 + ' must be less than 1'",
+        "'spec.optimizer.beta1 ' + self.optimizer.beta1 + ' and spec.optimizer.beta2 ' + self.optimizer.beta2"
+        " + ' must be less than 1'",
     ),
     Rule(
         "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
@@ -130,7 +131,7 @@ SPEC_RULES = (
     ),
     Rule(
         "!has(self.data.volume) || self.data.path.startsWith('/')",
-        "'spec.data.path ' + self.data.path + ' must be absolute when spec.data.volume is set: the volume is mounted there'",
+        "'spec.data.path ' + self.data.path + ' must be absolute, as spec.data.volume is mounted there'",
     ),
     Rule(
         f"self.pod.env.all(e, !({_IS_RESERVED}))",

@@ -23,8 +23,8 @@ RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
 class Delink(ApiModel):
     optimizer_state: Literal["copy", "scale", "reset"] = Field(
         "scale",
-        description="Moments of a layer after delinking, where L layers shared a block. copy: as they were. scale: first"
-        " moment divided by L, second by L squared. reset: zero.",
+        description="Moments of a layer after delinking, where L layers shared a block. copy: as they were."
+        " scale: first moment divided by L, second by L squared. reset: zero.",
     )
 
 
@@ -65,8 +65,8 @@ class Pod(ApiModel):
     )
     template: dict[str, Any] = Field(
         {},
-        description="Overlay on every pod, as {metadata, spec}: lists of named entries merge by name, the rest replaces."
-        " The container is called trainer.",
+        description="Overlay on every pod, as {metadata, spec}: lists of named entries merge by name, the rest"
+        " replaces. The container is called trainer.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
 

@@ -56,7 +56,7 @@ class JobMetadata(ApiModel):
     namespace: str = "default"
     uid: str = ""
     generation: int = 0
-    annotations: dict[str, str] = {}
+    annotations: dict[str, str] = Field({})
 
 
 class PseudoRealJob(ApiModel):

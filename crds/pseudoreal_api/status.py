@@ -64,8 +64,8 @@ class PseudoRealJobStatus(ApiModel):
     observed_generation: int = Field(0, description="The generation of the spec that this status speaks of.")
     phase: str = Field(
         "Pending",
-        description="Summary for people: Pending, Delinking, Restarting, Suspended, Succeeded, Failed or the name of the"
-        " phase that trains. More words may come; programs read the conditions.",
+        description="Summary for people: Pending, Delinking, Restarting, Suspended, Succeeded, Failed or the name of"
+        " the phase that trains. More words may come; programs read the conditions.",
     )
     attempt: int = Field(0, description="Number of the newest attempt; stands in the names of its children.")
     restarts: int = Field(0, description="Restarts after faults that count against restart.maxRestarts.")
