@@ -1,0 +1,34 @@
+# Two images from one file: `operator` (small, no torch) and `trainer`.
+# Any Debian-like base with python3 >= 3.11 and its venv module will do.
+ARG BASE_IMAGE=python:3.12-slim
+
+FROM ${BASE_IMAGE} AS base
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+# torch asks for the name of the user, so the numeric id that the pods run under needs an entry.
+RUN groupadd --gid 10001 pseudoreal \
+ && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin pseudoreal \
+ && python3 -m venv /opt/venv
+
+FROM base AS operator
+COPY requirements/operator.txt /tmp/requirements.txt
+RUN pip install -r /tmp/requirements.txt
+COPY crds/pseudoreal_api /app/pseudoreal_api
+COPY operator/pseudoreal_operator /app/pseudoreal_operator
+USER 10001:10001
+ENTRYPOINT ["python", "-m", "pseudoreal_operator"]
+
+# The quickstart's text: the King James Bible (public domain) from Debian's package of that name.
+FROM base AS corpus
+COPY examples/corpus.sh /tmp/corpus.sh
+RUN apt-get update -qq && bash /tmp/corpus.sh /corpus
+
+FROM base AS trainer
+COPY requirements/trainer.txt /tmp/requirements.txt
+RUN pip install -r /tmp/requirements.txt
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+WORKDIR /workspace
+COPY --from=corpus /corpus /workspace/corpus
+COPY crds/pseudoreal_api /app/pseudoreal_api
+COPY trainer/pseudoreal_trainer /app/pseudoreal_trainer
+USER 10001:10001
+ENTRYPOINT ["python", "-m", "pseudoreal_trainer.pod"]
