@@ -1,0 +1,136 @@
+"""A cluster's own certificate authority, the certificates that it signs, and the kubeconfigs made of them."""
+
+import base64
+import ipaddress
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+VALIDITY = timedelta(days=3650)
+CLOCK_SKEW = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class KeyPair:
+    """Paths of a PEM certificate and of its PEM private key."""
+
+    certificate: Path
+    key: Path
+
+
+class Authority:
+    """A certificate authority whose files lie in one folder."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("pseudoreal-ca", [])
+        certificate = (
+            _builder(self._name, self._name, self._key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(self._key, hashes.SHA256())
+        )
+        self.certificate = folder / "ca.crt"
+        self.key = folder / "ca.key"
+        self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        write_key(self.key, self._key)
+
+    def issue(self, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> KeyPair:
+        """A certificate for client `user` in `groups`, which can also serve under `hosts` (names and IP addresses)."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        usages = [ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]
+        builder = _builder(_name(user, groups), self._name, key.public_key()).add_extension(
+            x509.ExtendedKeyUsage(usages), critical=False
+        )
+        if hosts:
+            alternatives = x509.SubjectAlternativeName([_host(host) for host in hosts])
+            builder = builder.add_extension(alternatives, critical=False)
+        pair = KeyPair(self.folder / f"{_file(user)}.crt", self.folder / f"{_file(user)}.key")
+        certificate = builder.sign(self._key, hashes.SHA256())
+        pair.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        write_key(pair.key, key)
+        return pair
+
+    def kubeconfig(self, path: Path, server: str, context: str, user: KeyPair) -> Path:
+        """Writes a kubeconfig of one context, with everything that it needs inside it, readable by its owner alone."""
+        path.touch(mode=0o600)
+        path.write_text(yaml.safe_dump(_kubeconfig(server, context, self.certificate, user), sort_keys=False))
+        return path
+
+
+def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
+    """Writes a private key that only its owner can read."""
+    path.touch(mode=0o600)
+    path.write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+        )
+    )
+    return path
+
+
+def write_signing_key(path: Path) -> Path:
+    """A new key for service-account tokens."""
+    return write_key(path, ec.generate_private_key(ec.SECP256R1()))
+
+
+def _name(user: str, groups: Sequence[str]) -> x509.Name:
+    attributes = [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+    return x509.Name([*attributes, x509.NameAttribute(NameOID.COMMON_NAME, user)])
+
+
+def _builder(subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    now = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW)
+        .not_valid_after(now + VALIDITY)
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        return x509.DNSName(host)
+
+
+def _file(user: str) -> str:
+    return user.replace(":", "-")
+
+
+def _kubeconfig(server: str, context: str, authority: Path, user: KeyPair) -> dict[str, object]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [
+            {"name": context, "cluster": {"server": server, "certificate-authority-data": _encoded(authority)}}
+        ],
+        "users": [
+            {
+                "name": context,
+                "user": {
+                    "client-certificate-data": _encoded(user.certificate),
+                    "client-key-data": _encoded(user.key),
+                },
+            }
+        ],
+        "contexts": [{"name": context, "context": {"cluster": context, "user": context}}],
+        "current-context": context,
+    }
+
+
+def _encoded(path: Path) -> str:
+    return base64.b64encode(path.read_bytes()).decode()

@@ -1,0 +1,66 @@
+"""The commands of `python -m pseudoreal_dev`."""
+
+import sys
+
+import click
+
+from . import binaries, cluster, images, packages, preflight
+from .errors import DevError
+from .progress import progress
+
+
+@click.group(help="A real single-node Kubernetes on this machine, and the images that run on it.")
+def commands() -> None:
+    pass
+
+
+@commands.command(help="Bring the cluster up, or leave a healthy one alone.")
+def cluster_up() -> None:
+    _prepare()
+    found = cluster.up()
+    progress.console.print(progress.table())
+    progress.console.print(f"export KUBECONFIG={found.kubeconfig}\nkubectl of the same version: {found.kubectl}")
+
+
+@commands.command(help="End the cluster; its images and programs stay in the cache.")
+def cluster_down() -> None:
+    cluster.down()
+
+
+@commands.command(help="Say what runs and what is wrong; exit code 1 unless all is well.")
+def cluster_status() -> None:
+    found = cluster.status()
+    for process, is_running in found.processes:
+        progress.console.print(f"{process.name:24} {process.pid:>8} {'runs' if is_running else 'ended'}")
+    progress.console.print(found.problem or "the cluster is healthy")
+    sys.exit(1 if found.problem else 0)
+
+
+@commands.command("binaries", help="Build the cluster's programs.")
+def build_binaries() -> None:
+    _prepare()
+    progress.console.print(str(binaries.build().folder))
+
+
+@commands.command("images", help="Build both images, and load them if the cluster is up.")
+def build_images() -> None:
+    _prepare()
+    for target in images.Target:
+        built = images.build(target)
+        progress.console.print(built)
+        if not cluster.status().problem:
+            images.load(built, cluster.containerd())
+
+
+def main() -> None:
+    """Runs the command line; a DevError is shown without its traceback."""
+    try:
+        commands(prog_name="pseudoreal-dev")
+    except DevError as error:
+        progress.console.print(str(error), style="red", markup=False)
+        sys.exit(1)
+
+
+def _prepare() -> None:
+    preflight.require()
+    packages.install_missing()

@@ -1,0 +1,45 @@
+"""The cluster's network namespace, from which no packet leaves the machine."""
+
+from pathlib import Path
+
+from . import shell
+
+NAMESPACE = "pseudoreal"
+HANDLE = Path("/run/netns") / NAMESPACE
+HOST_DEVICE = "pseudoreal0"
+HOST_ADDRESS = "198.18.0.1"
+NODE_ADDRESS = "198.18.0.2"
+LINK = "198.18.0.0/30"
+# Not `ip netns exec`: that remounts /sys, and the cgroups are gone.
+INSIDE = ("nsenter", f"--net={HANDLE}")
+
+
+def create() -> None:
+    """Makes the namespace and the pair of devices that joins it to this machine."""
+    shell.output(["ip", "netns", "add", NAMESPACE])
+    peer = ["peer", "name", "eth0", "netns", NAMESPACE]
+    shell.output(["ip", "link", "add", HOST_DEVICE, "type", "veth", *peer])
+    shell.output(["ip", "address", "add", f"{HOST_ADDRESS}/30", "dev", HOST_DEVICE])
+    shell.output(["ip", "link", "set", HOST_DEVICE, "up"])
+    shell.output(["ip", "-n", NAMESPACE, "address", "add", f"{NODE_ADDRESS}/30", "dev", "eth0"])
+    for device in ("lo", "eth0"):
+        shell.output(["ip", "-n", NAMESPACE, "link", "set", device, "up"])
+    # Nothing answers there, but the kubelet, the API server and kube-proxy choose their address by a default route.
+    shell.output(["ip", "-n", NAMESPACE, "route", "add", "default", "dev", "eth0"])
+    shell.output([*INSIDE, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+    for chain in ("OUTPUT", "FORWARD"):
+        reject = ["-o", "eth0", "!", "-d", LINK, "-j", "REJECT"]
+        shell.output([*INSIDE, "iptables", "-w", "-I", chain, *reject])
+
+
+def delete() -> None:
+    """Removes what `create` made, as far as it is there."""
+    if exists():
+        shell.output(["ip", "netns", "delete", NAMESPACE])
+    if shell.succeeds(["ip", "link", "show", HOST_DEVICE]):
+        shell.output(["ip", "link", "delete", HOST_DEVICE])
+
+
+def exists() -> bool:
+    """Whether the namespace is there; a handle that outlived a crash is a file without one."""
+    return HANDLE.exists()

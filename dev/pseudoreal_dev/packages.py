@@ -1,0 +1,50 @@
+"""The Debian packages that the tooling needs, installed when their programs are missing."""
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from . import paths, shell
+from .progress import Cost, progress
+
+PROGRAMS: Mapping[str, str] = {
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "runc": "runc",
+    "/usr/lib/cni/ptp": "containernetworking-plugins",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "umount": "mount",
+    "iptables": "iptables",
+    "conntrack": "conntrack",
+    "socat": "socat",
+    "ethtool": "ethtool",
+    "modprobe": "kmod",
+    "buildah": "buildah",
+    "debootstrap": "debootstrap",
+}
+# Root's PATH may lack the folders of the administrator's programs.
+SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
+
+
+def missing() -> list[str]:
+    """The packages whose programs are not on this machine, in alphabetical order."""
+    return sorted({package for program, package in PROGRAMS.items() if not _is_there(program)})
+
+
+def install_missing() -> None:
+    """Installs `missing` with apt-get. Removes nothing: a package that conflicts with an installed one is an error."""
+    if not (packages := missing()):
+        return
+    log = paths.logs() / "apt.log"
+    quiet = {"DEBIAN_FRONTEND": "noninteractive"}
+    with progress.step(f"installing {', '.join(packages)}", cost=Cost.FIRST_RUN, log=log):
+        shell.run(["apt-get", "update"], log, environment=quiet)
+        options = ["--yes", "--no-install-recommends", "--no-remove"]
+        shell.run(["apt-get", "install", *options, *packages], log, environment=quiet)
+
+
+def _is_there(program: str) -> bool:
+    return Path(program).exists() if program.startswith("/") else shutil.which(program, path=SEARCH) is not None

@@ -1,0 +1,149 @@
+"""Shows what is being done and for how long, and remembers it for a table at the end."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+HEARTBEAT_SECONDS = 15.0
+
+
+class Cost(Enum):
+    """Who pays for a step: the first run alone (its result stays in the cache), or every run."""
+
+    FIRST_RUN = "first run"
+    EVERY_RUN = "every run"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One finished step; `depth` is 0 for a step that lies in no other."""
+
+    name: str
+    seconds: float
+    depth: int
+    cost: Cost
+
+
+@dataclass(frozen=True)
+class _Step:
+    name: str
+    started: float
+    log: Path | None
+
+
+class Progress:
+    """Steps on one console: a live line on a terminal, plain lines with a heartbeat elsewhere."""
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    ) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True)
+        self.timings: list[Timing] = []
+        self._clock = clock
+        self._heartbeat_seconds = heartbeat_seconds
+        self._started = clock()
+        self._running: list[_Step] = []
+
+    @contextmanager
+    def step(self, name: str, *, cost: Cost = Cost.EVERY_RUN, log: Path | None = None) -> Iterator[None]:
+        """Shows `name` while the block runs, with the last line of `log` beside it, and records its duration."""
+        step = _Step(name, self._clock(), log)
+        self._running.append(step)
+        try:
+            with self._shown():
+                yield
+        except BaseException:
+            self._print(f"{name}: stopped after {self._clock() - step.started:.1f}s")
+            raise
+        finally:
+            self._running.remove(step)
+        self._finish(step, cost)
+
+    def note(self, text: str) -> None:
+        """Prints one line that stays."""
+        self._print(text)
+
+    def table(self, title: str = "Where the time went") -> Table:
+        """The recorded steps with their seconds, those that only a first run pays for marked so."""
+        table = Table("step", "seconds", "paid by", title=title)
+        for timing in self.timings:
+            table.add_row("  " * timing.depth + escape(timing.name), f"{timing.seconds:.1f}", timing.cost.value)
+        return table
+
+    def _finish(self, step: _Step, cost: Cost) -> None:
+        timing = Timing(step.name, self._clock() - step.started, len(self._running), cost)
+        self.timings.append(timing)
+        self._print(f"{'  ' * timing.depth}{step.name}: done in {timing.seconds:.1f}s")
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        if len(self._running) > 1:  # the outermost step's display already shows the innermost one
+            if not self.console.is_terminal:
+                self._print(f"{self._indent()}{self._running[-1].name} ...")
+            yield
+        elif self.console.is_terminal:
+            with Live(get_renderable=self._line, console=self.console, transient=True, refresh_per_second=4):
+                yield
+        else:
+            self._print(f"{self._running[-1].name} ...")
+            with self._heart():
+                yield
+
+    @contextmanager
+    def _heart(self) -> Iterator[None]:
+        stopped = threading.Event()
+        thread = threading.Thread(target=self._beat, args=(stopped,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopped.set()
+            thread.join()
+
+    def _beat(self, stopped: threading.Event) -> None:
+        while not stopped.wait(self._heartbeat_seconds):
+            self._print(self._indent() + self._describe())
+
+    def _describe(self) -> str:
+        if not self._running:
+            return ""
+        step = self._running[-1]
+        tail = last_line(step.log) if step.log else ""
+        return f"{step.name} ... {self._clock() - step.started:.0f}s" + (f"  {tail}" if tail else "")
+
+    def _line(self) -> Text:
+        return Text(f"  {self._describe()}"[: self.console.width], style="cyan", no_wrap=True)
+
+    def _indent(self) -> str:
+        return "  " * (len(self._running) - 1)
+
+    def _print(self, text: str) -> None:
+        self.console.print(f"[{self._clock() - self._started:6.1f}s] {text}", markup=False)
+
+
+def last_line(log: Path) -> str:
+    """The last non-empty line of a file, "" while there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+    except FileNotFoundError:
+        return ""
+    return lines[-1].strip()[:120] if lines else ""
+
+
+progress = Progress()
+"""The process's own display; every part of the tooling reports to it."""
