@@ -1,0 +1,86 @@
+# `make help` lists the targets. Everything that a target needs it installs itself.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_WAIT_POLICY ?= passive
+# An index that is asked while it changes may answer once with an error; three tries get past that.
+UV_INSTALL = for try in 1 2 3; do $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) && break; test $$try -lt 3; done
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z0-9 -]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-18s %s\n", $$1, $$2}'
+
+$(BIN)/uv:
+	@$(PYTHON) -m venv .venv && $(BIN)/pip install --quiet uv
+
+.venv/tools: requirements/dev.txt pyproject.toml | $(BIN)/uv
+	@echo "installing the development tools into .venv"
+	@$(call UV_INSTALL,-r requirements/dev.txt)
+	@$(call UV_INSTALL,--no-deps --editable .)
+	@touch $@
+
+.venv/all: requirements/all.txt .venv/tools
+	@echo "installing torch and the rest into .venv (5 GB; one to two minutes)"
+	@$(call UV_INSTALL,-r requirements/all.txt)
+	@touch $@
+
+.PHONY: venv
+venv: .venv/all ## Make .venv with everything: operator, trainer, tools
+
+.PHONY: demo
+demo: .venv/tools ## Train the quickstart on a real Kubernetes on this machine (or on KUBE_CONTEXT=name)
+	@$(BIN)/python -m pseudoreal_dev demo
+
+.PHONY: cluster-up cluster-down cluster-status images
+cluster-up: .venv/tools ## Bring up the local Kubernetes
+	@$(BIN)/python -m pseudoreal_dev cluster-up
+cluster-down: .venv/tools ## Stop the local Kubernetes; images and programs stay in the cache
+	@$(BIN)/python -m pseudoreal_dev cluster-down
+cluster-status: .venv/tools ## Say whether the local Kubernetes runs
+	@$(BIN)/python -m pseudoreal_dev cluster-status
+images: .venv/tools ## Build both images and load them into the local Kubernetes, if it runs
+	@$(BIN)/python -m pseudoreal_dev images
+
+.PHONY: corpus
+corpus: ## Fetch the quickstart's text into examples/corpus
+	@bash examples/corpus.sh examples/corpus
+
+.PHONY: run
+run: venv corpus ## Run the quickstart as local processes, without a cluster
+	@$(BIN)/pseudoreal run examples/quickstart.yaml --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
+
+.PHONY: generate
+generate: .venv/tools ## Write the CRD from the models
+	@$(BIN)/python -m pseudoreal_api.crd crds charts/pseudoreal/files
+
+.PHONY: lint format
+lint: venv ## ruff, mypy, the generated files, helm lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pseudoreal_dev check-generated
+	$(BIN)/python -m pseudoreal_dev helm-lint
+format: .venv/tools ## Format the Python files
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
+.PHONY: test test-unit test-integration test-e2e
+test: venv corpus ## All tests: unit, real API server, real cluster
+	$(BIN)/pytest $(if $(MARKS),-m '$(MARKS)')
+test-unit: venv ## The tests that need nothing but Python
+	$(BIN)/pytest tests/unit
+test-integration: venv ## The tests against a real API server
+	$(BIN)/pytest tests/integration
+test-e2e: venv corpus ## The tests on a real cluster
+	$(BIN)/pytest tests/e2e
+
+COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header \
+  --no-emit-index-url --no-emit-find-links pyproject.toml
+.PHONY: lock
+lock: $(BIN)/uv ## Refresh the exact versions in requirements/
+	$(COMPILE) --all-extras -o requirements/all.txt
+	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
+	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
+	$(COMPILE) --extra trainer --constraint requirements/all.txt -o requirements/trainer.txt
