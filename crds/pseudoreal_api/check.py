@@ -40,5 +40,5 @@ def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
 
 
 def _sentence(error: Any) -> str:
-    path = ".".join(str(part) for part in error["loc"])
-    return f"{path}: {error['msg']} (found {error['input']!r})"
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    return f"{''.join(parts).lstrip('.')}: {error['msg']} (found {error['input']!r})"

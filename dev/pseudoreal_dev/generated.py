@@ -1,0 +1,42 @@
+"""Checks what is derived from the models: the CustomResourceDefinition, and the chart that carries it."""
+
+import shutil
+from pathlib import Path
+
+from pseudoreal_api import crd
+
+from . import binaries, paths, shell
+from .errors import DevError
+from .progress import progress
+
+COPIES = (
+    paths.REPOSITORY / "crds" / crd.FILE_NAME,
+    paths.REPOSITORY / "charts" / "pseudoreal" / "files" / crd.FILE_NAME,
+)
+CHART = paths.REPOSITORY / "charts" / "pseudoreal"
+KUBE_VERSION = "--kube-version=1.34.4"
+# The two shapes that the chart's templates branch on.
+VALUES: tuple[tuple[str, ...], ...] = ((), ("--set=watchNamespaces={a,b}", "--set=crds.keep=false"))
+
+
+def check() -> None:
+    """Raises DevError when a generated file is stale."""
+    expected = crd.to_yaml()
+    stale = [path for path in COPIES if not path.exists() or path.read_text() != expected]
+    if stale:
+        names = ", ".join(str(path.relative_to(paths.REPOSITORY)) for path in stale)
+        raise DevError(f"{names} differ from crds/pseudoreal_api; run `make generate` and commit the result")
+    progress.note("the generated files are up to date")
+
+
+def lint_chart() -> None:
+    """Raises CommandFailed with Helm's words when the chart is wrong."""
+    helm = _helm()
+    for values in VALUES:
+        shell.output([helm, "lint", "--strict", KUBE_VERSION, CHART, *values])
+        shell.output([helm, "template", "pseudoreal", KUBE_VERSION, CHART, *values])
+    progress.note("the chart is in order")
+
+
+def _helm() -> Path | str:
+    return shutil.which("helm") or binaries.build().path("helm")

@@ -1,0 +1,46 @@
+"""The good job and the bad ones of tests/data/jobs.yaml."""
+
+import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_CASES = yaml.safe_load((Path(__file__).parent / "data" / "jobs.yaml").read_text())
+
+
+@dataclass(frozen=True)
+class BadJob:
+    name: str
+    body: dict[str, Any]
+    says: list[str]
+
+
+def good_job(name: str = "good", **changes: Any) -> dict[str, Any]:
+    """The good job; `changes` maps paths, with __ for the dots, to new values."""
+    body = copy.deepcopy(_CASES["good"])
+    body["metadata"]["name"] = name
+    for path, value in changes.items():
+        _set(body, path.replace("__", ".").split("."), value)
+    return body
+
+
+def bad_jobs() -> list[BadJob]:
+    return [BadJob(case["name"], _changed(case["set"]), case["says"]) for case in _CASES["bad"]]
+
+
+def _changed(changes: dict[str, Any]) -> dict[str, Any]:
+    body = copy.deepcopy(_CASES["good"])
+    for path, value in changes.items():
+        _set(body, path.split("."), value)
+    return body
+
+
+def _set(body: Any, path: list[str], value: Any) -> None:
+    for key in path[:-1]:
+        body = body[int(key)] if isinstance(body, list) else body.setdefault(key, {})
+    if isinstance(body, list):
+        body[int(path[-1])] = value
+    else:
+        body[path[-1]] = value

@@ -1,0 +1,60 @@
+"""From the spec to each phase's configuration."""
+
+import pytest
+from pseudoreal_api.check import check_job
+from pseudoreal_api.resolve import UnresolvableJob, check_resolvable, delink_config, last_steps, phase_config
+from pseudoreal_api.resolved import PhaseConfig
+
+from tests.jobs import good_job
+
+GPUS = {"limits": {"nvidia.com/gpu": 8}}
+
+
+def _resolve(**changes: object) -> PhaseConfig:
+    return phase_config(check_job(good_job(**changes)), 1, attempt=3, work_directory="/w")
+
+
+def test_processes_default_to_the_gpus_of_a_pod() -> None:
+    assert _resolve().ranks == 2
+    assert _resolve(spec__phases__1__resources=GPUS, spec__phases__1__batch={"sequences": 32}).ranks == 16
+
+
+def test_omitted_sharing_becomes_one_block_for_each_layer() -> None:
+    assert _resolve().sharing.blocks == 8
+
+
+def test_pipeline_zero_is_one_stage_for_each_rank() -> None:
+    assert _resolve(spec__phases__1__parallelism={"pipeline": 0}).parallelism.pipeline == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"spec__phases__1__parallelism": {"pipeline": 0}, "spec__phases__1__resources": GPUS},
+            r"workers 2 x 8 processes per worker = 16 ranks, more than spec.model.layers 8; lower workers",
+        ),
+        ({"spec__phases__1__parallelism": {"pipeline": 3}}, r"= 2 ranks, not a multiple of parallelism.pipeline 3"),
+        ({"spec__phases__1__workers": 5}, r"5 data-parallel replicas, but a micro-batch has 4 sequences"),
+        ({"spec__model__moe": {"experts": 4}}, r"spec.model.moe: this release trains dense layers only"),
+    ],
+)
+def test_what_cannot_run_says_what_to_change(changes: dict[str, object], says: str) -> None:
+    spec = check_job(good_job(**changes)).spec
+    with pytest.raises(UnresolvableJob, match=says):
+        check_resolvable(spec)
+
+
+def test_tokens_and_steps_count_over_all_phases() -> None:
+    spec = check_job(
+        good_job(spec__phases__0__until={"tokens": 2560, "steps": 99}, spec__phases__1__until={"tokens": 5121})
+    ).spec
+    # 8 sequences of 32 tokens are 256 tokens a step: 10 steps, then 2561 tokens more, which take 11 steps.
+    assert last_steps(spec) == [10, 21]
+
+
+def test_configurations_survive_json() -> None:
+    config = _resolve()
+    assert PhaseConfig.model_validate_json(config.to_json()) == config
+    delink = delink_config(check_job(good_job()), 1, attempt=1, work_directory="/w")
+    assert (delink.from_sharing.blocks, delink.to_sharing.blocks, delink.from_phase) == (2, 8, "pseudo")
