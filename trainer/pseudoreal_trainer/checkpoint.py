@@ -1,0 +1,147 @@
+"""The checkpoints of one job: safetensors files and a manifest each. Knows arrays, not torch.
+
+`<work directory>/checkpoints/<phase>-<step>/{model.safetensors, optimizer.safetensors, manifest.json}`
+"""
+
+import hashlib
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+from numpy.typing import NDArray
+from pydantic import ValidationError
+from safetensors.numpy import load, save_file
+
+from pseudoreal_trainer.durable import sync, write_atomically
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.manifest import FileDigest, Manifest
+
+MANIFEST = "manifest.json"
+MODEL_FILE = "model.safetensors"
+OPTIMIZER_FILE = "optimizer.safetensors"
+FIRST_MOMENT, SECOND_MOMENT, STEP = "first_moment", "second_moment", "step"
+"""Ends of the names in the optimizer's file; before them stand a dot and, before that, the parameter's name."""
+
+Arrays = dict[str, NDArray[Any]]
+
+log = structlog.get_logger()
+
+
+class CorruptCheckpoint(TrainingError):
+    """A committed checkpoint whose files are not what its manifest says."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    manifest: Manifest
+    model: Arrays
+    optimizer: Arrays
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """All checkpoints of the job with this uid below its work directory."""
+
+    work_directory: Path
+    job_uid: str
+
+    @property
+    def folder(self) -> Path:
+        return self.work_directory / "checkpoints"
+
+    def committed(self, phase: str | None = None) -> list[Manifest]:
+        """Oldest first. Raises TrainingError when one belongs to another job."""
+        found = [read_manifest(path.parent) for path in self.folder.glob(f"*/{MANIFEST}")]
+        mine = [self._own(manifest) for manifest in found if manifest is not None]
+        ordered = sorted(mine, key=lambda m: (m.phase_index, m.step))
+        return [m for m in ordered if phase in (None, m.phase)]
+
+    def load_newest(self, phase: str, *, complete: bool = False) -> Checkpoint | None:
+        """The newest checkpoint of a phase whose digests match; with `complete`, of those that end the phase.
+
+        None when the phase has no committed checkpoint. Raises CorruptCheckpoint when it has some and none is sound.
+        """
+        candidates = [m for m in self.committed(phase) if m.phase_complete or not complete]
+        for manifest in reversed(candidates):
+            try:
+                return self.load(manifest)
+            except CorruptCheckpoint as error:
+                log.warning("checkpoint_corrupt", checkpoint=manifest.name, error=str(error))
+        if candidates:
+            raise CorruptCheckpoint(
+                f"every checkpoint of phase {phase} in {self.folder} is corrupt:"
+                f" {', '.join(m.name for m in candidates)}; restore one, or delete them to train the phase anew"
+            )
+        return None
+
+    def load(self, manifest: Manifest) -> Checkpoint:
+        """Raises CorruptCheckpoint, naming the file."""
+        model, optimizer = (self._load_file(manifest, name) for name in (MODEL_FILE, OPTIMIZER_FILE))
+        return Checkpoint(manifest, model, optimizer)
+
+    def save(self, checkpoint: Checkpoint) -> Manifest:
+        """Commits; what stood under the same name is replaced. The result holds the digests."""
+        folder = self.folder / checkpoint.manifest.name
+        _remove(folder)
+        folder.mkdir(parents=True)
+        files = {}
+        for name, arrays in ((MODEL_FILE, checkpoint.model), (OPTIMIZER_FILE, checkpoint.optimizer)):
+            save_file(arrays, folder / name)
+            sync(folder / name)
+            files[name] = _digest(folder / name)
+        manifest = checkpoint.manifest.model_copy(update={"files": files})
+        write_atomically(folder / MANIFEST, manifest.to_json(indent=2))
+        sync(self.folder)
+        return manifest
+
+    def digest(self, manifest: Manifest) -> str:
+        """SHA-256 of the manifest, and so of everything that it names."""
+        return _digest(self.folder / manifest.name / MANIFEST).sha256
+
+    def prune(self, keep_last: int) -> None:
+        """Removes all but the newest `keep_last` checkpoints and those at the ends of phases."""
+        for manifest in [m for m in self.committed() if not m.is_boundary][:-keep_last]:
+            _remove(self.folder / manifest.name)
+
+    def _load_file(self, manifest: Manifest, name: str) -> Arrays:
+        path = self.folder / manifest.name / name
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            raise CorruptCheckpoint(f"{path} cannot be read: {error.strerror}") from error
+        found, expected = hashlib.sha256(content).hexdigest(), manifest.files[name].sha256
+        if found != expected:
+            raise CorruptCheckpoint(f"{path} has the SHA-256 {found}; the manifest says {expected}")
+        return load(content)
+
+    def _own(self, manifest: Manifest) -> Manifest:
+        if manifest.job.uid != self.job_uid:
+            raise TrainingError(
+                f"checkpoint {manifest.name} in {self.folder} belongs to job {manifest.job.name} with uid"
+                f" {manifest.job.uid}, not {self.job_uid}; use another work directory"
+            )
+        return manifest
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """None, with a warning, when it cannot be read: such a checkpoint is taken as not committed."""
+    try:
+        return Manifest.model_validate_json((folder / MANIFEST).read_bytes())
+    except (OSError, ValidationError) as error:
+        log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error))
+        return None
+
+
+def _remove(folder: Path) -> None:
+    # The manifest goes first: a checkpoint that is half removed must not look committed.
+    (folder / MANIFEST).unlink(missing_ok=True)
+    if folder.exists():
+        sync(folder)
+        shutil.rmtree(folder)
+
+
+def _digest(path: Path) -> FileDigest:
+    with path.open("rb") as file:
+        return FileDigest(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)

@@ -1,0 +1,127 @@
+"""A decoder-only transformer whose layers may share blocks."""
+
+import torch
+from pseudoreal_api.model_spec import FeedForward as FeedForwardSpec
+from pseudoreal_api.model_spec import Model as ModelSpec
+from pseudoreal_api.phase_spec import Sharing
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pseudoreal_trainer.sharing import blocks_of_layers
+
+VOCABULARY = 256
+"""One token for each byte."""
+
+_EPSILON = 1e-6
+_ROTARY_BASE = 10_000.0
+
+
+class Transformer(nn.Module):
+    """Byte embedding, pre-norm layers, final norm, untied head. Layer l uses block `layer_blocks[l]`."""
+
+    def __init__(self, spec: ModelSpec, sharing: Sharing) -> None:
+        super().__init__()
+        self.layer_blocks = blocks_of_layers(sharing, spec.layers)
+        self.head_width = spec.hidden // spec.heads
+        self.embedding = nn.Embedding(VOCABULARY, spec.hidden)
+        self.blocks = nn.ModuleList(Block(spec) for _ in range(sharing.blocks))
+        self.norm = nn.RMSNorm(spec.hidden, eps=_EPSILON)
+        self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [B, T] -> logits [B, T, 256]"""
+        hidden = self.embedding(tokens)  # [B, T, H]
+        rotation = rotary(tokens.shape[1], self.head_width, hidden)
+        for block in self.layer_blocks:
+            hidden = self.blocks[block](hidden, rotation)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+class Block(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(spec.hidden, eps=_EPSILON)
+        self.attention = Attention(spec.hidden, spec.heads)
+        self.ffn_norm = nn.RMSNorm(spec.hidden, eps=_EPSILON)
+        self.ffn = FeedForward(spec.hidden, spec.ffn)
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, H] -> [B, T, H]"""
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotation)
+        out: Tensor = hidden + self.ffn(self.ffn_norm(hidden))
+        return out
+
+
+class Attention(nn.Module):
+    """Causal, with rotary positions."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.key = nn.Linear(hidden, hidden, bias=False)
+        self.value = nn.Linear(hidden, hidden, bias=False)
+        self.output = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, H] -> [B, T, H]"""
+        query, key, value = (self._split(part(hidden)) for part in (self.query, self.key, self.value))
+        mixed = F.scaled_dot_product_attention(rotate(query, rotation), rotate(key, rotation), value, is_causal=True)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _split(self, hidden: Tensor) -> Tensor:
+        """[B, T, H] -> [B, heads, T, H / heads]"""
+        return hidden.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)) (Shazeer 2020, "GLU variants")."""
+
+    def __init__(self, hidden: int, spec: FeedForwardSpec) -> None:
+        super().__init__()
+        self.gate = nn.Linear(hidden, spec.hidden, bias=False) if spec.activation == "swiglu" else None
+        self.up = nn.Linear(hidden, spec.hidden, bias=False)
+        self.down = nn.Linear(spec.hidden, hidden, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, H] -> [B, T, H]"""
+        inner = F.gelu(self.up(hidden)) if self.gate is None else F.silu(self.gate(hidden)) * self.up(hidden)
+        out: Tensor = self.down(inner)
+        return out
+
+
+def rotary(length: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the positions' angles, [T, width / 2], in the type of `like` (Su et al. 2021, RoFormer)."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=like.device) / width
+    angles = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * _ROTARY_BASE**-exponents
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns feature i with feature i + width / 2. features [B, heads, T, width]"""
+    cosine, sine = (part.to(features.dtype) for part in rotation)
+    first, second = features.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype) -> Transformer:
+    """Fresh weights, the same on every rank: they are drawn on the CPU from `seed` alone."""
+    model = Transformer(spec, sharing).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            nn.init.normal_(parameter, std=_std(name, parameter, spec.layers), generator=generator)
+    return model
+
+
+def _std(name: str, matrix: nn.Parameter, layers: int) -> float:
+    """Keeps the size of the features through each matrix; the sum of all layers' outputs adds up to about one
+    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number)."""
+    if name == "embedding.weight":
+        return 1.0
+    std: float = matrix.shape[1] ** -0.5
+    if name.endswith(("attention.output.weight", "ffn.down.weight")):
+        return std / (2 * layers) ** 0.5
+    return std

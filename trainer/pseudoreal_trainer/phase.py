@@ -1,0 +1,168 @@
+"""Trains one phase, from its newest checkpoint to its end or until it is asked to stop."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from pseudoreal_api.messages import Outcome, TerminationMessage
+from pseudoreal_api.resolved import PhaseConfig
+
+from pseudoreal_trainer.checkpoint import CheckpointStore
+from pseudoreal_trainer.corpus import Corpus
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.events import log_corpus, log_finished, log_ignored, log_sample, log_started
+from pseudoreal_trainer.fence import Fence
+from pseudoreal_trainer.manifest import Manifest
+from pseudoreal_trainer.metrics import Meter, Reporter
+from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.state import Trained, build, find_start, first_manifest
+from pseudoreal_trainer.step import FlatGradients, Stepper
+from pseudoreal_trainer.stream import Stream
+from pseudoreal_trainer.validation import Validation, build_validation
+
+log = structlog.get_logger()
+
+
+def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool]) -> TerminationMessage:
+    """Every rank calls this. Raises TrainingError."""
+    store = CheckpointStore(Path(config.work_directory), config.job.uid)
+    fence = Fence(Path(config.work_directory), config.attempt)
+    if ranks.is_first:
+        fence.claim()
+    start = find_start(config, ranks)
+    if start is not None and start.manifest.phase_complete:
+        log.info("phase_already_complete", phase=config.phase, checkpoint=start.manifest.name)
+        return termination("Succeeded", config, start.manifest, store)
+    trained = build(config, start, ranks.device)
+    phase = _Phase(config, corpus, ranks, store, fence, trained, _validation(config, corpus), Meter())
+    return phase.run(start.manifest if start else None, stop)
+
+
+def termination(
+    outcome: Outcome, config: PhaseConfig, manifest: Manifest, store: CheckpointStore
+) -> TerminationMessage:
+    return TerminationMessage(
+        outcome=outcome,
+        phase=config.phase,
+        attempt=config.attempt,
+        step=manifest.step,
+        tokens=manifest.tokens,
+        loss=manifest.loss,
+        start_validation_loss=manifest.start_validation_loss,
+        validation_loss=manifest.validation_loss,
+        checkpoint=manifest.name,
+        digest=store.digest(manifest),
+        message="" if outcome == "Succeeded" else f"asked to stop; saved checkpoint {manifest.name}",
+    )
+
+
+def _validation(config: PhaseConfig, corpus: Corpus) -> Validation:
+    return build_validation(corpus, config.model.sequence, config.data.validation.sequences, config.precision)
+
+
+@dataclass(frozen=True)
+class _Phase:
+    config: PhaseConfig
+    corpus: Corpus
+    ranks: Ranks
+    store: CheckpointStore
+    fence: Fence
+    trained: Trained
+    validation: Validation
+    meter: Meter
+
+    def run(self, resumed: Manifest | None, stop: Callable[[], bool]) -> TerminationMessage:
+        reporter = Reporter(self.config, self.meter, resumed.step if resumed else 0) if self.ranks.is_first else None
+        try:
+            state = self._begin(resumed)
+            state, stopped = self._train(state, reporter, stop)
+        finally:
+            if reporter:
+                reporter.close()
+        return self._end(state, stopped)
+
+    def _begin(self, resumed: Manifest | None) -> Manifest:
+        if self.ranks.is_first:
+            log_ignored(self.config)
+            if self.config.index == 0 and resumed is None:
+                log_corpus(self.config, self.corpus, self.validation)
+        state = self._adopted(resumed)
+        if state.start_validation_loss is None:
+            loss = self.validation.measure(self.trained.model, self.ranks)
+            state = state.model_copy(update={"start_validation_loss": loss, "validation_loss": loss})
+        if self.ranks.is_first:
+            log_started(self.config, self.ranks, self.trained.model, state)
+        return state
+
+    def _adopted(self, resumed: Manifest | None) -> Manifest:
+        """The resumed state as this attempt's own."""
+        if resumed is None:
+            return first_manifest(self.config)
+        update = {"attempt": self.config.attempt, "delinked": False, "parent": resumed.name, "files": {}}
+        return resumed.model_copy(update=update)
+
+    def _train(self, state: Manifest, reporter: Reporter | None, stop: Callable[[], bool]) -> tuple[Manifest, bool]:
+        """The state at the end, and whether training was cut short there."""
+        stepper = self._stepper()
+        first = state.step + 1
+        while not self._is_over(state):
+            with self.meter:
+                result = stepper.take(state.step + 1, state.global_cursor, stop())
+            state = self._advanced(state, result.loss)
+            validated = self._validation_due(state)
+            if validated:
+                state = state.model_copy(
+                    update={"validation_loss": self.validation.measure(self.trained.model, self.ranks)}
+                )
+            over = self._is_over(state)
+            if reporter:
+                reporter.step(state, validated=validated, important=over or result.stop or state.step == first)
+            if result.stop and not over:
+                return state, True
+            if state.step % self.config.checkpoint.every_steps == 0 and not over:
+                state = self._save(state)
+        return state, False
+
+    def _stepper(self) -> Stepper:
+        stream = Stream(self.corpus.train, self.config.model.sequence, self.config.data.seed)
+        model, optimizer = self.trained.model, self.trained.optimizer
+        return Stepper(self.config, self.ranks, stream, model, optimizer, FlatGradients(model))
+
+    def _advanced(self, state: Manifest, loss: float) -> Manifest:
+        step, cursor = state.step + 1, state.global_cursor + self.config.batch.sequences
+        if not loss < float("inf"):
+            raise TrainingError(
+                f"the loss of step {step} is {loss}; lower spec.optimizer.learningRate or raise warmupSteps"
+            )
+        tokens = cursor * self.config.model.sequence
+        return state.model_copy(update={"step": step, "global_cursor": cursor, "tokens": tokens, "loss": loss})
+
+    def _validation_due(self, state: Manifest) -> bool:
+        return state.step % self.config.data.validation.every_steps == 0 or self._steps_are_over(state)
+
+    def _steps_are_over(self, state: Manifest) -> bool:
+        tokens = self.config.until.tokens
+        return state.step >= self.config.phase_steps or (tokens is not None and state.tokens >= tokens)
+
+    def _is_over(self, state: Manifest) -> bool:
+        loss, reached = self.config.until.loss, state.validation_loss
+        return self._steps_are_over(state) or (loss is not None and reached is not None and reached <= float(loss))
+
+    def _end(self, state: Manifest, stopped: bool) -> TerminationMessage:
+        state = self._save(state.model_copy(update={"phase_complete": not stopped}))
+        if self.ranks.is_first and not stopped:
+            log_sample(self.config, self.corpus, self.trained.model)
+            log_finished(self.config, state, self.meter.seconds)
+        return termination("Yielded" if stopped else "Succeeded", self.config, state, self.store)
+
+    def _save(self, state: Manifest) -> Manifest:
+        """Commits the checkpoint; the result is the state whose parent is that checkpoint."""
+        if self.ranks.is_first:
+            self.fence.check()
+            manifest = self.store.save(self.trained.checkpoint(state))
+            self.store.prune(self.config.checkpoint.keep_last)
+            log.info("checkpoint_saved", checkpoint=manifest.name, step=state.step, complete=state.phase_complete)
+        # The others go on only when the checkpoint is committed.
+        self.ranks.from_first(0)
+        return state.model_copy(update={"parent": state.name})

@@ -1,0 +1,89 @@
+"""The main process of a trainer or delink pod: `python -m pseudoreal_trainer.pod CONFIG.json`.
+
+It starts torchrun, whose own exit code says nothing, and tells Kubernetes how the phase ended: in the termination
+message and by the exit codes of the contract. It imports no torch, so that it starts at once.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+from pseudoreal_api.messages import TerminationMessage
+from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
+from pydantic import Field, TypeAdapter
+
+from pseudoreal_trainer.delink import delink
+from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, ended_badly, pod_outcome, write_termination
+
+_CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
+    Annotated[PhaseConfig | DelinkConfig, Field(discriminator="role")]
+)
+
+log = structlog.get_logger()
+
+
+def main() -> None:
+    # A delink is short and is simply finished; while torchrun runs, the signal is passed on to it.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    configure_logs()
+    path = Path(sys.argv[1])
+    config = _CONFIG.validate_json(path.read_bytes())
+    message = _train(config, path) if isinstance(config, PhaseConfig) else _delink(config)
+    write_termination(message)
+    if message.message:
+        log.info("ended", outcome=message.outcome, message=message.message)
+    sys.exit(message.exit_code)
+
+
+def _delink(config: DelinkConfig) -> TerminationMessage:
+    try:
+        return delink(config)
+    except Exception as error:
+        log.exception("delink_failed", phase=config.phase)
+        return ended_badly("Failed", config, f"{type(error).__name__}: {error}")
+
+
+def _train(config: PhaseConfig, path: Path) -> TerminationMessage:
+    with tempfile.TemporaryDirectory(prefix="pseudoreal-") as temporary:
+        folder = Path(os.environ.get(OUTCOME_DIRECTORY) or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        exit_code, stopped = _run_torchrun(path, _environment(config, folder))
+        return pod_outcome(collect_outcomes(folder), config, exit_code, stopped)
+
+
+def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
+    """What the pod has, and defaults for what it leaves open; PET_* reaches torchrun as it is."""
+    processes = config.processes_per_worker
+    threads = max(1, len(os.sched_getaffinity(0)) // processes)
+    defaults = {
+        "PET_NPROC_PER_NODE": str(processes),
+        "OMP_NUM_THREADS": str(threads),
+        # Threads that spin while they wait steal the time of the other ranks on the machine.
+        "OMP_WAIT_POLICY": "passive",
+    }
+    return defaults | dict(os.environ) | {OUTCOME_DIRECTORY: str(outcomes)}
+
+
+def _run_torchrun(config: Path, environment: dict[str, str]) -> tuple[int, bool]:
+    """torchrun's exit code, and whether SIGTERM came."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0"]
+    command += ["--module", "pseudoreal_trainer.worker", str(config)]
+    received: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        received.append(number)
+        process.send_signal(number)
+
+    process = subprocess.Popen(command, env=environment)
+    signal.signal(signal.SIGTERM, forward)
+    return process.wait(), bool(received)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The processes that train together, and the few things that they say to each other."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Replaces the tensor by its sum over all ranks: the same bits on each."""
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def from_first(self, value: int) -> int:
+        """The value that the first rank has. Also a barrier."""
+        return int(self.sum_(torch.tensor(value if self.is_first else 0, device=self.device)).item())
+
+
+@contextmanager
+def open_ranks() -> Iterator[Ranks]:
+    """Under torchrun all its processes; without it, this one alone."""
+    world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
+    device = _device(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    if world == 1:
+        yield Ranks(0, 1, device)
+        return
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        yield Ranks(dist.get_rank(), world, device)
+    finally:
+        dist.destroy_process_group()
+
+
+def _device(local_rank: int, local_ranks: int) -> torch.device:
+    # Two ranks on one GPU would make NCCL fail; the CPU is slow, but right.
+    if torch.cuda.device_count() < local_ranks:
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

@@ -1,0 +1,26 @@
+"""Text from a model, byte by byte."""
+
+import torch
+from torch import Tensor
+
+from pseudoreal_trainer.model import Transformer
+
+TEMPERATURE = 0.8
+
+
+@torch.no_grad()
+def generate(model: Transformer, prompt: bytes, count: int, sequence: int, seed: int = 0) -> bytes:
+    """`count` bytes that go on from a prompt of at least one byte. The same seed gives the same text."""
+    generator = torch.Generator().manual_seed(seed)
+    device = model.head.weight.device
+    text = bytearray(prompt)
+    for _ in range(count):
+        tokens = torch.tensor([list(text[-sequence:])], device=device)
+        text.append(_draw(model(tokens)[0, -1], generator))
+    return bytes(text[len(prompt) :])
+
+
+def _draw(logits: Tensor, generator: torch.Generator) -> int:
+    """logits [256]"""
+    probabilities = torch.softmax(logits.double().cpu() / TEMPERATURE, dim=0)
+    return int(torch.multinomial(probabilities, 1, generator=generator).item())

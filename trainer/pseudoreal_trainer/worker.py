@@ -1,0 +1,59 @@
+"""One rank of a phase: `python -m pseudoreal_trainer.worker CONFIG.json`, under torchrun or alone.
+
+Its exit code is that of the contract, except that a rank that yields ends with 0: torchrun would take anything else for
+a failure and kill the others. What really happened stands in the outcome file.
+"""
+
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import structlog
+from pseudoreal_api.messages import TerminationMessage
+from pseudoreal_api.resolved import PhaseConfig
+
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, ended_badly, leave_outcome
+
+log = structlog.get_logger()
+
+
+def main() -> None:
+    stop = threading.Event()
+    # Before torch is imported, which takes seconds in which a SIGTERM would otherwise kill the process.
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    configure_logs()
+    config = PhaseConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
+    message = _outcome(config, stop)
+    if OUTCOME_DIRECTORY in os.environ:
+        leave_outcome(Path(os.environ[OUTCOME_DIRECTORY]), int(os.environ.get("LOCAL_RANK", "0")), message)
+    sys.exit(0 if message.outcome == "Yielded" else message.exit_code)
+
+
+def _outcome(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
+    try:
+        return _train(config, stop)
+    except InvalidJobError as error:
+        log.error("invalid_job", phase=config.phase, error=str(error))
+        return ended_badly("InvalidJob", config, str(error))
+    except Exception as error:
+        log.exception("phase_failed", phase=config.phase)
+        return ended_badly("Failed", config, f"{type(error).__name__}: {error}")
+
+
+def _train(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
+    from pseudoreal_trainer.corpus import load_corpus
+    from pseudoreal_trainer.phase import train_phase
+    from pseudoreal_trainer.ranks import open_ranks
+
+    # The corpus comes first: a rank that fails before the ranks have met leaves none waiting for it.
+    corpus = load_corpus(config.data, config.model.sequence)
+    with open_ranks() as ranks:
+        return train_phase(config, corpus, ranks, stop.is_set)
+
+
+if __name__ == "__main__":
+    main()
