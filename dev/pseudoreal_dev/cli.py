@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from . import binaries, cluster, images, packages, preflight
+from . import binaries, cluster, demo, generated, images, packages, preflight
 from .errors import DevError
 from .progress import progress
 
@@ -47,9 +47,24 @@ def build_images() -> None:
     _prepare()
     for target in images.Target:
         built = images.build(target)
-        progress.console.print(built)
+        progress.console.print(built.name)
         if not cluster.status().problem:
             images.load(built, cluster.containerd())
+
+
+@commands.command("demo", help="Train the quickstart on a real Kubernetes.")
+def run_demo() -> None:
+    demo.run()
+
+
+@commands.command(help="Fail if the CustomResourceDefinition is not what the models say.")
+def check_generated() -> None:
+    generated.check()
+
+
+@commands.command(help="Run `helm lint` and render the chart, with a helm of our own if there is none.")
+def helm_lint() -> None:
+    generated.lint_chart()
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """A containerd of the cluster's own: its images stay from one start to the next, its containers do not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,6 +65,10 @@ class Containerd:
             shell.succeeds(self.client("tasks", "delete", "--force", task))
         if containers := self.list("containers"):
             shell.output(self.client("containers", "delete", *containers))
+
+    def remove_images(self, names: Sequence[str]) -> None:
+        """Forgets images; containerd itself then frees what no other image needs."""
+        shell.output(self.client("images", "delete", *names))
 
     def answers(self) -> bool:
         """Whether it can be talked to."""

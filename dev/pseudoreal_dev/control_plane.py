@@ -12,11 +12,10 @@ from . import processes
 from .api import Server, wait_until
 from .binaries import Binaries, build
 from .certificates import Authority, KeyPair, write_signing_key
+from .network import POD_NETWORK, SERVICE_NETWORK
 from .processes import Process
 
-SERVICE_NETWORK = "10.96.0.0/16"
 FIRST_SERVICE = "10.96.0.1"
-POD_NETWORK = "10.244.0.0/16"
 START_SECONDS = 60.0
 
 

@@ -10,6 +10,9 @@ HOST_DEVICE = "pseudoreal0"
 HOST_ADDRESS = "198.18.0.1"
 NODE_ADDRESS = "198.18.0.2"
 LINK = "198.18.0.0/30"
+POD_NETWORK = "10.244.0.0/16"
+SERVICE_NETWORK = "10.96.0.0/16"
+CHAIN = "PSEUDOREAL"
 # Not `ip netns exec`: that remounts /sys, and the cgroups are gone.
 INSIDE = ("nsenter", f"--net={HANDLE}")
 
@@ -27,9 +30,20 @@ def create() -> None:
     # Nothing answers there, but the kubelet, the API server and kube-proxy choose their address by a default route.
     shell.output(["ip", "-n", NAMESPACE, "route", "add", "default", "dev", "eth0"])
     shell.output([*INSIDE, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+    # The address of a pod that is gone is answered at once.
+    shell.output(["ip", "-n", NAMESPACE, "route", "add", "unreachable", POD_NETWORK])
+    _close()
+
+
+def _close() -> None:
+    """Refuses, at once rather than after a time-out, whatever is not for the cluster."""
+    shell.output([*INSIDE, "iptables", "-w", "-N", CHAIN])
+    # The last two: a packet to a Service keeps its first way out, eth0, in the rules that follow its redirection.
+    for network in (LINK, POD_NETWORK, SERVICE_NETWORK):
+        shell.output([*INSIDE, "iptables", "-w", "-A", CHAIN, "-d", network, "-j", "RETURN"])
+    shell.output([*INSIDE, "iptables", "-w", "-A", CHAIN, "-j", "REJECT"])
     for chain in ("OUTPUT", "FORWARD"):
-        reject = ["-o", "eth0", "!", "-d", LINK, "-j", "REJECT"]
-        shell.output([*INSIDE, "iptables", "-w", "-I", chain, *reject])
+        shell.output([*INSIDE, "iptables", "-w", "-I", chain, "-o", "eth0", "-j", CHAIN])
 
 
 def delete() -> None:

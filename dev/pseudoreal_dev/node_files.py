@@ -7,8 +7,7 @@ from pathlib import Path
 import yaml
 
 from .certificates import KeyPair
-from .control_plane import POD_NETWORK
-from .network import NODE_ADDRESS
+from .network import NODE_ADDRESS, POD_NETWORK
 
 NODE_NAME = "pseudoreal-node"
 # The controller manager gives the first node the first /24 of the pods' network.

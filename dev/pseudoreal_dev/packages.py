@@ -23,6 +23,7 @@ PROGRAMS: Mapping[str, str] = {
     "ethtool": "ethtool",
     "modprobe": "kmod",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "debootstrap": "debootstrap",
 }
 # Root's PATH may lack the folders of the administrator's programs.
