@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     try:
         return Manifest.model_validate_json((folder / MANIFEST).read_bytes())
     except (OSError, ValidationError) as error:
-        log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error))
+        log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error).splitlines()[0])
         return None
 
 

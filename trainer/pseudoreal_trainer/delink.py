@@ -11,13 +11,18 @@ from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.resolved import DelinkConfig
 
 from pseudoreal_trainer.checkpoint import (
-    FIRST_MOMENT, SECOND_MOMENT, STEP, Arrays, Checkpoint, CheckpointStore, CorruptCheckpoint,
+    FIRST_MOMENT,
+    SECOND_MOMENT,
+    STEP,
+    Arrays,
+    Checkpoint,
+    CheckpointStore,
+    CorruptCheckpoint,
 )
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.fence import Fence
 from pseudoreal_trainer.manifest import Manifest
 from pseudoreal_trainer.sharing import blocks_of_layers, sources
-
 
 log = structlog.get_logger()
 
@@ -110,5 +115,4 @@ def _moment(name: str, array: NDArray[Any], uses: list[float], config: DelinkCon
         return np.zeros_like(array)
     n, kind = uses[int(name.split(".")[1])], name.rsplit(".", 1)[1]
     powers = {FIRST_MOMENT: 1, SECOND_MOMENT: 2, STEP: 0}
-    scaled: NDArray[Any] = array / array.dtype.type(n ** powers[kind])
-    return scaled
+    return np.asarray(array / n ** powers[kind], dtype=array.dtype)

@@ -30,8 +30,8 @@ class Manifest(ApiModel):
     validation_loss: float | None = Field(None, description="The newest of this phase.")
     phase_complete: bool
     delinked: bool = Field(description="Written by a delink: the start of its phase.")
-    parent: str | None = Field(description="Checkpoint that this one continues.")
-    files: dict[str, FileDigest] = {}
+    parent: str | None = Field(None, description="Checkpoint that this one continues.")
+    files: dict[str, FileDigest] = Field({}, description="Of the other files in the folder.")
 
     @property
     def name(self) -> str:

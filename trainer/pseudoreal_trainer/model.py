@@ -1,5 +1,7 @@
 """A decoder-only transformer whose layers may share blocks."""
 
+from math import sqrt
+
 import torch
 from pseudoreal_api.model_spec import FeedForward as FeedForwardSpec
 from pseudoreal_api.model_spec import Model as ModelSpec
@@ -73,7 +75,8 @@ class Attention(nn.Module):
 
     def _split(self, hidden: Tensor) -> Tensor:
         """[B, T, H] -> [B, heads, T, H / heads]"""
-        return hidden.unflatten(2, (self.heads, -1)).transpose(1, 2)
+        batch, length, width = hidden.shape
+        return hidden.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -121,7 +124,7 @@ def _std(name: str, matrix: nn.Parameter, layers: int) -> float:
     (Radford et al. 2019, GPT-2: residual projections divided by the root of their number)."""
     if name == "embedding.weight":
         return 1.0
-    std: float = matrix.shape[1] ** -0.5
+    std = 1.0 / sqrt(matrix.shape[1])
     if name.endswith(("attention.output.weight", "ffn.down.weight")):
-        return std / (2 * layers) ** 0.5
+        return std / sqrt(2 * layers)
     return std

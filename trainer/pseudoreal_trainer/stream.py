@@ -36,7 +36,8 @@ class Stream:
 
 def take_windows(text: Bytes, starts: list[int], sequence: int) -> Bytes:
     """[len(starts), sequence + 1]"""
-    return text[np.array(starts, dtype=np.int64)[:, None] + np.arange(sequence + 1)]
+    windows: Bytes = text[np.array(starts, dtype=np.int64)[:, None] + np.arange(sequence + 1)]
+    return windows
 
 
 def rank_parts(batch: Batch, cursor: int, rank: int, ranks: int) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ class Validation:
 
     @property
     def tokens(self) -> int:
-        return self.windows.shape[0] * (self.windows.shape[1] - 1)
+        return len(self.windows) * len(self.windows[0, 1:])
 
     @torch.no_grad()
     def measure(self, model: Transformer, ranks: Ranks) -> float:
@@ -36,7 +36,7 @@ class Validation:
         for index in range(ranks.rank, len(groups), ranks.world):
             sums[index] = loss_sum(model, groups[index], self.precision).double()
         # Every entry is zero on all ranks but one, so the order of this reduction cannot matter.
-        return sum(ranks.sum_(sums).tolist()) / self.tokens
+        return float(sum(ranks.sum_(sums).tolist())) / self.tokens
 
 
 def window_starts(corpus: Corpus, sequence: int, most: int) -> list[int]:

@@ -1,0 +1,89 @@
+"""The command `pseudoreal`."""
+
+import sys
+from pathlib import Path
+
+import click
+from pseudoreal_api.messages import ExitCode
+from rich.console import Console
+
+from pseudoreal_trainer.checkpoint import CheckpointStore, read_manifest
+from pseudoreal_trainer.display import Display, summary
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.job_file import notices, read_job
+from pseudoreal_trainer.local_run import LocalRun, PodFailed
+from pseudoreal_trainer.metrics import METRICS_FILE
+from pseudoreal_trainer.run_directory import RunDirectory, open_run
+
+
+@click.group()
+def main() -> None:
+    """Pseudo-to-real training: layers share weights at first and own them later."""
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--workdir", type=click.Path(path_type=Path), help="Default: pseudoreal-runs/NAME OF THE JOB.")
+@click.option("--resume", is_flag=True, help="Go on with the run that the work directory holds.")
+def run(file: Path, workdir: Path | None, resume: bool) -> None:
+    """Train the PseudoRealJob in FILE on this machine, phase after phase."""
+    console = Console()
+    try:
+        job = read_job(file)
+        directory = open_run(workdir or Path("pseudoreal-runs") / job.metadata.name, job, resume=resume)
+    except InvalidJobError as error:
+        click.echo(str(error), err=True)
+        sys.exit(ExitCode.INVALID_JOB)
+    for notice in notices(job.spec):
+        click.echo(notice)
+    display = Display(console)
+    try:
+        with display:
+            LocalRun(directory, display.hear).run()
+    except PodFailed as failed:
+        _say_failure(failed, directory, file, workdir)
+        sys.exit(failed.message.exit_code)
+    _say_success(console, directory, display)
+
+
+def _say_failure(failed: PodFailed, directory: RunDirectory, file: Path, workdir: Path | None) -> None:
+    message = failed.message
+    where = f" --workdir {workdir}" if workdir else ""
+    click.echo(f"phase {message.phase}: {message.outcome}: {message.message}", err=True)
+    if message.outcome == "Failed":
+        click.echo(f"logs of the processes: {directory.path / 'pods'}", err=True)
+    if message.outcome != "InvalidJob":
+        click.echo(f"go on with: pseudoreal run {file}{where} --resume", err=True)
+
+
+def _say_success(console: Console, directory: RunDirectory, display: Display) -> None:
+    console.print(summary(directory, display.seconds))
+    if display.baseline is not None:
+        click.echo(f"order-2 model of the same bytes: {display.baseline:.4f} nats per byte")
+    if display.sample is not None:
+        click.echo(f"sample, after {display.sample['prompt']!r}:\n{display.sample['text']}")
+    click.echo(f"checkpoints: {directory.path / 'checkpoints'}\nmetrics: {directory.path / METRICS_FILE}")
+
+
+@main.command()
+@click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--prompt", default="\n", help="Text to go on from; at least one byte.")
+@click.option("--bytes", "count", default=300, show_default=True, type=click.IntRange(min=1))
+def sample(checkpoint: Path, prompt: str, count: int) -> None:
+    """Print text that the model in the folder CHECKPOINT writes."""
+    from pseudoreal_trainer.model import Transformer
+    from pseudoreal_trainer.sampling import generate
+    from pseudoreal_trainer.state import load_weights
+
+    manifest = read_manifest(checkpoint)
+    if manifest is None or not prompt:
+        raise click.UsageError(f"{checkpoint} holds no readable manifest.json, or the prompt is empty")
+    store = CheckpointStore(checkpoint.resolve().parents[1], manifest.job.uid)
+    model = Transformer(manifest.model, manifest.sharing)
+    load_weights(model, store.load(manifest))
+    text = generate(model, prompt.encode(), count, manifest.model.sequence)
+    click.echo(prompt + text.decode(errors="replace"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""A job's YAML file, as `pseudoreal run` reads it."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pseudoreal_api.base import KIND, ApiModel
+from pseudoreal_api.check import InvalidJob, check_job
+from pseudoreal_api.resolve import UnresolvableJob, check_resolvable, engine_notices
+from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
+
+from pseudoreal_trainer.corpus import corpus_files
+from pseudoreal_trainer.errors import InvalidJobError
+
+_CLUSTER_ONLY = ("pod", "network", "scheduling", "restart", "deadlines", "suspend")
+
+
+def read_job(path: Path) -> PseudoRealJob:
+    """The one job in the file, checked, with a relative data.path resolved against the file's folder.
+
+    Raises InvalidJobError with one sentence a line.
+    """
+    try:
+        job = check_job(_only_job(path))
+        check_resolvable(job.spec)
+    except (InvalidJob, UnresolvableJob) as error:
+        raise InvalidJobError(str(error)) from error
+    data = job.spec.data.model_copy(update={"path": str(path.resolve().parent / job.spec.data.path)})
+    corpus_files(data)
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})})
+
+
+def _only_job(path: Path) -> dict[str, Any]:
+    try:
+        documents = [d for d in yaml.safe_load_all(path.read_text()) if isinstance(d, dict)]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidJobError(f"{path} cannot be read: {error}") from error
+    jobs = [document for document in documents if document.get("kind") == KIND]
+    if len(jobs) != 1:
+        raise InvalidJobError(f"{path} holds {len(jobs)} documents of kind {KIND}; it must hold exactly one")
+    return jobs[0]
+
+
+def notices(spec: PseudoRealJobSpec) -> list[str]:
+    """What the file asks for and a local run does not do."""
+    ignored = [f"spec.{field}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
+    ignored += ["spec.data.volume"] if spec.data.volume is not None else []
+    ignored += [f"spec.phases[{p.name}].resources" for p in spec.phases if _is_set(p, "resources")]
+    ignored += ["spec.checkpoint.volume", "spec.checkpoint.path"]
+    return [f"ignored in a local run: {', '.join(ignored)}", *engine_notices(spec)]
+
+
+def _is_set(model: ApiModel, field: str) -> bool:
+    return field in model.model_fields_set
