@@ -32,11 +32,14 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
 
 
 def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
-    return [
-        str(cel.evaluate(rule.message, {"self": subject}))
-        for rule in rules
-        if cel.evaluate(rule.rule, {"self": subject}) is not True
-    ]
+    context = cel.Context({"self": subject})
+    context.add_function("format", _format)
+    return [str(cel.evaluate(rule.message, context)) for rule in rules if cel.evaluate(rule.rule, context) is not True]
+
+
+def _format(template: str, values: list[Any]) -> str:
+    """Kubernetes' CEL function of this name, as far as the rules use it."""
+    return template.replace("%d", "%s") % tuple(values)
 
 
 def _sentence(error: Any) -> str:

@@ -1,5 +1,6 @@
 """The CustomResourceDefinition, generated from the models: `python -m pseudoreal_api.crd DIRECTORY`."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -83,8 +84,15 @@ def custom_resource_definition() -> dict[str, Any]:
     }
 
 
+class _Dumper(yaml.SafeDumper):
+    """PyYAML reads 3e-4 as a string and so writes it unquoted; Kubernetes would read a number."""
+
+
+_Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"^[0-9]+[eE]-?[0-9]+$"), list("0123456789"))
+
+
 def to_yaml() -> str:
-    return HEADER + yaml.safe_dump(custom_resource_definition(), sort_keys=False, width=120)
+    return HEADER + yaml.dump(custom_resource_definition(), Dumper=_Dumper, sort_keys=False, width=120)
 
 
 if __name__ == "__main__":
