@@ -28,7 +28,7 @@ def find_mirror(index_targets: str) -> str:
         origin, _, uri = line.split(maxsplit=2)
         if origin == "Debian" and "security" not in uri:
             return uri
-    raise DevError(f"apt knows no Debian mirror to make the base image from. Add one for {SUITE} to /etc/apt/sources.list.d")
+    raise DevError(f"apt knows no Debian mirror for the base image. Add one for {SUITE} to /etc/apt/sources.list.d")
 
 
 def _build(name: str, log: Path) -> None:

@@ -63,7 +63,8 @@ def required_go() -> str:
 
 
 def _folder() -> Path:
-    return paths.binaries() / hash_files(paths.TOOLS, ["*.mod", "*.sum", "pause/*.go"], [shell.output(["go", "version"])])
+    compiler = shell.output(["go", "version"])
+    return paths.binaries() / hash_files(paths.TOOLS, ["*.mod", "*.sum", "pause/*.go"], [compiler])
 
 
 def _download() -> None:

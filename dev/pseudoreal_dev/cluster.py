@@ -26,6 +26,11 @@ SITE = Site(
     context=CONTEXT,
     has_nodes=True,
 )
+# A change in one of these makes another cluster.
+SOURCES = (
+    *("certificates.py", "cgroups.py", "cluster.py", "containerd.py", "control_plane.py"),
+    *("dns.yaml", "network.py", "node.py", "node_files.py", "pause.py"),
+)
 STRAY_LINKS = ((Path("/var/log/containers"), "*.log"), (Path("/var/lib/cni/results"), "pseudoreal-*"))
 
 
@@ -157,7 +162,7 @@ def _node() -> Node:
 
 def _stamp(binaries: Binaries, api_server_arguments: Sequence[str]) -> str:
     """Changes when the programs, their settings or the files that set them up change."""
-    return hash_files(Path(__file__).parent, ["*.py", "*.yaml"], [binaries.folder.name, *api_server_arguments])
+    return hash_files(Path(__file__).parent, SOURCES, [binaries.folder.name, *api_server_arguments])
 
 
 def _logs() -> Path:

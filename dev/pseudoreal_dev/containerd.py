@@ -32,7 +32,7 @@ class Containerd:
         self.run.mkdir(parents=True, exist_ok=True)
         (self.run / "config.toml").write_text(_configuration(self, sandbox_image))
         process = self._launch()
-        if self.list("containers"):
+        if self.names_of("containers"):
             # Killed clusters leave records. The CRI part read them at its start: it must read again without them.
             self.remove_containers()
             self.stop()
@@ -55,15 +55,15 @@ class Containerd:
         """The command line of a `ctr` command for the kubelet's images and containers."""
         return ["ctr", "--address", str(self.socket), "--namespace", "k8s.io", *words]
 
-    def list(self, what: str) -> list[str]:
+    def names_of(self, what: str) -> list[str]:
         """The names of all `what`: containers, tasks, images or (their digests) content."""
         return shell.output(self.client(what, "list", "-q")).split()
 
     def remove_containers(self) -> None:
         """Removes all containers and their file systems."""
-        for task in self.list("tasks"):
+        for task in self.names_of("tasks"):
             shell.succeeds(self.client("tasks", "delete", "--force", task))
-        if containers := self.list("containers"):
+        if containers := self.names_of("containers"):
             shell.output(self.client("containers", "delete", *containers))
 
     def remove_images(self, names: Sequence[str]) -> None:
@@ -75,7 +75,7 @@ class Containerd:
         return self.socket.exists() and shell.succeeds(self.client("version"))
 
     def _launch(self) -> Process:
-        command = [*network.INSIDE, "containerd", "--config", self.run / "config.toml"]
+        command = [*network.INSIDE, "containerd", "--config", str(self.run / "config.toml")]
         log = self.run.parent / "logs" / "containerd.log"
         process = processes.launch("containerd", command, records=self._records, log=log)
         wait_until(self.answers, "containerd answers", START_SECONDS, [process])

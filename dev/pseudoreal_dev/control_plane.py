@@ -55,11 +55,13 @@ class ControlPlane:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     def start(self, binaries: Binaries) -> None:
-        """Starts every program on an empty etcd and waits until the API server serves. Raises DevError if it does not."""
+        """Starts every program on an empty etcd and waits until pods can be created. Raises DevError if they cannot."""
         shutil.rmtree(self.directory / "etcd", ignore_errors=True)
         self.authority = Authority(self.directory / "pki")
         self._issue()
@@ -74,8 +76,8 @@ class ControlPlane:
         wait_until(lambda: self.server.finds(account), "the default service account is there", START_SECONDS, [manager])
 
     def stop(self) -> None:
-        """Ends the processes that were started here."""
-        processes.stop(self.processes, self._records)
+        """Ends the processes that were started here; what they stored is of no use to a later start."""
+        processes.end(self.processes, self._records)
 
     def user(self, name: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> tuple[KeyPair, Path]:
         """A certificate for a client and a kubeconfig that holds it."""
@@ -153,6 +155,9 @@ class ControlPlane:
             f"--service-account-private-key-file={self._pki('accounts.key')}",
             f"--cluster-signing-cert-file={self._pki('ca.crt')}",
             f"--cluster-signing-key-file={self._pki('ca.key')}",
+            # With the usual 20 requests a second the controllers alone take 4 s to start.
+            "--kube-api-qps=500",
+            "--kube-api-burst=500",
             f"--cluster-cidr={POD_NETWORK}",
             "--allocate-node-cidrs=true",
             f"--cert-dir={self.directory}",

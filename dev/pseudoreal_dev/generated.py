@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from pseudoreal_api import crd
+from pseudoreal_api import crd, reference
 
 from . import binaries, paths, shell
 from .errors import DevError
@@ -13,6 +13,7 @@ COPIES = (
     paths.REPOSITORY / "crds" / crd.FILE_NAME,
     paths.REPOSITORY / "charts" / "pseudoreal" / "files" / crd.FILE_NAME,
 )
+REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
 CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 KUBE_VERSION = "--kube-version=1.34.4"
 # The two shapes that the chart's templates branch on.
@@ -21,8 +22,8 @@ VALUES: tuple[tuple[str, ...], ...] = ((), ("--set=watchNamespaces={a,b}", "--se
 
 def check() -> None:
     """Raises DevError when a generated file is stale."""
-    expected = crd.to_yaml()
-    stale = [path for path in COPIES if not path.exists() or path.read_text() != expected]
+    wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown()}
+    stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if stale:
         names = ", ".join(str(path.relative_to(paths.REPOSITORY)) for path in stale)
         raise DevError(f"{names} differ from crds/pseudoreal_api; run `make generate` and commit the result")

@@ -49,7 +49,7 @@ class Image:
 
 
 def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
-    """Builds a target of the Dockerfile at `repository`, unless it is built. Raises CommandFailed with the log's end."""
+    """Builds a target of the Dockerfile, unless it is built already. Raises CommandFailed with the log's end."""
     with exclusive("images"):
         base = base_image.build()
         context = _stage(target, repository)
@@ -63,12 +63,12 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
 
 
 def load(image: Image, containerd: Containerd) -> None:
-    """Gives the image to the cluster's containerd, which gets only what it lacks. Older ones of its name are dropped."""
-    if image.name in containerd.list("images"):
+    """Gives the cluster's containerd what it lacks of the image, and drops the older images of the same name."""
+    if image.name in containerd.names_of("images"):
         return
     with exclusive("images"), progress.step(f"loading the {image.target} image", cost=Cost.FIRST_RUN):
         layout.load(image.name, containerd)
-        older = [name for name in containerd.list("images") if _is_older(name, image)]
+        older = [name for name in containerd.names_of("images") if _is_older(name, image)]
         if older:
             containerd.remove_images(older)
 

@@ -24,7 +24,7 @@ DIGEST_PREFIX = "sha256:"
 
 def load(name: str, containerd: Containerd) -> None:
     """Gives containerd an image of buildah's. Raises CommandFailed when one of the two refuses."""
-    held = set(containerd.list("content"))
+    held = set(containerd.names_of("content"))
     _drop_hollow_blobs(held)
     log = paths.logs() / "image-load.log"
     with progress.step("exporting the image", cost=Cost.FIRST_RUN, log=log):
@@ -61,7 +61,8 @@ def _import(name: str, descriptor: dict[str, Any], blobs: list[str], containerd:
     index = {"schemaVersion": 2, "manifests": [named]}
     command = containerd.client("images", "import", "-")
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as client:
-        assert client.stdin and client.stdout
+        assert client.stdin
+        assert client.stdout
         with client.stdin as pipe, tarfile.open(fileobj=pipe, mode="w|", bufsize=1024**2) as archive:
             _add(archive, "oci-layout", {"imageLayoutVersion": "1.0.0"})
             _add(archive, "index.json", index)

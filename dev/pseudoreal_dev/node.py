@@ -32,8 +32,7 @@ class Node:
         cgroups.create()
         kubelet = self._launch("kubelet", binaries, self._kubelet())
         proxy = self._launch("kube-proxy", binaries, self._kube_proxy())
-        kubectl = [binaries.path("kubectl"), "--kubeconfig", self._control.kubeconfig]
-        shell.output([*kubectl, "apply", "-f", DNS])
+        shell.output([binaries.path("kubectl"), "--kubeconfig", self._control.kubeconfig, "apply", "-f", DNS])
         dns = self._launch("coredns", binaries, self._coredns())
         wait_until(self.names_resolve, "CoreDNS is ready", START_SECONDS, [dns, proxy])
         wait_until(self.is_ready, "the node is ready", START_SECONDS, [kubelet, proxy])

@@ -19,7 +19,7 @@ def image(binaries: Binaries) -> str:
 def load(containerd: Containerd, binaries: Binaries) -> None:
     """Gives containerd the image, unless it has it."""
     name = image(binaries)
-    if name in containerd.list("images"):
+    if name in containerd.names_of("images"):
         return
     archive = _archive(name, binaries.path("pause").read_bytes())
     done = subprocess.run(containerd.client("images", "import", "-"), input=archive, capture_output=True)

@@ -89,8 +89,12 @@ def _room(machine: Machine) -> list[Problem]:
             )
         )
     if machine.memory_available < MEMORY_GIB * GIB:
-        free = machine.memory_available / GIB
-        found.append(Problem(f"{free:.1f} GiB of memory are available, and {MEMORY_GIB} are needed", "End something"))
+        found.append(
+            Problem(
+                f"{machine.memory_available / GIB:.1f} GiB of memory are available, and {MEMORY_GIB} are needed",
+                f"End other programs until {MEMORY_GIB} GiB are available, or use a larger machine",
+            )
+        )
     if len(str(machine.cache)) > LONGEST_CACHE_PATH:
         found.append(
             Problem(

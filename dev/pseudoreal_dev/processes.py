@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -64,8 +64,13 @@ def stop(processes: Sequence[Process], records: Path) -> None:
     running = [process for process in processes if is_running(process)]
     for process in running:
         _signal(process.pid, signal.SIGTERM)
-    if not _wait(lambda: not any(map(is_running, running))):
-        kill([process.pid for process in running if is_running(process)])
+    _wait(lambda: not any(map(is_running, running)))
+    end(processes, records)
+
+
+def end(processes: Sequence[Process], records: Path) -> None:
+    """Ends the processes without asking, and drops their records."""
+    kill([process.pid for process in processes if is_running(process)])
     for process in processes:
         (records / f"{process.name}.json").unlink(missing_ok=True)
 
@@ -110,7 +115,7 @@ def interrupt_deferred() -> Iterator[None]:
         return
     interrupts: list[int] = []
 
-    def remember(number: int, frame: FrameType | None) -> None:
+    def remember(number: int, _frame: FrameType | None) -> None:
         interrupts.append(number)
 
     before = signal.signal(signal.SIGINT, remember)
@@ -132,14 +137,10 @@ def _wait(condition: Callable[[], bool]) -> bool:
 
 
 def _signal(pid: int, number: signal.Signals) -> None:
-    try:
+    with suppress(ProcessLookupError):
         os.kill(pid, number)
-    except ProcessLookupError:
-        pass
 
 
 def _reap(pid: int) -> None:
-    try:
+    with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        pass

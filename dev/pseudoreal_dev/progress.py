@@ -51,7 +51,7 @@ class Progress:
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
-        self.timings: list[Timing] = []
+        self._timings: list[Timing | None] = []
         self._clock = clock
         self._heartbeat_seconds = heartbeat_seconds
         self._started = clock()
@@ -62,6 +62,9 @@ class Progress:
         """Shows `name` while the block runs, with the last line of `log` beside it, and records its duration."""
         step = _Step(name, self._clock(), log)
         self._running.append(step)
+        # The place is taken now, so that a step comes before those that lie in it.
+        place = len(self._timings)
+        self._timings.append(None)
         try:
             with self._shown():
                 yield
@@ -70,11 +73,16 @@ class Progress:
             raise
         finally:
             self._running.remove(step)
-        self._finish(step, cost)
+        self._timings[place] = self._finish(step, cost)
 
     def note(self, text: str) -> None:
         """Prints one line that stays."""
         self._print(text)
+
+    @property
+    def timings(self) -> list[Timing]:
+        """The finished steps in the order of their starts."""
+        return [timing for timing in self._timings if timing]
 
     def table(self, title: str = "Where the time went") -> Table:
         """The recorded steps with their seconds, those that only a first run pays for marked so."""
@@ -83,10 +91,10 @@ class Progress:
             table.add_row("  " * timing.depth + escape(timing.name), f"{timing.seconds:.1f}", timing.cost.value)
         return table
 
-    def _finish(self, step: _Step, cost: Cost) -> None:
+    def _finish(self, step: _Step, cost: Cost) -> Timing:
         timing = Timing(step.name, self._clock() - step.started, len(self._running), cost)
-        self.timings.append(timing)
         self._print(f"{'  ' * timing.depth}{step.name}: done in {timing.seconds:.1f}s")
+        return timing
 
     @contextmanager
     def _shown(self) -> Iterator[None]:
