@@ -51,8 +51,9 @@ run: venv corpus ## Run the quickstart as local processes, without a cluster
 	@$(BIN)/pseudoreal run examples/quickstart.yaml --workdir pseudoreal-runs/$$(date +%Y%m%d-%H%M%S)
 
 .PHONY: generate
-generate: .venv/tools ## Write the CRD from the models
+generate: .venv/tools ## Write the CRD and the manifest reference from the models
 	@$(BIN)/python -m pseudoreal_api.crd crds charts/pseudoreal/files
+	@$(BIN)/python -m pseudoreal_api.reference docs/manifest.md
 
 .PHONY: lint format
 lint: venv ## ruff, mypy, the generated files, helm lint

@@ -33,7 +33,8 @@ class Model(ApiModel):
     sequence: int = Field(ge=2, le=10_000_000, description="Tokens in a training sequence.")
     ffn: FeedForward = Field(description="The feed-forward part of each layer.")
     moe: MixtureOfExperts | None = Field(
-        None, description="Replaces the dense feed-forward part by experts. Omitted: dense."
+        None,
+        description="Replaces the dense feed-forward part by experts. Omitted: dense. Release 0.1 trains dense only.",
     )
 
 

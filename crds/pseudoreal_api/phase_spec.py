@@ -75,6 +75,14 @@ class Phase(ApiModel):
         None, ge=1, le=64, description="Ranks in a pod. Omitted: one for each GPU in the limits, else one."
     )
     batch: Batch = Field(description="The batch of one step.")
-    parallelism: Parallelism = Field(Parallelism(), description="How the phase is laid out over its ranks.")
-    offload: Offload = Field(Offload(), description="Where the state of the layers lives between its uses.")
+    parallelism: Parallelism = Field(
+        Parallelism(),
+        description="How the phase is laid out over its ranks. Release 0.1 keeps all layers on every rank, with a notice;"
+        " the losses are the same.",
+    )
+    offload: Offload = Field(
+        Offload(),
+        description="Where the state of the layers lives between its uses. Release 0.1 keeps it on the device, with a"
+        " notice; the losses are the same.",
+    )
     resources: Resources = Field(Resources(), description="Compute resources of each pod of the phase.")
