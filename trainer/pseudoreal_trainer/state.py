@@ -5,14 +5,13 @@ from pathlib import Path
 
 import torch
 from pseudoreal_api.resolved import PhaseConfig
-from torch.optim import AdamW
 
 from pseudoreal_trainer.checkpoint import Checkpoint, CheckpointStore
 from pseudoreal_trainer.compute import master_dtype
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.manifest import Manifest
 from pseudoreal_trainer.model import Transformer, build_model
-from pseudoreal_trainer.optimizer import build_optimizer, load_optimizer, optimizer_arrays
+from pseudoreal_trainer.optimizer import Optimizer
 from pseudoreal_trainer.ranks import Ranks
 
 _FRESH = -1
@@ -23,11 +22,11 @@ class Trained:
     """What training changes."""
 
     model: Transformer
-    optimizer: AdamW
+    optimizer: Optimizer
 
     def checkpoint(self, manifest: Manifest) -> Checkpoint:
         weights = {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()}
-        return Checkpoint(manifest, weights, optimizer_arrays(self.model, self.optimizer))
+        return Checkpoint(manifest, weights, self.optimizer.arrays())
 
 
 def build(config: PhaseConfig, start: Checkpoint | None, device: torch.device) -> Trained:
@@ -36,10 +35,7 @@ def build(config: PhaseConfig, start: Checkpoint | None, device: torch.device) -
     if start is not None:
         load_weights(model, start)
     model.to(device)
-    optimizer = build_optimizer(model, config.optimizer)
-    if start is not None:
-        load_optimizer(model, optimizer, start.optimizer)
-    return Trained(model, optimizer)
+    return Trained(model, Optimizer(model, config.optimizer, start.optimizer if start else None))
 
 
 def load_weights(model: Transformer, checkpoint: Checkpoint) -> None:

@@ -5,11 +5,10 @@ from math import isfinite
 
 from pseudoreal_api.resolved import PhaseConfig
 from torch import Tensor, nn
-from torch.optim import AdamW
 
 from pseudoreal_trainer.compute import loss_sum
 from pseudoreal_trainer.model import Transformer
-from pseudoreal_trainer.optimizer import clip, set_learning_rate
+from pseudoreal_trainer.optimizer import Optimizer
 from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.schedule import learning_rate
 from pseudoreal_trainer.stream import Stream, rank_parts
@@ -49,7 +48,7 @@ class Stepper:
     ranks: Ranks
     stream: Stream
     model: Transformer
-    optimizer: AdamW
+    optimizer: Optimizer
     gradients: FlatGradients
 
     def take(self, step: int, cursor: int, stop: bool) -> StepResult:
@@ -81,6 +80,4 @@ class Stepper:
             self.gradients.loss.add_(loss.detach())
 
     def _update(self, step: int) -> None:
-        clip(self.model, self.config.optimizer)
-        set_learning_rate(self.optimizer, learning_rate(self.config.optimizer, step, self.config.total_steps))
-        self.optimizer.step()
+        self.optimizer.update(learning_rate(self.config.optimizer, step, self.config.total_steps))
