@@ -77,8 +77,8 @@ class Phase(ApiModel):
     batch: Batch = Field(description="The batch of one step.")
     parallelism: Parallelism = Field(
         Parallelism(),
-        description="How the phase is laid out over its ranks. Release 0.1 keeps all layers on every rank, with a notice;"
-        " the losses are the same.",
+        description="How the phase is laid out over its ranks. Release 0.1 keeps all layers on every rank, with a"
+        " notice; the losses are the same.",
     )
     offload: Offload = Field(
         Offload(),
