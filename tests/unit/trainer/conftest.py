@@ -1,0 +1,100 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pseudoreal_api.resolve import delink_config, phase_config
+from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
+from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_trainer.corpus import load_corpus
+from pseudoreal_trainer.delink import delink
+from pseudoreal_trainer.phase import train_phase
+from pseudoreal_trainer.ranks import Ranks
+
+ONE_RANK = Ranks(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def corpus_folder(tmp_path: Path) -> Path:
+    """Two files of words drawn at random, about 12 kB."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    random = np.random.default_rng(7)
+    words = ["and", "the", "of", "that", "lord", "king", "shall", "unto", "israel", "house", "came", "day."]
+    for name in ("b.txt", "a.txt"):
+        (folder / name).write_text(" ".join(random.choice(words, size=1200)))
+    return folder
+
+
+@pytest.fixture
+def job_body(corpus_folder: Path) -> dict[str, Any]:
+    """A small job of two phases in float64, on one rank and then on two; tests change what they need."""
+    batch = {"sequences": 6, "microBatches": 2}
+    return {
+        "apiVersion": "pseudoreal.dev/v1alpha1",
+        "kind": "PseudoRealJob",
+        "metadata": {"name": "tiny", "uid": "11111111-2222"},
+        "spec": {
+            "model": {"layers": 4, "hidden": 16, "heads": 2, "sequence": 16, "ffn": {"hidden": 32}},
+            "data": {"path": str(corpus_folder), "pattern": "*.txt", "validation": {"fraction": "0.1", "everySteps": 4}},
+            "optimizer": {"learningRate": "1e-2", "warmupSteps": 3},
+            "precision": {"compute": "float64"},
+            "phases": [
+                {"name": "pseudo", "sharing": {"blocks": 1}, "until": {"steps": 6}, "batch": batch},
+                {"name": "real", "until": {"steps": 12}, "workers": 2, "batch": batch},
+            ],
+            "checkpoint": {"volume": {"claimName": "none"}, "everySteps": 5},
+        },
+    }
+
+
+Configs = Callable[..., PhaseConfig]
+
+
+@pytest.fixture
+def config(job_body: dict[str, Any], tmp_path: Path) -> Configs:
+    """Of a phase of the job as `job_body` stands when it is called."""
+
+    def make(index: int = 0, work: str = "work", attempt: int = 1) -> PhaseConfig:
+        job = PseudoRealJob.from_object(job_body)
+        return phase_config(job, index, attempt=attempt, work_directory=str(tmp_path / work))
+
+    return make
+
+
+@pytest.fixture
+def delink_of(job_body: dict[str, Any], tmp_path: Path) -> Callable[..., DelinkConfig]:
+    def make(index: int = 1, work: str = "work") -> DelinkConfig:
+        job = PseudoRealJob.from_object(job_body)
+        return delink_config(job, index, attempt=1, work_directory=str(tmp_path / work))
+
+    return make
+
+
+@pytest.fixture
+def train() -> Callable[..., Any]:
+    """Trains a phase in this process, on one rank."""
+
+    def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
+        return train_phase(config, load_corpus(config.data, config.model.sequence), ONE_RANK, stop)
+
+    return run
+
+
+@pytest.fixture
+def train_job(config: Configs, delink_of: Callable[..., DelinkConfig], train: Callable[..., Any]) -> Callable[[str], Any]:
+    """Trains the whole job in this process, on one rank; the result is the last phase's message."""
+
+    def run(work: str) -> Any:
+        train(config(0, work))
+        delink(delink_of(1, work))
+        return train(config(1, work))
+
+    return run

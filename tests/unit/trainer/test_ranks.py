@@ -1,0 +1,57 @@
+"""Two real processes, joined by gloo over the loopback interface."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_trainer.checkpoint import Checkpoint, CheckpointStore
+
+
+def _train_on(ranks: int, config: PhaseConfig, folder: Path) -> None:
+    file = folder / f"config-{ranks}.json"
+    file.write_text(config.to_json())
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    common |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "pseudoreal_trainer.worker", str(file)],
+            env=dict(os.environ) | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.DEVNULL,
+        )
+        for rank in range(ranks)
+    ]
+    assert [process.wait(timeout=120) for process in processes] == [0] * ranks
+
+
+def _newest(config: PhaseConfig) -> Checkpoint:
+    found = CheckpointStore(Path(config.work_directory), config.job.uid).load_newest(config.phase)
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def both(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
+    """The same phase on one rank and on two, with a micro-batch of three sequences that two ranks share unevenly."""
+    job_body["spec"]["data"]["validation"] |= {"sequences": 30}
+    one, two = config(0, "one"), config(0, "two")
+    train(one)
+    _train_on(2, two, tmp_path)
+    return _newest(one), _newest(two)
+
+
+def test_two_ranks_train_what_one_rank_trains(both: tuple[Checkpoint, Checkpoint]) -> None:
+    one, two = both
+    for name, array in one.model.items():
+        np.testing.assert_allclose(two.model[name], array, rtol=0, atol=1e-12)
+    assert one.manifest.loss == pytest.approx(two.manifest.loss, rel=1e-12)
+    assert one.manifest.start_validation_loss == two.manifest.start_validation_loss, "to the bit"
+    assert one.manifest.validation_loss == pytest.approx(two.manifest.validation_loss, rel=1e-12)
