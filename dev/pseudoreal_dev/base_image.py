@@ -1,9 +1,9 @@
 """The image that the others build on: a minimal Debian with Python, made from the machine's own Debian mirror."""
 
+import hashlib
 from pathlib import Path
 
 from . import buildah, paths, shell
-from .content_hash import hash_files
 from .errors import DevError
 from .progress import Cost, progress
 
@@ -14,7 +14,7 @@ REPOSITORY = "localhost/pseudoreal-base"
 
 def build() -> str:
     """The name of the base image, which is built if it is not there."""
-    name = f"{REPOSITORY}:{hash_files(Path(__file__).parent, ['base_image.py'])}"
+    name = f"{REPOSITORY}:{SUITE}-{hashlib.sha256(' '.join(PACKAGES).encode()).hexdigest()[:8]}"
     if name not in buildah.images():
         log = paths.logs() / "base-image.log"
         with progress.step(f"building the base image (Debian {SUITE})", cost=Cost.FIRST_RUN, log=log):

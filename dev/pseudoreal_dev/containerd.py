@@ -66,9 +66,15 @@ class Containerd:
         if containers := self.names_of("containers"):
             shell.output(self.client("containers", "delete", *containers))
 
+    def image_targets(self) -> dict[str, str]:
+        """The digest that each image name stands for."""
+        lines = shell.output(self.client("images", "list")).splitlines()[1:]
+        return {words[0]: words[2] for words in map(str.split, lines)}
+
     def remove_images(self, names: Sequence[str]) -> None:
-        """Forgets images; containerd itself then frees what no other image needs."""
-        shell.output(self.client("images", "delete", *names))
+        """Forgets images, and frees what no other image needs."""
+        if names:
+            shell.output(self.client("images", "delete", "--sync", *names))
 
     def answers(self) -> bool:
         """Whether it can be talked to."""

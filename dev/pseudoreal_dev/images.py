@@ -1,7 +1,7 @@
 """The project's two images: built from the Dockerfile, named by their content, given to the cluster."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -58,7 +58,8 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
             log = paths.logs() / f"image-{target}.log"
             with progress.step(f"building the {target} image", cost=Cost.FIRST_RUN, log=log):
                 _build(image, base, context, log)
-            _prune(image)
+            with progress.step("dropping older images"):
+                _prune(image)
     return image
 
 
@@ -68,9 +69,17 @@ def load(image: Image, containerd: Containerd) -> None:
         return
     with exclusive("images"), progress.step(f"loading the {image.target} image", cost=Cost.FIRST_RUN):
         layout.load(image.name, containerd)
-        older = [name for name in containerd.names_of("images") if _is_older(name, image)]
-        if older:
-            containerd.remove_images(older)
+        kept = {name for name in containerd.image_targets() if "/" in name and not _is_older(name, image)}
+        containerd.remove_images(unneeded(containerd.image_targets(), kept))
+
+
+def unneeded(targets: Mapping[str, str], kept: Set[str]) -> list[str]:
+    """The names in `targets` (name: digest) of which no kept name has the digest: older tags, and aliases of those.
+
+    The kubelet's side of containerd gives each image a second name, its digest, which would hold its content for ever.
+    """
+    digests = {targets[name] for name in kept}
+    return [name for name, digest in targets.items() if name not in kept and ("/" in name or digest not in digests)]
 
 
 def _build(image: Image, base: str, context: Path, log: Path) -> None:

@@ -35,7 +35,7 @@ def load(name: str, containerd: Containerd) -> None:
     manifest = json.loads(_blob(descriptor["digest"]).read_text())
     with progress.step("importing the image", cost=Cost.FIRST_RUN):
         _import(name, descriptor, missing_blobs(manifest, held), containerd)
-    _keep_only(manifest)
+    _empty()
 
 
 def find_descriptor(index: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,11 +87,14 @@ def _drop_hollow_blobs(held: set[str]) -> None:
             blob.unlink()
 
 
-def _keep_only(manifest: Mapping[str, Any]) -> None:
-    """Hollows the large blobs, now that containerd has them."""
-    for digest in digests_of(manifest):
-        if _blob(digest).stat().st_size >= HOLLOW_BYTES:
-            hollow(_blob(digest))
+def _empty() -> None:
+    """Hollows the large blobs, now that containerd has them, and drops the rest, which is quickly written again."""
+    for blob in _blobs():
+        if blob.stat().st_size < HOLLOW_BYTES:
+            blob.unlink()
+        elif not is_hollow(blob):
+            hollow(blob)
+    (_folder() / "index.json").unlink()
 
 
 def hollow(blob: Path) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_dev import layout
+from pseudoreal_dev import images, layout
 
 digests = st.lists(st.sampled_from([f"sha256:{number:064x}" for number in range(6)]), min_size=1)
 
@@ -41,3 +41,10 @@ def test_a_hollow_blob_keeps_its_length_and_frees_its_room(tmp_path: Path, monke
     assert layout.is_hollow(blob)
     assert blob.stat().st_size == 100_000
     assert list(tmp_path.iterdir()) == [blob]
+
+
+def test_older_tags_go_with_their_second_names_and_shared_content_stays() -> None:
+    targets = {"localhost/trainer:2": "new", "localhost/trainer:1": "old", "localhost/operator:1": "other"}
+    targets |= {"sha256:aa": "new", "sha256:bb": "old", "sha256:cc": "other"}
+    found = images.unneeded(targets, {"localhost/trainer:2", "localhost/operator:1"})
+    assert set(found) == {"localhost/trainer:1", "sha256:bb"}

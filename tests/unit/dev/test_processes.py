@@ -41,8 +41,13 @@ def test_one_that_was_killed_from_outside_is_seen_as_ended(sleeper: Process, tmp
 
 
 def test_ctrl_c_waits_for_the_end_of_the_block() -> None:
-    done = False
-    with pytest.raises(KeyboardInterrupt), processes.interrupt_deferred():
-        signal.raise_signal(signal.SIGINT)
-        done = True
+    done = []
+
+    def block() -> None:
+        with processes.interrupt_deferred():
+            signal.raise_signal(signal.SIGINT)
+            done.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
     assert done
