@@ -59,12 +59,16 @@ class LocalRun:
             config = config.model_copy(update={"workers": 1, "processes_per_worker": config.ranks})
         config_file.write_text(config.to_json(indent=2))
         termination.unlink(missing_ok=True)
-        exit_code = self._process(config_file, termination, stem.with_suffix(".log"))
+        exit_code, stopped = self._process(config_file, termination, stem.with_suffix(".log"))
         message = _read(termination, config, exit_code)
+        if stopped and message.outcome != "InvalidJob" and exit_code <= 0:
+            # It ended by itself just then, or had not begun to listen: stopping is still what was asked for.
+            message = message.model_copy(update={"outcome": "Yielded", "message": "asked to stop"})
         if message.outcome != "Succeeded":
             raise PodFailed(message)
 
-    def _process(self, config: Path, termination: Path, errors: Path) -> int:
+    def _process(self, config: Path, termination: Path, errors: Path) -> tuple[int, bool]:
+        """The exit code, and whether it was asked to stop."""
         command = [sys.executable, "-m", "pseudoreal_trainer.pod", str(config)]
         with errors.open("w") as log_file:
             # A session of its own: Ctrl-C reaches only this process, which then asks the pod to save and stop.
@@ -76,11 +80,11 @@ class LocalRun:
                 text=True,
                 start_new_session=True,
             )
-            with _passing_signals_to(pod):
+            with _passing_signals_to(pod) as passed:
                 assert pod.stdout is not None, "stdout is a pipe"
                 for line in pod.stdout:
                     self._hear(line, log_file.write)
-                return pod.wait()
+                return pod.wait(), bool(passed)
 
     def _hear(self, line: str, keep: Callable[[str], object]) -> None:
         try:
@@ -92,12 +96,18 @@ class LocalRun:
 
 
 @contextmanager
-def _passing_signals_to(pod: subprocess.Popen[str]) -> Iterator[None]:
-    """SIGINT and SIGTERM of this process become a SIGTERM of the pod."""
+def _passing_signals_to(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM of this process become a SIGTERM of the pod; yields the list of those that came."""
+    passed: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        passed.append(number)
+        pod.terminate()
+
     handled = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda *_: pod.terminate()) for number in handled]
+    before = [signal.signal(number, pass_on) for number in handled]
     try:
-        yield
+        yield passed
     finally:
         for number, handler in zip(handled, before, strict=True):
             signal.signal(number, handler)

@@ -17,7 +17,9 @@ from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 from pydantic import Field, TypeAdapter
 
+from pseudoreal_trainer.checkpoint import CheckpointStore
 from pseudoreal_trainer.delink import delink
+from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, ended_badly, pod_outcome, write_termination
 
@@ -29,12 +31,11 @@ log = structlog.get_logger()
 
 
 def main() -> None:
-    # A delink is short and is simply finished; while torchrun runs, the signal is passed on to it.
-    signal.signal(signal.SIGTERM, lambda *_: None)
+    stop = _Stop()
     configure_logs()
     path = Path(sys.argv[1])
     config = _CONFIG.validate_json(path.read_bytes())
-    message = _train(config, path) if isinstance(config, PhaseConfig) else _delink(config)
+    message = _train(config, path, stop) if isinstance(config, PhaseConfig) else _delink(config)
     write_termination(message)
     if message.message:
         log.info("ended", outcome=message.outcome, message=message.message)
@@ -49,12 +50,28 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
         return ended_badly("Failed", config, f"{type(error).__name__}: {error}")
 
 
-def _train(config: PhaseConfig, path: Path) -> TerminationMessage:
+def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage:
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as temporary:
         folder = Path(os.environ.get(OUTCOME_DIRECTORY) or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        exit_code, stopped = _run_torchrun(path, _environment(config, folder))
-        return pod_outcome(collect_outcomes(folder), config, exit_code, stopped)
+        exit_code = _run_torchrun(path, _environment(config, folder), stop)
+        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked)
+    return message if message.checkpoint else _with_newest_checkpoint(message, config)
+
+
+def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
+    """Completes the message of a pod whose ranks could not say where the training stands."""
+    store = CheckpointStore(Path(config.work_directory), config.job.uid)
+    try:
+        newest = store.committed(config.phase)[-1:]
+    except TrainingError:
+        return message
+    for manifest in newest:
+        where = {"step": manifest.step, "tokens": manifest.tokens}
+        return message.model_copy(
+            update=where | {"loss": manifest.loss, "checkpoint": manifest.name, "digest": store.digest(manifest)}
+        )
+    return message
 
 
 def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
@@ -70,19 +87,32 @@ def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
     return defaults | dict(os.environ) | {OUTCOME_DIRECTORY: str(outcomes)}
 
 
-def _run_torchrun(config: Path, environment: dict[str, str]) -> tuple[int, bool]:
-    """torchrun's exit code, and whether SIGTERM came."""
+def _run_torchrun(config: Path, environment: dict[str, str], stop: "_Stop") -> int:
+    """torchrun's exit code."""
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0"]
     command += ["--module", "pseudoreal_trainer.worker", str(config)]
-    received: list[int] = []
-
-    def forward(number: int, _: object) -> None:
-        received.append(number)
-        process.send_signal(number)
-
     process = subprocess.Popen(command, env=environment)
-    signal.signal(signal.SIGTERM, forward)
-    return process.wait(), bool(received)
+    stop.pass_on_to(process)
+    return process.wait()
+
+
+class _Stop:
+    """Remembers a SIGTERM, whenever it comes, and passes it on to torchrun. A delink is short and simply ends."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._process: subprocess.Popen[bytes] | None = None
+        signal.signal(signal.SIGTERM, self._hear)
+
+    def pass_on_to(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        if self.asked:
+            process.terminate()
+
+    def _hear(self, *_: object) -> None:
+        self.asked = True
+        if self._process is not None:
+            self._process.terminate()
 
 
 if __name__ == "__main__":

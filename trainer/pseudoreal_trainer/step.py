@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import isfinite
 
+import torch
 from pseudoreal_api.resolved import PhaseConfig
 from torch import Tensor, nn
 
@@ -76,7 +77,7 @@ class Stepper:
             if first == end:
                 continue
             loss = loss_sum(self.model, self.stream.windows(first, end), self.config.precision)
-            (loss / self._tokens).backward()  # type: ignore[no-untyped-call]
+            torch.autograd.backward(loss / self._tokens)
             self.gradients.loss.add_(loss.detach())
 
     def _update(self, step: int) -> None:

@@ -43,7 +43,11 @@ def job_body(corpus_folder: Path) -> dict[str, Any]:
         "metadata": {"name": "tiny", "uid": "11111111-2222"},
         "spec": {
             "model": {"layers": 4, "hidden": 16, "heads": 2, "sequence": 16, "ffn": {"hidden": 32}},
-            "data": {"path": str(corpus_folder), "pattern": "*.txt", "validation": {"fraction": "0.1", "everySteps": 4}},
+            "data": {
+                "path": str(corpus_folder),
+                "pattern": "*.txt",
+                "validation": {"fraction": "0.1", "everySteps": 4},
+            },
             "optimizer": {"learningRate": "1e-2", "warmupSteps": 3},
             "precision": {"compute": "float64"},
             "phases": [
@@ -89,7 +93,9 @@ def train() -> Callable[..., Any]:
 
 
 @pytest.fixture
-def train_job(config: Configs, delink_of: Callable[..., DelinkConfig], train: Callable[..., Any]) -> Callable[[str], Any]:
+def train_job(
+    config: Configs, delink_of: Callable[..., DelinkConfig], train: Callable[..., Any]
+) -> Callable[[str], Any]:
     """Trains the whole job in this process, on one rank; the result is the last phase's message."""
 
     def run(work: str) -> Any:

@@ -36,7 +36,7 @@ def _is_gelu(model: Transformer) -> bool:
 
 def _backward(model: Transformer) -> torch.Tensor:
     logits: torch.Tensor = model(TOKENS[:, :-1])
-    F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten()).backward()
+    torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), TOKENS[:, 1:].flatten()))
     return logits
 
 
@@ -46,7 +46,7 @@ def test_a_shared_gradient_is_the_sum_over_the_layers(blocks: int, pattern: str,
     model = _model(6, blocks, pattern, activation)
     twin = _unshared_twin(model)
     assert torch.equal(_backward(model), _backward(twin))
-    twin_gradients = {name: p.grad for name, p in twin.named_parameters()}
+    twin_gradients = {name: p.grad for name, p in twin.named_parameters() if p.grad is not None}
     for block in range(blocks):
         for name, parameter in model.blocks[block].named_parameters():
             uses = [layer for layer, used in enumerate(model.layer_blocks) if used == block]
@@ -73,7 +73,7 @@ def test_rotary_products_depend_on_the_distance_alone() -> None:
     for distance in range(12):
         along = products.diagonal(-distance)
         torch.testing.assert_close(along, along[:1].expand_as(along), rtol=1e-12, atol=1e-12)
-    assert products[:, 0].unique().numel() == 12, "every distance is different"
+    assert len(set(products[:, 0].tolist())) == 12, "every distance is different"
 
 
 def test_the_first_loss_is_near_that_of_guessing() -> None:

@@ -45,9 +45,7 @@ def test_a_stop_before_the_first_step_is_no_failure(pair: Any) -> None:
     assert pod_outcome([], pair, -15, True).exit_code == 75
 
 
-def test_the_termination_message_fits_kubernetes(
-    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_termination_message_fits_kubernetes(pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSEUDOREAL_TERMINATION_LOG", str(tmp_path / "log"))
     write_termination(ended_badly("Failed", pair, "ü\n" * 3000))
     content = (tmp_path / "log").read_bytes()

@@ -91,13 +91,17 @@ def _pod(config: Any, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=DEADLINE, check=False)
 
 
-def test_a_pod_without_its_corpus_says_that_the_job_is_invalid(job_body: Any, config: Any, tmp_path: Path) -> None:
+def test_a_pod_without_its_corpus_says_that_the_job_is_invalid(
+    job_body: Any, config: Any, tmp_path: Path, train: Any
+) -> None:
+    train(config(0), stop=lambda: True)
     job_body["spec"]["data"]["path"] = str(tmp_path / "nowhere")
     ended = _pod(config(0), tmp_path)
     assert ended.returncode == 78, ended.stderr
     message = json.loads((tmp_path / "termination").read_text())
     assert message["outcome"] == "InvalidJob"
     assert "nowhere is not a folder" in message["message"]
+    assert (message["step"], message["checkpoint"]) == (1, "pseudo-00000001"), "the newest that there is"
 
 
 def test_a_delink_pod_that_cannot_delink_fails_with_a_sentence(delink_of: Any, tmp_path: Path) -> None:

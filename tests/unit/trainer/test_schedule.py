@@ -1,3 +1,4 @@
+from itertools import pairwise
 from math import cos, pi
 
 import pytest
@@ -30,7 +31,7 @@ def test_decay_passes_through_its_middle_and_end(schedule: str, middle: float) -
 def test_no_step_changes_the_rate_by_much(schedule: str) -> None:
     """The schedule knows no phases, so it cannot break where one ends."""
     rates = _rates(schedule, 20, 400)
-    assert max(abs(b - a) for a, b in zip(rates[20:], rates[21:], strict=False)) < 2e-3 * pi / 2 / 380
+    assert max(abs(b - a) for a, b in pairwise(rates[20:])) < 2e-3 * pi / 2 / 380
     assert rates[20:] == sorted(rates[20:], reverse=True)
 
 

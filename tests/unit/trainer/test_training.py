@@ -39,9 +39,8 @@ def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], dict[str,
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}], betas=(0.9, 0.95), fused=True
-    )
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     samples = (len(text) - 1) // sequence
     order = np.random.Generator(np.random.PCG64([config.data.seed, 0])).permutation(samples)
     losses = []
@@ -53,7 +52,7 @@ def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], dict[str,
         for micro in np.split(order[step * batch.sequences : (step + 1) * batch.sequences], batch.micro_batches):
             windows = torch.tensor([list(text[w * sequence : (w + 1) * sequence + 1]) for w in micro])
             loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
-            (loss / (batch.sequences * sequence)).backward()
+            torch.autograd.backward(loss / (batch.sequences * sequence))
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -83,7 +82,7 @@ def test_the_loss_falls_over_both_phases(job_body: Any, config: Any, train_job: 
 
 def test_delinking_does_not_change_the_validation_loss(config: Any, train_job: Any) -> None:
     message = train_job("work")
-    end = [m for m in CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed("pseudo")][-1]
+    end = CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed("pseudo")[-1]
     assert message.start_validation_loss == end.validation_loss
 
 
@@ -145,9 +144,7 @@ def test_a_phase_ends_at_the_first_bound(until: Any, step: int, job_body: Any, c
     assert _newest(config(0)).manifest.phase_complete
 
 
-def test_a_loss_that_is_not_finite_ends_the_phase_without_a_checkpoint(
-    job_body: Any, config: Any, train: Any
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_phase_without_a_checkpoint(config: Any, train: Any) -> None:
     train(config(0), stop=lambda: True)
     store = CheckpointStore(Path(config(0).work_directory), "11111111-2222")
     sound = _newest(config(0))
