@@ -1,0 +1,67 @@
+"""The control plane that the other integration tests stand on."""
+
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pseudoreal_dev import processes
+from pseudoreal_dev.binaries import build
+from pseudoreal_dev.control_plane import ControlPlane
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    arguments = ["--feature-gates=MutatingAdmissionPolicy=false"]
+    with ControlPlane(tmp_path_factory.mktemp("control"), api_server_arguments=arguments) as started:
+        yield started
+
+
+def kubectl(control: ControlPlane, *words: str, given: str = "") -> str:
+    command = [str(build().path("kubectl")), "--kubeconfig", str(control.kubeconfig), *words]
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, input=given, check=True, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def test_the_server_has_the_version_that_it_was_built_from(control: ControlPlane) -> None:
+    versions = json.loads(kubectl(control, "version", "-o", "json"))
+    assert versions["serverVersion"]["gitVersion"] == versions["clientVersion"]["gitVersion"]
+    assert versions["serverVersion"]["gitVersion"].startswith("v1.")
+
+
+def test_arguments_reach_the_server(control: ControlPlane) -> None:
+    metrics = kubectl(control, "get", "--raw", "/metrics").splitlines()
+    gates = [line for line in metrics if line.startswith("kubernetes_feature_enabled")]
+    assert any('name="MutatingAdmissionPolicy"' in line and line.endswith(" 0") for line in gates)
+
+
+def test_a_job_gets_its_pods_from_the_controllers(control: ControlPlane) -> None:
+    container = {"name": "c", "image": "none.invalid/none"}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    spec = {"completionMode": "Indexed", "completions": 2, "parallelism": 2, "template": template}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "pair"}, "spec": spec}
+    kubectl(control, "apply", "-f", "-", given=json.dumps(job))
+    condition = "--for=jsonpath={.status.active}=2"
+    kubectl(control, "wait", condition, "job/pair", "--timeout=60s")
+    pods = json.loads(kubectl(control, "get", "pods", "-o", "json"))["items"]
+    index = "batch.kubernetes.io/job-completion-index"
+    assert sorted(pod["metadata"]["annotations"][index] for pod in pods) == ["0", "1"]
+
+
+def test_the_kubeconfig_is_for_its_owner_alone(control: ControlPlane) -> None:
+    assert control.kubeconfig.stat().st_mode & 0o077 == 0
+
+
+def test_nothing_runs_after_the_end(tmp_path: Path) -> None:
+    with ControlPlane(tmp_path) as control:
+        started = control.processes
+        assert all(map(processes.is_running, started))
+        assert control.server.finds("/readyz")
+    assert len(started) == 3
+    assert not any(map(processes.is_running, started))
+    assert not control.server.finds("/readyz")
