@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -140,6 +140,19 @@ class Progress:
 
     def _print(self, text: str) -> None:
         self.console.print(f"[{self._clock() - self._started:6.1f}s] {text}", markup=False)
+
+
+def totals(timings: Sequence[Timing]) -> dict[Cost, float]:
+    """The seconds that each kind of run pays for, none counted twice; `timings` in the order of their starts."""
+    first_run = 0.0
+    covered_below: int | None = None  # the depth of the first-run step that we are in
+    for timing in timings:
+        if covered_below is not None and timing.depth > covered_below:
+            continue
+        covered_below = timing.depth if timing.cost is Cost.FIRST_RUN else None
+        first_run += timing.seconds if timing.cost is Cost.FIRST_RUN else 0.0
+    outermost = sum(timing.seconds for timing in timings if timing.depth == 0)
+    return {Cost.FIRST_RUN: first_run, Cost.EVERY_RUN: outermost - first_run}
 
 
 def last_line(log: Path) -> str:

@@ -3,7 +3,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev.progress import Cost, Progress, last_line
+from pseudoreal_dev.progress import Cost, Progress, Timing, last_line, totals
 from rich.console import Console
 
 
@@ -75,3 +75,16 @@ def test_the_table_marks_what_only_a_first_run_pays_for() -> None:
 
 def test_the_last_line_of_a_log_that_is_not_there_is_empty(tmp_path: Path) -> None:
     assert last_line(tmp_path / "none") == ""
+
+
+def test_totals_count_no_second_twice() -> None:
+    first, every = Cost.FIRST_RUN, Cost.EVERY_RUN
+    timings = [
+        Timing("programs", 10.0, 0, first),
+        Timing("kubelet", 6.0, 1, first),
+        Timing("demo", 20.0, 0, every),
+        Timing("image", 5.0, 1, first),
+        Timing("export", 4.0, 2, first),
+        Timing("training", 15.0, 1, every),
+    ]
+    assert totals(timings) == {first: 15.0, every: 15.0}
