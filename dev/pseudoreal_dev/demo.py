@@ -14,7 +14,7 @@ from . import cluster, images, job_logs, packages, paths, preflight, report
 from .errors import DevError
 from .follow import follow
 from .kubectl import Kubernetes
-from .progress import Cost, Timing, progress
+from .progress import Cost, progress, totals
 
 EXAMPLE = paths.REPOSITORY / "examples" / "quickstart.yaml"
 CHART = paths.REPOSITORY / "charts" / "pseudoreal"
@@ -152,21 +152,11 @@ def _show(target: Target, job: str) -> None:
 
 
 def _finish(target: Target, picture: Path) -> None:
-    once, always = (_seconds(cost) for cost in (Cost.FIRST_RUN, Cost.EVERY_RUN))
+    spent = totals(progress.timings)
+    once, always = spent[Cost.FIRST_RUN], spent[Cost.EVERY_RUN]
     progress.console.print(progress.table())
     _print(f"time: {once + always:.0f} s, of which {once:.0f} s only a first run pays, and {always:.0f} s every run")
     _print(f"loss curve: {picture}\n\nlook around:\n  " + "\n  ".join(target.hints))
-
-
-def _seconds(cost: Cost) -> float:
-    """Total of the steps that one kind of run pays for, none counted twice."""
-    leaves = [timing for timing in progress.timings if timing.cost is Cost.FIRST_RUN]
-    first = sum(timing.seconds for timing in leaves)
-    return first if cost is Cost.FIRST_RUN else _outermost(progress.timings) - first
-
-
-def _outermost(timings: list[Timing]) -> float:
-    return sum(timing.seconds for timing in timings if timing.depth == 0)
 
 
 def _documents(path: Path) -> list[dict[str, Any]]:
