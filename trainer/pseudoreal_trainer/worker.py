@@ -1,7 +1,7 @@
 """One rank of a phase: `python -m pseudoreal_trainer.worker CONFIG.json`, under torchrun or alone.
 
-Its exit code is that of the contract, except that a rank that yields ends with 0: torchrun would take anything else for
-a failure and kill the others. What really happened stands in the outcome file.
+Its exit code is that of the contract. A rank that yields must not end with 0: torchrun would then wait for minutes for
+the torchruns of the other pods, which may be gone.
 """
 
 import os
@@ -14,6 +14,7 @@ import structlog
 from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
+from pseudoreal_trainer.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, ended_badly, leave_outcome
@@ -30,7 +31,7 @@ def main() -> None:
     message = _outcome(config, stop)
     if OUTCOME_DIRECTORY in os.environ:
         leave_outcome(Path(os.environ[OUTCOME_DIRECTORY]), int(os.environ.get("LOCAL_RANK", "0")), message)
-    sys.exit(0 if message.outcome == "Yielded" else message.exit_code)
+    sys.exit(message.exit_code)
 
 
 def _outcome(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
@@ -45,12 +46,11 @@ def _outcome(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
 
 
 def _train(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
-    from pseudoreal_trainer.corpus import load_corpus
+    # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
+    corpus = load_corpus(config.data, config.model.sequence)
     from pseudoreal_trainer.phase import train_phase
     from pseudoreal_trainer.ranks import open_ranks
 
-    # The corpus comes first: a rank that fails before the ranks have met leaves none waiting for it.
-    corpus = load_corpus(config.data, config.model.sequence)
     with open_ranks() as ranks:
         return train_phase(config, corpus, ranks, stop.is_set)
 

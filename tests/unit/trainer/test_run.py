@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,10 +14,11 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
+from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint import Checkpoint, CheckpointStore, read_manifest
 from pseudoreal_trainer.cli import main
 
-STEPS = 300
+STEPS = 150
 DEADLINE = 120.0
 
 
@@ -168,3 +170,40 @@ def test_settings_of_the_cluster_are_named_as_ignored(
     for name in ("spec.pod", "spec.scheduling", "spec.phases[pseudo].resources", "spec.phases[pseudo].offload"):
         assert name in said
     assert "spec.network" not in said
+
+
+def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
+    job_body: dict[str, Any], config: Any, tmp_path: Path
+) -> None:
+    """The pod that was not asked must not wait for the torchrun of the one that is gone."""
+    first, second = job_body["spec"]["phases"]
+    first |= {"workers": 2, "until": {"steps": 100_000}}
+    second["until"] = {"steps": 100_001}
+    phase = config(0)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    pods = [_start_pod(phase, tmp_path / str(rank), rank, port) for rank in (0, 1)]
+    _wait_for_lines(Path(phase.work_directory) / "metrics.jsonl", 3, pods[0])
+    pods[1].terminate()
+    assert [pod.wait(timeout=25) for pod in pods] == [75, 75]
+    messages = [json.loads((tmp_path / str(rank) / "termination").read_text()) for rank in (0, 1)]
+    assert messages[0] == messages[1]
+    assert messages[0]["outcome"] == "Yielded"
+    assert (tmp_path / "work" / "checkpoints" / messages[0]["checkpoint"] / "manifest.json").exists()
+
+
+def _start_pod(config: PhaseConfig, folder: Path, rank: int, port: str) -> subprocess.Popen[str]:
+    folder.mkdir()
+    (folder / "config.json").write_text(config.to_json())
+    rendezvous = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": str(rank),
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": port,
+    }
+    local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = dict(os.environ) | rendezvous | local | {"PSEUDOREAL_TERMINATION_LOG": str(folder / "termination")}
+    command = [sys.executable, "-m", "pseudoreal_trainer.pod", str(folder / "config.json")]
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(command, env=environment, text=True, stdout=log, stderr=log)
