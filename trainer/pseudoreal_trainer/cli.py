@@ -72,7 +72,7 @@ def _say_success(console: Console, directory: RunDirectory, display: Display) ->
 def sample(checkpoint: Path, prompt: str, count: int) -> None:
     """Print text that the model in the folder CHECKPOINT writes."""
     from pseudoreal_trainer.model import Transformer
-    from pseudoreal_trainer.sampling import generate
+    from pseudoreal_trainer.sampling import generate, readable
     from pseudoreal_trainer.state import load_weights
 
     manifest = read_manifest(checkpoint)
@@ -82,7 +82,7 @@ def sample(checkpoint: Path, prompt: str, count: int) -> None:
     model = Transformer(manifest.model, manifest.sharing)
     load_weights(model, store.load(manifest))
     text = generate(model, prompt.encode(), count, manifest.model.sequence)
-    click.echo(prompt + text.decode(errors="replace"))
+    click.echo(prompt + readable(text))
 
 
 if __name__ == "__main__":

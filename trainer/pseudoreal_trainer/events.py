@@ -7,7 +7,7 @@ from pseudoreal_trainer.corpus import Corpus
 from pseudoreal_trainer.manifest import Manifest
 from pseudoreal_trainer.model import Transformer
 from pseudoreal_trainer.ranks import Ranks
-from pseudoreal_trainer.sampling import generate
+from pseudoreal_trainer.sampling import generate, readable
 from pseudoreal_trainer.validation import Validation, baseline_nats
 
 SAMPLE_BYTES = 300
@@ -60,12 +60,7 @@ def log_started(config: PhaseConfig, ranks: Ranks, model: Transformer, state: Ma
 def log_sample(config: PhaseConfig, corpus: Corpus, model: Transformer) -> None:
     prompt = corpus.validation[:_PROMPT_BYTES].tobytes()
     text = generate(model, prompt, SAMPLE_BYTES, config.model.sequence, config.data.seed)
-    log.info(
-        "sample",
-        phase=config.phase,
-        prompt=prompt.decode(errors="replace"),
-        text=text.decode(errors="replace"),
-    )
+    log.info("sample", phase=config.phase, prompt=readable(prompt), text=readable(text))
 
 
 def log_finished(config: PhaseConfig, state: Manifest, seconds: float) -> None:

@@ -20,6 +20,12 @@ def generate(model: Transformer, prompt: bytes, count: int, sequence: int, seed:
     return bytes(text[len(prompt) :])
 
 
+def readable(text: bytes) -> str:
+    """For a terminal: a model that has learnt little writes control characters, too."""
+    decoded = text.decode(errors="replace")
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in decoded)
+
+
 def _draw(logits: Tensor, generator: torch.Generator) -> int:
     """logits [256]"""
     probabilities = torch.softmax(logits.double().cpu() / TEMPERATURE, dim=0)
