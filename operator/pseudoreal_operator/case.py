@@ -1,0 +1,89 @@
+"""One look at a job, with what follows from it directly; the rules decide on it. Pure."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+
+from pseudoreal_api.names import LABEL_JOB
+from pseudoreal_api.spec import JobMetadata, PseudoRealJobSpec
+from pseudoreal_api.status import PseudoRealJobStatus
+
+from pseudoreal_operator.conditions import ACCEPTED, NOT_SUSPENDED, Claim
+from pseudoreal_operator.events import Event
+from pseudoreal_operator.observed import ChildJob, JobState, Observed, Pod, Run
+from pseudoreal_operator.stages import Stage, current_stage
+
+
+@dataclass(frozen=True)
+class Case:
+    """`run` and what depends on it exist while a stage is left to do."""
+
+    seen: Observed
+    now: datetime
+
+    @property
+    def spec(self) -> PseudoRealJobSpec:
+        return self.seen.job.spec
+
+    @property
+    def metadata(self) -> JobMetadata:
+        return self.seen.job.metadata
+
+    @cached_property
+    def status(self) -> PseudoRealJobStatus:
+        """The status, with an attempt that no child is ahead of, even if a status was lost."""
+        runs = [job.run for job in self.seen.jobs] + [pod.run for pod in self.seen.pods]
+        attempt = max([1, self.seen.status.attempt, *(run.attempt for run in runs)])
+        return self.seen.status.model_copy(update={"attempt": attempt})
+
+    @cached_property
+    def stage(self) -> Stage:
+        stage = current_stage(self.status.phases)
+        assert stage is not None, "a job whose stages are all done has ended"
+        return stage
+
+    @property
+    def run(self) -> Run:
+        return self.stage.run(self.status.attempt)
+
+    @property
+    def job_name(self) -> str:
+        return self.run.name(self.metadata.name)
+
+    @cached_property
+    def job(self) -> ChildJob | None:
+        """The Job of the present attempt. One that somebody deletes while it runs is as good as gone."""
+        found = next((job for job in self.seen.jobs if job.run == self.run), None)
+        return None if found and found.deleting and found.state is JobState.ACTIVE else found
+
+    @cached_property
+    def pods(self) -> list[Pod]:
+        return sorted((pod for pod in self.seen.pods if pod.run == self.run), key=lambda pod: pod.index)
+
+    @property
+    def logs_command(self) -> str:
+        return f"kubectl logs -n {self.metadata.namespace} -l {LABEL_JOB}={self.metadata.name} --prefix --tail=50"
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rule decides. `children` is the stage whose children must be there; no other Job may run."""
+
+    memory: PseudoRealJobStatus
+    summary: str
+    progressing: Claim
+    children: Stage | None = None
+    accepted: Claim = ACCEPTED
+    suspended: Claim = NOT_SUSPENDED
+    ended: Claim | None = None
+    notices: tuple[Event, ...] = ()
+    wake_after: float | None = 0.0
+    """Seconds; 0 for at once, None for not before something changes."""
+
+
+def progresses(reason: str, message: str) -> Claim:
+    return Claim("Progressing", "True", reason, message)
+
+
+def stands(reason: str, message: str) -> Claim:
+    return Claim("Progressing", "False", reason, message)

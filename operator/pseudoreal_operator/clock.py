@@ -1,0 +1,11 @@
+"""Times as Kubernetes writes them: RFC 3339, UTC, whole seconds."""
+
+from datetime import UTC, datetime
+
+
+def to_text(time: datetime) -> str:
+    return time.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def from_text(text: str) -> datetime:
+    return datetime.fromisoformat(text)

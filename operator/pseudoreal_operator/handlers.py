@@ -1,0 +1,77 @@
+"""The kopf side: one loop for each job, woken by watch events, and the liveness probe."""
+
+import asyncio
+from typing import Any
+
+import kopf
+import structlog
+from pseudoreal_api.base import GROUP, PLURAL, VERSION
+from pseudoreal_api.names import LABEL_JOB
+
+from pseudoreal_operator.api import Api
+from pseudoreal_operator.reconcile import Gone, reconcile
+from pseudoreal_operator.settings import Settings
+from pseudoreal_operator.wakeups import Wakeups
+
+_BACKOFFS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
+"""Seconds between passes that fail."""
+_WATCHED_KINDS = 2
+
+log = structlog.get_logger()
+
+
+def register(registry: kopf.OperatorRegistry, api: Api, settings: Settings) -> None:
+    wakeups = Wakeups()
+
+    # kopf cancels the loop when the job is deleted or the operator ends; a pass may be cut off anywhere.
+    @kopf.daemon(GROUP, VERSION, PLURAL, registry=registry, id="reconcile", cancellation_timeout=5.0)
+    async def keep_reconciling(namespace: str | None, name: str | None, **_: Any) -> None:
+        assert namespace is not None, "jobs are namespaced"
+        assert name is not None, "stored objects have a name"
+        structlog.contextvars.bind_contextvars(job=f"{namespace}/{name}")
+        wakeups.add((namespace, name))
+        try:
+            await _loop(api, settings, wakeups, namespace, name)
+        finally:
+            wakeups.remove((namespace, name))
+
+    @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
+    async def job_changed(namespace: str | None, name: str | None, meta: kopf.Meta, **_: Any) -> None:
+        wakeups.wake_on_change((namespace or "", name or ""), meta.get("generation", 0))
+
+    @kopf.on.event("batch", "v1", "jobs", registry=registry, labels={LABEL_JOB: kopf.PRESENT})
+    async def child_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
+        wakeups.wake((namespace or "", labels[LABEL_JOB]))
+
+    @kopf.on.probe(registry=registry, id="watchers")
+    async def watchers(**_: Any) -> int:
+        return live_watchers(expected=_WATCHED_KINDS * max(1, len(settings.namespaces)))
+
+
+def live_watchers(expected: int) -> int:
+    """How many watches run. Raises PermanentError, which fails the probe, when one has died.
+
+    kopf does not restart a watch that ends with an error, and nothing else tells (kopf 1.45.2).
+    """
+    names = [task.get_name() for task in asyncio.all_tasks() if not task.done()]
+    alive = sum(name.startswith("watcher for ") for name in names)
+    if alive < expected:
+        raise kopf.PermanentError(f"{alive} of {expected} watches run; a restart of the operator brings them back")
+    return alive
+
+
+async def _loop(api: Api, settings: Settings, wakeups: Wakeups, namespace: str, name: str) -> None:
+    """Passes until the job is gone. An error of a pass ends only that pass."""
+    failures = 0
+    while True:
+        try:
+            wait = await reconcile(api, settings, namespace, name)
+            failures = 0
+        except Gone:
+            return
+        except Exception:
+            wait = _BACKOFFS[min(failures, len(_BACKOFFS) - 1)]
+            failures += 1
+            log.exception("pass_failed", retry_after=wait)
+        if wait != 0:
+            await wakeups.wait((namespace, name), wait)

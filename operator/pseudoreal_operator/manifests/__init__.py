@@ -1,0 +1,1 @@
+"""The children of a job as manifests. Pure."""

@@ -1,0 +1,108 @@
+"""What one pass sees of a job: plain data, read from the API server, judged by nobody yet."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from pseudoreal_api.messages import ProgressReport, TerminationMessage
+from pseudoreal_api.names import delink_name, train_name
+from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.status import PseudoRealJobStatus
+
+
+class Role(StrEnum):
+    TRAIN = "train"
+    DELINK = "delink"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt at one stage; the labels of its children say which."""
+
+    phase: str
+    role: Role
+    attempt: int
+
+    def name(self, job: str) -> str:
+        make = train_name if self.role is Role.TRAIN else delink_name
+        return make(job, self.phase, self.attempt)
+
+
+class JobState(StrEnum):
+    ACTIVE = "Active"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class ChildJob:
+    """A batch/v1 Job. `ended` is when it completed or failed, in RFC 3339."""
+
+    name: str
+    run: Run
+    state: JobState
+    ended: str | None = None
+    deleting: bool = False
+    queued: bool = False
+    """Suspended by somebody else than us: a queue that has not admitted it."""
+
+
+class PodPhase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Termination:
+    """How the trainer container ended."""
+
+    exit_code: int
+    reason: str
+    text: str
+    """The termination message as Kubernetes has it."""
+    message: TerminationMessage | None
+    """The same, when it is one of ours."""
+    finished: str = ""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a pod does not run yet, in Kubernetes' words."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Pod:
+    name: str
+    run: Run
+    index: int
+    phase: PodPhase
+    ready: bool = False
+    node: str = ""
+    termination: Termination | None = None
+    disruption: str | None = None
+    """Set when Kubernetes itself ended the pod: preemption, eviction, a lost node."""
+    complaint: str = ""
+    """Kubernetes' reason and message for the pod as a whole."""
+    obstacle: Obstacle | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        return self.phase in (PodPhase.PENDING, PodPhase.RUNNING)
+
+
+@dataclass(frozen=True)
+class Observed:
+    """`existing` holds (kind, name) of the children that are there. `foreign` names what a deleted job of the same
+    name left and the garbage collector has yet to remove."""
+
+    job: PseudoRealJob
+    status: PseudoRealJobStatus
+    jobs: tuple[ChildJob, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    existing: frozenset[tuple[str, str]] = frozenset()
+    foreign: tuple[str, ...] = ()
+    report: ProgressReport | None = None

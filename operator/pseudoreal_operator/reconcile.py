@@ -1,0 +1,98 @@
+"""One pass over one job: observe, plan, carry out."""
+
+import socket
+from datetime import UTC, datetime
+from typing import Any
+
+import structlog
+from kubernetes.aio.client import ApiException
+from pseudoreal_api.base import API_VERSION, KIND
+from pseudoreal_api.spec import JobMetadata, PseudoRealJob
+from pseudoreal_api.status import PseudoRealJobStatus
+from pydantic import ValidationError
+
+from pseudoreal_operator.api import Api, message_of
+from pseudoreal_operator.events import to_manifest
+from pseudoreal_operator.observe import observe
+from pseudoreal_operator.observed import Observed
+from pseudoreal_operator.plan import Plan, plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.settings import Settings
+
+_INVALID = (400, 422)
+_FORBIDDEN = 403
+
+log = structlog.get_logger()
+
+
+class Gone(Exception):
+    """The job is deleted, or being deleted: its children go with it."""
+
+
+async def reconcile(api: Api, settings: Settings, namespace: str, name: str) -> float | None:
+    """Seconds until the next pass is due; None for not before something changes.
+
+    Raises Gone; ApiException and OSError, after which another pass will find its way.
+    """
+    body = await api.find("PseudoRealJob", namespace, name)
+    if body is None or "deletionTimestamp" in body["metadata"]:
+        raise Gone
+    now = datetime.now(UTC)
+    metadata = JobMetadata.model_validate(body["metadata"])
+    status = PseudoRealJobStatus.model_validate(body.get("status") or {})
+    try:
+        job = PseudoRealJob.from_object(body)
+    except ValidationError as error:
+        sentence = f"This release of the operator cannot read the job: {error}"
+        return await _carry_out(api, metadata, status, plan_unreadable(metadata, status, sentence, now))
+    seen = await observe(api, job, status)
+    return await _attempt(api, seen, plan(seen, now, settings), now)
+
+
+async def _attempt(api: Api, seen: Observed, wanted: Plan, now: datetime) -> float | None:
+    """Carries the plan out; when the API server refuses a child, says so in the status."""
+    metadata = seen.job.metadata
+    try:
+        await _delete(api, metadata, wanted)
+        for manifest in wanted.apply:
+            await api.apply(manifest)
+            log.info("applied", kind=manifest["kind"], name=manifest["metadata"]["name"])
+    except ApiException as error:
+        text = f"The API server refuses a child of this job: {message_of(error)}"
+        if error.status in _INVALID:
+            return await _carry_out(api, metadata, seen.status, plan_refusal(seen, text, now))
+        if error.status == _FORBIDDEN:
+            await _carry_out(api, metadata, seen.status, plan_hindrance(seen, text, now))
+        raise
+    return await _tell(api, metadata, seen.status, wanted)
+
+
+async def _carry_out(api: Api, metadata: JobMetadata, old: PseudoRealJobStatus, wanted: Plan) -> float | None:
+    """A plan that makes no children."""
+    await _delete(api, metadata, wanted)
+    return await _tell(api, metadata, old, wanted)
+
+
+async def _delete(api: Api, metadata: JobMetadata, wanted: Plan) -> None:
+    for name in wanted.delete:
+        await api.delete("Job", metadata.namespace, name)
+        log.info("deleted", kind="Job", name=name)
+
+
+async def _tell(api: Api, metadata: JobMetadata, old: PseudoRealJobStatus, wanted: Plan) -> float | None:
+    """Events come before the status that records their transition: a crash between the two loses none."""
+    for event in wanted.events:
+        await api.post(to_manifest(event, metadata, datetime.now(UTC), socket.gethostname()))
+        log.info("event", reason=event.reason.value, message=event.message)
+    if wanted.status != old:
+        await api.apply(_status_manifest(metadata, wanted.status), "status")
+    return wanted.wake_after
+
+
+def _status_manifest(metadata: JobMetadata, status: PseudoRealJobStatus) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        # With the uid, a job that was deleted and created anew meanwhile is a conflict.
+        "metadata": {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid},
+        "status": status.to_dict(),
+    }

@@ -1,0 +1,36 @@
+"""What the operator's Deployment sets, from environment variables."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`namespaces` is empty when the whole cluster is watched."""
+
+    trainer_image: str
+    pull_policy: PullPolicy
+    namespaces: tuple[str, ...]
+    health_port: int = 8080
+
+
+def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
+    """Raises ValueError for a variable that is missing or wrong."""
+    image = environment.get("PSEUDOREAL_TRAINER_IMAGE", "")
+    if not image:
+        raise ValueError("PSEUDOREAL_TRAINER_IMAGE is not set; set it to the trainer image of this release")
+    policy = environment.get("PSEUDOREAL_TRAINER_PULL_POLICY") or "IfNotPresent"
+    if policy not in get_args(PullPolicy):
+        choices = ", ".join(get_args(PullPolicy))
+        raise ValueError(f"PSEUDOREAL_TRAINER_PULL_POLICY is {policy}; set it to one of {choices}")
+    port = int(environment.get("PSEUDOREAL_HEALTH_PORT") or Settings.health_port)
+    return Settings(image, cast(PullPolicy, policy), read_namespaces(environment), port)
+
+
+def read_namespaces(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    names = environment.get("PSEUDOREAL_NAMESPACES", "").split(",")
+    return tuple(name.strip() for name in names if name.strip())
