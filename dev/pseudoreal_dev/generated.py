@@ -6,15 +6,15 @@ from pathlib import Path
 from pseudoreal_api import crd, reference
 
 from . import binaries, paths, shell
+from .chart import CHART
 from .errors import DevError
 from .progress import progress
 
 COPIES = (
     paths.REPOSITORY / "crds" / crd.FILE_NAME,
-    paths.REPOSITORY / "charts" / "pseudoreal" / "files" / crd.FILE_NAME,
+    CHART / "files" / crd.FILE_NAME,
 )
 REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
-CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 KUBE_VERSION = "--kube-version=1.34.4"
 # The two shapes that the chart's templates branch on.
 VALUES: tuple[tuple[str, ...], ...] = ((), ("--set=watchNamespaces={a,b}", "--set=crds.keep=false"))

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -58,15 +58,20 @@ class Progress:
         self._running: list[_Step] = []
 
     @contextmanager
-    def step(self, name: str, *, cost: Cost = Cost.EVERY_RUN, log: Path | None = None) -> Iterator[None]:
-        """Shows `name` while the block runs, with the last line of `log` beside it, and records its duration."""
+    def step(
+        self, name: str, *, cost: Cost = Cost.EVERY_RUN, log: Path | None = None, shows_itself: bool = False
+    ) -> Iterator[None]:
+        """Shows `name` while the block runs, with the last line of `log` beside it, and records its duration.
+
+        A block that shows its own progress is only recorded.
+        """
         step = _Step(name, self._clock(), log)
         self._running.append(step)
         # The place is taken now, so that a step comes before those that lie in it.
         place = len(self._timings)
         self._timings.append(None)
         try:
-            with self._shown():
+            with nullcontext() if shows_itself else self._shown():
                 yield
         except BaseException:
             self._print(f"{name}: stopped after {self._clock() - step.started:.1f}s")

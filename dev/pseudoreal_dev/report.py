@@ -60,7 +60,7 @@ def draw(events: Sequence[Event], baseline: float, path: Path) -> None:
     for phase in dict.fromkeys(report["phase"] for report in reports):
         own = [report for report in reports if report["phase"] == phase]
         line = axes.plot([r["step"] for r in own], [r["loss"] for r in own], alpha=0.45, label=f"{phase}: training")
-        measured = [r for r in own if r.get("validation_loss") is not None]
+        measured = _measurements(own)
         axes.plot(
             [r["step"] for r in measured],
             [r["validation_loss"] for r in measured],
@@ -74,3 +74,9 @@ def draw(events: Sequence[Event], baseline: float, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, bbox_inches="tight")
     plt.close(figure)
+
+
+def _measurements(reports: Sequence[Event]) -> list[Event]:
+    """The reports in which the validation loss is new; the others repeat the one before."""
+    before = [None, *(report.get("validation_loss") for report in reports)]
+    return [r for r, last in zip(reports, before, strict=False) if r.get("validation_loss") not in (None, last)]
