@@ -1,0 +1,199 @@
+"""The API server as a test sees it: as the user who applies jobs, and as the kubelet that runs pods."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pytest
+from kubernetes import client
+from pseudoreal_api.base import GROUP, PLURAL, VERSION
+from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
+from pseudoreal_api.names import CONTAINER, LABEL_JOB, LABEL_PHASE
+from pseudoreal_api.status import PseudoRealJobStatus
+
+from tests.jobs import good_job
+
+Json = dict[str, Any]
+T = TypeVar("T")
+
+POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 30.0
+
+
+def wait_for(what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str) -> T:
+    """Polls until `probe` gives something true; fails with what `explain` says."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if found := probe():
+            return found
+        time.sleep(POLL_SECONDS)
+    pytest.fail(f"{what} did not happen within {PATIENCE_SECONDS:.0f} s: {explain()}")
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """One namespace of it."""
+
+    api: client.ApiClient
+    namespace: str
+
+    def create(self, name: str, **changes: Any) -> "Job":
+        self._custom.create_namespaced_custom_object(
+            GROUP, VERSION, self.namespace, PLURAL, good_job(name, **changes)
+        )
+        return Job(self, name)
+
+    def find(self, name: str) -> Json | None:
+        try:
+            found: Json = self._custom.get_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def list(self, path: str, selector: str = "") -> "list[Json]":
+        """The objects at a path such as api/v1 pods."""
+        version, plural = path.split()
+        found: Json = self._get(f"/{version}/namespaces/{self.namespace}/{plural}", selector)
+        return found["items"]
+
+    def patch_job(self, name: str, patch: Any) -> None:
+        self._custom.patch_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name, patch)
+
+    def delete_job(self, name: str) -> None:
+        self._custom.delete_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
+
+    def patch_pod_status(self, name: str, status: Json) -> None:
+        client.CoreV1Api(self.api).patch_namespaced_pod_status(name, self.namespace, {"status": status})
+
+    def delete_pod(self, name: str) -> None:
+        client.CoreV1Api(self.api).delete_namespaced_pod(name, self.namespace)
+
+    def delete_child_job(self, name: str) -> None:
+        client.BatchV1Api(self.api).delete_namespaced_job(name, self.namespace, propagation_policy="Background")
+
+    def _get(self, path: str, selector: str) -> Json:
+        text = self.api.call_api(
+            *self.api.param_serialize(
+                "GET",
+                path,
+                query_params=[("labelSelector", selector)],
+                header_params={"Accept": "application/json"},
+                auth_settings=["BearerToken"],
+            )
+        )
+        answer: Json = json.loads(text.read())
+        return answer
+
+    @property
+    def _custom(self) -> client.CustomObjectsApi:
+        return client.CustomObjectsApi(self.api)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A PseudoRealJob, with the pods that the test runs for it."""
+
+    cluster: Cluster
+    name: str
+
+    @property
+    def body(self) -> Json:
+        found = self.cluster.find(self.name)
+        assert found is not None, f"{self.name} is gone"
+        return found
+
+    @property
+    def status(self) -> PseudoRealJobStatus:
+        return PseudoRealJobStatus.model_validate(self.body.get("status", {}))
+
+    def children(self, path: str) -> list[Json]:
+        return self.cluster.list(path, f"{LABEL_JOB}={self.name}")
+
+    def child_jobs(self) -> list[str]:
+        return sorted(job["metadata"]["name"] for job in self.children("apis/batch/v1 jobs"))
+
+    def events(self) -> list[Json]:
+        uid = self.body["metadata"]["uid"]
+        found = [e for e in self.cluster.list("api/v1 events") if e["involvedObject"].get("uid") == uid]
+        return sorted(found, key=lambda event: (event["lastTimestamp"], event["metadata"]["name"]))
+
+    def reasons(self) -> list[str]:
+        return [event["reason"] for event in self.events()]
+
+    def condition(self, kind: str) -> Json:
+        return next(c for c in self.body["status"]["conditions"] if c["type"] == kind)
+
+    def wait(self, what: str, condition: Callable[[PseudoRealJobStatus], bool]) -> PseudoRealJobStatus:
+        def reached() -> PseudoRealJobStatus | None:
+            status = self.status
+            return status if condition(status) else None
+
+        return wait_for(what, reached, lambda: self.status)
+
+    def pods(self, child: str, count: int = 1) -> list[Json]:
+        """The pods of a child Job, once all are there, in the order of their ranks."""
+
+        def found() -> list[Json] | None:
+            pods = self.cluster.list("api/v1 pods", f"batch.kubernetes.io/job-name={child}")
+            alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+            return alive if len(alive) == count else None
+
+        pods = wait_for(f"{count} pods of {child}", found, lambda: (self.status, self.child_jobs()))
+        return sorted(pods, key=lambda pod: pod["metadata"]["name"])
+
+    def run(self, child: str, count: int = 1) -> list[Json]:
+        """Lets the pods of a child Job run."""
+        pods = self.pods(child, count)
+        for pod in pods:
+            status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+            self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
+        return pods
+
+    def end(self, pod: Json, outcome: Outcome = "Succeeded", exit_code: int | None = None, **says: Any) -> None:
+        """Ends a pod with a termination message; with `exit_code`, without one."""
+        labels = pod["metadata"]["labels"]
+        attempt = int(labels["pseudoreal.dev/attempt"])
+        message = TerminationMessage(outcome=outcome, phase=labels[LABEL_PHASE], attempt=attempt, **says)
+        code = EXIT_CODES[outcome].value if exit_code is None else exit_code
+        terminated = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}
+        if exit_code is None:
+            terminated["message"] = message.to_json()
+        phase = "Succeeded" if code == 0 else "Failed"
+        status = {"phase": phase, "conditions": [{"type": "Ready", "status": "False"}]}
+        self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"terminated": terminated}))
+
+    def complete(self, child: str, count: int = 1, **says: Any) -> None:
+        """Runs all pods of a child Job to a good end."""
+        for pod in self.run(child, count):
+            self.end(pod, **says)
+
+
+RESULTS: dict[str, Json] = {
+    "pseudo": {"step": 10, "tokens": 2560, "loss": 4.25, "start_validation_loss": 5.5, "validation_loss": 4.5},
+    "delink": {"step": 10, "tokens": 2560, "loss": 4.25},
+    "real": {"step": 20, "tokens": 5120, "loss": 3.25, "start_validation_loss": 4.5, "validation_loss": 3.5},
+}
+CHECKPOINTS = {"pseudo": "pseudo-10", "delink": "real-10", "real": "real-20"}
+
+
+def complete_stage(job: Job, stage: str, attempt: int = 1) -> None:
+    """Runs a stage of tests.jobs.good_job: pseudo, delink or real."""
+    child = {"pseudo": "pseudo", "delink": "real-delink", "real": "real"}[stage]
+    job.complete(
+        f"{job.name}-{child}-a{attempt}",
+        2 if stage == "real" else 1,
+        checkpoint=CHECKPOINTS[stage],
+        digest="0" * 64,
+        **RESULTS[stage],
+    )
+
+
+def _container(state: Json, ready: bool = False) -> Json:
+    status = {"name": CONTAINER, "image": "trainer", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
+    return {"containerStatuses": [status]}
+
+

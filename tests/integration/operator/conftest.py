@@ -1,0 +1,147 @@
+"""The operator as a process of its own, with the rights that the chart gives it and no more."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+from pseudoreal_api import crd
+from pseudoreal_dev import binaries, paths
+from pseudoreal_dev.control_plane import ControlPlane
+
+from tests.integration.operator.cluster import Cluster, wait_for
+
+USER = "pseudoreal-operator"
+CHART = paths.REPOSITORY / "charts" / "pseudoreal"
+
+
+@dataclass
+class Operator:
+    """A process that can be killed and started again."""
+
+    kubeconfig: Path
+    namespace: str
+    log: Path
+    port: int
+    process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        environment = os.environ | {
+            "KUBECONFIG": str(self.kubeconfig),
+            "PSEUDOREAL_TRAINER_IMAGE": "registry.example/trainer:test",
+            "PSEUDOREAL_NAMESPACES": self.namespace,
+            "PSEUDOREAL_HEALTH_PORT": str(self.port),
+        }
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "pseudoreal_operator"], env=environment, stdout=log, stderr=log
+            )
+
+    def kill(self) -> None:
+        assert self.process is not None, "it was started"
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """As Kubernetes does it; its exit code."""
+        assert self.process is not None, "it was started"
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(20)
+
+    def is_healthy(self) -> bool:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+
+@pytest.fixture(scope="session")
+def admin(control_plane: ControlPlane) -> client.ApiClient:
+    """With the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
+    api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
+    definition = crd.custom_resource_definition()
+    definitions = client.ApiextensionsV1Api(api)
+    try:
+        definitions.create_custom_resource_definition(definition)
+    except client.ApiException as error:
+        # Another test file of the same run installed it.
+        assert error.status == 409, error.body
+
+    def established() -> bool:
+        found = definitions.read_custom_resource_definition(definition["metadata"]["name"])
+        return any(c.type == "Established" and c.status == "True" for c in found.status.conditions or [])
+
+    wait_for("the definition's establishment", established)
+    client.RbacAuthorizationV1Api(api).create_cluster_role({"metadata": {"name": USER}, "rules": _chart_rules(api)})
+    return api
+
+
+def _chart_rules(api: client.ApiClient) -> list[dict[str, Any]]:
+    version = client.VersionApi(api).get_code().git_version
+    command = [binaries.build().path("helm"), "template", "pseudoreal", CHART, f"--kube-version={version}"]
+    rendered = subprocess.run(command, check=True, capture_output=True, text=True)
+    roles = [doc for doc in yaml.safe_load_all(rendered.stdout) if doc and doc["kind"] == "ClusterRole"]
+    rules: list[dict[str, Any]] = next(r["rules"] for r in roles if r["metadata"]["name"] == "pseudoreal")
+    return rules
+
+
+@pytest.fixture
+def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
+    """A namespace of its own for each test, in which pods can be made."""
+    name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
+    core = client.CoreV1Api(admin)
+    core.create_namespace({"metadata": {"name": name}})
+    wait_for("the service account", lambda: core.list_namespaced_service_account(name).items)
+    subject = {"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}
+    binding = {
+        "metadata": {"name": USER},
+        "subjects": [subject],
+        "roleRef": {"kind": "ClusterRole", "name": USER, "apiGroup": "rbac.authorization.k8s.io"},
+    }
+    client.RbacAuthorizationV1Api(admin).create_namespaced_role_binding(name, binding)
+    return Cluster(admin, name)
+
+
+@pytest.fixture(scope="session")
+def operator_kubeconfig(control_plane: ControlPlane) -> Path:
+    return control_plane.user(USER)[1]
+
+
+@pytest.fixture
+def stopped_operator(cluster: Cluster, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Operator]:
+    """Not started yet. Whatever it logs as an error fails the test."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    operator = Operator(operator_kubeconfig, cluster.namespace, tmp_path / "operator.log", port)
+    yield operator
+    if operator.process and operator.process.poll() is None:
+        operator.kill()
+    text = operator.log.read_text() if operator.log.exists() else ""
+    assert "Traceback" not in text and '"level": "error"' not in text, text[-4000:]
+
+
+@pytest.fixture
+def operator(stopped_operator: Operator) -> Operator:
+    stopped_operator.start()
+    return stopped_operator
+
+
+@pytest.fixture
+def restart_operator(operator: Operator) -> Callable[[], None]:
+    """SIGKILL, and a new one."""
+
+    def restart() -> None:
+        operator.kill()
+        operator.start()
+
+    return restart

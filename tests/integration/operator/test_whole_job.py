@@ -1,0 +1,66 @@
+"""A whole job on a real API server, with and without an operator that is killed all the time."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.integration.operator.cluster import Cluster, complete_stage
+from tests.integration.operator.conftest import Operator
+
+pytestmark = pytest.mark.integration
+
+STORY = [
+    "Accepted",
+    "PhaseStarted",
+    "PhaseSucceeded",
+    "DelinkStarted",
+    "DelinkCompleted",
+    "PhaseStarted",
+    "PhaseSucceeded",
+    "Succeeded",
+]
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_job_runs_through_its_phases(cluster: Cluster) -> None:
+    job = cluster.create("whole")
+    complete_stage(job, "pseudo")
+    job.pods("whole-real-delink-a1")
+    assert job.wait("the delink", lambda status: status.phase == "Delinking").phases[0].state == "Succeeded"
+    complete_stage(job, "delink")
+    job.run("whole-real-a1", 2)
+    status = job.wait("both workers", lambda status: status.replicas.ready == 2)
+    assert (status.phase, status.phases[1].start_checkpoint) == ("real", "real-10")
+    complete_stage(job, "real")
+    status = job.wait("the end", lambda status: status.phase == "Succeeded")
+    assert (status.attempt, status.restarts) == (1, 0)
+    assert [(p.name, p.state, p.step, p.loss, p.validation_loss, p.end_checkpoint) for p in status.phases] == [
+        ("pseudo", "Succeeded", 10, "4.2500", "4.5000", "pseudo-10"),
+        ("real", "Succeeded", 20, "3.2500", "3.5000", "real-20"),
+    ]
+    assert status.progress
+    assert (status.progress.step, status.progress.percent) == (20, 100)
+    assert job.condition("Succeeded")["status"] == "True"
+    assert job.condition("Delinked")["status"] == "True"
+    assert job.reasons() == STORY
+
+
+def test_an_operator_killed_in_every_stage_changes_nothing(
+    cluster: Cluster, restart_operator: Callable[[], None]
+) -> None:
+    job = cluster.create("immortal")
+    for stage, child, workers in (("pseudo", "pseudo", 1), ("delink", "real-delink", 1), ("real", "real", 2)):
+        job.run(f"immortal-{child}-a1", workers)
+        restart_operator()
+        complete_stage(job, stage)
+        restart_operator()
+    status = job.wait("the end", lambda status: status.phase == "Succeeded")
+    assert (status.attempt, status.restarts) == (1, 0)
+    assert job.child_jobs() == ["immortal-pseudo-a1", "immortal-real-a1", "immortal-real-delink-a1"]
+    assert job.reasons() == STORY
+
+
+def test_the_operator_ends_when_it_is_asked_to(cluster: Cluster, operator: Operator) -> None:
+    job = cluster.create("calm")
+    job.pods("calm-pseudo-a1")
+    assert operator.stop() == 0
