@@ -28,16 +28,24 @@ class Demo:
 
 
 @pytest.fixture(scope="session")
-def demo() -> Iterator[Demo]:
+def demo(pytestconfig: pytest.Config) -> Iterator[Demo]:
     """Runs the demo's program, showing its output as it comes, and takes the cluster down at the end."""
+    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
+    assert capture
     was_up = not cluster.status().problem
     lines = []
-    with subprocess.Popen(
-        [sys.executable, "-m", "pseudoreal_dev", "demo"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    with (
+        capture.global_and_fixture_disabled(),
+        subprocess.Popen(
+            [sys.executable, "-m", "pseudoreal_dev", "demo"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
         assert process.stdout
         for line in process.stdout:
-            print(line, end="", file=sys.__stdout__, flush=True)
+            print(line, end="", flush=True)
             lines.append(line)
     output = "".join(lines)
     assert process.returncode == 0, output[-3000:]

@@ -2,10 +2,12 @@
 
 import re
 
+import pytest
 from pseudoreal_dev import job_logs, report
 
 from tests.e2e.conftest import NAMESPACE, Demo, Job
 
+pytestmark = pytest.mark.e2e
 JOB = "quickstart"
 
 

@@ -3,10 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 from pseudoreal_dev.kubectl import Kubernetes
 
 from tests.e2e.conftest import NAMESPACE, Job, wait_for
 
+pytestmark = pytest.mark.e2e
 OPERATOR = ("--namespace=pseudoreal", "--selector=app.kubernetes.io/component=operator")
 LONG = {"spec__phases__0__until__steps": 400, "spec__phases__1__until__steps": 800, "spec__checkpoint__everySteps": 100}
 

@@ -13,6 +13,7 @@ from pseudoreal_dev.control_plane import ControlPlane
 
 from tests.jobs import BadJob, bad_jobs, good_job
 
+pytestmark = pytest.mark.integration
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
 CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
 
