@@ -136,7 +136,7 @@ def _of_attempt(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> Iterator[
     stage = _stage_number(new)
     if old.restart_after and (new.restart_after is None or new.attempt > old.attempt) and not holds(new, "Suspended"):
         yield Event(Reason.RESTART_STARTED, f"Attempt {old.attempt} starts.", stage, old.attempt)
-    if new.attempt > old.attempt and not holds(old, "Suspended"):
+    if new.attempt > max(1, old.attempt) and not holds(old, "Suspended"):
         text = _message(new, "Progressing")
         yield Event(Reason.ATTEMPT_FAILED, text, stage, old.attempt, type="Warning")
 

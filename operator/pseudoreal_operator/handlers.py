@@ -5,10 +5,12 @@ from typing import Any
 
 import kopf
 import structlog
+from aiohttp import ClientError
+from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.names import LABEL_JOB
 
-from pseudoreal_operator.api import Api
+from pseudoreal_operator.api import Api, message_of
 from pseudoreal_operator.reconcile import Gone, reconcile
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.wakeups import Wakeups
@@ -60,6 +62,15 @@ def live_watchers(expected: int) -> int:
     return alive
 
 
+def _log_failure(error: Exception, retry_after: float) -> None:
+    if isinstance(error, ApiException):
+        log.warning("pass_failed", status=error.status, error=message_of(error), retry_after=retry_after)
+    elif isinstance(error, OSError | TimeoutError | ClientError):
+        log.warning("pass_failed", error=f"{type(error).__name__}: {error}", retry_after=retry_after)
+    else:
+        log.exception("pass_failed", retry_after=retry_after)
+
+
 async def _loop(api: Api, settings: Settings, wakeups: Wakeups, namespace: str, name: str) -> None:
     """Passes until the job is gone. An error of a pass ends only that pass."""
     failures = 0
@@ -69,9 +80,9 @@ async def _loop(api: Api, settings: Settings, wakeups: Wakeups, namespace: str, 
             failures = 0
         except Gone:
             return
-        except Exception:
+        except Exception as error:
             wait = _BACKOFFS[min(failures, len(_BACKOFFS) - 1)]
             failures += 1
-            log.exception("pass_failed", retry_after=wait)
+            _log_failure(error, wait)
         if wait != 0:
             await wakeups.wait((namespace, name), wait)

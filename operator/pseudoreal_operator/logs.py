@@ -31,5 +31,6 @@ def configure_logs() -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # One line for each request of a probe is noise.
-    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    # One line for each request of a probe, and for each watch event, is noise.
+    for name in ("aiohttp.access", "kopf.objects"):
+        logging.getLogger(name).setLevel(logging.WARNING)

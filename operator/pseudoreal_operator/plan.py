@@ -17,7 +17,7 @@ from pseudoreal_operator.endings import refuse
 from pseudoreal_operator.events import Event, transitions
 from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.observed import JobState, Observed, PodPhase, Role, Run
-from pseudoreal_operator.rules import RULES, start
+from pseudoreal_operator.rules import LOOK_SECONDS, RULES, start
 from pseudoreal_operator.settings import Settings
 
 PROGRESS_SECONDS = 5.0
@@ -58,10 +58,10 @@ def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence
 
 
 def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """For a job whose children the API server refuses for now, by a quota or a policy."""
+    """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself."""
     old = seen.status
     step = Step(old, old.phase, stands("Hindered", sentence))
-    return Plan(_described(old, step, seen.job.metadata.generation, now))
+    return Plan(_described(old, step, seen.job.metadata.generation, now), wake_after=LOOK_SECONDS)
 
 
 def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:

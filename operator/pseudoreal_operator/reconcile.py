@@ -20,6 +20,7 @@ from pseudoreal_operator.settings import Settings
 
 _INVALID = (400, 422)
 _FORBIDDEN = 403
+_SERVER_ERROR = 500
 
 log = structlog.get_logger()
 
@@ -60,8 +61,9 @@ async def _attempt(api: Api, seen: Observed, wanted: Plan, now: datetime) -> flo
         text = f"The API server refuses a child of this job: {message_of(error)}"
         if error.status in _INVALID:
             return await _carry_out(api, metadata, seen.status, plan_refusal(seen, text, now))
-        if error.status == _FORBIDDEN:
-            await _carry_out(api, metadata, seen.status, plan_hindrance(seen, text, now))
+        if error.status == _FORBIDDEN or error.status >= _SERVER_ERROR:
+            log.warning("hindered", error=text)
+            return await _carry_out(api, metadata, seen.status, plan_hindrance(seen, text, now))
         raise
     return await _tell(api, metadata, seen.status, wanted)
 

@@ -40,9 +40,7 @@ class Cluster:
     namespace: str
 
     def create(self, name: str, **changes: Any) -> "Job":
-        self._custom.create_namespaced_custom_object(
-            GROUP, VERSION, self.namespace, PLURAL, good_job(name, **changes)
-        )
+        self._custom.create_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, good_job(name, **changes))
         return Job(self, name)
 
     def find(self, name: str) -> Json | None:
@@ -74,6 +72,20 @@ class Cluster:
 
     def delete_child_job(self, name: str) -> None:
         client.BatchV1Api(self.api).delete_namespaced_job(name, self.namespace, propagation_policy="Background")
+
+    def set_quota(self, hard: dict[str, str]) -> None:
+        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "quota"}, "spec": {"hard": hard}}
+        core = client.CoreV1Api(self.api)
+        if core.list_namespaced_resource_quota(self.namespace).items:
+            core.patch_namespaced_resource_quota("quota", self.namespace, quota)
+        else:
+            core.create_namespaced_resource_quota(self.namespace, quota)
+
+        def counted() -> bool:
+            found = core.read_namespaced_resource_quota("quota", self.namespace)
+            return bool(found.status and found.status.hard == hard)
+
+        wait_for("the quota", counted)
 
     def _get(self, path: str, selector: str) -> Json:
         text = self.api.call_api(
@@ -133,6 +145,9 @@ class Job:
             return status if condition(status) else None
 
         return wait_for(what, reached, lambda: self.status)
+
+    def suspend(self, value: bool) -> None:
+        self.cluster.patch_job(self.name, {"spec": {"suspend": value}})
 
     def pods(self, child: str, count: int = 1) -> list[Json]:
         """The pods of a child Job, once all are there, in the order of their ranks."""
@@ -195,5 +210,3 @@ def complete_stage(job: Job, stage: str, attempt: int = 1) -> None:
 def _container(state: Json, ready: bool = False) -> Json:
     status = {"name": CONTAINER, "image": "trainer", "imageID": "", "ready": ready, "restartCount": 0, "state": state}
     return {"containerStatuses": [status]}
-
-

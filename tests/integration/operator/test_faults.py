@@ -1,0 +1,160 @@
+"""What goes wrong on a real API server, and what the operator makes of it."""
+
+import pytest
+
+from tests.integration.operator.cluster import Cluster, complete_stage, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
+
+NO_BACKOFF = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 1}}
+
+
+def test_a_failed_worker_restarts_all_and_counts(cluster: Cluster) -> None:
+    job = cluster.create("wounded", **NO_BACKOFF)
+    complete_stage(job, "pseudo")
+    complete_stage(job, "delink")
+    pods = job.run("wounded-real-a1", 2)
+    job.end(pods[1], "Failed", message="the disk is full", checkpoint=None)
+    # The Job controller deletes the partner; a kubelet would let it save first.
+    status = job.wait("the second attempt", lambda status: status.attempt == 2 and status.restart_after is None)
+    assert status.restarts == 1
+    complete_stage(job, "real", attempt=2)
+    job.wait("the end", lambda status: status.phase == "Succeeded")
+    failure = next(event for event in job.events() if event["reason"] == "AttemptFailed")
+    assert failure["type"] == "Warning"
+    assert (
+        f"Pod {pods[1]['metadata']['name']} (worker 1) ended with exit code 1: the disk is full." in failure["message"]
+    )
+    assert job.reasons().count("PhaseStarted") == 2
+
+
+def test_a_worker_that_yields_does_not_count(cluster: Cluster) -> None:
+    job = cluster.create("polite", **NO_BACKOFF)
+    (pod,) = job.run("polite-pseudo-a1")
+    job.end(pod, "Yielded", step=7, checkpoint="pseudo-7")
+    job.pods("polite-pseudo-a2")
+    status = job.wait("the second attempt", lambda status: status.attempt == 2 and status.restart_after is None)
+    assert status.restarts == 0
+    assert status.checkpoint
+    assert status.checkpoint.latest == "pseudo-7"
+
+
+def test_restarts_are_exhausted(cluster: Cluster) -> None:
+    job = cluster.create("hopeless", **NO_BACKOFF)
+    for attempt in (1, 2):
+        (pod,) = job.run(f"hopeless-pseudo-a{attempt}")
+        job.end(pod, exit_code=139)
+    job.wait("the end", lambda status: status.phase == "Failed")
+    failed = job.condition("Failed")
+    assert failed["reason"] == "RestartsExhausted"
+    assert "exit code 139" in failed["message"]
+    assert "kubectl logs" in failed["message"]
+    assert job.child_jobs() == ["hopeless-pseudo-a1", "hopeless-pseudo-a2"], "they are kept for their logs"
+
+
+def test_what_the_trainer_refuses_is_not_tried_again(cluster: Cluster) -> None:
+    job = cluster.create("mistaken")
+    (pod,) = job.run("mistaken-pseudo-a1")
+    job.end(pod, "InvalidJob", message="spec.data.path corpus does not exist; name a folder")
+    status = job.wait("the end", lambda status: status.phase == "Failed")
+    failed = job.condition("Failed")
+    assert (failed["reason"], failed["message"]) == (
+        "InvalidJob",
+        "spec.data.path corpus does not exist; name a folder",
+    )
+    assert (status.restarts, status.attempt, job.child_jobs()) == (0, 1, ["mistaken-pseudo-a1"])
+
+
+def test_a_job_that_cannot_be_resolved_makes_no_child(cluster: Cluster) -> None:
+    job = cluster.create("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": 0})
+    job.wait("the refusal", lambda status: status.phase == "Failed")
+    assert job.condition("Accepted")["status"] == "False"
+    assert "9 ranks, more than spec.model.layers 8" in job.condition("Failed")["message"]
+    assert job.child_jobs() == []
+    assert job.reasons() == ["Failed"]
+
+
+def test_an_overlay_that_the_api_server_refuses_fails_the_job(cluster: Cluster) -> None:
+    job = cluster.create("overlaid", spec__pod={"template": {"spec": {"restartPolicy": "Always"}}})
+    job.wait("the refusal", lambda status: status.phase == "Failed")
+    failed = job.condition("Failed")
+    assert failed["reason"] == "InvalidSpec"
+    assert "restartPolicy" in failed["message"]
+    assert job.reasons() == ["Accepted", "Failed"]
+
+
+def test_an_overlay_that_the_api_server_cannot_read_is_explained(cluster: Cluster) -> None:
+    overlay = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "many"}}}]}}
+    job = cluster.create("unreadable", spec__pod={"template": overlay})
+    job.wait("the explanation", lambda status: any("quantities must match" in c.message for c in status.conditions))
+
+
+def test_a_quota_is_waited_for(cluster: Cluster) -> None:
+    cluster.set_quota({"count/jobs.batch": "0"})
+    job = cluster.create("poor")
+    job.wait("the hindrance", lambda status: any("exceeded quota" in c.message for c in status.conditions))
+    assert job.condition("Progressing")["status"] == "False"
+    cluster.set_quota({"count/jobs.batch": "9"})
+    job.pods("poor-pseudo-a1")
+
+
+def test_pods_that_cannot_start_are_explained(cluster: Cluster) -> None:
+    job = cluster.create("stuck")
+    (pod,) = job.pods("stuck-pseudo-a1")
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": 'persistentvolumeclaim "checkpoints" not found',
+    }
+    cluster.patch_pod_status(pod["metadata"]["name"], {"conditions": [condition]})
+    job.wait("the explanation", lambda s: any("checkpoints" in c.message for c in s.conditions))
+    progressing = job.condition("Progressing")
+    assert (progressing["status"], progressing["reason"]) == ("False", "Unschedulable")
+    assert "create the claim" in progressing["message"]
+    job.run("stuck-pseudo-a1")
+    cluster.patch_pod_status(pod["metadata"]["name"], {"conditions": [condition | {"status": "True"}]})
+    job.wait("the start", lambda s: any(c.type == "Progressing" and c.status == "True" for c in s.conditions))
+
+
+def test_suspending_frees_the_pods_and_resuming_goes_on(cluster: Cluster) -> None:
+    job = cluster.create("paused")
+    job.run("paused-pseudo-a1")
+    job.wait("training", lambda status: status.phase == "pseudo")
+    job.suspend(True)
+    job.wait("the suspension", lambda status: status.phase == "Suspended")
+    wait_for("the end of the pods", lambda: not job.children("api/v1 pods"), lambda: job.status)
+    assert job.child_jobs() == []
+    assert job.condition("Suspended")["status"] == "True"
+    job.suspend(False)
+    complete_stage(job, "pseudo", attempt=2)
+    status = job.wait("the next stage", lambda status: status.phases[0].state == "Succeeded")
+    assert (status.attempt, status.restarts) == (2, 0)
+    reasons = job.reasons()
+    assert [r for r in reasons if r in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
+
+
+def test_a_deadline_ends_the_job(cluster: Cluster) -> None:
+    job = cluster.create("late", spec__deadlines={"activeSeconds": 3})
+    job.run("late-pseudo-a1")
+    job.wait("the end", lambda status: status.phase == "Failed")
+    assert job.condition("Failed")["reason"] == "DeadlineExceeded"
+    wait_for("the end of the child", lambda: not job.child_jobs(), job.child_jobs)
+
+
+def test_a_deleted_child_is_replaced_by_a_new_attempt(cluster: Cluster) -> None:
+    job = cluster.create("robbed", **NO_BACKOFF)
+    job.run("robbed-pseudo-a1")
+    job.wait("training", lambda status: status.phase == "pseudo")
+    cluster.delete_child_job("robbed-pseudo-a1")
+    job.pods("robbed-pseudo-a2")
+    status = job.wait("the second attempt", lambda status: status.attempt == 2 and status.restart_after is None)
+    assert status.restarts == 0
+
+
+def test_notices_come_once(cluster: Cluster) -> None:
+    job = cluster.create("noticed", spec__phases__1__parallelism={"stateSharding": "full"})
+    job.pods("noticed-pseudo-a1")
+    notices = [event for event in job.events() if event["reason"] == "EngineNotice"]
+    assert len(notices) == 1
+    assert "stateSharding full" in notices[0]["message"]

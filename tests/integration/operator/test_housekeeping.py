@@ -1,0 +1,139 @@
+"""Ownership, deletion, quiet, health: what a good citizen of a cluster does."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from pseudoreal_dev import binaries
+from pseudoreal_dev.control_plane import ControlPlane
+
+from tests.integration.operator.cluster import Cluster, Job, wait_for
+from tests.integration.operator.conftest import Operator
+
+pytestmark = pytest.mark.integration
+
+CHILD_PATHS = ("api/v1 configmaps", "api/v1 services", "apis/batch/v1 jobs", "api/v1 pods")
+
+
+def _managers(body: dict[str, object]) -> set[tuple[str, str]]:
+    metadata = body["metadata"]
+    assert isinstance(metadata, dict)
+    return {(entry["manager"], entry["operation"]) for entry in metadata["managedFields"]}
+
+
+@pytest.mark.usefixtures("operator")
+def test_children_are_applied_and_owned(cluster: Cluster) -> None:
+    job = cluster.create("owned")
+    job.pods("owned-pseudo-a1")
+    uid = job.body["metadata"]["uid"]
+    for path in CHILD_PATHS[:3]:
+        (child,) = job.children(path)
+        assert ("pseudoreal-operator", "Apply") in _managers(child)
+        (owner,) = child["metadata"]["ownerReferences"]
+        assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (uid, True, True)
+    job.wait("the start", lambda status: status.phase == "pseudo")
+    assert ("pseudoreal-operator", "Apply") in _managers(job.body)
+    assert job.body["metadata"]["finalizers"] == ["pseudoreal.dev/cleanup"]
+    assert not job.body["metadata"].get("annotations"), "kopf leaves no annotations"
+
+
+@pytest.mark.usefixtures("operator")
+def test_describe_shows_the_events_in_order(cluster: Cluster, control_plane: ControlPlane) -> None:
+    job = cluster.create("described")
+    job.run("described-pseudo-a1")
+    job.wait("training", lambda status: status.phase == "pseudo")
+    kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}", "-n", cluster.namespace]
+    said = subprocess.run([*kubectl, "describe", "prj", "described"], capture_output=True, text=True, check=True).stdout
+    events = said.split("Events:")[1]
+    assert events.index("Accepted") < events.index("PhaseStarted")
+    assert "pseudoreal-operator" in events
+
+
+@pytest.mark.usefixtures("operator")
+def test_nothing_is_written_while_nothing_happens(cluster: Cluster) -> None:
+    job = cluster.create("quiet")
+    job.run("quiet-pseudo-a1")
+    job.wait("training", lambda status: status.replicas.ready == 1)
+    wait_for("the Job's count", lambda: job.children("apis/batch/v1 jobs")[0]["status"].get("ready") == 1)
+
+    def versions() -> list[str]:
+        children = [child for path in CHILD_PATHS for child in job.children(path)]
+        return [body["metadata"]["resourceVersion"] for body in [job.body, *children]]
+
+    before, events = versions(), job.reasons()
+    # Longer than the time between two looks at a running job.
+    deadline = time.monotonic() + 6.0
+    while time.monotonic() < deadline:
+        assert versions() == before
+        time.sleep(0.5)
+    assert job.reasons() == events
+
+
+@pytest.mark.usefixtures("operator")
+def test_deleting_a_job_deletes_its_children(cluster: Cluster) -> None:
+    job = cluster.create("short-lived")
+    job.run("short-lived-pseudo-a1")
+    begun = time.monotonic()
+    cluster.delete_job(job.name)
+    wait_for("the deletion", lambda: cluster.find(job.name) is None)
+    assert time.monotonic() - begun < 10
+    _wait_for_no_children(job)
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_job_created_anew_waits_for_the_children_of_the_old_one(cluster: Cluster) -> None:
+    old = cluster.create("reborn")
+    old.run("reborn-pseudo-a1")
+    first = old.children("apis/batch/v1 jobs")[0]["metadata"]["uid"]
+    cluster.delete_job("reborn")
+    wait_for("the deletion", lambda: cluster.find("reborn") is None)
+    new = cluster.create("reborn")
+    new.wait("the start", lambda status: status.phase == "pseudo")
+    job = wait_for("the new child", lambda: next(iter(new.children("apis/batch/v1 jobs")), None))
+    assert job["metadata"]["uid"] != first
+    assert job["metadata"]["labels"]["pseudoreal.dev/job-uid"] == new.body["metadata"]["uid"]
+
+
+def test_the_documented_patch_frees_a_job_whose_operator_is_gone(cluster: Cluster, operator: Operator) -> None:
+    job = _left_behind(cluster, operator)
+    cluster.patch_job(job.name, {"metadata": {"finalizers": None}})
+    wait_for("the deletion", lambda: cluster.find(job.name) is None)
+    _wait_for_no_children(job)
+
+
+def test_release_frees_every_job(cluster: Cluster, operator: Operator) -> None:
+    job = _left_behind(cluster, operator)
+    environment = os.environ | {"KUBECONFIG": str(operator.kubeconfig), "PSEUDOREAL_NAMESPACES": cluster.namespace}
+    subprocess.run([sys.executable, "-m", "pseudoreal_operator.release"], env=environment, check=True)
+    wait_for("the deletion", lambda: cluster.find(job.name) is None)
+
+
+def test_an_operator_that_comes_back_frees_a_deleted_job(cluster: Cluster, operator: Operator) -> None:
+    job = _left_behind(cluster, operator)
+    operator.start()
+    wait_for("the deletion", lambda: cluster.find(job.name) is None)
+    _wait_for_no_children(job)
+
+
+def test_health_says_whether_the_watches_run(cluster: Cluster, operator: Operator) -> None:
+    wait_for("health", operator.is_healthy)
+    assert cluster.namespace == operator.namespace
+
+
+def _left_behind(cluster: Cluster, operator: Operator) -> Job:
+    """A job that is deleted while nobody is there to let it go."""
+    job = cluster.create("left-behind")
+    job.pods("left-behind-pseudo-a1")
+    operator.kill()
+    cluster.delete_job(job.name)
+    assert job.body["metadata"]["deletionTimestamp"]
+    return job
+
+
+def _wait_for_no_children(job: Job) -> None:
+    def gone() -> bool:
+        return not any(job.children(path) for path in CHILD_PATHS)
+
+    wait_for("the end of the children", gone, lambda: [job.children(path) for path in CHILD_PATHS])
