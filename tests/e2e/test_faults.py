@@ -10,7 +10,7 @@ from tests.e2e.conftest import NAMESPACE, Job, wait_for
 
 pytestmark = pytest.mark.e2e
 OPERATOR = ("--namespace=pseudoreal", "--selector=app.kubernetes.io/component=operator")
-LONG = {"spec__phases__0__until__steps": 400, "spec__phases__1__until__steps": 800, "spec__checkpoint__everySteps": 100}
+LONG = {"spec__phases__0__until__steps": 250, "spec__phases__1__until__steps": 500, "spec__checkpoint__everySteps": 50}
 
 
 def _step(status: Any) -> int:
@@ -40,7 +40,7 @@ def test_killing_the_operator_does_not_disturb_training(start: Callable[..., Job
 
 def test_a_lost_worker_restarts_all_from_the_checkpoint(start: Callable[..., Job], kubernetes: Kubernetes) -> None:
     job = start("wounded", **LONG, spec__restart={"backoffSeconds": 1})
-    job.wait("a checkpoint of the real phase", lambda status: status.phase == "real" and _step(status) > 500, 240)
+    job.wait("a checkpoint of the real phase", lambda status: status.phase == "real" and _step(status) > 320, 240)
     victim = next(pod["metadata"]["name"] for pod in job.pods() if pod["status"]["phase"] == "Running")
     kubernetes.run("delete", "pod", victim, f"--namespace={NAMESPACE}", "--grace-period=0", "--force")
     status = job.wait("the end", lambda status: status.phase in ("Succeeded", "Failed"), 240)
