@@ -31,6 +31,6 @@ def configure_logs() -> None:
         )
     )
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    # One line for each request of a probe, and for each watch event, is noise.
-    for name in ("aiohttp.access", "kopf.objects"):
-        logging.getLogger(name).setLevel(logging.WARNING)
+    # A line for each request of a probe, each watch event, and each loop that ends when it should, is noise.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    logging.getLogger("kopf.objects").setLevel(logging.ERROR)

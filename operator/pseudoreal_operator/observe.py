@@ -17,7 +17,7 @@ from pseudoreal_operator.reading import belongs_to, newest_report, read_job, rea
 
 Json = dict[str, Any]
 
-CHILD_KINDS = ("ConfigMap", "Service", "Job", "Pod")
+OTHER_KINDS = ("ConfigMap", "Service", "Pod")
 LOG_LINES = 50
 
 log = structlog.get_logger()
@@ -25,8 +25,10 @@ log = structlog.get_logger()
 
 async def observe(api: Api, job: PseudoRealJob, status: PseudoRealJobStatus) -> Observed:
     namespace, name = job.metadata.namespace, job.metadata.name
-    lists = await asyncio.gather(*(api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in CHILD_KINDS))
-    by_kind = dict(zip(CHILD_KINDS, lists, strict=True))
+    # Jobs come first: when one has ended, the pods that are read after it tell how.
+    by_kind = {"Job": await api.list("Job", namespace, f"{LABEL_JOB}={name}")}
+    lists = await asyncio.gather(*(api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in OTHER_KINDS))
+    by_kind |= dict(zip(OTHER_KINDS, lists, strict=True))
     own = {kind: [c for c in found if belongs_to(job.metadata.uid, c)] for kind, found in by_kind.items()}
     pods = tuple(read_pod(body) for body in own["Pod"])
     return Observed(
@@ -34,8 +36,8 @@ async def observe(api: Api, job: PseudoRealJob, status: PseudoRealJobStatus) -> 
         status=status,
         jobs=tuple(read_job(body) for body in own["Job"]),
         pods=pods,
-        existing=frozenset((kind, _name(body)) for kind in CHILD_KINDS for body in own[kind]),
-        foreign=tuple(_name(body) for kind in CHILD_KINDS for body in by_kind[kind] if body not in own[kind]),
+        existing=frozenset((kind, _name(body)) for kind in own for body in own[kind]),
+        foreign=tuple(_name(body) for kind in by_kind for body in by_kind[kind] if body not in own[kind]),
         report=await _live_report(api, namespace, pods),
     )
 

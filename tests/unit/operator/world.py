@@ -1,0 +1,227 @@
+"""A small cluster for tests of the plan: API server, Job controller, kubelets and trainers, all fakes that can misbehave.
+
+It holds objects as the API server would return them, so the operator's own readers are tested too. It knows what is on
+the checkpoint volume and checks, whenever a pod is made, that the stages run in order and that attempts do not overlap.
+"""
+
+import copy
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
+from pseudoreal_api.names import CONTAINER
+from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_operator import clock
+from pseudoreal_operator.observed import Observed, Role, Run
+from pseudoreal_operator.plan import Plan, plan
+from pseudoreal_operator.reading import read_job, read_pod
+from pseudoreal_operator.settings import Settings
+
+from tests.jobs import good_job
+
+Json = dict[str, Any]
+Key = tuple[str, str]
+
+SETTINGS = Settings("registry.example/trainer:test", "IfNotPresent", ())
+UID = "0a1b2c3d-0000-4000-8000-000000000000"
+
+
+def make_job(**changes: Any) -> PseudoRealJob:
+    body = good_job("sim", **changes)
+    body["metadata"] |= {"namespace": "default", "uid": UID, "generation": 1}
+    return PseudoRealJob.from_object(body)
+
+
+@dataclass
+class World:
+    job: PseudoRealJob
+    status: PseudoRealJobStatus = field(default_factory=PseudoRealJobStatus)
+    now: datetime = datetime(2030, 1, 1, tzinfo=UTC)
+    objects: dict[Key, Json] = field(default_factory=dict)
+    pods: dict[str, Json] = field(default_factory=dict)
+    events: dict[str, str] = field(default_factory=dict)
+    done: set[tuple[str, str]] = field(default_factory=set)
+    """(phase, role) whose result is on the checkpoint volume."""
+    made: int = 0
+
+    # What the operator does.
+
+    def jobs_list(self) -> list[Json]:
+        return copy.deepcopy([body for (kind, _), body in self.objects.items() if kind == "Job"])
+
+    def observe(self, jobs: list[Json] | None = None) -> Observed:
+        """`jobs` is the list of an earlier moment: the lists of a pass are not of one moment."""
+        return Observed(
+            job=self.job,
+            status=self.status,
+            jobs=tuple(read_job(body) for body in (self.jobs_list() if jobs is None else jobs)),
+            pods=tuple(read_pod(body) for body in self.pods.values()),
+            existing=frozenset(self.objects),
+        )
+
+    def plan(self) -> Plan:
+        return plan(self.observe(), self.now, SETTINGS)
+
+    def carry_out(self, wanted: Plan, effects: int = 1000) -> None:
+        """As far as `effects` requests go; then the operator dies."""
+        steps = [lambda name=name: self._delete_job(name) for name in wanted.delete]
+        steps += [lambda manifest=manifest: self._apply(manifest) for manifest in wanted.apply]
+        steps += [lambda event=event: self._post(event) for event in wanted.events]
+        steps += [lambda: self._write(wanted.status)]
+        for step in steps[:effects]:
+            step()
+
+    def settle(self) -> int:
+        """Passes until one changes nothing; how many changed something."""
+        for passes in range(20):
+            wanted = self.plan()
+            self.carry_out(wanted)
+            if not self.changes(wanted):
+                return passes
+        raise AssertionError(f"the operator does not come to rest: {self.status}")
+
+    def changes(self, wanted: Plan) -> bool:
+        return bool(wanted.apply or wanted.delete or wanted.events or wanted.status != self.status or wanted.wake_after == 0)
+
+    def _write(self, status: PseudoRealJobStatus) -> None:
+        self.status = PseudoRealJobStatus.model_validate(status.to_dict())
+
+    def _post(self, event: Any) -> None:
+        self.events.setdefault(event.name(self.job.metadata), event.reason.value)
+
+    def _apply(self, manifest: Json) -> None:
+        key = (manifest["kind"], manifest["metadata"]["name"])
+        if key not in self.objects:
+            self.objects[key] = copy.deepcopy(manifest)
+
+    def _delete_job(self, name: str) -> None:
+        self.objects.pop(("Job", name), None)
+
+    # What the Job controller does.
+
+    def control(self) -> None:
+        for body in [body for (kind, _), body in self.objects.items() if kind == "Job"]:
+            if read_job(body).ended is None:
+                self._control(body)
+
+    def _control(self, job: Json) -> None:
+        pods = self.pods_of(job)
+        if not pods and "started" not in job:
+            job["started"] = True
+            for index in range(job["spec"]["completions"]):
+                self._make_pod(job, index)
+            return
+        phases = [pod["status"]["phase"] for pod in pods]
+        if phases == ["Succeeded"] * job["spec"]["completions"]:
+            self._end(job, "Complete")
+        elif "Failed" in phases or len(phases) < job["spec"]["completions"]:
+            # The partners of a pod that failed are deleted, and the Job has failed once they are gone.
+            for pod in pods:
+                if pod["status"]["phase"] in ("Pending", "Running"):
+                    del self.pods[pod["metadata"]["name"]]
+            self._end(job, "Failed")
+
+    def _end(self, job: Json, kind: str) -> None:
+        condition = {"type": kind, "status": "True", "lastTransitionTime": clock.to_text(self.now)}
+        job["status"] = {"conditions": [condition]}
+
+    def _make_pod(self, job: Json, index: int) -> None:
+        run = read_job(job).run
+        for other in self.alive():
+            assert read_pod(other).run == run, f"{run} starts while {other['metadata']['name']} runs"
+        self._check_order(run)
+        self.made += 1
+        name = f"{job['metadata']['name']}-{index}-{self.made}"
+        self.pods[name] = {
+            "metadata": {
+                "name": name,
+                "labels": job["spec"]["template"]["metadata"]["labels"],
+                "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
+                "job": job["metadata"]["name"],
+                "made": self.made,
+            },
+            "status": {"phase": "Pending"},
+        }
+
+    def _check_order(self, run: Run) -> None:
+        names = [phase.name for phase in self.job.spec.phases]
+        stages = [stage for name in names for stage in ((name, "delink"), (name, "train"))][1:]
+        missing = set(stages[: stages.index((run.phase, run.role.value))]) - self.done
+        assert not missing, f"{run} starts before {missing}"
+
+    # What kubelets and trainers do.
+
+    def pods_of(self, job: Json) -> list[Json]:
+        return [pod for pod in self.pods.values() if pod["metadata"]["job"] == job["metadata"]["name"]]
+
+    def alive(self) -> list[Json]:
+        return [pod for pod in self.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
+
+    def start_pods(self) -> None:
+        for pod in self.alive():
+            pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+
+    def finish(self, pod: Json, outcome: Outcome = "Succeeded", exit_code: int | None = None, **terminated: Any) -> None:
+        """Ends a pod. With `exit_code` it leaves no word of its own."""
+        run = read_pod(pod).run
+        step = 10 * (1 + [phase.name for phase in self.job.spec.phases].index(run.phase))
+        if outcome == "Succeeded":
+            self.done.add((run.phase, run.role.value))
+        message = TerminationMessage(
+            outcome=outcome,
+            phase=run.phase,
+            attempt=run.attempt,
+            step=step if run.role is Role.TRAIN else step - 10,
+            loss=1.0,
+            validation_loss=1.5,
+            checkpoint=f"{run.phase}-{step}" if outcome in ("Succeeded", "Yielded") else None,
+            message="" if outcome == "Succeeded" else f"it {outcome}",
+        )
+        code = EXIT_CODES[outcome].value if exit_code is None else exit_code
+        end = {"exitCode": code, "finishedAt": clock.to_text(self.now)} | terminated
+        if exit_code is None:
+            end["message"] = message.to_json()
+        pod["status"] = {
+            "phase": "Succeeded" if code == 0 else "Failed",
+            "containerStatuses": [{"name": CONTAINER, "state": {"terminated": end}}],
+        }
+
+    def disrupt(self, pod: Json) -> None:
+        pod["status"] = {
+            "phase": "Failed",
+            "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
+        }
+
+    def vanish(self, pod: Json) -> None:
+        self.pods.pop(pod["metadata"]["name"], None)
+
+    def orphans(self) -> list[Json]:
+        """Pods whose Job is deleted and that still run."""
+        return [pod for pod in self.alive() if ("Job", pod["metadata"]["job"]) not in self.objects]
+
+    def tick(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)
+
+    def set(self, **changes: Any) -> None:
+        """The user changes the spec."""
+        spec = self.job.spec.model_copy(update=changes)
+        metadata = self.job.metadata.model_copy(update={"generation": self.job.metadata.generation + 1})
+        self.job = self.job.model_copy(update={"spec": spec, "metadata": metadata})
+
+    def run_fairly(self, rounds: int = 60) -> None:
+        """Everybody does his part from here on."""
+        for _ in range(rounds):
+            self.settle()
+            self.control()
+            for pod in self.orphans():
+                self.vanish(pod)
+            self.start_pods()
+            self.settle()
+            for pod in self.alive():
+                self.finish(pod)
+            self.control()
+            self.tick(301)
+            if self.status.completion_time:
+                return
