@@ -41,11 +41,13 @@ class Reason(StrEnum):
 
 
 _ORDER = tuple(Reason)
+_FIRST, _LAST = 0, 9999
+"""In place of an attempt's number, for what happens once in a stage: before and after all its attempts."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """`stage` and `attempt` say when it happened; `part` tells several of one kind apart."""
+    """`stage` and `attempt` say when it happened, and with `reason` what; `part` tells several of one kind apart."""
 
     reason: Reason
     message: str
@@ -62,7 +64,7 @@ class Event:
 def notices(sentences: list[str]) -> list[Event]:
     """Once, when the job is accepted: what this release's engine does not act upon."""
     return [
-        Event(Reason.ENGINE_NOTICE, f"{sentence}; the losses are the same", 0, 1, part, "Warning")
+        Event(Reason.ENGINE_NOTICE, f"{sentence}; the losses are the same", 0, _FIRST, part, "Warning")
         for part, sentence in enumerate(sentences)
     ]
 
@@ -70,12 +72,10 @@ def notices(sentences: list[str]) -> list[Event]:
 def transitions(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> list[Event]:
     """In the order in which they happened."""
     if not old.conditions and holds(new, "Accepted"):
-        return [Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", 0, 1)]
+        return [Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", 0, _FIRST)]
     before = {phase.name: phase for phase in old.phases}
     found = [
-        event
-        for index, phase in enumerate(new.phases)
-        for event in _of_phase(index, before.get(phase.name), phase, new.attempt)
+        event for index, phase in enumerate(new.phases) for event in _of_phase(index, before.get(phase.name), phase)
     ]
     return [*found, *_of_attempt(old, new), *_of_job(old, new)]
 
@@ -105,18 +105,18 @@ def to_manifest(event: Event, job: JobMetadata, now: datetime, instance: str) ->
     }
 
 
-def _of_phase(index: int, old: PhaseStatus | None, new: PhaseStatus, attempt: int) -> Iterator[Event]:
+def _of_phase(index: int, old: PhaseStatus | None, new: PhaseStatus) -> Iterator[Event]:
     delink, train = 2 * index - 1, 2 * index
     reached = _states_reached(old.state if old else "Pending", new.state)
     if index > 0 and "Delinking" in reached:
-        yield Event(Reason.DELINK_STARTED, f"The delink into phase {new.name} starts.", delink, attempt)
+        yield Event(Reason.DELINK_STARTED, f"The delink into phase {new.name} starts.", delink, _FIRST)
     if index > 0 and new.start_checkpoint and not (old and old.start_checkpoint):
         text = f"Phase {new.name} will start from the delinked checkpoint {new.start_checkpoint}."
-        yield Event(Reason.DELINK_COMPLETED, text, delink, attempt)
+        yield Event(Reason.DELINK_COMPLETED, text, delink, _LAST)
     if "Running" in reached:
-        yield Event(Reason.PHASE_STARTED, f"Phase {new.name} starts.", train, attempt)
+        yield Event(Reason.PHASE_STARTED, f"Phase {new.name} starts.", train, _FIRST)
     if "Succeeded" in reached:
-        yield Event(Reason.PHASE_SUCCEEDED, _result(new), train, attempt)
+        yield Event(Reason.PHASE_SUCCEEDED, _result(new), train, _LAST)
 
 
 def _states_reached(old: str, new: str) -> tuple[str, ...]:
@@ -148,9 +148,9 @@ def _of_job(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> Iterator[Even
     if holds(old, "Suspended") and not holds(new, "Suspended"):
         yield Event(Reason.RESUMED, f"The job goes on with attempt {new.attempt}.", stage, new.attempt)
     if holds(new, "Succeeded") and not holds(old, "Succeeded"):
-        yield Event(Reason.SUCCEEDED, _message(new, "Succeeded"), stage, new.attempt)
+        yield Event(Reason.SUCCEEDED, _message(new, "Succeeded"), stage, _LAST)
     if holds(new, "Failed") and not holds(old, "Failed"):
-        yield Event(Reason.FAILED, _message(new, "Failed"), stage, new.attempt, type="Warning")
+        yield Event(Reason.FAILED, _message(new, "Failed"), stage, _LAST, type="Warning")
 
 
 def _stage_number(status: PseudoRealJobStatus) -> int:

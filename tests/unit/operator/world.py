@@ -1,4 +1,4 @@
-"""A small cluster for tests of the plan: API server, Job controller, kubelets and trainers, all fakes that can misbehave.
+"""A small cluster for tests of the plan: API server, Job controller, kubelets and trainers, all able to misbehave.
 
 It holds objects as the API server would return them, so the operator's own readers are tested too. It knows what is on
 the checkpoint volume and checks, whenever a pod is made, that the stages run in order and that attempts do not overlap.
@@ -14,7 +14,7 @@ from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator import clock
-from pseudoreal_operator.observed import Observed, Role, Run
+from pseudoreal_operator.observed import JobState, Observed, Role, Run
 from pseudoreal_operator.plan import Plan, plan
 from pseudoreal_operator.reading import read_job, read_pod
 from pseudoreal_operator.settings import Settings
@@ -44,6 +44,8 @@ class World:
     events: dict[str, str] = field(default_factory=dict)
     done: set[tuple[str, str]] = field(default_factory=set)
     """(phase, role) whose result is on the checkpoint volume."""
+    begun: set[str] = field(default_factory=set)
+    """Names of Jobs that the status has once said to run: such a name must never be used again."""
     made: int = 0
 
     # What the operator does.
@@ -83,10 +85,17 @@ class World:
         raise AssertionError(f"the operator does not come to rest: {self.status}")
 
     def changes(self, wanted: Plan) -> bool:
-        return bool(wanted.apply or wanted.delete or wanted.events or wanted.status != self.status or wanted.wake_after == 0)
+        return bool(
+            wanted.apply or wanted.delete or wanted.events or wanted.status != self.status or wanted.wake_after == 0
+        )
 
     def _write(self, status: PseudoRealJobStatus) -> None:
         self.status = PseudoRealJobStatus.model_validate(status.to_dict())
+        for body in self.jobs_list():
+            run = read_job(body).run
+            state = next((phase.state for phase in status.phases if phase.name == run.phase), None)
+            if run.attempt == status.attempt and state == ("Running" if run.role is Role.TRAIN else "Delinking"):
+                self.begun.add(body["metadata"]["name"])
 
     def _post(self, event: Any) -> None:
         self.events.setdefault(event.name(self.job.metadata), event.reason.value)
@@ -94,6 +103,7 @@ class World:
     def _apply(self, manifest: Json) -> None:
         key = (manifest["kind"], manifest["metadata"]["name"])
         if key not in self.objects:
+            assert key[0] != "Job" or key[1] not in self.begun, f"{key[1]} is made a second time"
             self.objects[key] = copy.deepcopy(manifest)
 
     def _delete_job(self, name: str) -> None:
@@ -163,7 +173,9 @@ class World:
         for pod in self.alive():
             pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
-    def finish(self, pod: Json, outcome: Outcome = "Succeeded", exit_code: int | None = None, **terminated: Any) -> None:
+    def finish(
+        self, pod: Json, outcome: Outcome = "Succeeded", exit_code: int | None = None, **terminated: Any
+    ) -> None:
         """Ends a pod. With `exit_code` it leaves no word of its own."""
         run = read_pod(pod).run
         step = 10 * (1 + [phase.name for phase in self.job.spec.phases].index(run.phase))
@@ -197,6 +209,10 @@ class World:
     def vanish(self, pod: Json) -> None:
         self.pods.pop(pod["metadata"]["name"], None)
 
+    def active_jobs(self) -> list[str]:
+        jobs = [read_job(body) for body in self.jobs_list()]
+        return [job.name for job in jobs if job.state is JobState.ACTIVE]
+
     def orphans(self) -> list[Json]:
         """Pods whose Job is deleted and that still run."""
         return [pod for pod in self.alive() if ("Job", pod["metadata"]["job"]) not in self.objects]
@@ -211,8 +227,10 @@ class World:
         self.job = self.job.model_copy(update={"spec": spec, "metadata": metadata})
 
     def run_fairly(self, rounds: int = 60) -> None:
-        """Everybody does his part from here on."""
+        """Everybody does his part from here on, though orphans end only after the operator had its chance."""
         for _ in range(rounds):
+            self.settle()
+            self.tick(301)
             self.settle()
             self.control()
             for pod in self.orphans():
@@ -222,6 +240,5 @@ class World:
             for pod in self.alive():
                 self.finish(pod)
             self.control()
-            self.tick(301)
             if self.status.completion_time:
                 return
