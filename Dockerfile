@@ -3,7 +3,7 @@
 ARG BASE_IMAGE=python:3.12-slim
 
 FROM ${BASE_IMAGE} AS base
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+ENV VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH PYTHONPATH=/app PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 # torch asks for the name of the user, so the numeric id that the pods run under needs an entry.
 RUN groupadd --gid 10001 pseudoreal \
  && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp --shell /usr/sbin/nologin pseudoreal \
@@ -24,7 +24,10 @@ RUN apt-get update -qq && bash /tmp/corpus.sh /corpus
 
 FROM base AS trainer
 COPY requirements/trainer.txt /tmp/requirements.txt
-RUN pip install -r /tmp/requirements.txt
+# uv unpacks torch's 5 GB in a fraction of pip's time; it does not stay in the image.
+RUN pip install uv \
+ && uv pip install --system-certs --no-cache --compile-bytecode -r /tmp/requirements.txt \
+ && pip uninstall --yes uv
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /workspace
 COPY --from=corpus /corpus /workspace/corpus

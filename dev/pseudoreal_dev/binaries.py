@@ -23,7 +23,8 @@ PACKAGES: Mapping[str, str] = {
     "helm": "helm.sh/helm/v3/cmd/helm",
     "pause": "./pause",
 }
-BUILD = {"CGO_ENABLED": "0"}
+# A lazier garbage collector spends memory, of which there is enough, to save a part of the compiler's time.
+BUILD = {"CGO_ENABLED": "0", "GOGC": "400"}
 VERSION_PACKAGE = "k8s.io/component-base/version"
 
 

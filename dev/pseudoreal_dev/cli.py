@@ -43,13 +43,16 @@ def build_binaries() -> None:
 
 
 @commands.command("images", help="Build both images, and load them if the cluster is up.")
-def build_images() -> None:
+@click.option("--export", is_flag=True, help="Without a cluster: write what loading them will need.")
+def build_images(export: bool) -> None:
     _prepare()
     for target in images.Target:
         built = images.build(target)
         progress.console.print(built.name)
         if not cluster.status().problem:
             images.load(built, cluster.containerd())
+        elif export:
+            images.export(built)
 
 
 @commands.command("demo", help="Train the quickstart on a real Kubernetes.")

@@ -63,6 +63,12 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
     return image
 
 
+def export(image: Image) -> None:
+    """Does the part of `load` that needs no containerd, for a first run: it writes gigabytes beside the cluster's."""
+    with exclusive("images"):
+        layout.export(image.name)
+
+
 def load(image: Image, containerd: Containerd) -> None:
     """Gives the cluster's containerd what it lacks of the image, and drops the older images of the same name."""
     if image.name in containerd.names_of("images"):

@@ -26,16 +26,21 @@ def load(name: str, containerd: Containerd) -> None:
     """Gives containerd an image of buildah's. Raises CommandFailed when one of the two refuses."""
     held = set(containerd.names_of("content"))
     _drop_hollow_blobs(held)
+    export(name)
+    descriptor = find_descriptor(json.loads((_folder() / "index.json").read_text()))
+    manifest = json.loads(_blob(descriptor["digest"]).read_text())
+    with progress.step(f"importing {name}", cost=Cost.FIRST_RUN):
+        _import(name, descriptor, missing_blobs(manifest, held), containerd)
+    _empty()
+
+
+def export(name: str) -> None:
+    """Writes what the layout lacks of an image of buildah's. Raises CommandFailed."""
     log = paths.logs() / "image-load.log"
-    with progress.step("exporting the image", cost=Cost.FIRST_RUN, log=log):
+    with progress.step(f"exporting {name}", cost=Cost.FIRST_RUN, log=log):
         # Compressed layers have no digest before they are written: buildah's own push writes all of them every time.
         accept = "--dest-oci-accept-uncompressed-layers"
         shell.run(["skopeo", "copy", accept, buildah.reference(name), f"oci:{_folder()}:image"], log)
-    descriptor = find_descriptor(json.loads((_folder() / "index.json").read_text()))
-    manifest = json.loads(_blob(descriptor["digest"]).read_text())
-    with progress.step("importing the image", cost=Cost.FIRST_RUN):
-        _import(name, descriptor, missing_blobs(manifest, held), containerd)
-    _empty()
 
 
 def find_descriptor(index: Mapping[str, Any]) -> dict[str, Any]:

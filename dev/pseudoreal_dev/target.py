@@ -56,7 +56,7 @@ def _images_in_background() -> Iterator[None]:
         return
     log = paths.logs() / "images.log"
     with shell.open_log(log) as out:
-        command = [sys.executable, "-m", "pseudoreal_dev", "images"]
+        command = [sys.executable, "-m", "pseudoreal_dev", "images", "--export"]
         builder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
         yield
