@@ -1,6 +1,7 @@
 """The kopf side: one loop for each job, woken by watch events, and the liveness probe."""
 
 import asyncio
+import time
 from typing import Any
 
 import kopf
@@ -18,12 +19,15 @@ from pseudoreal_operator.wakeups import Wakeups
 _BACKOFFS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Seconds between passes that fail."""
 _WATCHED_KINDS = 2
+_START_SECONDS = 30.0
+"""Until kopf has found the kinds to watch. When there is no such kind, it never looks again."""
 
 log = structlog.get_logger()
 
 
 def register(registry: kopf.OperatorRegistry, api: Api, settings: Settings) -> None:
     wakeups = Wakeups()
+    begun = time.monotonic()
 
     # kopf cancels the loop when the job is deleted or the operator ends; a pass may be cut off anywhere.
     @kopf.daemon(GROUP, VERSION, PLURAL, registry=registry, id="reconcile", cancellation_timeout=5.0)
@@ -47,11 +51,12 @@ def register(registry: kopf.OperatorRegistry, api: Api, settings: Settings) -> N
 
     @kopf.on.probe(registry=registry, id="watchers")
     async def watchers(**_: Any) -> int:
-        return live_watchers(expected=_WATCHED_KINDS * max(1, len(settings.namespaces)))
+        starting = time.monotonic() - begun < _START_SECONDS
+        return live_watchers(0 if starting else _WATCHED_KINDS * max(1, len(settings.namespaces)))
 
 
 def live_watchers(expected: int) -> int:
-    """How many watches run. Raises PermanentError, which fails the probe, when one has died.
+    """How many watches run. Raises PermanentError, which fails the probe, when they are fewer than expected.
 
     kopf does not restart a watch that ends with an error, and nothing else tells (kopf 1.45.2).
     """

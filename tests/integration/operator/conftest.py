@@ -1,5 +1,6 @@
 """The operator as a process of its own, with the rights that the chart gives it and no more."""
 
+import json
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ from pseudoreal_dev.control_plane import ControlPlane
 from tests.integration.operator.cluster import Cluster, wait_for
 
 USER = "pseudoreal-operator"
+CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
 CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 
 
@@ -57,32 +59,22 @@ class Operator:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
 
-    def is_healthy(self) -> bool:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            return False
+    def health(self) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
+            return json.load(answer)
 
 
 @pytest.fixture(scope="session")
 def admin(control_plane: ControlPlane) -> client.ApiClient:
     """With the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
-    definition = crd.custom_resource_definition()
-    definitions = client.ApiextensionsV1Api(api)
-    try:
-        definitions.create_custom_resource_definition(definition)
-    except client.ApiException as error:
-        # Another test file of the same run may have installed it.
-        if error.status != 409:
-            raise
-
-    def established() -> bool:
-        found = definitions.read_custom_resource_definition(definition["metadata"]["name"])
-        return any(c.type == "Established" and c.status == "True" for c in found.status.conditions or [])
-
-    wait_for("the definition's establishment", established)
+    kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
+    for command in (("apply", "--server-side"), ("wait", "--for=condition=Established", "--timeout=30s")):
+        subprocess.run([*kubectl, *command, "-f", CRD], check=True, stdout=subprocess.DEVNULL)
+    # Established, it still answers for a moment that its storage is initializing.
+    wait_for(
+        "the storage of jobs", lambda: subprocess.run([*kubectl, "get", "prj"], capture_output=True).returncode == 0
+    )
     client.RbacAuthorizationV1Api(api).create_cluster_role({"metadata": {"name": USER}, "rules": _chart_rules(api)})
     return api
 

@@ -154,6 +154,23 @@ def test_what_the_trainer_refuses_ends_the_job_in_its_own_words() -> None:
     assert world.status.restarts == 0
 
 
+@pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
+def test_a_stage_whose_result_is_gone_runs_again_and_does_not_count(stage: str) -> None:
+    world = begun(spec__restart={"backoffSeconds": 0})
+    while f"sim-{stage}-a1" not in world.active_jobs():
+        world.finish_all()
+        world.settle()
+        world.control()
+    world.finish_all()
+    world.pods.clear()
+    world.settle()
+    assert world.active_jobs() == [f"sim-{stage}-a2"]
+    assert world.status.restarts == 0
+    world.run_fairly()
+    assert world.status.phases[1].start_checkpoint == "real-20"
+    assert world.status.phase == "Succeeded"
+
+
 def test_a_job_that_cannot_be_resolved_is_refused_at_first_sight() -> None:
     world = World(make_job(spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": 0}))
     world.settle()
