@@ -31,7 +31,7 @@ def load(name: str, containerd: Containerd) -> None:
     manifest = json.loads(_blob(descriptor["digest"]).read_text())
     with progress.step(f"importing {name}", cost=Cost.FIRST_RUN):
         _import(name, descriptor, missing_blobs(manifest, held), containerd)
-    _empty()
+    _empty(set(containerd.names_of("content")))
 
 
 def export(name: str) -> None:
@@ -92,12 +92,12 @@ def _drop_hollow_blobs(held: set[str]) -> None:
             blob.unlink()
 
 
-def _empty() -> None:
-    """Hollows the large blobs, now that containerd has them, and drops the rest, which is quickly written again."""
+def _empty(held: set[str]) -> None:
+    """Hollows the large blobs that containerd has by now, and drops small ones, which are quickly written again."""
     for blob in _blobs():
         if blob.stat().st_size < HOLLOW_BYTES:
             blob.unlink()
-        elif not is_hollow(blob):
+        elif not is_hollow(blob) and f"{DIGEST_PREFIX}{blob.name}" in held:
             hollow(blob)
     (_folder() / "index.json").unlink()
 
