@@ -100,6 +100,8 @@ def _rendezvous(plan: PodPlan) -> list[Json]:
         "PET_RDZV_ENDPOINT": f"{plan.name}-0.{plan.name}:{RENDEZVOUS_PORT}",
         "PET_RDZV_ID": plan.rendezvous_id,
         "PET_MAX_RESTARTS": "0",
+        # torchrun kills its ranks this long after a SIGTERM: late enough for a checkpoint, before the kubelet kills it.
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - 20),
     }
     index = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
     fixed: list[Json] = [{"name": name, "value": value} for name, value in values.items()]
