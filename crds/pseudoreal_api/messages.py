@@ -61,9 +61,11 @@ class ProgressReport(BaseModel):
     phase: str
     step: int
     total_steps: int
+    """Step at which the last phase of the job ends at the latest."""
     tokens: int
     loss: float
     validation_loss: float | None = None
+    """In the log the newest known; in metrics.jsonl only on lines where it was measured."""
     learning_rate: float
     tokens_per_second: float
     seconds: float

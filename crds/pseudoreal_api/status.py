@@ -9,7 +9,13 @@ from pseudoreal_api.base import ApiModel, list_map
 TIME: dict[str, Any] = {"format": "date-time"}
 
 
-class Condition(ApiModel):
+class StatusModel(ApiModel):
+    """A newer operator may have written fields that this one does not know."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class Condition(StatusModel):
     """As metav1.Condition."""
 
     type: str = Field(max_length=316, description="Accepted, Progressing, Delinked, Suspended, Succeeded or Failed.")
@@ -20,13 +26,13 @@ class Condition(ApiModel):
     observed_generation: int = Field(0, description="The generation of the spec that this speaks of.")
 
 
-class Replicas(ApiModel):
+class Replicas(StatusModel):
     desired: int = Field(0, description="Pods that the current phase wants.")
     ready: int = Field(0, description="Pods that are running.")
     failed: int = Field(0, description="Pods of the current attempt that failed.")
 
 
-class Progress(ApiModel):
+class Progress(StatusModel):
     step: int = Field(description="Steps done, from the job's start.")
     total_steps: int | None = Field(None, description="Steps at which the last phase ends at the latest.")
     percent: int | None = Field(None, description="Share of the steps that is done.")
@@ -38,12 +44,12 @@ class Progress(ApiModel):
     last_updated_time: str = Field(description="When this was read.", json_schema_extra=TIME)
 
 
-class CheckpointStatus(ApiModel):
+class CheckpointStatus(StatusModel):
     latest: str = Field(description="Name of the newest committed checkpoint that a finished pod reported.")
     step: int = Field(description="Its step.")
 
 
-class PhaseStatus(ApiModel):
+class PhaseStatus(StatusModel):
     """What became of one phase. Results come from the pods' termination messages."""
 
     name: str = Field(description="Name of the phase in the spec.")
@@ -57,10 +63,7 @@ class PhaseStatus(ApiModel):
     validation_loss: str | None = Field(None, description="Validation loss at its end.")
 
 
-class PseudoRealJobStatus(ApiModel):
-    # A newer operator may have written fields that this one does not know.
-    model_config = ConfigDict(extra="ignore")
-
+class PseudoRealJobStatus(StatusModel):
     observed_generation: int = Field(0, description="The generation of the spec that this status speaks of.")
     phase: str = Field(
         "Pending",
