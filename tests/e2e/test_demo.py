@@ -30,7 +30,7 @@ def test_it_learned_far_more_than_an_order_2_model(demo: Demo) -> None:
     found = report.result(status, job_logs.events(demo.kubernetes, JOB, NAMESPACE))
     # Well above a uniform guess (log 256 = 5.5) would be a broken baseline; below 1.2 no order-2 model gets on English.
     assert 1.2 < found.baseline < 2.5
-    assert found.better_by >= 0.10
+    assert found.better_by >= 0.15
 
 
 def test_delinking_changed_nothing(demo: Demo) -> None:
