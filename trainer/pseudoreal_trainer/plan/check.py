@@ -1,0 +1,286 @@
+"""Proves a step plan before the first batch: it ends, it stays within the window, it forgets and repeats nothing. Pure."""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import (
+    Agree,
+    Backward,
+    Drop,
+    Fetch,
+    Flow,
+    Forward,
+    Plan,
+    RankPlan,
+    Read,
+    Receive,
+    Reduce,
+    Send,
+    Stash,
+    Step,
+    Tie,
+    Unstash,
+    Update,
+)
+
+
+class PlanError(RuntimeError):
+    """A step plan that must not run; the text names the rank, the place in its plan and the fault."""
+
+
+def check_plan(layout: Layout, plan: Plan) -> None:
+    """Raises PlanError unless the plan trains one step of the layout, on all ranks together."""
+    for rank, steps in enumerate(plan):
+        _check_rank(layout, rank, steps)
+    _check_channels(plan)
+    _check_ties(layout, plan)
+    _check_that_it_ends(layout, plan)
+
+
+def _check_rank(layout: Layout, rank: int, steps: RankPlan) -> None:
+    state = _RankState(layout, rank)
+    for index, step in enumerate(steps):
+        try:
+            _HANDLERS[type(step)](state, step)
+        except PlanError as error:
+            raise PlanError(f"rank {rank}, step {index} ({step}): {error}") from None
+    try:
+        state.finish()
+    except PlanError as error:
+        raise PlanError(f"rank {rank}, at the end: {error}") from None
+
+
+def _require(holds: bool, fault: str) -> None:
+    if not holds:
+        raise PlanError(fault)
+
+
+@dataclass
+class _RankState:
+    """What is true on a rank between two steps of its plan."""
+
+    layout: Layout
+    rank: int
+    resident: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
+    inputs: set[tuple[int, int]] = field(default_factory=set)
+    """(position, micro-batch) whose input is on the device."""
+    stashed: set[tuple[int, int]] = field(default_factory=set)
+    gradients: set[tuple[int, int]] = field(default_factory=set)
+    """(position, micro-batch) of which the gradient of the input is here."""
+    passes: Counter[Forward | Backward] = field(default_factory=Counter)
+    reduced: set[int] = field(default_factory=set)
+    tied: set[int] = field(default_factory=set)
+    updated: set[int] = field(default_factory=set)
+    agreed: bool = False
+
+    def read_ahead(self, step: Read) -> None:
+        _require(self.layout.home(step.unit) == "disk", "its home is not disk")
+        _require(step.unit not in self.read, "it is read ahead already")
+        self.read.add(step.unit)
+
+    def fetch(self, step: Fetch) -> None:
+        unit = step.unit
+        _require(unit not in self.resident, "its working copy exists already")
+        _require(self.layout.moves(unit) or self.layout.refreshed(unit), "its working copy always exists")
+        _require(self.layout.home(unit) != "disk" or unit in self.read, "its weights were not read from disk")
+        _require(unit not in self.updated, "its update has started")
+        self.read.discard(unit)
+        self.resident.add(unit)
+        moving = sum(map(self.layout.moves, self.resident))
+        _require(moving <= self.layout.window, f"{moving} working copies exceed the window of {self.layout.window}")
+
+    def drop(self, step: Drop) -> None:
+        _require(step.unit in self.resident, "it has no working copy")
+        _require(self.layout.moves(step.unit), "its working copy must stay")
+        self.resident.discard(step.unit)
+
+    def forward(self, step: Forward) -> None:
+        key = (step.position, step.micro_batch)
+        self._compute(step)
+        _require(step.position == 0 or key in self.inputs, "its input is not here")
+        self._produce_input(step.position + 1, step.micro_batch)
+
+    def backward(self, step: Backward) -> None:
+        position, m = step.position, step.micro_batch
+        self._compute(step)
+        unit = self.layout.unit_of(position)
+        _require(unit not in self.reduced, "its unit's gradient is reduced already")
+        if position == self.layout.head:
+            _require((position, m) in self.inputs, "its input is not here")
+        else:
+            _require(self.passes[Forward(position, m)] == 1, "its forward pass has not been")
+            _require(position == 0 or (position, m) in self.inputs, "its input is not here")
+            _require((position + 1, m) in self.gradients, "the gradient of its output is not here")
+            self.gradients.remove((position + 1, m))
+        self.inputs.discard((position, m))
+        if position > 0:
+            self._produce_gradient(position, m)
+
+    def _compute(self, step: Forward | Backward) -> None:
+        layout, unit = self.layout, self.layout.unit_of(step.position)
+        _require(layout.rank_of(step.position) == self.rank, "its position is on another rank")
+        _require(step.micro_batch < layout.micro_batches, "there is no such micro-batch")
+        _require(unit not in self.updated, "its unit's update has started")
+        needs_copy = layout.moves(unit) or layout.refreshed(unit)
+        _require(not needs_copy or unit in self.resident, "its unit has no working copy")
+        self.passes[step] += 1
+        _require(self.passes[step] == 1, "it has been already")
+
+    def _produce_input(self, position: int, micro_batch: int) -> None:
+        if self.layout.rank_of(position) == self.rank:
+            self.inputs.add((position, micro_batch))
+
+    def _produce_gradient(self, position: int, micro_batch: int) -> None:
+        if self.layout.rank_of(position - 1) == self.rank:
+            self.gradients.add((position, micro_batch))
+
+    def send(self, step: Send) -> None:
+        position, m = step.position, step.micro_batch
+        source = Forward(position - 1, m) if step.flow is Flow.ACTIVATION else Backward(position, m)
+        target = position if step.flow is Flow.ACTIVATION else position - 1
+        _require(self.passes[source] == 1, "what it sends does not exist yet")
+        _require(self.layout.rank_of(target) == step.peer != self.rank, f"rank {step.peer} does not need it")
+
+    def receive(self, step: Receive) -> None:
+        key, here = (step.position, step.micro_batch), self.inputs
+        if step.flow is Flow.GRADIENT:
+            here = self.gradients
+        _require(key not in here, "it is here already")
+        here.add(key)
+
+    def stash(self, step: Stash) -> None:
+        key = (step.position, step.micro_batch)
+        _require(self.passes[Forward(*key)] == 1, "its forward pass has not been")
+        _require(key in self.inputs, "its input is not here")
+        self.inputs.remove(key)
+        self.stashed.add(key)
+
+    def unstash(self, step: Unstash) -> None:
+        key = (step.position, step.micro_batch)
+        _require(key in self.stashed, "its input is not on the host")
+        self.stashed.remove(key)
+        self.inputs.add(key)
+
+    def reduce(self, step: Reduce) -> None:
+        _require(step.unit not in self.reduced, "it is reduced already")
+        for expected in self._backward_passes(step.unit):
+            _require(self.passes[expected] == 1, f"its gradient lacks {expected}")
+        self.reduced.add(step.unit)
+
+    def tie(self, step: Tie) -> None:
+        _require(step.unit in self.reduced, "its gradient is not reduced")
+        _require(step.unit not in self.tied, "it is summed already")
+        _require(len(self.layout.users[step.unit]) > 1, "no other pipeline rank uses it")
+        self.tied.add(step.unit)
+
+    def agree(self, _: Agree) -> None:
+        _require(not self.agreed, "all ranks agree only once")
+        if self.layout.clipping.mode == "global":
+            self._require_all("reduced", self.reduced)
+        if self.layout.rank_of(self.layout.head) == self.rank:
+            losses = [Backward(self.layout.head, m) for m in range(self.layout.micro_batches)]
+            _require(all(self.passes[p] == 1 for p in losses), "the loss is not known yet")
+        self.agreed = True
+
+    def update(self, step: Update) -> None:
+        unit = step.unit
+        _require(unit in self.reduced, "its gradient is not reduced")
+        _require(
+            len(self.layout.users[unit]) == 1 or unit in self.tied, "its gradient lacks other pipeline ranks' part"
+        )
+        _require(self.agreed, "not all ranks have agreed that the loss is finite")
+        _require(unit not in self.updated, "it is updated already")
+        self.updated.add(unit)
+
+    def finish(self) -> None:
+        layout = self.layout
+        self._require_all("reduced", self.reduced)
+        self._require_all("updated", self.updated)
+        _require(self.agreed, "the ranks never agree on the loss")
+        moving = [unit for unit in self.resident if layout.moves(unit)]
+        _require(not moving, f"the working copies of units {moving} are never dropped")
+        _require(not self.stashed and not self.gradients and not self.inputs, "activations or gradients are left over")
+
+    def _require_all(self, what: str, units: set[int]) -> None:
+        missing = sorted(set(self.layout.local_units(self.rank)) - units)
+        _require(not missing, f"units {missing} are not {what}")
+
+    def _backward_passes(self, unit: int) -> list[Backward]:
+        positions = [p for p in self.layout.positions(self.rank) if self.layout.unit_of(p) == unit]
+        return [Backward(p, m) for p in positions for m in range(self.layout.micro_batches)]
+
+
+_HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
+    Read: _RankState.read_ahead,
+    Fetch: _RankState.fetch,
+    Drop: _RankState.drop,
+    Forward: _RankState.forward,
+    Backward: _RankState.backward,
+    Send: _RankState.send,
+    Receive: _RankState.receive,
+    Stash: _RankState.stash,
+    Unstash: _RankState.unstash,
+    Reduce: _RankState.reduce,
+    Tie: _RankState.tie,
+    Agree: _RankState.agree,
+    Update: _RankState.update,
+}
+
+_Channel = tuple[Flow, int, int]
+"""Flow, sending rank, receiving rank."""
+
+
+def _check_channels(plan: Plan) -> None:
+    """Messages have no names on some networks: the k-th receive of a channel gets its k-th send."""
+    sent: dict[_Channel, list[tuple[int, int]]] = {}
+    received: dict[_Channel, list[tuple[int, int]]] = {}
+    for rank, steps in enumerate(plan):
+        for step in steps:
+            if isinstance(step, Send):
+                sent.setdefault((step.flow, rank, step.peer), []).append((step.position, step.micro_batch))
+            elif isinstance(step, Receive):
+                received.setdefault((step.flow, step.peer, rank), []).append((step.position, step.micro_batch))
+    for channel in sorted(sent.keys() | received.keys(), key=str):
+        flow, source, target = channel
+        _require(
+            sent.get(channel) == received.get(channel),
+            f"rank {target} does not receive the {flow.value}s from rank {source} in the order in which they are sent",
+        )
+
+
+def _check_ties(layout: Layout, plan: Plan) -> None:
+    orders = [[step.unit for step in steps if isinstance(step, Tie)] for steps in plan]
+    for unit, users in enumerate(layout.users):
+        for rank in users if len(users) > 1 else ():
+            _require(unit in orders[rank], f"rank {rank} does not sum the gradient of unit {unit} over ranks {users}")
+    for rank, order in enumerate(orders):
+        _require(order == sorted(order, reverse=True), f"rank {rank} sums units {order} in an order of its own")
+
+
+def _check_that_it_ends(layout: Layout, plan: Plan) -> None:
+    """Runs the plan without work: a pass waits for its messages, nothing else waits."""
+    todo = [deque(steps) for steps in plan]
+    sent: set[tuple[Flow, int, int]] = set()
+    progress = True
+    while progress:
+        progress = False
+        for rank, steps in enumerate(todo):
+            while steps and _awaited(layout, rank, steps[0]) <= sent:
+                step = steps.popleft()
+                progress = True
+                if isinstance(step, Send):
+                    sent.add((step.flow, step.position, step.micro_batch))
+    stuck = {rank: steps[0] for rank, steps in enumerate(todo) if steps}
+    _require(not stuck, f"it never ends: {'; '.join(f'rank {r} waits in {step}' for r, step in stuck.items())}")
+
+
+def _awaited(layout: Layout, rank: int, step: Step) -> set[tuple[Flow, int, int]]:
+    if isinstance(step, Forward) and step.position > 0 and layout.rank_of(step.position - 1) != rank:
+        return {(Flow.ACTIVATION, step.position, step.micro_batch)}
+    if isinstance(step, Backward) and step.position < layout.head and layout.rank_of(step.position + 1) != rank:
+        return {(Flow.GRADIENT, step.position + 1, step.micro_batch)}
+    return set()

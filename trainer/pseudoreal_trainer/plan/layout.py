@@ -1,0 +1,110 @@
+"""Which rank does what: the chain of positions, its units, and the grid of pipeline and data ranks. Pure."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+from pseudoreal_api.model_spec import Clipping
+from pseudoreal_api.phase_spec import Home, Schedule, StateSharding
+
+ClippingMode = str
+_MODULAR = ("layered", "interleaved")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Everything that the step plan of a phase depends on."""
+
+    layer_blocks: tuple[int, ...]
+    """Entry l is the block of layer l."""
+    pipeline: int
+    data: int
+    """Data-parallel ranks of each pipeline rank."""
+    micro_batches: int
+    order: Schedule = "layered"
+    sharding: StateSharding = "none"
+    homes: tuple[Home, ...] = ()
+    """Of each unit. Empty: all on the device."""
+    window: int = 2
+    """Most working copies of moving units at a time."""
+    recompute: bool = True
+    stash: bool = False
+    """Boundary activations wait on the host."""
+    clipping: Clipping = Clipping()
+
+    @property
+    def layers(self) -> int:
+        return len(self.layer_blocks)
+
+    @property
+    def head(self) -> int:
+        """The last position."""
+        return self.layers + 1
+
+    @cached_property
+    def units(self) -> int:
+        """Embedding, blocks, head."""
+        return max(self.layer_blocks) + 3
+
+    def unit_of(self, position: int) -> int:
+        if position == 0:
+            return 0
+        return self.units - 1 if position == self.head else 1 + self.layer_blocks[position - 1]
+
+    def rank_of(self, position: int) -> int:
+        """Pipeline rank. The embedding is with the first layer and the head with the last, so only layers send."""
+        layer = min(max(position - 1, 0), self.layers - 1)
+        if self.order in _MODULAR:
+            return layer % self.pipeline
+        return layer * self.pipeline // self.layers
+
+    def positions(self, rank: int) -> tuple[int, ...]:
+        """Of a pipeline rank, ascending."""
+        return self._positions[rank]
+
+    @cached_property
+    def _positions(self) -> tuple[tuple[int, ...], ...]:
+        found: list[list[int]] = [[] for _ in range(self.pipeline)]
+        for position in range(self.head + 1):
+            found[self.rank_of(position)].append(position)
+        return tuple(map(tuple, found))
+
+    def local_units(self, rank: int) -> tuple[int, ...]:
+        """Units that a pipeline rank uses, in the order of their first use."""
+        return tuple(dict.fromkeys(self.unit_of(position) for position in self.positions(rank)))
+
+    @cached_property
+    def users(self) -> tuple[tuple[int, ...], ...]:
+        """For each unit the pipeline ranks that use it. More than one: its gradient is summed over them."""
+        found: list[set[int]] = [set() for _ in range(self.units)]
+        for position in range(self.head + 1):
+            found[self.unit_of(position)].add(self.rank_of(position))
+        return tuple(tuple(sorted(ranks)) for ranks in found)
+
+    def home(self, unit: int) -> Home:
+        return self.homes[unit] if self.homes else "device"
+
+    def shards(self, unit: int) -> int:
+        """Parts into which the state of a unit is split. A unit that moves has no whole copy anywhere."""
+        return 1 if self.sharding == "none" else self.data
+
+    def moves(self, unit: int) -> bool:
+        """Its working copy exists in the window only."""
+        return self.home(unit) != "device" or (self.sharding == "full" and self.data > 1)
+
+    def refreshed(self, unit: int) -> bool:
+        """Its working copy stays, and is gathered from the updated shards once a step."""
+        return not self.moves(unit) and self.shards(unit) > 1
+
+    @property
+    def is_tied(self) -> bool:
+        """Some block is used on several pipeline ranks."""
+        return any(len(ranks) > 1 for ranks in self.users)
+
+    def world_rank(self, pipeline_rank: int, data_rank: int) -> int:
+        """Data ranks are neighbours: what they exchange is the larger part."""
+        return pipeline_rank * self.data + data_rank
+
+    @cached_property
+    def all_positions(self) -> tuple[int, ...]:
+        return tuple(sorted(chain.from_iterable(self._positions)))

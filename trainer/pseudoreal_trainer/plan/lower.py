@@ -1,0 +1,159 @@
+"""From the order of the passes to the whole plan of a step: messages, working copies, reductions, updates. Pure."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.orders import compute_order, evaluation_order
+from pseudoreal_trainer.plan.steps import (
+    Agree,
+    Backward,
+    Compute,
+    Flow,
+    Forward,
+    Plan,
+    Receive,
+    Reduce,
+    Send,
+    Stash,
+    Step,
+    Tie,
+    Unstash,
+    Update,
+)
+from pseudoreal_trainer.plan.window import window_steps
+
+
+def step_plan(layout: Layout) -> Plan:
+    """The plan of a training step, for each pipeline rank."""
+    return _with_messages(layout, [compute_order(layout, rank) for rank in range(layout.pipeline)])
+
+
+def evaluation_plan(layout: Layout) -> Plan:
+    """The plan of a forward pass to the loss, for each pipeline rank."""
+    return _with_messages(layout, [evaluation_order(layout, rank) for rank in range(layout.pipeline)])
+
+
+def _with_messages(layout: Layout, orders: list[list[Compute]]) -> Plan:
+    sent = [[message for compute in order for message in _sends(layout, compute)] for order in orders]
+    receives = [_receives(layout, rank, orders[rank], sent) for rank in range(layout.pipeline)]
+    return tuple(tuple(_lowered(layout, r, orders[r], receives[r])) for r in range(layout.pipeline))
+
+
+def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int, list[Receive]]) -> Iterator[Step]:
+    copies = window_steps(layout, order)
+    last = {layout.unit_of(c.position): i for i, c in enumerate(order) if isinstance(c, Backward)}
+    stashes = _Stashes(layout, order)
+    for index, compute in enumerate(order):
+        yield from copies.get(index, ())
+        yield from receives.get(index, ())
+        yield from stashes.before(index)
+        yield compute
+        yield from _sends(layout, compute)
+        yield from stashes.after(index)
+        if last.get(unit := layout.unit_of(compute.position)) == index:
+            yield Reduce(unit)
+            yield from _early_update(layout, unit, is_first=index == min(last.values()))
+    yield from copies.get(len(order), ())
+    if last:
+        yield from _ending(layout, rank)
+
+
+def _early_update(layout: Layout, unit: int, *, is_first: bool) -> Iterator[Step]:
+    """Without global clipping a unit is updated as soon as it is reduced, unless other pipeline ranks have a part in
+    its gradient. Nothing is updated before all ranks know that the loss is finite."""
+    if layout.clipping.mode == "global":
+        return
+    if is_first:
+        yield Agree()
+    if len(layout.users[unit]) == 1:
+        yield Update(unit)
+
+
+def _ending(layout: Layout, rank: int) -> Iterator[Step]:
+    # In one order on all ranks, as their backward passes may end in different ones.
+    tied = [
+        unit for unit in reversed(range(layout.units)) if rank in layout.users[unit] and len(layout.users[unit]) > 1
+    ]
+    yield from map(Tie, tied)
+    if layout.clipping.mode != "global":
+        yield from map(Update, tied)
+        return
+    yield Agree()
+    # In the order in which the next step needs them.
+    yield from map(Update, layout.local_units(rank))
+
+
+def _sends(layout: Layout, compute: Compute) -> list[Send]:
+    position, m = compute.position, compute.micro_batch
+    if isinstance(compute, Forward):
+        if position == layout.head or layout.rank_of(position + 1) == layout.rank_of(position):
+            return []
+        return [Send(Flow.ACTIVATION, position + 1, m, layout.rank_of(position + 1))]
+    if position == 0 or layout.rank_of(position - 1) == layout.rank_of(position):
+        return []
+    return [Send(Flow.GRADIENT, position, m, layout.rank_of(position - 1))]
+
+
+def _needed(layout: Layout, compute: Compute) -> Receive | None:
+    position, m = compute.position, compute.micro_batch
+    if isinstance(compute, Forward):
+        if position > 0 and layout.rank_of(position - 1) != layout.rank_of(position):
+            return Receive(Flow.ACTIVATION, position, m, layout.rank_of(position - 1))
+    elif position != layout.head and layout.rank_of(position + 1) != layout.rank_of(position):
+        return Receive(Flow.GRADIENT, position + 1, m, layout.rank_of(position + 1))
+    return None
+
+
+def _receives(layout: Layout, rank: int, order: Sequence[Compute], sent: list[list[Send]]) -> dict[int, list[Receive]]:
+    """Index into `order` -> receives that start before that pass: one pass ahead of their use, so that messages travel
+    while the rank computes. Each channel, a flow from one rank to another, receives in the order of its sends."""
+    channels = _incoming(rank, sent)
+    ordinals = {message: index for messages in channels.values() for index, message in enumerate(messages)}
+    started: Counter[tuple[Flow, int]] = Counter()
+    placed: dict[int, list[Receive]] = {}
+    for index, compute in enumerate(order):
+        need = _needed(layout, compute)
+        if need is None:
+            continue
+        channel, until = (need.flow, need.peer), ordinals[need] + 1
+        placed.setdefault(max(0, index - 1), []).extend(channels[channel][started[channel] : until])
+        started[channel] = max(started[channel], until)
+    return placed
+
+
+def _incoming(rank: int, sent: list[list[Send]]) -> dict[tuple[Flow, int], list[Receive]]:
+    """What a rank receives on each channel, in the order of the sends."""
+    channels: dict[tuple[Flow, int], list[Receive]] = {}
+    for peer, messages in enumerate(sent):
+        for message in messages:
+            if message.peer == rank:
+                receive = Receive(message.flow, message.position, message.micro_batch, peer)
+                channels.setdefault((message.flow, peer), []).append(receive)
+    return channels
+
+
+class _Stashes:
+    """When boundary activations go to the host and come back: right after the forward pass, one pass ahead of use."""
+
+    def __init__(self, layout: Layout, order: Sequence[Compute]) -> None:
+        self._before: dict[int, list[Step]] = {}
+        self._after: dict[int, list[Step]] = {}
+        if not layout.stash or not any(isinstance(c, Backward) for c in order):
+            return
+        for index, (ahead, compute) in enumerate(pairwise([order[0], *order])):
+            key = (compute.position, compute.micro_batch)
+            if compute.position == 0:
+                continue
+            if isinstance(compute, Forward):
+                self._after[index] = [Stash(*key)]
+            elif compute.position != layout.head:
+                place = index - 1 if isinstance(ahead, Backward) else index
+                self._before.setdefault(place, []).append(Unstash(*key))
+
+    def before(self, index: int) -> list[Step]:
+        return self._before.get(index, [])
+
+    def after(self, index: int) -> list[Step]:
+        return self._after.get(index, [])

@@ -1,0 +1,96 @@
+"""The order of forward and backward passes on each pipeline rank. Pure.
+
+layered: breadth-first, with modular placement (Lamy-Poirier, arXiv 2106.02679 and 2211.05953). gpipe: Huang et al.,
+arXiv 1811.06965. 1f1b: Narayanan et al., arXiv 2006.09503. interleaved: Narayanan et al., arXiv 2104.04473.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import chain, zip_longest
+
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import Backward, Compute, Forward
+
+
+def compute_order(layout: Layout, rank: int) -> list[Compute]:
+    """Forward and backward passes of a pipeline rank. Raises ValueError when the order does not fit the numbers."""
+    orders = {"layered": _layered, "gpipe": _gpipe, "1f1b": _one_forward_one_backward, "interleaved": _interleaved}
+    return list(orders[layout.order](layout, rank))
+
+
+def evaluation_order(layout: Layout, rank: int) -> list[Compute]:
+    """Forward passes alone, layer after layer."""
+    return [Forward(p, m) for p in layout.positions(rank) for m in range(layout.micro_batches)]
+
+
+def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
+    """Raises ValueError: every rank needs equally many layers, and every round equally many micro-batches."""
+    if layers % pipeline:
+        raise ValueError(
+            f"parallelism.schedule interleaved needs model.layers {layers} to be a multiple of parallelism.pipeline"
+            f" {pipeline}; change one of them or take schedule layered"
+        )
+    rounds = max(1, micro_batches // pipeline)
+    if micro_batches % rounds:
+        raise ValueError(
+            f"parallelism.schedule interleaved needs batch.microBatches {micro_batches} to be a multiple of"
+            f" parallelism.pipeline {pipeline}, or smaller; change one of them or take schedule layered"
+        )
+
+
+def _layered(layout: Layout, rank: int) -> Iterator[Compute]:
+    """All micro-batches through one layer, then the next."""
+    positions, micro_batches = layout.positions(rank), range(layout.micro_batches)
+    yield from (Forward(p, m) for p in positions if p != layout.head for m in micro_batches)
+    yield from (Backward(p, m) for p in reversed(positions) for m in micro_batches)
+
+
+def _gpipe(layout: Layout, rank: int) -> Iterator[Compute]:
+    positions, micro_batches = layout.positions(rank), range(layout.micro_batches)
+    for m in micro_batches:
+        yield from _forward(layout, positions, m)
+    for m in micro_batches:
+        yield from _backward(positions, m)
+
+
+def _one_forward_one_backward(layout: Layout, rank: int) -> Iterator[Compute]:
+    positions, count = layout.positions(rank), layout.micro_batches
+    forward = [list(_forward(layout, positions, m)) for m in range(count)]
+    backward = [list(_backward(positions, m)) for m in range(count)]
+    return _one_by_one(forward, backward, warmup=layout.pipeline - 1 - rank)
+
+
+def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
+    """Rounds of micro-batches; in each, all chunks of the rank, a layer each, one after the other."""
+    check_interleaved(layout.layers, layout.pipeline, layout.micro_batches)
+    chunks = _chunks(layout, rank)
+    width = layout.micro_batches // max(1, layout.micro_batches // layout.pipeline)
+    rounds = [range(first, first + width) for first in range(0, layout.micro_batches, width)]
+    forward = [list(_forward(layout, chunk, m)) for part in rounds for chunk in chunks for m in part]
+    backward = [list(_backward(chunk, m)) for part in rounds for chunk in reversed(chunks) for m in part]
+    warmup = (len(chunks) - 1) * width + 2 * (layout.pipeline - 1 - rank)
+    return _one_by_one(forward, backward, warmup)
+
+
+def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
+    """A layer each; the embedding belongs to the first layer's chunk and the head to the last's."""
+    chunks = [(p,) for p in layout.positions(rank) if 0 < p < layout.head]
+    if layout.rank_of(0) == rank:
+        chunks[0] = (0, *chunks[0])
+    if layout.rank_of(layout.head) == rank:
+        chunks[-1] = (*chunks[-1], layout.head)
+    return chunks
+
+
+def _one_by_one(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
+    """`warmup` entries forward; then one forward and one backward in turn, and the rest backward."""
+    yield from chain.from_iterable(forward[:warmup])
+    for pair in zip_longest(forward[warmup:], backward, fillvalue=[]):
+        yield from chain.from_iterable(pair)
+
+
+def _forward(layout: Layout, positions: Iterable[int], micro_batch: int) -> Iterator[Compute]:
+    return (Forward(p, micro_batch) for p in positions if p != layout.head)
+
+
+def _backward(positions: tuple[int, ...], micro_batch: int) -> Iterator[Compute]:
+    return (Backward(p, micro_batch) for p in reversed(positions))

@@ -1,0 +1,122 @@
+"""The records of a step plan. A rank's plan is a tuple of them, executed from first to last.
+
+Positions count the model's chain: 0 is the embedding, 1..L are the layers, L + 1 is the final norm with the head and
+the loss. A unit is an index into the model's units; layers that share a block use the same unit.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Flow(Enum):
+    """What passes between two pipeline ranks at the boundary before a position."""
+
+    ACTIVATION = "activation"
+    """The position's input, on its way forward."""
+    GRADIENT = "gradient"
+    """The gradient of the position's input, on its way backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Starts to read a unit's weights from disk into a read-ahead buffer."""
+
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Starts to make a unit's working copy: from its home, from the shards of the data ranks, or both."""
+
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Ends a working copy; its place in the window is free."""
+
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """At the head: the loss alone, without gradients (evaluation)."""
+
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backward:
+    """Adds to the gradient of the position's unit. At the head it contains the forward pass and the loss."""
+
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    flow: Flow
+    position: int
+    micro_batch: int
+    peer: int
+    """Pipeline rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """Starts to receive; the step that needs it waits."""
+
+    flow: Flow
+    position: int
+    micro_batch: int
+    peer: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stash:
+    """Moves the input of a position to the host, where it waits for the backward pass."""
+
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unstash:
+    """Brings it back."""
+
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """Ends a unit's gradient: starts its sum over the data ranks, to whole gradients or to shards."""
+
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tie:
+    """Sums a unit's reduced gradient over the pipeline ranks that use the unit."""
+
+    unit: int
+
+
+@dataclass(frozen=True, slots=True)
+class Agree:
+    """Sums over all ranks what everybody must know: the loss, the wish to stop, and with global clipping the norm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Starts a unit's optimizer step."""
+
+    unit: int
+
+
+Step = Read | Fetch | Drop | Forward | Backward | Send | Receive | Stash | Unstash | Reduce | Tie | Agree | Update
+Compute = Forward | Backward
+RankPlan = tuple[Step, ...]
+Plan = tuple[RankPlan, ...]
+"""One for each pipeline rank; data ranks of one pipeline rank have the same."""

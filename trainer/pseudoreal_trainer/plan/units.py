@@ -1,0 +1,79 @@
+"""The units of a model: what moves and is updated as one. Pure.
+
+A unit's parameters form one flat vector: the matrices first, then the vectors, because weight decay acts on the former
+only and is so one range of the vector, wherever shards cut it.
+"""
+
+from dataclasses import dataclass
+from math import prod
+
+from pseudoreal_api.model_spec import Model
+
+VOCABULARY = 256
+"""One token for each byte."""
+
+EMBEDDING, HEAD = "embedding", "head"
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    """In the model and in checkpoints."""
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Unit:
+    name: str
+    parameters: tuple[Parameter, ...]
+    """In the order of the flat vector."""
+
+    @property
+    def numel(self) -> int:
+        return sum(parameter.numel for parameter in self.parameters)
+
+    @property
+    def decayed(self) -> int:
+        """Elements at the start of the flat vector on which weight decay acts."""
+        return sum(parameter.numel for parameter in self.parameters if len(parameter.shape) > 1)
+
+    def shard(self, rank: int, ranks: int) -> range:
+        """The part of the flat vector that a rank holds; the last parts may reach into the padding behind `numel`."""
+        length = self.shard_length(ranks)
+        return range(rank * length, (rank + 1) * length)
+
+    def shard_length(self, ranks: int) -> int:
+        return -(-self.numel // ranks)
+
+
+def units_of(model: Model, blocks: int) -> tuple[Unit, ...]:
+    """The embedding, the blocks, then the final norm with the head."""
+    return (
+        _unit(EMBEDDING, {"embedding.weight": (VOCABULARY, model.hidden)}),
+        *(_unit(block_name(block), _block(model, block)) for block in range(blocks)),
+        _unit(HEAD, {"norm.weight": (model.hidden,), "head.weight": (VOCABULARY, model.hidden)}),
+    )
+
+
+def block_name(block: int) -> str:
+    return f"blocks.{block}"
+
+
+def _block(model: Model, block: int) -> dict[str, tuple[int, ...]]:
+    hidden, inner = model.hidden, model.ffn.hidden
+    shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (hidden,)}
+    shapes |= {f"attention.{name}.weight": (hidden, hidden) for name in ("query", "key", "value", "output")}
+    shapes |= {"ffn_norm.weight": (hidden,)}
+    if model.ffn.activation == "swiglu":
+        shapes |= {"ffn.gate.weight": (inner, hidden)}
+    shapes |= {"ffn.up.weight": (inner, hidden), "ffn.down.weight": (hidden, inner)}
+    return {f"{block_name(block)}.{name}": shape for name, shape in shapes.items()}
+
+
+def _unit(name: str, shapes: dict[str, tuple[int, ...]]) -> Unit:
+    parameters = [Parameter(*item) for item in shapes.items()]
+    return Unit(name, tuple(sorted(parameters, key=lambda parameter: len(parameter.shape) == 1)))

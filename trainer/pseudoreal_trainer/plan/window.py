@@ -1,0 +1,87 @@
+"""Which working copies exist when: the window of a rank. Pure.
+
+At every change of unit the window holds the units that are needed next, so it fetches as early as it can, and as
+seldom: with L units in layered order and a window of k, 2L - k times a step, whatever the number of micro-batches.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import Compute, Drop, Fetch, Read, Step
+
+
+def window_steps(layout: Layout, order: Sequence[Compute]) -> dict[int, list[Step]]:
+    """Index into `order` -> what happens to working copies before that pass; index len(order): at the end."""
+    before: dict[int, list[Step]] = {}
+    _insert_moves(layout, order, before)
+    _insert_refreshes(layout, order, before)
+    return before
+
+
+def _insert_moves(layout: Layout, order: Sequence[Compute], before: dict[int, list[Step]]) -> None:
+    runs = _runs(layout, order, layout.moves)
+    window = _Window(layout)
+    for place, (index, _) in enumerate(runs):
+        before[index] = list(window.turn_to(_next_distinct(runs, place, layout.window + 1)))
+    before[len(order)] = list(window.turn_to([]))
+
+
+@dataclass
+class _Window:
+    layout: Layout
+    resident: dict[int, None] = field(default_factory=dict)
+    read: set[int] = field(default_factory=set)
+
+    def turn_to(self, coming: list[int]) -> Iterator[Step]:
+        """`coming`: the units needed next, one more than fit; that one is read ahead if it is on disk."""
+        wanted = coming[: self.layout.window]
+        for unit in [unit for unit in self.resident if unit not in wanted]:
+            del self.resident[unit]
+            yield Drop(unit)
+        for unit in wanted:
+            if unit not in self.resident:
+                yield from self._read(unit)
+                self.read.discard(unit)
+                self.resident[unit] = None
+                yield Fetch(unit)
+        for unit in coming[self.layout.window :]:
+            yield from self._read(unit)
+
+    def _read(self, unit: int) -> Iterator[Step]:
+        if self.layout.home(unit) == "disk" and unit not in self.read:
+            self.read.add(unit)
+            yield Read(unit)
+
+
+def _insert_refreshes(layout: Layout, order: Sequence[Compute], before: dict[int, list[Step]]) -> None:
+    """Gathers each unit one unit ahead of its first use."""
+    runs = _runs(layout, order, layout.refreshed)
+    first_use: dict[int, int] = {}
+    for index, unit in runs:
+        first_use.setdefault(unit, index)
+    starts = list(first_use.items())
+    if starts:
+        before.setdefault(starts[0][1], []).insert(0, Fetch(starts[0][0]))
+    for (_, index), (unit, _) in pairwise(starts):
+        before.setdefault(index, []).append(Fetch(unit))
+
+
+def _runs(layout: Layout, order: Sequence[Compute], counts: Callable[[int], bool]) -> list[tuple[int, int]]:
+    """(index of the first pass, unit) for each stretch of passes that use the same counted unit."""
+    found: list[tuple[int, int]] = []
+    for index, compute in enumerate(order):
+        unit = layout.unit_of(compute.position)
+        if counts(unit) and (not found or found[-1][1] != unit):
+            found.append((index, unit))
+    return found
+
+
+def _next_distinct(runs: list[tuple[int, int]], place: int, count: int) -> list[int]:
+    found: dict[int, None] = {}
+    for _, unit in islice(runs, place, None):
+        found[unit] = None
+        if len(found) == count:
+            break
+    return list(found)
