@@ -1,4 +1,4 @@
-"""Proves a step plan before the first batch: it ends, it stays within the window, it forgets and repeats nothing. Pure."""
+"""Proves a step plan before the first batch: it ends, keeps within the window, forgets and repeats nothing. Pure."""
 
 from collections import Counter, deque
 from collections.abc import Callable
@@ -179,7 +179,7 @@ class _RankState:
 
     def agree(self, _: Agree) -> None:
         _require(not self.agreed, "all ranks agree only once")
-        if self.layout.clipping.mode == "global":
+        if self.layout.clipping == "global":
             self._require_all("reduced", self.reduced)
         if self.layout.rank_of(self.layout.head) == self.rank:
             losses = [Backward(self.layout.head, m) for m in range(self.layout.micro_batches)]

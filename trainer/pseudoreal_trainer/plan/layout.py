@@ -2,12 +2,10 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
-from pseudoreal_api.model_spec import Clipping
+from pseudoreal_api.model_spec import ClippingMode
 from pseudoreal_api.phase_spec import Home, Schedule, StateSharding
 
-ClippingMode = str
 _MODULAR = ("layered", "interleaved")
 
 
@@ -30,7 +28,7 @@ class Layout:
     recompute: bool = True
     stash: bool = False
     """Boundary activations wait on the host."""
-    clipping: Clipping = Clipping()
+    clipping: ClippingMode = "global"
 
     @property
     def layers(self) -> int:
@@ -84,8 +82,9 @@ class Layout:
     def home(self, unit: int) -> Home:
         return self.homes[unit] if self.homes else "device"
 
-    def shards(self, unit: int) -> int:
-        """Parts into which the state of a unit is split. A unit that moves has no whole copy anywhere."""
+    @property
+    def shards(self) -> int:
+        """Parts into which the state of each unit is split. A unit that moves has no whole copy anywhere."""
         return 1 if self.sharding == "none" else self.data
 
     def moves(self, unit: int) -> bool:
@@ -94,7 +93,7 @@ class Layout:
 
     def refreshed(self, unit: int) -> bool:
         """Its working copy stays, and is gathered from the updated shards once a step."""
-        return not self.moves(unit) and self.shards(unit) > 1
+        return not self.moves(unit) and self.shards > 1
 
     @property
     def is_tied(self) -> bool:
@@ -104,7 +103,3 @@ class Layout:
     def world_rank(self, pipeline_rank: int, data_rank: int) -> int:
         """Data ranks are neighbours: what they exchange is the larger part."""
         return pipeline_rank * self.data + data_rank
-
-    @cached_property
-    def all_positions(self) -> tuple[int, ...]:
-        return tuple(sorted(chain.from_iterable(self._positions)))

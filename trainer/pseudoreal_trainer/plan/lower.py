@@ -63,7 +63,7 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
 def _early_update(layout: Layout, unit: int, *, is_first: bool) -> Iterator[Step]:
     """Without global clipping a unit is updated as soon as it is reduced, unless other pipeline ranks have a part in
     its gradient. Nothing is updated before all ranks know that the loss is finite."""
-    if layout.clipping.mode == "global":
+    if layout.clipping == "global":
         return
     if is_first:
         yield Agree()
@@ -77,7 +77,7 @@ def _ending(layout: Layout, rank: int) -> Iterator[Step]:
         unit for unit in reversed(range(layout.units)) if rank in layout.users[unit] and len(layout.users[unit]) > 1
     ]
     yield from map(Tie, tied)
-    if layout.clipping.mode != "global":
+    if layout.clipping != "global":
         yield from map(Update, tied)
         return
     yield Agree()
