@@ -9,7 +9,6 @@ from pseudoreal_api.spec import JobMetadata, PseudoRealJobSpec
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.conditions import ACCEPTED, NOT_SUSPENDED, Claim
-from pseudoreal_operator.events import Event
 from pseudoreal_operator.observed import ChildJob, JobState, Observed, Pod, Run
 from pseudoreal_operator.stages import Stage, current_stage
 
@@ -76,7 +75,6 @@ class Step:
     accepted: Claim = ACCEPTED
     suspended: Claim = NOT_SUSPENDED
     ended: Claim | None = None
-    notices: tuple[Event, ...] = ()
     wake_after: float | None = 0.0
     """Seconds; 0 for at once, None for not before something changes."""
 

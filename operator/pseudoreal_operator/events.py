@@ -27,7 +27,6 @@ class Reason(StrEnum):
     """In the order in which they can follow one another within one attempt at one stage."""
 
     ACCEPTED = "Accepted"
-    ENGINE_NOTICE = "EngineNotice"
     RESUMED = "Resumed"
     RESTART_STARTED = "RestartStarted"
     DELINK_STARTED = "DelinkStarted"
@@ -47,26 +46,17 @@ _FIRST, _LAST = 0, 9999
 
 @dataclass(frozen=True)
 class Event:
-    """`stage` and `attempt` say when it happened, and with `reason` what; `part` tells several of one kind apart."""
+    """`stage` and `attempt` say when it happened, and with `reason` what."""
 
     reason: Reason
     message: str
     stage: int
     attempt: int
-    part: int = 0
     type: Literal["Normal", "Warning"] = "Normal"
 
     def name(self, job: JobMetadata) -> str:
-        place = f"{self.stage:02}-{self.attempt:04}-{_ORDER.index(self.reason):02}-{self.part}"
+        place = f"{self.stage:02}-{self.attempt:04}-{_ORDER.index(self.reason):02}"
         return f"{job.name}.{job.uid[:8]}.{place}-{self.reason.lower()}"
-
-
-def notices(sentences: list[str]) -> list[Event]:
-    """Once, when the job is accepted: what this release's engine does not act upon."""
-    return [
-        Event(Reason.ENGINE_NOTICE, f"{sentence}; the losses are the same", 0, _FIRST, part, "Warning")
-        for part, sentence in enumerate(sentences)
-    ]
 
 
 def transitions(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> list[Event]:

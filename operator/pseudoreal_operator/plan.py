@@ -74,7 +74,7 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
         status,
         delete=_running_jobs(case.seen, except_for=run),
         apply=tuple(manifest for manifest in made if identity(manifest) not in case.seen.existing),
-        events=(*transitions(case.seen.status, status), *step.notices),
+        events=tuple(transitions(case.seen.status, status)),
         wake_after=_before_deadline(case, step.wake_after),
     )
 

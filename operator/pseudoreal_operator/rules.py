@@ -2,15 +2,12 @@
 
 from datetime import timedelta
 
-from pseudoreal_api.resolve import engine_notices
-
 from pseudoreal_operator import clock, conditions, results
 from pseudoreal_operator.acceptance import check
 from pseudoreal_operator.case import Case, Step, progresses, stands
 from pseudoreal_operator.classify import Cause, classify
 from pseudoreal_operator.conditions import Claim
 from pseudoreal_operator.endings import fail, refuse, restart, succeed
-from pseudoreal_operator.events import notices
 from pseudoreal_operator.observed import JobState, Role
 from pseudoreal_operator.obstacles import describe_obstacle
 from pseudoreal_operator.stages import current_stage, first_phases, is_started, started
@@ -33,7 +30,6 @@ def first_sight(case: Case) -> Step | None:
         case.status.model_copy(update=update),
         "Pending",
         progresses("Accepted", f"Phase {case.spec.phases[0].name} is about to start."),
-        notices=tuple(notices(engine_notices(case.spec))),
     )
 
 

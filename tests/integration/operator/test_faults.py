@@ -150,11 +150,3 @@ def test_a_deleted_child_is_replaced_by_a_new_attempt(cluster: Cluster) -> None:
     job.pods("robbed-pseudo-a2")
     status = job.wait("the second attempt", lambda status: status.attempt == 2 and status.restart_after is None)
     assert status.restarts == 0
-
-
-def test_notices_come_once(cluster: Cluster) -> None:
-    job = cluster.create("noticed", spec__phases__1__parallelism={"stateSharding": "full"})
-    job.pods("noticed-pseudo-a1")
-    notices = [event for event in job.events() if event["reason"] == "EngineNotice"]
-    assert len(notices) == 1
-    assert "stateSharding full" in notices[0]["message"]
