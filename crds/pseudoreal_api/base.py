@@ -1,8 +1,9 @@
 """Building blocks of every model in the contract."""
 
+import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 GROUP = "pseudoreal.dev"
@@ -33,10 +34,22 @@ DecimalString = Annotated[
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=30)]
 
+_QUANTITY = r"^[0-9]+(\.[0-9]*)?([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]+)?$"
+
+
+def _is_quantity(amount: int | str) -> int | str:
+    if not re.fullmatch(_QUANTITY, str(amount)):
+        raise ValueError(f"{amount} is not a quantity; write a number with a unit such as 500m, 2, 16Gi")
+    return amount
+
+
 Quantity = Annotated[
     int | str,
-    Field(json_schema_extra={"x-kubernetes-int-or-string": True}),
+    AfterValidator(_is_quantity),
+    # For the API server: each bound speaks of its own type only.
+    Field(json_schema_extra={"x-kubernetes-int-or-string": True, "minimum": 0, "pattern": _QUANTITY}),
 ]
+"""As in Kubernetes: an integer, or a string of a number and a unit."""
 
 
 def list_map(*keys: str) -> dict[str, Any]:

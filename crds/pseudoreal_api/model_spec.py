@@ -6,6 +6,8 @@ from pydantic import Field
 
 from pseudoreal_api.base import ApiModel, DecimalString
 
+ClippingMode = Literal["global", "perUnit", "none"]
+
 
 class FeedForward(ApiModel):
     hidden: Annotated[int, Field(ge=1, le=1_000_000, description="Width of the feed-forward layer.")]
@@ -70,8 +72,13 @@ class Data(ApiModel):
 
 
 class Clipping(ApiModel):
-    mode: Literal["global", "none"] = Field("global", description="global: by the norm of the whole gradient.")
-    norm: DecimalString = Field("1.0", description="Largest norm that a gradient keeps.")
+    mode: ClippingMode = Field(
+        "global",
+        description="global: by the norm of the whole gradient; updates wait for all of it and overlap the next"
+        " step's forward pass. perUnit: each unit by its own norm; updates overlap the backward pass. none: updates as"
+        " with perUnit.",
+    )
+    norm: DecimalString = Field("1.0", description="Largest norm that a gradient (perUnit: a unit's gradient) keeps.")
 
 
 class Optimizer(ApiModel):
@@ -81,8 +88,13 @@ class Optimizer(ApiModel):
     warmup_steps: int = Field(
         100, ge=0, le=1_000_000_000, description="Steps of linear warm-up, counted from the job's start."
     )
-    schedule: Literal["cosine", "linear", "constant"] = Field(
-        "cosine", description="Decay after the warm-up, to the end of the last phase."
+    schedule: Literal["cosine", "linear", "constant", "warmupStableDecay"] = Field(
+        "cosine",
+        description="After the warm-up, to the end of the last phase: cosine and linear decay; constant does not;"
+        " warmupStableDecay stays at the peak and decays linearly at the end.",
+    )
+    decay_fraction: DecimalString = Field(
+        "0.2", description="warmupStableDecay: share of all steps in which the learning rate decays."
     )
     final_fraction: DecimalString = Field(
         "0.1", description="Learning rate at the end of the last phase, as a share of the peak."

@@ -11,6 +11,7 @@ LABEL_ROLE = f"{GROUP}/role"
 CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"
 CONFIG_FILE = "config.json"
+OFFLOAD_DIRECTORY = "/offload"
 RENDEZVOUS_PORT = 29500
 
 

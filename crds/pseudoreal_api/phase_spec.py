@@ -1,10 +1,12 @@
 """One phase of a job: what is shared, how long it runs, on which ranks, in which layout."""
 
-from typing import Literal
+from collections import Counter
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from pseudoreal_api.base import ApiModel, DecimalString, DnsLabel, Quantity
+from pseudoreal_api.base import ApiModel, DecimalString, DnsLabel, Quantity, list_map
+from pseudoreal_api.names import OFFLOAD_DIRECTORY
 
 Pattern = Literal["cycle", "segment"]
 Schedule = Literal["layered", "gpipe", "1f1b", "interleaved"]
@@ -42,19 +44,90 @@ class Batch(ApiModel):
 
 class Parallelism(ApiModel):
     pipeline: int = Field(
-        1, ge=0, le=10_000, description="Pipeline stages; at most layers. 0: one stage for each rank of the phase."
+        1,
+        ge=0,
+        le=10_000,
+        description="Pipeline ranks; at most layers, and a divisor of the phase's ranks. 0: all ranks of the phase.",
     )
-    schedule: Schedule = Field("layered", description="Order of the micro-batches through the layers.")
+    schedule: Schedule = Field(
+        "layered",
+        description="Order of the work. layered: all micro-batches through one layer, then the next; layer l is on"
+        " pipeline rank l mod pipeline. gpipe, 1f1b: neighbouring layers on one rank. interleaved: layer l on rank"
+        " l mod pipeline, one micro-batch after the other.",
+    )
     state_sharding: StateSharding = Field(
         "none",
         description="What is split over the data-parallel ranks: nothing, the optimizer state, gradients too, all.",
     )
 
 
+class Activations(ApiModel):
+    """What the forward pass keeps for the backward pass."""
+
+    recompute: bool = Field(
+        True, description="Keep only the input of each block and compute the rest again in the backward pass."
+    )
+    home: Literal["device", "host"] = Field(
+        "device", description="Where the blocks' inputs wait for the backward pass; host needs recompute."
+    )
+
+
+class UnitHome(ApiModel):
+    unit: str = Field(
+        pattern=r"^(embedding|head|blocks\.(0|[1-9][0-9]*))$",
+        max_length=16,
+        description="embedding, blocks.N, or head (the final norm and the head).",
+    )
+    home: Home = Field(description="Home of the unit's state.")
+
+
+class OffloadBudget(ApiModel):
+    """Bytes that a rank may use; what does not fit on the device goes to the host, and from there to disk."""
+
+    device: Quantity | None = Field(None, description="Bytes on the device of a rank. Omitted: no bound.")
+    host: Quantity | None = Field(None, description="Bytes of state on the host of a rank. Omitted: no bound.")
+
+
 class Offload(ApiModel):
-    weights: Home = Field("device", description="Home of the master weights.")
-    optimizer: Home = Field("device", description="Home of the optimizer's moments.")
-    window: int = Field(2, ge=1, le=10_000, description="Layers whose working copies are on the device at a time.")
+    """Where the state of each unit (float32 master weights and moments) lives between its uses.
+
+    Units are the embedding, each block, and the final norm with the head.
+    """
+
+    home: Home = Field("device", description="Home of every unit that neither budget nor homes places.")
+    budget: OffloadBudget | None = Field(
+        None, description="Lets the plan choose the homes, unit by unit, moving no more than it must."
+    )
+    homes: list[UnitHome] = Field(
+        [],
+        max_length=1024,
+        description="Homes of single units; the others get home.",
+        json_schema_extra=list_map("unit"),
+    )
+    window: int = Field(
+        2, ge=1, le=10_000, description="Units whose working copies are on the device at a time, where they move."
+    )
+    volume: dict[str, Any] | None = Field(
+        None,
+        description="A Kubernetes volume source (for instance ephemeral, or a hostPath that user 10001 may write to)"
+        f" for state whose home is disk, mounted at {OFFLOAD_DIRECTORY}. Omitted: emptyDir.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+    @field_validator("homes")
+    @classmethod
+    def _one_home_each(cls, homes: list[UnitHome]) -> list[UnitHome]:
+        """As the API server's x-kubernetes-list-map-keys; in CEL it would cost more than the server allows."""
+        counts = Counter(entry.unit for entry in homes)
+        twice = [unit for unit, count in counts.items() if count > 1]
+        if twice:
+            raise ValueError(f"duplicate value: unit {twice[0]} stands there {counts[twice[0]]} times; keep one")
+        return homes
+
+    @property
+    def may_use_disk(self) -> bool:
+        """A budget may send to disk what fits nowhere else."""
+        return self.budget is not None or "disk" in (self.home, *(entry.home for entry in self.homes))
 
 
 class Resources(ApiModel):
@@ -75,14 +148,8 @@ class Phase(ApiModel):
         None, ge=1, le=64, description="Ranks in a pod. Omitted: one for each GPU in the limits, else one."
     )
     batch: Batch = Field(description="The batch of one step.")
-    parallelism: Parallelism = Field(
-        Parallelism(),
-        description="How the phase is laid out over its ranks. Release 0.1 keeps all layers on every rank, with a"
-        " notice; the losses are the same.",
-    )
-    offload: Offload = Field(
-        Offload(),
-        description="Where the state of the layers lives between its uses. Release 0.1 keeps it on the device, with a"
-        " notice; the losses are the same.",
-    )
+    parallelism: Parallelism = Field(Parallelism(), description="How the phase is laid out over its ranks.")
+    activations: Activations = Field(Activations(), description="What the forward pass keeps.")
+    offload: Offload = Field(Offload(), description="Where the state of the layers lives between its uses.")
+    compile: bool = Field(False, description="Compile the block with torch.compile; on GPUs only.")
     resources: Resources = Field(Resources(), description="Compute resources of each pod of the phase.")

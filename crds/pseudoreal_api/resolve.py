@@ -25,7 +25,9 @@ class Layout:
         return self.workers * self.processes_per_worker
 
 
-def phase_config(job: PseudoRealJob, index: int, *, attempt: int, work_directory: str) -> PhaseConfig:
+def phase_config(
+    job: PseudoRealJob, index: int, *, attempt: int, work_directory: str, offload_directory: str
+) -> PhaseConfig:
     """The configuration of the phase at `index`. Raises UnresolvableJob."""
     spec, phase = job.spec, job.spec.phases[index]
     layout = resolve_layout(spec, phase)
@@ -47,7 +49,10 @@ def phase_config(job: PseudoRealJob, index: int, *, attempt: int, work_directory
         processes_per_worker=layout.processes_per_worker,
         batch=phase.batch,
         parallelism=phase.parallelism.model_copy(update={"pipeline": layout.pipeline}),
+        activations=phase.activations,
         offload=phase.offload,
+        compile=phase.compile,
+        offload_directory=offload_directory,
         checkpoint=CheckpointPolicy(every_steps=spec.checkpoint.every_steps, keep_last=spec.checkpoint.keep_last),
         work_directory=work_directory,
     )
@@ -75,6 +80,7 @@ def check_resolvable(spec: PseudoRealJobSpec) -> None:
         raise UnresolvableJob("spec.model.moe: this release trains dense layers only; remove moe and size ffn.hidden")
     for phase in spec.phases:
         resolve_layout(spec, phase)
+        _check_homes(spec, phase)
 
 
 def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
@@ -103,6 +109,8 @@ def resolve_layout(spec: PseudoRealJobSpec, phase: Phase) -> Layout:
             f"{where}: {counted} and parallelism.pipeline {pipeline} give {replicas} data-parallel replicas, but a"
             f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
         )
+    if phase.parallelism.schedule == "interleaved":
+        _check_interleaved(where, spec.model.layers, phase.batch.micro_batches, pipeline)
     return Layout(phase.workers, processes, pipeline)
 
 
@@ -124,18 +132,29 @@ def last_steps(spec: PseudoRealJobSpec) -> list[int]:
     return ends
 
 
-def engine_notices(spec: PseudoRealJobSpec) -> list[str]:
-    """Fields that this release's engine accepts without acting on them; the losses do not depend on them."""
-    notices = []
-    for phase in spec.phases:
-        where = f"spec.phases[{phase.name}]"
-        if phase.parallelism.pipeline != 1:
-            notices.append(f"{where}.parallelism.pipeline {phase.parallelism.pipeline}: every rank holds all layers")
-        if phase.parallelism.state_sharding != "none":
-            notices.append(f"{where}.parallelism.stateSharding {phase.parallelism.state_sharding}: state is replicated")
-        if (phase.offload.weights, phase.offload.optimizer) != ("device", "device"):
-            notices.append(f"{where}.offload: all state stays on the device")
-    return notices
+def _check_interleaved(where: str, layers: int, micro_batches: int, pipeline: int) -> None:
+    """The conditions of torch's ScheduleInterleaved1F1B, which is the order of this schedule."""
+    if layers % pipeline:
+        raise UnresolvableJob(
+            f"{where}: the schedule interleaved on {pipeline} pipeline ranks needs a multiple of them as"
+            f" spec.model.layers, which is {layers}; set parallelism.pipeline to a divisor"
+        )
+    rounds = max(1, micro_batches // pipeline)
+    if micro_batches % rounds:
+        raise UnresolvableJob(
+            f"{where}: the schedule interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal"
+            f" rounds, but batch.microBatches is {micro_batches}; a multiple of {pipeline} fits"
+        )
+
+
+def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    blocks = explicit_sharing(spec, phase).blocks
+    for unit in (home.unit for home in phase.offload.homes):
+        if unit.startswith("blocks.") and int(unit.removeprefix("blocks.")) >= blocks:
+            raise UnresolvableJob(
+                f"spec.phases[{phase.name}].offload.homes: there is no {unit}, as the phase has {blocks} blocks;"
+                f" the last is blocks.{blocks - 1}"
+            )
 
 
 def _identity(job: PseudoRealJob) -> JobIdentity:

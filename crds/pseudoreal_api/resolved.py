@@ -6,7 +6,7 @@ from pydantic import Field
 
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.model_spec import Data, Model, Optimizer, Precision
-from pseudoreal_api.phase_spec import Batch, Offload, Parallelism, Sharing, Until
+from pseudoreal_api.phase_spec import Activations, Batch, Offload, Parallelism, Sharing, Until
 
 
 class JobIdentity(ApiModel):
@@ -40,7 +40,11 @@ class PhaseConfig(ApiModel):
     processes_per_worker: int = Field(description="Ranks in each pod.")
     batch: Batch = Field(description="As in the spec.")
     parallelism: Parallelism = Field(description="As in the spec, with pipeline resolved.")
+    activations: Activations = Field(description="As in the spec.")
     offload: Offload = Field(description="As in the spec.")
+    compile: bool = Field(description="As in the spec.")
+    offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
+    trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
     work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")
 

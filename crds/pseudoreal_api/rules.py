@@ -64,6 +64,10 @@ _REFINES = (
     f"({_BLOCKS_Q} % {_BLOCKS_P} == 0 && ({_BLOCKS_P} == 1 || {_BLOCKS_Q} == self.model.layers || {_SAME_PATTERN}))"
 )
 
+# Pipeline 0 means all ranks, whose number CEL does not know: resolve.py applies these two rules to it.
+_NOT_INTERLEAVED = "p.parallelism.schedule != 'interleaved' || p.parallelism.pipeline == 0"
+_ROUNDS = "p.batch.microBatches / p.parallelism.pipeline"
+
 _RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENV)
 _IS_RESERVED = " || ".join(
     [f"e.name in [{_RESERVED}]"] + [f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES]
@@ -99,6 +103,11 @@ SPEC_RULES = (
         "self.optimizer.finalFraction",
     ),
     _job(
+        "double(self.optimizer.decayFraction) > 0.0 && double(self.optimizer.decayFraction) <= 1.0",
+        "spec.optimizer.decayFraction %s must be greater than 0 and at most 1",
+        "self.optimizer.decayFraction",
+    ),
+    _job(
         "double(self.optimizer.beta1) < 1.0 && double(self.optimizer.beta2) < 1.0",
         "spec.optimizer.beta1 %s and spec.optimizer.beta2 %s must be less than 1",
         "self.optimizer.beta1",
@@ -120,6 +129,32 @@ SPEC_RULES = (
         ".parallelism.pipeline %d must be at most spec.model.layers %d",
         "p.parallelism.pipeline",
         "self.model.layers",
+    ),
+    _each_phase(
+        f"{_NOT_INTERLEAVED} || self.model.layers % p.parallelism.pipeline == 0",
+        ".parallelism.pipeline %d must divide spec.model.layers %d in the schedule interleaved",
+        "p.parallelism.pipeline",
+        "self.model.layers",
+    ),
+    _each_phase(
+        f"{_NOT_INTERLEAVED} || {_ROUNDS} < 2 || p.batch.microBatches % ({_ROUNDS}) == 0",
+        ".batch.microBatches %d must split into %d equal rounds in the schedule interleaved;"
+        " a multiple of parallelism.pipeline %d does",
+        "p.batch.microBatches",
+        _ROUNDS,
+        "p.parallelism.pipeline",
+    ),
+    _each_phase(
+        "p.activations.home == 'device' || p.activations.recompute",
+        ".activations.home %s needs activations.recompute true, but it is false: only the inputs of blocks can move",
+        "p.activations.home",
+    ),
+    _each_phase(
+        "!has(p.offload.budget) || (p.offload.home == 'device' && size(p.offload.homes) == 0)",
+        ".offload.budget chooses the homes, but offload.home is %s and offload.homes has %d entries;"
+        " remove either the budget or both of them",
+        "p.offload.home",
+        "size(p.offload.homes)",
     ),
     _each_phase(
         "p.batch.sequences % p.batch.microBatches == 0",

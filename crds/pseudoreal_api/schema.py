@@ -17,10 +17,9 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    node = _inline(node, definitions)
+    node = _without_null(_inline(node, definitions), definitions)
     if node.get("x-kubernetes-int-or-string"):
         return {k: v for k, v in node.items() if k not in (*_DROPPED, "anyOf", "default")}
-    node = _without_null(node, definitions)
     out = {k: v for k, v in node.items() if k not in _DROPPED and k != "$defs"}
     if "properties" in node:
         out["properties"] = {k: _convert(v, definitions) for k, v in node["properties"].items()}
@@ -39,7 +38,7 @@ def _inline(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]
 
 
 def _without_null(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    if "anyOf" not in node:
+    if "anyOf" not in node or node.get("x-kubernetes-int-or-string"):
         return node
     choices = [c for c in node["anyOf"] if c.get("type") != "null"]
     if len(choices) != 1:

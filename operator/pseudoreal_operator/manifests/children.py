@@ -3,6 +3,7 @@
 They never change once they are made: what they depend on is immutable in the spec, and the attempt is in their names.
 """
 
+from functools import partial
 from typing import Any
 
 from pseudoreal_api.base import API_VERSION, KIND
@@ -13,6 +14,7 @@ from pseudoreal_api.names import (
     LABEL_JOB_UID,
     LABEL_PHASE,
     LABEL_ROLE,
+    OFFLOAD_DIRECTORY,
     RENDEZVOUS_PORT,
     work_directory,
 )
@@ -57,7 +59,8 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, run: Run) -> PodPlan:
     phase = job.spec.phases[stage.index]
     layout = resolve_layout(job.spec, phase)
     rendezvous_id = f"{job.metadata.uid}-{run.phase}-{run.attempt}"
-    return PodPlan(name, marks, phase.resources, layout.workers, layout.processes_per_worker, rendezvous_id)
+    disk = (phase.offload.volume or {"emptyDir": {}}) if phase.offload.may_use_disk else None
+    return PodPlan(name, marks, phase.resources, layout.workers, layout.processes_per_worker, rendezvous_id, disk)
 
 
 def _without_devices(resources: Resources) -> Resources:
@@ -93,7 +96,7 @@ def _object(kind: str, api_version: str, job: PseudoRealJob, run: Run) -> Json:
 
 def _config_map(job: PseudoRealJob, stage: Stage, run: Run) -> Json:
     folder = work_directory(job.spec.checkpoint.path, job.metadata.name, job.metadata.uid)
-    make = phase_config if stage.role is Role.TRAIN else delink_config
+    make = partial(phase_config, offload_directory=OFFLOAD_DIRECTORY) if stage.role is Role.TRAIN else delink_config
     config = make(job, stage.index, attempt=run.attempt, work_directory=folder)
     return _object("ConfigMap", "v1", job, run) | {"data": {CONFIG_FILE: config.to_json(indent=2)}}
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pseudoreal_api.names import CONFIG_DIRECTORY, CONFIG_FILE, CONTAINER, RENDEZVOUS_PORT
+from pseudoreal_api.names import CONFIG_DIRECTORY, CONFIG_FILE, CONTAINER, OFFLOAD_DIRECTORY, RENDEZVOUS_PORT
 from pseudoreal_api.phase_spec import Resources
 from pseudoreal_api.spec import PseudoRealJob
 
@@ -21,7 +21,11 @@ TERMINATION_LOG = "/dev/termination-log"
 
 @dataclass(frozen=True)
 class PodPlan:
-    """What differs between the stages. `rendezvous_id` is None for a delink: it is one process."""
+    """What differs between the stages.
+
+    `rendezvous_id` is None for a delink: it is one process. `disk` is the volume source for offloaded state, or None
+    where no state can be on disk.
+    """
 
     name: str
     labels: dict[str, str]
@@ -29,6 +33,7 @@ class PodPlan:
     workers: int = 1
     processes: int = 1
     rendezvous_id: str | None = None
+    disk: Json | None = None
 
 
 def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
@@ -61,7 +66,7 @@ def _container(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
         "command": ["python", "-m", "pseudoreal_trainer.pod", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
         "env": _environment(job, plan),
         "resources": plan.resources.to_dict(),
-        "volumeMounts": _mounts(job),
+        "volumeMounts": _mounts(job, plan),
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -120,10 +125,12 @@ def _volumes(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     if spec.network.shared_memory is not None:
         size = str(spec.network.shared_memory)
         volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    if plan.disk is not None:
+        volumes.append({"name": "offload", **plan.disk})
     return volumes
 
 
-def _mounts(job: PseudoRealJob) -> list[Json]:
+def _mounts(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     spec = job.spec
     mounts: list[Json] = [
         {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
@@ -134,6 +141,8 @@ def _mounts(job: PseudoRealJob) -> list[Json]:
         mounts.append({"name": "data", "mountPath": spec.data.path, "readOnly": True})
     if spec.network.shared_memory is not None:
         mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    if plan.disk is not None:
+        mounts.append({"name": "offload", "mountPath": OFFLOAD_DIRECTORY})
     return mounts
 
 

@@ -18,6 +18,12 @@ def test_a_bad_job_is_refused(bad: BadJob) -> None:
         assert piece.lower() in str(refused.value).lower()
 
 
+@pytest.mark.parametrize("amount", [0, 1, "1", "500m", "1.5", "16Gi", "1e3", "8G", "2k"])
+def test_quantities_are_those_of_kubernetes(amount: int | str) -> None:
+    job = check_job(good_job(spec__phases__0__resources={"limits": {"memory": amount}}))
+    assert job.spec.phases[0].resources.limits == {"memory": amount}
+
+
 def test_another_kind_is_refused() -> None:
     with pytest.raises(InvalidJob, match="use pseudoreal"):
         check_job({"apiVersion": "batch/v1", "kind": "Job"})

@@ -11,7 +11,7 @@ GPUS = {"limits": {"nvidia.com/gpu": 8}}
 
 
 def _resolve(**changes: object) -> PhaseConfig:
-    return phase_config(check_job(good_job(**changes)), 1, attempt=3, work_directory="/w")
+    return phase_config(check_job(good_job(**changes)), 1, attempt=3, work_directory="/w", offload_directory="/o")
 
 
 def test_processes_default_to_the_gpus_of_a_pod() -> None:
@@ -36,6 +36,21 @@ def test_pipeline_zero_is_one_stage_for_each_rank() -> None:
         ),
         ({"spec__phases__1__parallelism": {"pipeline": 3}}, r"= 2 ranks, not a multiple of parallelism.pipeline 3"),
         ({"spec__phases__1__workers": 5}, r"5 data-parallel replicas, but a micro-batch has 4 sequences"),
+        (
+            {"spec__phases__1__parallelism": {"pipeline": 0, "schedule": "interleaved"}, "spec__phases__1__workers": 3},
+            r"interleaved on 3 pipeline ranks needs a multiple of them as spec.model.layers, which is 8",
+        ),
+        (
+            {
+                "spec__phases__1__parallelism": {"pipeline": 0, "schedule": "interleaved"},
+                "spec__phases__1__batch": {"sequences": 7, "microBatches": 7},
+            },
+            r"in 3 equal rounds, but batch.microBatches is 7; a multiple of 2 fits",
+        ),
+        (
+            {"spec__phases__0__offload": {"homes": [{"unit": "blocks.2", "home": "host"}]}},
+            r"phases\[pseudo\].offload.homes: there is no blocks.2, as the phase has 2 blocks; the last is blocks.1",
+        ),
         ({"spec__model__moe": {"experts": 4}}, r"spec.model.moe: this release trains dense layers only"),
     ],
 )
@@ -43,6 +58,19 @@ def test_what_cannot_run_says_what_to_change(changes: dict[str, object], says: s
     spec = check_job(good_job(**changes)).spec
     with pytest.raises(UnresolvableJob, match=says):
         check_resolvable(spec)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 6, 8])
+def test_interleaved_rounds_that_are_equal(micro_batches: int) -> None:
+    _resolve(
+        spec__phases__1__parallelism={"pipeline": 0, "schedule": "interleaved"},
+        spec__phases__1__batch={"sequences": 24, "microBatches": micro_batches},
+    )
+
+
+def test_the_homes_of_existing_units_pass() -> None:
+    homes = [{"unit": unit, "home": "host"} for unit in ("embedding", "blocks.0", "blocks.1", "head")]
+    check_resolvable(check_job(good_job(spec__phases__0__offload={"homes": homes})).spec)
 
 
 def test_tokens_and_steps_count_over_all_phases() -> None:
