@@ -1,4 +1,4 @@
-"""The good job and the bad ones of tests/data/jobs.yaml."""
+"""The good job and the bad ones of tests/data/jobs.yaml, and the jobs of examples/."""
 
 import copy
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+_EXAMPLES = Path(__file__).parents[1] / "examples"
 _CASES = yaml.safe_load((Path(__file__).parent / "data" / "jobs.yaml").read_text())
 
 
@@ -28,6 +29,11 @@ def good_job(name: str = "good", **changes: Any) -> dict[str, Any]:
 
 def bad_jobs() -> list[BadJob]:
     return [BadJob(case["name"], _changed(case["set"]), case["says"]) for case in _CASES["bad"]]
+
+
+def example_jobs() -> list[dict[str, Any]]:
+    documents = (body for path in sorted(_EXAMPLES.glob("*.yaml")) for body in yaml.safe_load_all(path.read_text()))
+    return [body for body in documents if body["kind"] == "PseudoRealJob"]
 
 
 def _changed(changes: dict[str, Any]) -> dict[str, Any]:

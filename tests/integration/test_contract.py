@@ -11,7 +11,7 @@ from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_dev import binaries, paths
 from pseudoreal_dev.control_plane import ControlPlane
 
-from tests.jobs import BadJob, bad_jobs, good_job
+from tests.jobs import BadJob, bad_jobs, example_jobs, good_job
 
 pytestmark = pytest.mark.integration
 Kubectl = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,7 +27,8 @@ def kubectl(control_plane: ControlPlane) -> Kubectl:
         return subprocess.run([*command, *arguments], input=text, capture_output=True, text=True, timeout=60)
 
     # Another test file of the same run may have installed it already.
-    assert run("apply", "--server-side", "--force-conflicts", "-f", str(CRD)).returncode == 0
+    applied = run("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    assert applied.returncode == 0, applied.stderr
     assert run("wait", "--for=condition=Established", "-f", str(CRD), "--timeout=30s").returncode == 0
     return run
 
@@ -42,6 +43,14 @@ def test_a_bad_job_is_refused_with_the_field_and_the_values(kubectl: Kubectl, ba
     assert answer.returncode != 0
     for piece in bad.says:
         assert piece.lower() in answer.stderr.lower()
+
+
+@pytest.mark.parametrize("body", example_jobs(), ids=lambda body: body["metadata"]["name"])
+def test_the_examples_are_accepted(kubectl: Kubectl, body: dict[str, Any]) -> None:
+    answer = _create(kubectl, body)
+    assert answer.returncode == 0, answer.stderr
+    # Nothing that a user wrote is pruned or changed.
+    assert PseudoRealJob.from_object(json.loads(answer.stdout)).spec == PseudoRealJob.from_object(body).spec
 
 
 def test_the_defaults_of_the_server_are_those_of_the_models(kubectl: Kubectl) -> None:
