@@ -1,0 +1,48 @@
+"""From a phase's configuration to what its plan depends on. Pure."""
+
+from dataclasses import replace
+
+from pseudoreal_api.resolved import PhaseConfig
+
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.plan.homes import bounds_of, choose_homes, shortfalls
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.sharing import blocks_of_layers
+
+
+def phase_layout(config: PhaseConfig) -> Layout:
+    """Raises InvalidJobError when the phase does not fit its budget."""
+    layout = best_layout(config)
+    reasons = shortfalls(layout, phase_sizes(config), bounds_of(config.offload.budget))
+    if reasons:
+        raise InvalidJobError("; ".join(reasons))
+    return layout
+
+
+def best_layout(config: PhaseConfig) -> Layout:
+    """With the homes that come nearest to the budget, whether it is enough or not."""
+    layout = Layout(
+        layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
+        pipeline=config.parallelism.pipeline,
+        data=config.ranks // config.parallelism.pipeline,
+        micro_batches=config.batch.micro_batches,
+        order=config.parallelism.schedule,
+        sharding=config.parallelism.state_sharding,
+        window=config.offload.window,
+        recompute=config.activations.recompute,
+        stash=config.activations.home == "host",
+        clipping=config.optimizer.clipping.mode,
+    )
+    return replace(layout, homes=choose_homes(config.offload, layout, phase_sizes(config)))
+
+
+def phase_sizes(config: PhaseConfig) -> Sizes:
+    return Sizes(
+        model=config.model,
+        units=units_of(config.model, config.sharing.blocks),
+        compute_bytes=compute_bytes(config.precision.compute),
+        master_bytes=master_bytes(config.precision.compute),
+        micro_batch=config.batch.sequences // config.batch.micro_batches,
+    )

@@ -1,0 +1,109 @@
+"""Where the state of each unit lives. Pure.
+
+A budget moves as few units as it can. First go the blocks that the forward pass needs last: their updates have the
+longest time to end before the next step needs them, and their copies may stay in the window at the turn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pseudoreal_api.phase_spec import Home, Offload, OffloadBudget
+
+from pseudoreal_trainer.plan.activations import Peak, activation_peak
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.memory import held, unit_state
+from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.units import EMBEDDING, HEAD
+from pseudoreal_trainer.quantity import bytes_of, readable_bytes
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bytes of a rank. None: no bound."""
+
+    device: int | None = None
+    host: int | None = None
+
+
+def bounds_of(budget: OffloadBudget | None) -> Bounds:
+    if budget is None:
+        return Bounds()
+    return Bounds(*(None if bound is None else bytes_of(bound) for bound in (budget.device, budget.host)))
+
+
+def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Peak, ...]:
+    """Of each pipeline rank. Homes have no part in it."""
+    at_home = replace(layout, homes=(), sharding="none")
+    return tuple(activation_peak(layout, sizes, rank, steps) for rank, steps in enumerate(step_plan(at_home)))
+
+
+def choose_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
+    """Of each unit: as `homes` says; else as `home` says, and farther away as far as the budget forces it."""
+    fixed: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
+    homes = [fixed.get(unit.name, offload.home) for unit in sizes.units]
+    bounds = bounds_of(offload.budget)
+    movable = [unit for unit in _moving_order(layout, sizes) if sizes.units[unit].name not in fixed]
+    if bounds.device is not None:
+        peaks = activation_peaks(layout, sizes)
+        for rank in range(layout.pipeline):
+            rest = bounds.device - peaks[rank].device
+            _move(layout, rank, homes, movable, "device", "host", lambda now, r: held(now, sizes, r).device, rest)
+    if bounds.host is not None:
+        for rank in range(layout.pipeline):
+            _move(layout, rank, homes, movable, "host", "disk", lambda now, r: host_state(now, sizes, r), bounds.host)
+    return tuple(homes)
+
+
+def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Bytes of state whose home is the host of a rank."""
+    return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
+
+
+def shortfalls(layout: Layout, sizes: Sizes, bounds: Bounds) -> list[str]:
+    """A sentence for each bound that some rank exceeds; of the rank that exceeds it most."""
+    found = []
+    if bounds.device is not None:
+        needs = [held(layout, sizes, r).device + p.device for r, p in enumerate(activation_peaks(layout, sizes))]
+        found += _too_much("device", needs, bounds.device, "raise it, shorten batch.sequences or lower offload.window")
+    if bounds.host is not None:
+        needs = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
+        found += _too_much("host", needs, bounds.host, "raise it, or let offload.homes leave the choice to the plan")
+    return found
+
+
+def _too_much(tier: str, needs: Sequence[int], bound: int, remedy: str) -> list[str]:
+    rank = max(range(len(needs)), key=needs.__getitem__)
+    if needs[rank] <= bound:
+        return []
+    return [
+        f"pipeline rank {rank} needs {readable_bytes(needs[rank])} on the {tier},"
+        f" {readable_bytes(needs[rank] - bound)} more than offload.budget.{tier} {readable_bytes(bound)}; {remedy}"
+    ]
+
+
+def _moving_order(layout: Layout, sizes: Sizes) -> list[int]:
+    """Blocks, those whose first use is last before the others; then the two small units at the ends."""
+    first_use = {layout.unit_of(position): position for position in reversed(range(layout.head + 1))}
+    ends = [unit for unit in first_use if sizes.units[unit].name in (EMBEDDING, HEAD)]
+    blocks = sorted(first_use.keys() - set(ends), key=first_use.__getitem__, reverse=True)
+    return [*blocks, *sorted(ends, reverse=True)]
+
+
+def _move(
+    layout: Layout,
+    rank: int,
+    homes: list[Home],
+    movable: list[int],
+    source: Home,
+    target: Home,
+    need: Callable[[Layout, int], int],
+    bound: int,
+) -> None:
+    """Changes `homes` until the rank's need is within the bound, or all that may move has."""
+    candidates = (unit for unit in movable if rank in layout.users[unit] and homes[unit] == source)
+    while need(replace(layout, homes=tuple(homes)), rank) > bound:
+        unit = next(candidates, None)
+        if unit is None:
+            return
+        homes[unit] = target
