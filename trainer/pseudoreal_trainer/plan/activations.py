@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from pseudoreal_trainer.plan.graphs import Graphs
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan, Receive, Stash, Unstash
+from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan, Receive, Stash, Step, Unstash
 
 
 @dataclass(frozen=True)
@@ -16,65 +17,67 @@ class Peak:
 
 
 def activation_peak(layout: Layout, sizes: Sizes, rank: int, steps: RankPlan) -> Peak:
-    """Of the data rank with the largest part of a micro-batch, and one step."""
-    walk = _Walk(layout, sizes, rank)
+    """Of the data rank with the largest part of a micro-batch, with what a pass needs while it runs."""
+    walk = _Walk(layout, Graphs(sizes, sizes.most_tokens(layout.data)), rank)
     for step in steps:
         walk.take(step)
     return Peak(walk.device_peak, walk.host_peak)
 
 
 class _Walk:
-    def __init__(self, layout: Layout, sizes: Sizes, rank: int) -> None:
-        self._layout, self._sizes, self._rank = layout, sizes, rank
-        rows = sizes.most_rows(layout.data)
-        self._boundary, self._graph = sizes.boundary(rows), sizes.block_graph(rows)
+    def __init__(self, layout: Layout, graphs: Graphs, rank: int) -> None:
+        self._layout, self._graphs, self._rank = layout, graphs, rank
         self._device = self._host = 0
         self.device_peak = self.host_peak = 0
 
-    def take(self, step: object) -> None:
+    def take(self, step: Step) -> None:
         match step:
             case Receive():
-                self._hold(self._boundary)
+                self._hold(self._graphs.boundary)
             case Forward():
-                self._forward(step)
+                self._hold(self._left_by_forward(step.position))
             case Backward():
-                self._backward(step)
+                self._hold(0, briefly=self._during_backward(step.position))
+                self._hold(-self._freed_by_backward(step.position))
             case Stash():
-                self._hold(-self._boundary)
-                self._host += self._boundary
-                self.host_peak = max(self.host_peak, self._host)
+                self._to_host(self._graphs.boundary)
             case Unstash():
-                self._hold(self._boundary)
-                self._host -= self._boundary
+                self._to_host(-self._graphs.boundary)
 
     def _hold(self, change: int, *, briefly: int = 0) -> None:
         self._device += change
         self.device_peak = max(self.device_peak, self._device + briefly)
 
-    def _forward(self, step: Forward) -> None:
-        """Its output is the next position's input; its input stays for the backward pass."""
-        self._hold(0, briefly=self._boundary + self._kept(step.position))
-        if self._is_here(step.position + 1):
-            self._hold(self._boundary)
-        self._hold(0 if self._layout.recompute else self._kept(step.position))
+    def _to_host(self, size: int) -> None:
+        self._hold(-size)
+        self._host += size
+        self.host_peak = max(self.host_peak, self._host)
 
-    def _backward(self, step: Backward) -> None:
-        position = step.position
-        graph = self._kept(position)
-        held = 0 if self._layout.recompute or position == self._layout.head else graph
-        briefly = graph - held + self._parameter_gradients(position) + (self._boundary if position > 0 else 0)
-        self._hold(0, briefly=briefly)
-        self._hold(-held)
-        # Gone: the gradient of its output and its own input. New: the gradient of its input.
-        self._hold(-self._boundary if position < self._layout.head else 0)
-        self._hold(-self._boundary if position > 0 else 0)
-        self._hold(self._boundary if position > 0 and self._is_here(position - 1) else 0)
+    def _left_by_forward(self, position: int) -> int:
+        """The output is the next position's input. A graph that is kept has it too, wherever it goes."""
+        if self._keeps_graph(position):
+            return self._graphs.block + self._graphs.boundary
+        return self._graphs.boundary if self._is_here(position + 1) else 0
 
-    def _kept(self, position: int) -> int:
-        return self._graph if 0 < position < self._layout.head else 0
+    def _during_backward(self, position: int) -> int:
+        if position == 0:
+            return self._graphs.embedding_backward
+        if position == self._layout.head:
+            return self._graphs.head_backward
+        return self._graphs.block_backward - (self._left_by_forward(position) if self._keeps_graph(position) else 0)
 
-    def _parameter_gradients(self, position: int) -> int:
-        return self._sizes.units[self._layout.unit_of(position)].numel * self._sizes.compute_bytes
+    def _freed_by_backward(self, position: int) -> int:
+        """Its graph, its input and the gradient of its output; less the new gradient of its input."""
+        boundary, is_last = self._graphs.boundary, position == self._layout.head
+        freed = 0 if is_last else boundary
+        if self._keeps_graph(position):
+            freed += self._left_by_forward(position)
+        if position > 0 and not (self._is_here(position - 1) and self._keeps_graph(position - 1)):
+            freed += boundary
+        return freed - (boundary if position > 0 and self._is_here(position - 1) else 0)
+
+    def _keeps_graph(self, position: int) -> bool:
+        return not self._layout.recompute and 0 < position < self._layout.head
 
     def _is_here(self, position: int) -> bool:
         return self._layout.rank_of(position) == self._rank

@@ -27,18 +27,15 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Of each data rank of a pipeline rank, without activations."""
     units = layout.local_units(rank)
     state = sum((unit_state(layout, sizes, unit) for unit in units), Tiers())
-    return (
-        state
-        + Tiers(device=_window(layout, sizes, rank) + _gradient_buffers(layout, sizes, rank))
-        + _staging(layout, sizes, units)
-    )
+    room = Tiers(device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank))
+    return state + room + _staging(layout, sizes, units)
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     """Master weights, moments, gradient and the copies that stay."""
-    c, f, shard = sizes.compute_bytes, sizes.master_bytes, shard_elements(layout, sizes, unit)
+    c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
     masters_and_moments = (1 + MOMENTS) * f * shard
-    copy = c * shard if c != f else 0
+    copy = c * shard if sizes.has_own_copies else 0
     match layout.home(unit):
         case "host":
             return Tiers(host=masters_and_moments + copy + f * shard)
@@ -49,19 +46,10 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
             return Tiers(device=masters_and_moments + f * shard)
         case "device":
             # Where both have one type, the shard of master weights is a part of the working copy.
-            masters = f * shard if c != f else 0
+            masters = f * shard if sizes.has_own_copies else 0
             whole = shard * layout.shards
             gradient = f * (shard if has_gradient_shard(layout, unit) else whole)
             return Tiers(device=c * whole + masters + MOMENTS * f * shard + gradient)
-
-
-def shard_elements(layout: Layout, sizes: Sizes, unit: int) -> int:
-    return sizes.units[unit].shard_length(layout.shards)
-
-
-def whole_elements(layout: Layout, sizes: Sizes, unit: int) -> int:
-    """With the padding behind the last shard."""
-    return shard_elements(layout, sizes, unit) * layout.shards
 
 
 def has_gradient_shard(layout: Layout, unit: int) -> bool:
@@ -71,20 +59,35 @@ def has_gradient_shard(layout: Layout, unit: int) -> bool:
 
 def _window(layout: Layout, sizes: Sizes, rank: int) -> int:
     moving = [unit for unit in layout.local_units(rank) if layout.moves(unit)]
-    largest = max((whole_elements(layout, sizes, unit) for unit in moving), default=0)
+    largest = max((sizes.whole(layout, unit) for unit in moving), default=0)
     return min(layout.window, len(moving)) * largest * sizes.compute_bytes
 
 
-def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Whole gradients of the units that accumulate or are reduced at the same time."""
+def gradient_buffers(layout: Layout, rank: int) -> int:
+    """How many whole gradients of units without room of their own exist at a time: those that grow, and one that is
+    being reduced."""
     units = [unit for unit in layout.local_units(rank) if has_gradient_shard(layout, unit)]
-    largest = max((whole_elements(layout, sizes, unit) for unit in units), default=0)
-    count = min(2, len(units)) if layout.order == "layered" else len(units)
-    return count * largest * sizes.master_bytes
+    growing = _most_growing(layout, rank, units) if layout.order == "layered" else len(units)
+    return min(growing + 1, len(units))
+
+
+def _most_growing(layout: Layout, rank: int, units: list[int]) -> int:
+    """In layered order a gradient grows from the last to the first position of its unit."""
+    places: dict[int, list[int]] = {unit: [] for unit in units}
+    for position in layout.positions(rank):
+        places.get(layout.unit_of(position), []).append(position)
+    spans = [range(found[0], found[-1] + 1) for found in places.values()]
+    return max((sum(position in span for span in spans) for position in layout.positions(rank)), default=0)
+
+
+def _gradient_room(layout: Layout, sizes: Sizes, rank: int) -> int:
+    units = [unit for unit in layout.local_units(rank) if has_gradient_shard(layout, unit)]
+    largest = max((sizes.whole(layout, unit) for unit in units), default=0)
+    return gradient_buffers(layout, rank) * largest * sizes.master_bytes
 
 
 def _staging(layout: Layout, sizes: Sizes, units: tuple[int, ...]) -> Tiers:
     """Host memory through which the units on disk pass, however many they are."""
-    largest = max((shard_elements(layout, sizes, unit) for unit in units if layout.home(unit) == "disk"), default=0)
+    largest = max((sizes.shard(layout, unit) for unit in units if layout.home(unit) == "disk"), default=0)
     chunks = CHUNK_ARRAYS * min(largest, CHUNK_ELEMENTS) * sizes.master_bytes
     return Tiers(host=READ_AHEAD * largest * sizes.compute_bytes + chunks)

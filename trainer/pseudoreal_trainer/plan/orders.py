@@ -73,7 +73,7 @@ def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
 
 def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
     """A layer each; the embedding belongs to the first layer's chunk and the head to the last's."""
-    chunks = [(p,) for p in layout.positions(rank) if 0 < p < layout.head]
+    chunks: list[tuple[int, ...]] = [(p,) for p in layout.positions(rank) if 0 < p < layout.head]
     if layout.rank_of(0) == rank:
         chunks[0] = (0, *chunks[0])
     if layout.rank_of(layout.head) == rank:
@@ -84,8 +84,8 @@ def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
 def _one_by_one(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
     """`warmup` entries forward; then one forward and one backward in turn, and the rest backward."""
     yield from chain.from_iterable(forward[:warmup])
-    for pair in zip_longest(forward[warmup:], backward, fillvalue=[]):
-        yield from chain.from_iterable(pair)
+    for ahead, back in zip_longest(forward[warmup:], backward, fillvalue=()):
+        yield from chain(ahead, back)
 
 
 def _forward(layout: Layout, positions: Iterable[int], micro_batch: int) -> Iterator[Compute]:
