@@ -95,6 +95,15 @@ class Layout:
         """Its working copy stays, and is gathered from the updated shards once a step."""
         return not self.moves(unit) and self.shards > 1
 
+    def has_gradient_shard(self, unit: int) -> bool:
+        """Its gradient is whole only until it is reduced."""
+        return self.moves(unit) or (self.sharding in ("gradients", "full") and self.data > 1)
+
+    @property
+    def gradients_on_disk(self) -> bool:
+        """Units whose home is disk keep their gradients there until the update; else it follows at once."""
+        return self.clipping == "global" or self.is_tied
+
     @property
     def is_tied(self) -> bool:
         """Some block is used on several pipeline ranks."""

@@ -34,6 +34,12 @@ class Sizes:
         """Bytes of what passes from position to position, [B, T, H]."""
         return tokens * self.model.hidden * self.compute_bytes
 
+    def block_flops(self, tokens: int) -> int:
+        """Of a block's forward pass: two for each weight of a matrix and token, and attention to half of the tokens."""
+        model = self.model
+        ffn = (3 if model.ffn.activation == "swiglu" else 2) * model.ffn.hidden
+        return 2 * tokens * model.hidden * (4 * model.hidden + ffn + model.sequence)
+
     def shard(self, layout: Layout, unit: int) -> int:
         """Elements of a unit's state on each rank that has a part of it."""
         return self.units[unit].shard_length(layout.shards)

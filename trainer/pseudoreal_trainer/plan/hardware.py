@@ -1,0 +1,146 @@
+"""How fast a machine is: the profile that `pseudoreal measure-hardware` writes and predictions read."""
+
+from bisect import bisect
+from collections.abc import Sequence
+from math import exp, log
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Precision = Literal["bfloat16", "float32", "float64"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Transfer(_Model):
+    latency_seconds: Seconds
+    bytes_per_second: Rate
+
+    def seconds(self, size: int) -> float:
+        return self.latency_seconds + size / self.bytes_per_second if size else 0.0
+
+
+class Collectives(_Model):
+    """Between ranks that all take part at the same time."""
+
+    ranks: int = Field(ge=2)
+    all_gather: Transfer = Field(description="For the bytes that each rank sends, as in link_bytes_per_step.")
+    reduce_scatter: Transfer
+    all_reduce: Transfer
+
+
+class PassSpeed(_Model):
+    """Of one pass over some tokens, with everything that it takes besides arithmetic."""
+
+    compute: Precision
+    hidden: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    block_forward_flops_per_second: Rate
+    block_backward_flops_per_second: Rate = Field(description="Without the forward pass that recomputation repeats.")
+    head_flops_per_second: Rate = Field(description="Forward and backward pass of the final norm, head and loss.")
+
+
+class Speeds(_Model):
+    """Of one rank while as many ranks as said do the same on one machine."""
+
+    ranks: int = Field(ge=1)
+    passes: list[PassSpeed] = Field(min_length=1)
+    pass_seconds: Seconds = Field(description="What a record of the plan costs besides its computation.")
+    memory_bytes_per_second: Rate = Field(description="Device memory, read and written.")
+    update_on_device_seconds_per_element: Seconds
+    update_on_host_seconds_per_element: Seconds
+    h2d: Transfer
+    d2h: Transfer
+    disk_read: Transfer
+    disk_write: Transfer
+    point_to_point: Transfer
+    collectives: list[Collectives]
+    agree_seconds: Seconds = Field(description="A sum of a few numbers over all ranks.")
+
+
+class HardwareProfile(_Model):
+    version: Literal[1] = 1
+    name: str
+    overlaps: bool = Field(
+        description="Copies, collectives and updates run beside compute, as on a GPU. False: all of them share the"
+        " cores that compute uses."
+    )
+    device_bytes: int | None = Field(None, ge=1, description="Memory of a rank's device. null: not known.")
+    host_bytes: int | None = Field(None, ge=1, description="Host memory for a rank's state. null: not known.")
+    speeds: list[Speeds] = Field(min_length=1)
+
+    def for_ranks(self, ranks: int) -> Speeds:
+        """Measured with as many ranks on the machine, or with the most below that."""
+        known = sorted(self.speeds, key=lambda speeds: speeds.ranks)
+        return known[max(0, bisect([speeds.ranks for speeds in known], ranks) - 1)]
+
+
+def read_profile(path: Path) -> HardwareProfile:
+    """Raises ValueError with a sentence."""
+    try:
+        return HardwareProfile.model_validate(yaml.safe_load(path.read_text()))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"the hardware profile {path} cannot be read: {error}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(
+            f"the hardware profile {path} is not one: {where}: {first['msg']};"
+            " `pseudoreal measure-hardware` writes a new one"
+        ) from error
+
+
+def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
+    """Those of the nearest number of ranks. Raises ValueError when there are none."""
+    if not speeds.collectives:
+        raise ValueError(
+            f"the hardware profile has no collectives, but the phase has groups of {ranks} ranks; measure it on a"
+            " machine with more than one core or device"
+        )
+    return min(speeds.collectives, key=lambda known: abs(log(known.ranks / ranks)))
+
+
+def pass_speed(speeds: Speeds, compute: Precision, hidden: int, tokens: int) -> PassSpeed:
+    """Between the measured points, along straight lines of logarithms; outside of them the nearest.
+
+    Raises ValueError when nothing was measured in that precision.
+    """
+    rows = [row for row in speeds.passes if row.compute == compute]
+    if not rows:
+        raise ValueError(
+            f"the hardware profile has no speeds for precision.compute {compute}; measure anew, or take one of"
+            f" {', '.join(sorted({row.compute for row in speeds.passes}))}"
+        )
+
+    def value(field: str) -> float:
+        widths = sorted({row.hidden for row in rows})
+        return _between([(width, _along_tokens(rows, width, tokens, field)) for width in widths], hidden)
+
+    return PassSpeed(
+        compute=compute,
+        hidden=hidden,
+        tokens=tokens,
+        block_forward_flops_per_second=value("block_forward_flops_per_second"),
+        block_backward_flops_per_second=value("block_backward_flops_per_second"),
+        head_flops_per_second=value("head_flops_per_second"),
+    )
+
+
+def _along_tokens(rows: Sequence[PassSpeed], hidden: int, tokens: int, field: str) -> float:
+    return _between(sorted((row.tokens, getattr(row, field)) for row in rows if row.hidden == hidden), tokens)
+
+
+def _between(points: Sequence[tuple[int, float]], at: int) -> float:
+    places = [place for place, _ in points]
+    upper = bisect(places, at)
+    if upper in (0, len(points)):
+        return points[min(upper, len(points) - 1)][1]
+    (x0, y0), (x1, y1) = points[upper - 1], points[upper]
+    share = log(at / x0) / log(x1 / x0)
+    return exp(log(y0) + share * (log(y1) - log(y0)))

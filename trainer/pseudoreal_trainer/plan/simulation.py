@@ -1,0 +1,106 @@
+"""When tasks begin and end that follow each other on lanes, wait for others and share cores. Pure."""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pseudoreal_trainer.plan.steps import Step
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Begins when the task before it on its lane has ended, and all that it follows."""
+
+    lane: tuple[int, str]
+    """Rank, and what of it: each lane does one task at a time, in the order of the list."""
+    seconds: float
+    follows: tuple[int, ...]
+    """Indices in the list."""
+    needs_core: bool
+    step: Step | None = None
+    """The record of the plan that it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    begin: float
+    end: float
+
+
+def simulate(tasks: Sequence[Task], cores: float | None) -> list[Span]:
+    """The span of each task. `cores` are shared evenly by the tasks that need one and run at the same time; a task
+    never gets more than one. None: enough for all. Raises ValueError when some task never begins."""
+    return _Simulation(tasks, cores).run()
+
+
+class _Simulation:
+    """Tasks that share cores all advance at one pace, so they end in the order of a clock that goes at that pace."""
+
+    def __init__(self, tasks: Sequence[Task], cores: float | None) -> None:
+        self._tasks, self._cores = tasks, cores
+        self._followers, self._missing = _followers(tasks)
+        self._begin, self._end = [0.0] * len(tasks), [-1.0] * len(tasks)
+        self._now = self._shared_clock = 0.0
+        self._own: list[tuple[float, int]] = []
+        """(time of its end, task) of those that run by themselves."""
+        self._sharing: list[tuple[float, int]] = []
+        """(shared clock at its end, task)."""
+
+    def run(self) -> list[Span]:
+        self._start([index for index, missing in enumerate(self._missing) if missing == 0])
+        while self._own or self._sharing:
+            self._start(self._next_to_end())
+        stuck = [task for task, end in zip(self._tasks, self._end, strict=True) if end < 0]
+        if stuck:
+            raise ValueError(f"{len(stuck)} tasks never begin, the first of them {stuck[0]}")
+        return [Span(begin, end) for begin, end in zip(self._begin, self._end, strict=True)]
+
+    def _start(self, ready: list[int]) -> None:
+        """Also ends those that take no time, and starts what they were awaited by."""
+        while ready:
+            index = ready.pop()
+            task = self._tasks[index]
+            self._begin[index] = self._now
+            if task.seconds <= 0:
+                ready.extend(self._ended(index))
+            elif task.needs_core and self._cores is not None:
+                heapq.heappush(self._sharing, (self._shared_clock + task.seconds, index))
+            else:
+                heapq.heappush(self._own, (self._now + task.seconds, index))
+
+    def _next_to_end(self) -> list[int]:
+        """Goes on to the next end; the tasks that may begin then."""
+        pace = min(1.0, self._cores / len(self._sharing)) if self._cores is not None and self._sharing else 1.0
+        shared_end = self._now + (self._sharing[0][0] - self._shared_clock) / pace if self._sharing else float("inf")
+        own_end = self._own[0][0] if self._own else float("inf")
+        now = min(shared_end, own_end)
+        if shared_end <= own_end:
+            self._shared_clock, index = heapq.heappop(self._sharing)
+        else:
+            self._shared_clock += (now - self._now) * pace
+            _, index = heapq.heappop(self._own)
+        self._now = now
+        return self._ended(index)
+
+    def _ended(self, index: int) -> list[int]:
+        self._end[index] = self._now
+        free = []
+        for follower in self._followers[index]:
+            self._missing[follower] -= 1
+            if self._missing[follower] == 0:
+                free.append(follower)
+        return free
+
+
+def _followers(tasks: Sequence[Task]) -> tuple[list[list[int]], list[int]]:
+    """For each task those that wait for it, and how many it waits for."""
+    followers: list[list[int]] = [[] for _ in tasks]
+    missing = [0] * len(tasks)
+    last: dict[tuple[int, str], int] = {}
+    for index, task in enumerate(tasks):
+        awaited = {*task.follows, *([last[task.lane]] if task.lane in last else [])}
+        missing[index] = len(awaited)
+        for before in awaited:
+            followers[before].append(index)
+        last[task.lane] = index
+    return followers, missing
