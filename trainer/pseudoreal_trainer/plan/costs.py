@@ -1,11 +1,11 @@
 """Seconds of what the records of a plan do: as a hardware profile says, or in units of a layer's forward pass. Pure."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
-from pseudoreal_trainer.plan.hardware import HardwareProfile, Precision, collectives_for, pass_speed
+from pseudoreal_trainer.plan.hardware import HardwareProfile, Precision, Transfer, collectives_for, pass_speed
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.links import moved
+from pseudoreal_trainer.plan.links import Link, moved
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.steps import (
     Agree,
@@ -16,18 +16,25 @@ from pseudoreal_trainer.plan.steps import (
     Reduce,
     Send,
     Stash,
+    Step,
     Tie,
     Unstash,
     Update,
 )
 from pseudoreal_trainer.plan.units import VOCABULARY
 
+Load = Link | Literal["optimizer"]
+"""What takes time in a step besides compute."""
+
 
 class Costs(Protocol):
-    overlaps: bool
-    """Copies run beside compute; else they are part of it."""
-    cores: float | None
-    """That the simulated ranks share, one for each task at a time. None: enough."""
+    @property
+    def overlaps(self) -> bool:
+        """Copies run beside compute; else they are part of it."""
+
+    @property
+    def cores(self) -> float | None:
+        """That the simulated ranks share, one for each task at a time. None: enough."""
 
     def compute(self, step: Compute, /) -> float: ...
 
@@ -80,60 +87,75 @@ class MeasuredCosts:
 
     def __init__(self, profile: HardwareProfile, layout: Layout, sizes: Sizes, compute: Precision) -> None:
         """Raises ValueError when the profile lacks what the phase needs."""
-        ranks = layout.pipeline * layout.data
-        self._layout, self._sizes, self._speeds = layout, sizes, profile.for_ranks(ranks)
+        self._layout, self._sizes = layout, sizes
+        self._speeds = profile.for_ranks(layout.pipeline * layout.data)
         self.overlaps = profile.overlaps
         # One data rank of each pipeline rank is simulated; the others do the same at the same time.
         self.cores = None if profile.overlaps else self._speeds.ranks / layout.data
         self._tokens = sizes.most_tokens(layout.data)
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden, self._tokens)
-        self._collectives = collectives_for(self._speeds, layout.data) if layout.data > 1 else None
+        groups = {layout.data, *map(len, layout.users)} - {1}
+        self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
 
-    def compute(self, step: Compute) -> float:
+    def loads(self, step: Step) -> dict[Load, float]:
+        """Seconds of a record on each link, and of the optimizer's arithmetic."""
+        speeds: dict[Link, Transfer] = {
+            "h2d": self._speeds.h2d,
+            "d2h": self._speeds.d2h,
+            "disk_read": self._speeds.disk_read,
+            "disk_write": self._speeds.disk_write,
+            "pipeline": self._speeds.point_to_point,
+        }
+        loads: dict[Load, float] = {}
+        for link, size in moved(self._layout, self._sizes, step).items():
+            speed = self._collective(step) if link == "collective" else speeds[link]
+            loads[link] = speed.seconds(size) if speed is not None else 0.0
+        if isinstance(step, Update):
+            loads["optimizer"] = self._optimizer(step.unit)
+        return loads
+
+    def compute(self, step: Compute, /) -> float:
         return self._speeds.pass_seconds + self._arithmetic(step) + self._accumulation(step)
 
-    def copy(self, step: Fetch | Stash | Unstash) -> float:
-        bytes_ = moved(self._layout, self._sizes, step)
-        return self._speeds.h2d.seconds(bytes_.get("h2d", 0)) + self._speeds.d2h.seconds(bytes_.get("d2h", 0))
+    def copy(self, step: Fetch | Stash | Unstash, /) -> float:
+        loads = self.loads(step)
+        return loads.get("h2d", 0.0) + loads.get("d2h", 0.0)
 
-    def read(self, step: Read) -> float:
-        return self._speeds.disk_read.seconds(moved(self._layout, self._sizes, step)["disk_read"])
+    def read(self, step: Read, /) -> float:
+        return self.loads(step)["disk_read"]
 
-    def network(self, step: Fetch | Reduce | Send | Tie | Agree) -> float:
-        bytes_ = moved(self._layout, self._sizes, step)
-        match step:
-            case Send():
-                return self._speeds.point_to_point.seconds(bytes_["pipeline"])
-            case Agree():
-                return self._speeds.agree_seconds
-            case Tie(unit):
-                return collectives_for(self._speeds, len(self._layout.users[unit])).all_reduce.seconds(
-                    bytes_["collective"]
-                )
-            case Fetch():
-                return self._collectives.all_gather.seconds(bytes_["collective"]) if self._collectives else 0.0
-        if self._collectives is None:
-            return 0.0
-        sum_ = self._collectives.reduce_scatter if self._layout.shards > 1 else self._collectives.all_reduce
-        return sum_.seconds(bytes_["collective"])
+    def network(self, step: Fetch | Reduce | Send | Tie | Agree, /) -> float:
+        if isinstance(step, Agree):
+            return self._speeds.agree_seconds
+        return self.loads(step)["pipeline" if isinstance(step, Send) else "collective"]
 
-    def settle(self, step: Reduce) -> float:
-        bytes_ = moved(self._layout, self._sizes, step)
-        reads = self._sizes.shard(self._layout, step.unit) * self._sizes.master_bytes
-        norm = 0.0 if self._layout.clipping == "none" else reads / self._speeds.memory_bytes_per_second
-        return norm + self._speeds.d2h.seconds(bytes_["d2h"]) + self._speeds.disk_write.seconds(bytes_["disk_write"])
+    def settle(self, step: Reduce, /) -> float:
+        loads = self.loads(step)
+        size = self._sizes.shard(self._layout, step.unit) * self._sizes.master_bytes
+        norm = 0.0 if self._layout.clipping == "none" else size / self._speeds.memory_bytes_per_second
+        return norm + loads["d2h"] + loads["disk_write"]
 
-    def update(self, step: Update) -> float:
-        speeds, elements = self._speeds, self._sizes.shard(self._layout, step.unit)
-        if self._layout.home(step.unit) == "device":
-            return elements * speeds.update_on_device_seconds_per_element
-        arithmetic = elements * speeds.update_on_host_seconds_per_element
-        bytes_ = moved(self._layout, self._sizes, step)
-        disk = speeds.disk_read.seconds(bytes_.get("disk_read", 0)) + speeds.disk_write.seconds(
-            bytes_.get("disk_write", 0)
-        )
+    def update(self, step: Update, /) -> float:
+        loads = self.loads(step)
         # Chunk by chunk: one is updated while others are read and written.
-        return max(arithmetic, disk)
+        return max(loads["optimizer"], loads.get("disk_read", 0.0) + loads.get("disk_write", 0.0))
+
+    def _collective(self, step: Step) -> Transfer | None:
+        """None: this rank is alone."""
+        ranks = len(self._layout.users[step.unit]) if isinstance(step, Tie) else self._layout.data
+        known = self._collectives.get(ranks)
+        if known is None:
+            return None
+        if isinstance(step, Fetch):
+            return known.all_gather
+        return known.reduce_scatter if isinstance(step, Reduce) and self._layout.shards > 1 else known.all_reduce
+
+    def _optimizer(self, unit: int) -> float:
+        speeds, on_device = self._speeds, self._layout.home(unit) == "device"
+        seconds = (
+            speeds.update_on_device_seconds_per_element if on_device else speeds.update_on_host_seconds_per_element
+        )
+        return self._sizes.shard(self._layout, unit) * seconds
 
     def _arithmetic(self, step: Compute) -> float:
         layout, passes, position = self._layout, self._passes, step.position

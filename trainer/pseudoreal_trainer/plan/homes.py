@@ -60,25 +60,27 @@ def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
     return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
 
 
-def shortfalls(layout: Layout, sizes: Sizes, bounds: Bounds) -> list[str]:
-    """A sentence for each bound that some rank exceeds; of the rank that exceeds it most."""
+def shortfalls(layout: Layout, sizes: Sizes, bounds: Bounds, source: str = "offload.budget.{tier}") -> list[str]:
+    """A sentence for each bound that some rank exceeds, of the rank that exceeds it most. `source`: who set them."""
     found = []
     if bounds.device is not None:
         needs = [held(layout, sizes, r).device + p.device for r, p in enumerate(activation_peaks(layout, sizes))]
-        found += _too_much("device", needs, bounds.device, "raise it, shorten batch.sequences or lower offload.window")
+        remedy = "let more units move (offload.budget, offload.homes), lower offload.window, raise batch.microBatches"
+        found += _too_much(needs, bounds.device, source.format(tier="device"), f"{remedy}, or take more ranks")
     if bounds.host is not None:
         needs = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
-        found += _too_much("host", needs, bounds.host, "raise it, or let offload.homes leave the choice to the plan")
+        remedy = "let units move to disk (offload.budget, offload.homes), or take more ranks"
+        found += _too_much(needs, bounds.host, source.format(tier="host"), remedy)
     return found
 
 
-def _too_much(tier: str, needs: Sequence[int], bound: int, remedy: str) -> list[str]:
+def _too_much(needs: Sequence[int], bound: int, source: str, remedy: str) -> list[str]:
     rank = max(range(len(needs)), key=needs.__getitem__)
     if needs[rank] <= bound:
         return []
     return [
-        f"pipeline rank {rank} needs {readable_bytes(needs[rank])} on the {tier},"
-        f" {readable_bytes(needs[rank] - bound)} more than offload.budget.{tier} {readable_bytes(bound)}; {remedy}"
+        f"{source} is {readable_bytes(bound)}, but pipeline rank {rank} needs {readable_bytes(needs[rank])} there,"
+        f" {readable_bytes(needs[rank] - bound)} ({needs[rank] - bound} bytes) more; {remedy}"
     ]
 
 

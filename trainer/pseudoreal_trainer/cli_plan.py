@@ -1,0 +1,77 @@
+"""The commands `pseudoreal plan` and `pseudoreal measure-hardware`."""
+
+import json
+import sys
+from pathlib import Path
+
+import click
+from pseudoreal_api.messages import ExitCode
+from pseudoreal_api.resolve import phase_config
+from pseudoreal_api.resolved import PhaseConfig
+from rich.console import Console
+
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.job_file import parse_job
+from pseudoreal_trainer.plan.hardware import HardwareProfile, read_profile
+from pseudoreal_trainer.plan.picture import Panel, picture
+from pseudoreal_trainer.plan.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.plan_display import show
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--phase", help="Plan this phase alone.")
+@click.option(
+    "--hardware", type=click.Path(path_type=Path), help="Profile of a machine: with it, seconds are predicted."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
+@click.option(
+    "--picture", "picture_file", type=click.Path(path_type=Path), help="Draw the step of each phase as an SVG."
+)
+def plan(file: Path, phase: str | None, hardware: Path | None, as_json: bool, picture_file: Path | None) -> None:
+    """Say what each phase of the PseudoRealJob in FILE needs, without running it.
+
+    Bytes on each tier and rank, bytes on each link and step, the share of time in which ranks wait, and, with the
+    profile of a machine, the time of a step and what bounds it. The corpus need not be there.
+
+    Ends with exit code 78 when a phase does not fit its budget or the machine.
+    """
+    try:
+        profile = read_profile(hardware) if hardware else None
+        planned = [plan_phase(config, profile) for config in _phases(file, phase)]
+    except ValueError as error:
+        click.echo(str(error), err=True)
+        sys.exit(ExitCode.INVALID_JOB)
+    _say(planned, as_json=as_json)
+    if picture_file is not None:
+        picture_file.write_text(picture([_panel(phase, profile) for phase in planned]))
+    if not all(phase.report.fits for phase in planned):
+        sys.exit(ExitCode.INVALID_JOB)
+
+
+def _phases(file: Path, name: str | None) -> list[PhaseConfig]:
+    job = parse_job(file)
+    names = [phase.name for phase in job.spec.phases]
+    if name is not None and name not in names:
+        raise InvalidJobError(f"{file} has no phase {name}; its phases are {', '.join(names)}")
+    chosen = [index for index, known in enumerate(names) if name in (None, known)]
+    return [phase_config(job, index, attempt=1, work_directory=".", offload_directory=".") for index in chosen]
+
+
+def _say(planned: list[PlannedPhase], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"phases": [phase.report.model_dump(mode="json") for phase in planned]}, indent=2))
+        return
+    console = Console()
+    for phase in planned:
+        show(console, phase.report)
+
+
+def _panel(phase: PlannedPhase, profile: HardwareProfile | None) -> Panel:
+    layout = phase.layout
+    title = (
+        f"phase {phase.report.name}: {layout.layers} layers, {layout.micro_batches} micro-batches,"
+        f" {layout.pipeline} pipeline x {layout.data} data ranks, {layout.order}"
+    )
+    unit = f"seconds on {profile.name}" if profile else "forward passes of a layer; the numbers are micro-batches"
+    return Panel(title, phase.timeline, unit)
