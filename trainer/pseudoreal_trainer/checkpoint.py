@@ -5,18 +5,19 @@
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Self
 
 import structlog
-from numpy.typing import NDArray
 from pydantic import ValidationError
-from safetensors.numpy import load, save_file
+from safetensors import SafetensorError
 
 from pseudoreal_trainer.durable import sync, write_atomically
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.manifest import FileDigest, Manifest
+from pseudoreal_trainer.tensor_file import Array, Form, TensorFile, TensorWriter
 
 MANIFEST = "manifest.json"
 MODEL_FILE = "model.safetensors"
@@ -24,7 +25,7 @@ OPTIMIZER_FILE = "optimizer.safetensors"
 FIRST_MOMENT, SECOND_MOMENT, STEP = "first_moment", "second_moment", "step"
 """Ends of the names in the optimizer's file; before them stand a dot and, before that, the parameter's name."""
 
-Arrays = dict[str, NDArray[Any]]
+Arrays = Mapping[str, Array]
 
 log = structlog.get_logger()
 
@@ -83,18 +84,22 @@ class CheckpointStore:
 
     def save(self, checkpoint: Checkpoint) -> Manifest:
         """Commits; what stood under the same name is replaced. The result holds the digests."""
-        folder = self.folder / checkpoint.manifest.name
+        forms = [
+            {n: Form(a.shape, a.dtype.name) for n, a in x.items()} for x in (checkpoint.model, checkpoint.optimizer)
+        ]
+        with self.begin(checkpoint.manifest, *forms) as saving:
+            for writer, arrays in ((saving.model, checkpoint.model), (saving.optimizer, checkpoint.optimizer)):
+                for name, array in arrays.items():
+                    writer.write(name, array)
+            return saving.commit()
+
+    def begin(self, manifest: Manifest, model: Mapping[str, Form], optimizer: Mapping[str, Form]) -> "Saving":
+        """A checkpoint that is written tensor after tensor; what stood under the same name is gone."""
+        folder = self.folder / manifest.name
         _remove(folder)
         folder.mkdir(parents=True)
-        files = {}
-        for name, arrays in ((MODEL_FILE, checkpoint.model), (OPTIMIZER_FILE, checkpoint.optimizer)):
-            save_file(arrays, folder / name)
-            sync(folder / name)
-            files[name] = _digest(folder / name)
-        manifest = checkpoint.manifest.model_copy(update={"files": files})
-        write_atomically(folder / MANIFEST, manifest.to_json(indent=2))
-        sync(self.folder)
-        return manifest
+        writers = TensorWriter(folder / MODEL_FILE, model), TensorWriter(folder / OPTIMIZER_FILE, optimizer)
+        return Saving(folder, manifest, *writers)
 
     def digest(self, manifest: Manifest) -> str:
         """SHA-256 of the manifest, and so of everything that it names."""
@@ -108,13 +113,12 @@ class CheckpointStore:
     def _load_file(self, manifest: Manifest, name: str) -> Arrays:
         path = self.folder / manifest.name / name
         try:
-            content = path.read_bytes()
-        except OSError as error:
-            raise CorruptCheckpoint(f"{path} cannot be read: {error.strerror}") from error
-        found, expected = hashlib.sha256(content).hexdigest(), manifest.files[name].sha256
-        if found != expected:
-            raise CorruptCheckpoint(f"{path} has the SHA-256 {found}; the manifest says {expected}")
-        return load(content)
+            found, expected = _digest(path).sha256, manifest.files[name].sha256
+            if found != expected:
+                raise CorruptCheckpoint(f"{path} has the SHA-256 {found}; the manifest says {expected}")
+            return TensorFile(path)
+        except (OSError, SafetensorError) as error:
+            raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
 
     def _own(self, manifest: Manifest) -> Manifest:
         if manifest.job.uid != self.job_uid:
@@ -125,6 +129,35 @@ class CheckpointStore:
         return manifest
 
 
+@dataclass(frozen=True)
+class Saving:
+    """A checkpoint on its way to the disk. Use as a context manager."""
+
+    folder: Path
+    manifest: Manifest
+    model: TensorWriter
+    optimizer: TensorWriter
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.model.__exit__()
+        self.optimizer.__exit__()
+
+    def commit(self) -> Manifest:
+        """Everything is on the disk before the manifest is. The result holds the digests."""
+        files = {}
+        for name, writer in ((MODEL_FILE, self.model), (OPTIMIZER_FILE, self.optimizer)):
+            sha256, size = writer.finish()
+            sync(self.folder / name)
+            files[name] = FileDigest(sha256=sha256, size=size)
+        manifest = self.manifest.model_copy(update={"files": files})
+        write_atomically(self.folder / MANIFEST, manifest.to_json(indent=2))
+        sync(self.folder.parent)
+        return manifest
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """None, with a warning, when it cannot be read: such a checkpoint is taken as not committed."""
     try:
@@ -132,6 +165,10 @@ def read_manifest(folder: Path) -> Manifest | None:
     except (OSError, ValidationError) as error:
         log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error).splitlines()[0])
         return None
+
+
+def _forms(arrays: Arrays) -> dict[str, Form]:
+    return {name: Form(array.shape, array.dtype.name) for name, array in arrays.items()}
 
 
 def _remove(folder: Path) -> None:

@@ -7,10 +7,11 @@ import click
 from pseudoreal_api.messages import ExitCode
 from rich.console import Console
 
+from pseudoreal_trainer import cli_plan
 from pseudoreal_trainer.checkpoint import CheckpointStore, read_manifest
 from pseudoreal_trainer.display import Display, summary
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.job_file import notices, read_job
+from pseudoreal_trainer.job_file import notice, read_job
 from pseudoreal_trainer.local_run import LocalRun, PodFailed
 from pseudoreal_trainer.metrics import METRICS_FILE
 from pseudoreal_trainer.run_directory import RunDirectory, open_run
@@ -25,7 +26,8 @@ def main() -> None:
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--workdir", type=click.Path(path_type=Path), help="Default: pseudoreal-runs/NAME OF THE JOB.")
 @click.option("--resume", is_flag=True, help="Go on with the run that the work directory holds.")
-def run(file: Path, workdir: Path | None, resume: bool) -> None:
+@click.option("--trace", type=click.Path(path_type=Path), help="Folder for what every rank did, for Perfetto.")
+def run(file: Path, workdir: Path | None, resume: bool, trace: Path | None) -> None:
     """Train the PseudoRealJob in FILE on this machine, phase after phase."""
     console = Console()
     try:
@@ -34,12 +36,11 @@ def run(file: Path, workdir: Path | None, resume: bool) -> None:
     except InvalidJobError as error:
         click.echo(str(error), err=True)
         sys.exit(ExitCode.INVALID_JOB)
-    for notice in notices(job.spec):
-        click.echo(notice)
+    click.echo(notice(job.spec))
     display = Display(console)
     try:
         with display:
-            LocalRun(directory, display.hear).run()
+            LocalRun(directory, display.hear, trace).run()
     except PodFailed as failed:
         _say_failure(failed, directory, file, workdir)
         sys.exit(failed.message.exit_code)
@@ -84,6 +85,8 @@ def sample(checkpoint: Path, prompt: str, count: int) -> None:
     text = generate(model, prompt.encode(), count, manifest.model.sequence)
     click.echo(prompt + readable(text))
 
+
+main.add_command(cli_plan.plan)
 
 if __name__ == "__main__":
     main()

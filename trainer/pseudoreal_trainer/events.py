@@ -1,30 +1,25 @@
 """The events of a phase in the log, for people and for the programs that read it."""
 
+from collections import Counter
+
 import structlog
 from pseudoreal_api.resolved import PhaseConfig
 
+from pseudoreal_trainer.checkpoint import CheckpointStore
 from pseudoreal_trainer.corpus import Corpus
+from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.manifest import Manifest
 from pseudoreal_trainer.model import Transformer
-from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.sampling import generate, readable
+from pseudoreal_trainer.state import load_weights
 from pseudoreal_trainer.validation import Validation, baseline_nats
 
 SAMPLE_BYTES = 300
 _PROMPT_BYTES = 64
+_SAMPLED_BYTES = 256 << 20
+"""Largest checkpoint from which a sample is drawn."""
 
 log = structlog.get_logger()
-
-
-def log_ignored(config: PhaseConfig) -> None:
-    """Warns of what the spec asks for and this engine does not do. The losses do not depend on it."""
-    layout, offload = config.parallelism, config.offload
-    if layout.pipeline != 1:
-        log.warning("ignored", field="parallelism.pipeline", value=layout.pipeline, instead="a rank has all layers")
-    if layout.state_sharding != "none":
-        log.warning("ignored", field="parallelism.stateSharding", value=layout.state_sharding, instead="none")
-    if (offload.weights, offload.optimizer) != ("device", "device"):
-        log.warning("ignored", field="offload", value=offload.to_dict(), instead="all state stays on the device")
 
 
 def log_corpus(config: PhaseConfig, corpus: Corpus, validation: Validation) -> None:
@@ -39,7 +34,8 @@ def log_corpus(config: PhaseConfig, corpus: Corpus, validation: Validation) -> N
     )
 
 
-def log_started(config: PhaseConfig, ranks: Ranks, model: Transformer, state: Manifest) -> None:
+def log_started(config: PhaseConfig, engine: Engine, state: Manifest) -> None:
+    layout = engine.grid.layout
     log.info(
         "phase_started",
         phase=config.phase,
@@ -48,16 +44,27 @@ def log_started(config: PhaseConfig, ranks: Ranks, model: Transformer, state: Ma
         total_steps=config.total_steps,
         layers=config.model.layers,
         blocks=config.sharing.blocks,
-        parameters=sum(p.numel() for p in model.parameters()),
-        ranks=ranks.world,
-        device=str(ranks.device),
+        parameters=sum(unit.numel for unit in engine.units),
+        ranks=engine.grid.ranks.world,
+        pipeline=layout.pipeline,
+        schedule=layout.order,
+        state_sharding=layout.sharding,
+        homes=dict(Counter(layout.home(unit) for unit in range(layout.units))),
+        window=layout.window,
+        device=str(engine.grid.device),
         compute=config.precision.compute,
         resumed_from=state.parent,
         start_validation_loss=state.start_validation_loss,
     )
 
 
-def log_sample(config: PhaseConfig, corpus: Corpus, model: Transformer) -> None:
+def log_sample(config: PhaseConfig, corpus: Corpus, store: CheckpointStore) -> None:
+    """What the phase has learnt, in words. Not of large models: this rank may have no room for all their weights."""
+    manifest = store.committed(config.phase)[-1]
+    if sum(file.size for file in manifest.files.values()) > _SAMPLED_BYTES:
+        return
+    model = Transformer(config.model, config.sharing)
+    load_weights(model, store.load(manifest))
     prompt = corpus.validation[:_PROMPT_BYTES].tobytes()
     text = generate(model, prompt, SAMPLE_BYTES, config.model.sequence, config.data.seed)
     log.info("sample", phase=config.phase, prompt=readable(prompt), text=readable(text))

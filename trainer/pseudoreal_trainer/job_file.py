@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from pseudoreal_api.base import KIND, ApiModel
 from pseudoreal_api.check import InvalidJob, check_job
-from pseudoreal_api.resolve import UnresolvableJob, check_resolvable, engine_notices
+from pseudoreal_api.resolve import UnresolvableJob, check_resolvable
 from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
 
 from pseudoreal_trainer.corpus import corpus_files
@@ -20,14 +20,20 @@ def read_job(path: Path) -> PseudoRealJob:
 
     Raises InvalidJobError with one sentence a line.
     """
+    job = parse_job(path)
+    data = job.spec.data.model_copy(update={"path": str(path.resolve().parent / job.spec.data.path)})
+    corpus_files(data)
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})})
+
+
+def parse_job(path: Path) -> PseudoRealJob:
+    """The one job in the file, checked; its text may be elsewhere. Raises InvalidJobError."""
     try:
         job = check_job(_only_job(path))
         check_resolvable(job.spec)
     except (InvalidJob, UnresolvableJob) as error:
         raise InvalidJobError(str(error)) from error
-    data = job.spec.data.model_copy(update={"path": str(path.resolve().parent / job.spec.data.path)})
-    corpus_files(data)
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})})
+    return job
 
 
 def _only_job(path: Path) -> dict[str, Any]:
@@ -41,13 +47,14 @@ def _only_job(path: Path) -> dict[str, Any]:
     return jobs[0]
 
 
-def notices(spec: PseudoRealJobSpec) -> list[str]:
+def notice(spec: PseudoRealJobSpec) -> str:
     """What the file asks for and a local run does not do."""
     ignored = [f"spec.{field}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
     ignored += [f"spec.phases[{p.name}].resources" for p in spec.phases if _is_set(p, "resources")]
     ignored += ["spec.checkpoint.volume", "spec.checkpoint.path"]
-    return [f"ignored in a local run: {', '.join(ignored)}", *engine_notices(spec)]
+    ignored += [f"spec.phases[{p.name}].offload.volume" for p in spec.phases if p.offload.volume is not None]
+    return f"ignored in a local run: {', '.join(ignored)}"
 
 
 def _is_set(model: ApiModel, field: str) -> bool:

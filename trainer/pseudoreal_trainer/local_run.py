@@ -37,6 +37,8 @@ class PodFailed(RuntimeError):
 class LocalRun:
     directory: RunDirectory
     on_event: OnEvent
+    trace: Path | None = None
+    """Folder for traces of all ranks."""
 
     def run(self) -> None:
         """Raises PodFailed. After SIGINT or SIGTERM the phase that runs saves and yields, which is a PodFailed too."""
@@ -44,7 +46,13 @@ class LocalRun:
             if self.directory.finished(phase.name) is None:
                 if index > 0:
                     self._pod(delink_config(self.directory.job, index, **self._where()))
-                self._pod(phase_config(self.directory.job, index, **self._where()))
+                self._pod(self._phase_config(index))
+
+    def _phase_config(self, index: int) -> PhaseConfig:
+        offload = str(self.directory.path.resolve() / "offload")
+        config = phase_config(self.directory.job, index, offload_directory=offload, **self._where())
+        trace = None if self.trace is None else str(self.trace.resolve())
+        return config.model_copy(update={"trace_directory": trace})
 
     def _where(self) -> dict[str, Any]:
         return {"attempt": self.directory.attempt, "work_directory": str(self.directory.path.resolve())}

@@ -1,7 +1,5 @@
 """A decoder-only transformer whose layers may share blocks."""
 
-from math import sqrt
-
 import torch
 from pseudoreal_api.model_spec import FeedForward as FeedForwardSpec
 from pseudoreal_api.model_spec import Model as ModelSpec
@@ -9,10 +7,9 @@ from pseudoreal_api.phase_spec import Sharing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pseudoreal_trainer.initial import initial_weights
+from pseudoreal_trainer.plan.units import VOCABULARY, units_of
 from pseudoreal_trainer.sharing import blocks_of_layers
-
-VOCABULARY = 256
-"""One token for each byte."""
 
 _EPSILON = 1e-6
 _ROTARY_BASE = 10_000.0
@@ -36,6 +33,31 @@ class Transformer(nn.Module):
         rotation = rotary(tokens.shape[1], self.head_width, hidden)
         for block in self.layer_blocks:
             hidden = self.blocks[block](hidden, rotation)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+class Embedding(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, spec.hidden)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, T] -> [B, T, H]"""
+        hidden: Tensor = self.embedding(tokens)
+        return hidden
+
+
+class Head(nn.Module):
+    """The final norm and the untied head."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(spec.hidden, eps=_EPSILON)
+        self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, H] -> logits [B, T, 256]"""
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 
@@ -110,21 +132,8 @@ def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype) -> Transformer:
-    """Fresh weights, the same on every rank: they are drawn on the CPU from `seed` alone."""
+    """The whole model with its first weights."""
     model = Transformer(spec, sharing).to(dtype)
-    generator = torch.Generator().manual_seed(seed)
-    for name, parameter in model.named_parameters():
-        if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=_std(name, parameter, spec.layers), generator=generator)
+    for index, unit in enumerate(units_of(spec, sharing.blocks)):
+        model.load_state_dict(initial_weights(unit, index, spec.layers, seed, dtype), strict=False)
     return model
-
-
-def _std(name: str, matrix: nn.Parameter, layers: int) -> float:
-    """Keeps the size of the features through each matrix; the sum of all layers' outputs adds up to about one
-    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number)."""
-    if name == "embedding.weight":
-        return 1.0
-    std = 1.0 / sqrt(matrix.shape[1])
-    if name.endswith(("attention.output.weight", "ffn.down.weight")):
-        return std / sqrt(2 * layers)
-    return std

@@ -1,7 +1,9 @@
 """Trains one phase, from its newest checkpoint to its end or until it is asked to stop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 
 import structlog
@@ -9,15 +11,23 @@ from pseudoreal_api.messages import Outcome, TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint import CheckpointStore
+from pseudoreal_trainer.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.corpus import Corpus
+from pseudoreal_trainer.engine.build import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.events import log_corpus, log_finished, log_ignored, log_sample, log_started
+from pseudoreal_trainer.events import log_corpus, log_finished, log_sample, log_started
 from pseudoreal_trainer.fence import Fence
 from pseudoreal_trainer.manifest import Manifest
 from pseudoreal_trainer.metrics import Meter, Reporter
+from pseudoreal_trainer.plan.from_config import phase_layout
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.ranks import Ranks
-from pseudoreal_trainer.state import Trained, build, find_start, first_manifest
-from pseudoreal_trainer.step import FlatGradients, Stepper
+from pseudoreal_trainer.state import fill, find_start, first_manifest, save
+from pseudoreal_trainer.step import Stepper, StepResult
 from pseudoreal_trainer.stream import Stream
 from pseudoreal_trainer.validation import Validation, build_validation
 
@@ -34,9 +44,33 @@ def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callabl
     if start is not None and start.manifest.phase_complete:
         log.info("phase_already_complete", phase=config.phase, checkpoint=start.manifest.name)
         return termination("Succeeded", config, start.manifest, store)
-    trained = build(config, start, ranks.device)
-    phase = _Phase(config, corpus, ranks, store, fence, trained, _validation(config, corpus), Meter())
-    return phase.run(start.manifest if start else None, stop)
+    layout = phase_layout(config)
+    with open_engine(config, layout, ranks) as engine:
+        fill(engine, config, start)
+        phase = _Phase(config, corpus, ranks, store, fence, engine, _validation(config, corpus), Meter())
+        return phase.run(start.manifest if start else None, stop)
+
+
+@contextmanager
+def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[Engine]:
+    """Every rank calls this. Raises TrainingError when the state does not fit where its home is."""
+    blueprint = Blueprint(
+        model=config.model,
+        optimizer=config.optimizer,
+        units=units_of(config.model, config.sharing.blocks),
+        master=master_dtype(config.precision),
+        compute=compute_dtype(config.precision),
+        compiled=config.compile and ranks.device.type == "cuda",
+        offload_directory=Path(config.offload_directory),
+    )
+    folder = None if config.trace_directory is None else Path(config.trace_directory) / config.phase
+    trace = Trace(ranks.rank, folder)
+    engine = Engine(blueprint, open_grid(layout, ranks), trace)
+    try:
+        yield engine
+    finally:
+        engine.close()
+        trace.close()
 
 
 def termination(
@@ -58,7 +92,7 @@ def termination(
 
 
 def _validation(config: PhaseConfig, corpus: Corpus) -> Validation:
-    return build_validation(corpus, config.model.sequence, config.data.validation.sequences, config.precision)
+    return build_validation(corpus, config.model.sequence, config.data.validation.sequences)
 
 
 @dataclass(frozen=True)
@@ -68,7 +102,7 @@ class _Phase:
     ranks: Ranks
     store: CheckpointStore
     fence: Fence
-    trained: Trained
+    engine: Engine
     validation: Validation
     meter: Meter
 
@@ -83,16 +117,14 @@ class _Phase:
         return self._end(state, stopped)
 
     def _begin(self, resumed: Manifest | None) -> Manifest:
-        if self.ranks.is_first:
-            log_ignored(self.config)
-            if self.config.index == 0 and resumed is None:
-                log_corpus(self.config, self.corpus, self.validation)
+        if self.ranks.is_first and self.config.index == 0 and resumed is None:
+            log_corpus(self.config, self.corpus, self.validation)
         state = self._adopted(resumed)
         if state.start_validation_loss is None:
-            loss = self.validation.measure(self.trained.model, self.ranks)
+            loss = self.validation.measure(self.engine)
             state = state.model_copy(update={"start_validation_loss": loss, "validation_loss": loss})
         if self.ranks.is_first:
-            log_started(self.config, self.ranks, self.trained.model, state)
+            log_started(self.config, self.engine, state)
         return state
 
     def _adopted(self, resumed: Manifest | None) -> Manifest:
@@ -109,12 +141,10 @@ class _Phase:
         while not self._is_over(state):
             with self.meter:
                 result = stepper.take(state.step + 1, state.global_cursor, stop())
-            state = self._advanced(state, result.loss)
+            state = self._advanced(state, result)
             validated = self._validation_due(state)
             if validated:
-                state = state.model_copy(
-                    update={"validation_loss": self.validation.measure(self.trained.model, self.ranks)}
-                )
+                state = state.model_copy(update={"validation_loss": self.validation.measure(self.engine)})
             over = self._is_over(state)
             if reporter:
                 reporter.step(state, validated=validated, important=over or result.stop or state.step == first)
@@ -126,17 +156,17 @@ class _Phase:
 
     def _stepper(self) -> Stepper:
         stream = Stream(self.corpus.train, self.config.model.sequence, self.config.data.seed)
-        model, optimizer = self.trained.model, self.trained.optimizer
-        return Stepper(self.config, self.ranks, stream, model, optimizer, FlatGradients(model))
+        return Stepper(self.config, stream, self.engine)
 
-    def _advanced(self, state: Manifest, loss: float) -> Manifest:
+    def _advanced(self, state: Manifest, result: StepResult) -> Manifest:
         step, cursor = state.step + 1, state.global_cursor + self.config.batch.sequences
-        if not loss < float("inf"):
-            raise TrainingError(
-                f"the loss of step {step} is {loss}; lower spec.optimizer.learningRate or raise warmupSteps"
-            )
+        for what, value in (("loss", result.loss), ("gradient norm", result.norm)):
+            if not isfinite(value):
+                raise TrainingError(
+                    f"the {what} of step {step} is {value}; lower spec.optimizer.learningRate or raise warmupSteps"
+                )
         tokens = cursor * self.config.model.sequence
-        return state.model_copy(update={"step": step, "global_cursor": cursor, "tokens": tokens, "loss": loss})
+        return state.model_copy(update={"step": step, "global_cursor": cursor, "tokens": tokens, "loss": result.loss})
 
     def _validation_due(self, state: Manifest) -> bool:
         return state.step % self.config.data.validation.every_steps == 0 or self._steps_are_over(state)
@@ -152,7 +182,7 @@ class _Phase:
     def _end(self, state: Manifest, stopped: bool) -> TerminationMessage:
         state = self._save(state.model_copy(update={"phase_complete": not stopped}))
         if self.ranks.is_first and not stopped:
-            log_sample(self.config, self.corpus, self.trained.model)
+            log_sample(self.config, self.corpus, self.store)
             log_finished(self.config, state, self.meter.seconds)
         return termination("Yielded" if stopped else "Succeeded", self.config, state, self.store)
 
@@ -160,7 +190,8 @@ class _Phase:
         """Commits the checkpoint; the result is the state whose parent is that checkpoint."""
         if self.ranks.is_first:
             self.fence.check()
-            manifest = self.store.save(self.trained.checkpoint(state))
+        manifest = save(self.engine, self.store, state)
+        if self.ranks.is_first:
             self.store.prune(self.config.checkpoint.keep_last)
             log.info("checkpoint_saved", checkpoint=manifest.name, step=state.step, complete=state.phase_complete)
         # The others go on only when the checkpoint is committed.

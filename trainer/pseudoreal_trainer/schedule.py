@@ -10,12 +10,19 @@ def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
     peak, warmup = float(optimizer.learning_rate), optimizer.warmup_steps
     if step <= warmup:
         return peak * step / warmup
-    progress = min(1.0, (step - warmup) / max(1, total_steps - warmup))
     final = float(optimizer.final_fraction)
-    return peak * (final + (1.0 - final) * _remaining(optimizer.schedule, progress))
+    return peak * (final + (1.0 - final) * _remaining(optimizer, step - warmup, max(1, total_steps - warmup)))
 
 
-def _remaining(schedule: str, progress: float) -> float:
-    if schedule == "constant":
-        return 1.0
-    return (1.0 + cos(pi * progress)) / 2 if schedule == "cosine" else 1.0 - progress
+def _remaining(optimizer: Optimizer, done: int, steps: int) -> float:
+    """Share of the decay that is still to come, after `done` of the `steps` behind the warm-up."""
+    progress = min(1.0, done / steps)
+    match optimizer.schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            return 1.0 - progress
+        case "cosine":
+            return (1.0 + cos(pi * progress)) / 2
+        case "warmupStableDecay":
+            return min(1.0, (1.0 - progress) / float(optimizer.decay_fraction))

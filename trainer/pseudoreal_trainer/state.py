@@ -1,41 +1,46 @@
-"""The state of a phase between memory and checkpoint."""
+"""The state of a phase between the engine and checkpoints, unit by unit."""
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from pseudoreal_api.resolved import PhaseConfig
 
-from pseudoreal_trainer.checkpoint import Checkpoint, CheckpointStore
-from pseudoreal_trainer.compute import master_dtype
+from pseudoreal_trainer.checkpoint import FIRST_MOMENT, SECOND_MOMENT, STEP, Checkpoint, CheckpointStore, Saving
+from pseudoreal_trainer.engine.engine import Engine, UnitState
+from pseudoreal_trainer.engine.state import Kind
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.initial import initial_weights
 from pseudoreal_trainer.manifest import Manifest
-from pseudoreal_trainer.model import Transformer, build_model
-from pseudoreal_trainer.optimizer import Optimizer
+from pseudoreal_trainer.model import Transformer
+from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.tensor_file import Form
 
 _FRESH = -1
+_MOMENTS: tuple[tuple[str, Kind], ...] = ((FIRST_MOMENT, "first_moment"), (SECOND_MOMENT, "second_moment"))
 
 
-@dataclass(frozen=True)
-class Trained:
-    """What training changes."""
-
-    model: Transformer
-    optimizer: Optimizer
-
-    def checkpoint(self, manifest: Manifest) -> Checkpoint:
-        weights = {name: p.detach().cpu().numpy() for name, p in self.model.named_parameters()}
-        return Checkpoint(manifest, weights, self.optimizer.arrays())
-
-
-def build(config: PhaseConfig, start: Checkpoint | None, device: torch.device) -> Trained:
+def fill(engine: Engine, config: PhaseConfig, start: Checkpoint | None) -> None:
     """Fresh, or as the checkpoint says."""
-    model = build_model(config.model, config.sharing, config.data.seed, master_dtype(config.precision))
-    if start is not None:
-        load_weights(model, start)
-    model.to(device)
-    return Trained(model, Optimizer(model, config.optimizer, start.optimizer if start else None))
+    for index, unit in enumerate(engine.units):
+        if engine.has(index):
+            engine.put(index, _fresh(engine, config, index) if start is None else _loaded(unit, start))
+
+
+def save(engine: Engine, store: CheckpointStore, manifest: Manifest) -> Manifest:
+    """Commits a checkpoint. Every rank calls this; the first one writes, a unit at a time."""
+    engine.settle()
+    if not engine.writes:
+        for index in range(len(engine.units)):
+            engine.collect(index)
+        return manifest
+    model, optimizer = _forms(engine)
+    with store.begin(manifest, model, optimizer) as saving:
+        for index, unit in enumerate(engine.units):
+            state = engine.collect(index)
+            assert state is not None, "the first rank gets every unit"
+            _write(saving, unit, state)
+        return saving.commit()
 
 
 def load_weights(model: Transformer, checkpoint: Checkpoint) -> None:
@@ -75,3 +80,42 @@ def first_manifest(config: PhaseConfig) -> Manifest:
         delinked=False,
         parent=None,
     )
+
+
+def _fresh(engine: Engine, config: PhaseConfig, index: int) -> UnitState:
+    weights = initial_weights(engine.units[index], index, config.model.layers, config.data.seed, engine.master_dtype)
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+    return UnitState({"weights": weights, "first_moment": zeros, "second_moment": zeros}, torch.zeros(()))
+
+
+def _loaded(unit: Unit, checkpoint: Checkpoint) -> UnitState:
+    names = [parameter.name for parameter in unit.parameters]
+    weights = {name: torch.from_numpy(checkpoint.model[name]) for name in names}
+    moments = {
+        kind: {name: torch.from_numpy(checkpoint.optimizer[f"{name}.{key}"]) for name in names}
+        for key, kind in _MOMENTS
+    }
+    steps = torch.tensor(float(checkpoint.optimizer[f"{names[0]}.{STEP}"]))
+    return UnitState({"weights": weights, **moments}, steps)
+
+
+def _forms(engine: Engine) -> tuple[dict[str, Form], dict[str, Form]]:
+    """Of the two files."""
+    dtype = str(engine.master_dtype).removeprefix("torch.")
+    shapes = {parameter.name: parameter.shape for unit in engine.units for parameter in unit.parameters}
+    model = {name: Form(shape, dtype) for name, shape in shapes.items()}
+    optimizer = {
+        f"{name}.{key}": Form((), "float32") if key == STEP else Form(shape, dtype)
+        for name, shape in shapes.items()
+        for key in (FIRST_MOMENT, SECOND_MOMENT, STEP)
+    }
+    return model, optimizer
+
+
+def _write(saving: Saving, unit: Unit, state: UnitState) -> None:
+    for parameter in unit.parameters:
+        name = parameter.name
+        saving.model.write(name, state.vectors["weights"][name].numpy())
+        for key, kind in _MOMENTS:
+            saving.optimizer.write(f"{name}.{key}", state.vectors[kind][name].numpy())
+        saving.optimizer.write(f"{name}.{STEP}", state.steps.numpy())

@@ -1,16 +1,16 @@
-"""One training step: gradients of the rank's samples, one sum over the ranks, one update."""
+"""One training step of a phase: the samples of this rank, the learning rate, the engine."""
 
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from pseudoreal_api.resolved import PhaseConfig
-from torch import Tensor, nn
+from torch import Tensor
 
-from pseudoreal_trainer.compute import loss_sum
-from pseudoreal_trainer.model import Transformer
-from pseudoreal_trainer.optimizer import Optimizer
-from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.runner import Training
+from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.schedule import learning_rate
 from pseudoreal_trainer.stream import Stream, rank_parts
 
@@ -21,64 +21,51 @@ class StepResult:
     """Of the whole batch, nats per token."""
     stop: bool
     """Some rank was asked to stop."""
+    norm: float
+    """Of the whole gradient, where clipping needs it; else 0."""
 
 
-class FlatGradients:
-    """All gradients as views of one vector, which ends with the loss and the wish to stop: one sum for everything."""
+@dataclass
+class StreamBatch:
+    """This data rank's windows of a step."""
 
-    def __init__(self, model: nn.Module) -> None:
-        parameters = list(model.parameters())
-        self.flat = parameters[0].new_zeros(sum(p.numel() for p in parameters) + 2)
-        offset = 0
-        for parameter in parameters:
-            parameter.grad = self.flat[offset : offset + parameter.numel()].view_as(parameter)
-            offset += parameter.numel()
+    stream: Stream
+    parts: list[tuple[int, int]]
+    """Cursors [first, end) of each micro-batch."""
+    device: torch.device
+    _windows: dict[int, Tensor] = field(default_factory=dict)
 
-    @property
-    def loss(self) -> Tensor:
-        return self.flat[-2]
+    def shape(self, micro_batch: int) -> tuple[int, int]:
+        first, end = self.parts[micro_batch]
+        return end - first, self.stream.sequence
 
-    @property
-    def stop(self) -> Tensor:
-        return self.flat[-1]
+    def tokens(self, micro_batch: int) -> Tensor:
+        if micro_batch not in self._windows:
+            self._windows[micro_batch] = tokens_of(self.stream.windows(*self.parts[micro_batch]), self.device)
+        return self._windows[micro_batch]
 
 
 @dataclass(frozen=True)
 class Stepper:
     config: PhaseConfig
-    ranks: Ranks
     stream: Stream
-    model: Transformer
-    optimizer: Optimizer
-    gradients: FlatGradients
+    engine: Engine
 
     def take(self, step: int, cursor: int, stop: bool) -> StepResult:
         """Makes step `step` (the first is 1) from the samples at `cursor`.
 
-        The loss, the gradients and the update are the same on every rank, and up to the order of sums the same for
-        every number of ranks. A loss that is not finite changes no weight.
+        The loss, the gradients and the update are the same on every rank, and up to the order of sums the same in
+        every layout. A loss or gradient that is not finite changes no weight.
         """
-        self.gradients.flat.zero_()
-        self._accumulate(cursor)
-        self.gradients.stop.fill_(stop)
-        self.ranks.sum_(self.gradients.flat)
-        loss, stops = self.gradients.flat[-2:].tolist()
-        result = StepResult(loss / self._tokens, stops > 0)
-        if isfinite(loss):
-            self._update(step)
-        return result
+        grid, batch = self.engine.grid, self.config.batch
+        parts = rank_parts(batch, cursor, grid.data_rank, grid.layout.data)
+        tokens = batch.sequences * self.config.model.sequence
+        rate = learning_rate(self.config.optimizer, step, self.config.total_steps)
+        windows = StreamBatch(self.stream, parts, grid.device)
+        agreement: Agreement = self.engine.train(windows, Training(tokens, rate, stop), step)
+        return StepResult(agreement.loss_sum / tokens, agreement.stop, agreement.norm)
 
-    @property
-    def _tokens(self) -> int:
-        return self.config.batch.sequences * self.config.model.sequence
 
-    def _accumulate(self, cursor: int) -> None:
-        for first, end in rank_parts(self.config.batch, cursor, self.ranks.rank, self.ranks.world):
-            if first == end:
-                continue
-            loss = loss_sum(self.model, self.stream.windows(first, end), self.config.precision)
-            torch.autograd.backward(loss / self._tokens)
-            self.gradients.loss.add_(loss.detach())
-
-    def _update(self, step: int) -> None:
-        self.optimizer.update(learning_rate(self.config.optimizer, step, self.config.total_steps))
+def tokens_of(windows: NDArray[Any], device: torch.device) -> Tensor:
+    """Bytes [B, T + 1] -> token ids."""
+    return torch.from_numpy(windows).to(device, torch.int64)

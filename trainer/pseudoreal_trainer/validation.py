@@ -5,13 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pseudoreal_api.model_spec import Precision
+from torch import Tensor
 
 from pseudoreal_trainer.baseline import order2_nats
-from pseudoreal_trainer.compute import loss_sum
 from pseudoreal_trainer.corpus import Bytes, Corpus
-from pseudoreal_trainer.model import Transformer
-from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.step import tokens_of
 from pseudoreal_trainer.stream import take_windows
 
 _GROUP = 8
@@ -22,21 +21,37 @@ _GROUP = 8
 class Validation:
     windows: Bytes
     """[W, T + 1]"""
-    precision: Precision
 
     @property
     def tokens(self) -> int:
         return len(self.windows) * len(self.windows[0, 1:])
 
-    @torch.no_grad()
-    def measure(self, model: Transformer, ranks: Ranks) -> float:
-        """Nats per token; the same bits on every rank."""
+    def measure(self, engine: Engine) -> float:
+        """Nats per token; the same bits on every rank. Every rank calls this."""
+        grid = engine.grid
         groups = np.array_split(self.windows, range(_GROUP, len(self.windows), _GROUP))
-        sums = torch.zeros(len(groups), dtype=torch.float64, device=ranks.device)
-        for index in range(ranks.rank, len(groups), ranks.world):
-            sums[index] = loss_sum(model, groups[index], self.precision).double()
+        turns = -(-len(groups) // grid.layout.data)
+        # Data ranks without a group in the last turn measure one once more: all take part in every collective.
+        own = [min(turn * grid.layout.data + grid.data_rank, len(groups) - 1) for turn in range(turns)]
+        batch = _Groups([tokens_of(groups[index], grid.device) for index in own])
+        sums = torch.zeros(len(groups), dtype=torch.float64, device=grid.device)
+        for turn, loss in engine.evaluate(batch, turns).items():
+            if turn * grid.layout.data + grid.data_rank < len(groups):
+                sums[own[turn]] = loss
         # Every entry is zero on all ranks but one, so the order of this reduction cannot matter.
-        return float(sum(ranks.sum_(sums).tolist())) / self.tokens
+        return float(sum(grid.ranks.sum_(sums).tolist())) / self.tokens
+
+
+@dataclass(frozen=True)
+class _Groups:
+    groups: list[Tensor]
+
+    def shape(self, micro_batch: int) -> tuple[int, int]:
+        windows = self.groups[micro_batch]
+        return windows.shape[0], windows.shape[1] - 1
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        return self.groups[micro_batch]
 
 
 def window_starts(corpus: Corpus, sequence: int, most: int) -> list[int]:
@@ -46,8 +61,8 @@ def window_starts(corpus: Corpus, sequence: int, most: int) -> list[int]:
     return [index * available // count * sequence for index in range(count)]
 
 
-def build_validation(corpus: Corpus, sequence: int, most: int, precision: Precision) -> Validation:
-    return Validation(take_windows(corpus.validation, window_starts(corpus, sequence, most), sequence), precision)
+def build_validation(corpus: Corpus, sequence: int, most: int) -> Validation:
+    return Validation(take_windows(corpus.validation, window_starts(corpus, sequence, most), sequence))
 
 
 def baseline_nats(corpus: Corpus, sequence: int, most: int) -> float:

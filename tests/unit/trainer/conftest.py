@@ -68,7 +68,8 @@ def config(job_body: dict[str, Any], tmp_path: Path) -> Configs:
 
     def make(index: int = 0, work: str = "work", attempt: int = 1) -> PhaseConfig:
         job = PseudoRealJob.from_object(job_body)
-        return phase_config(job, index, attempt=attempt, work_directory=str(tmp_path / work))
+        offload = str(tmp_path / work / "offload")
+        return phase_config(job, index, attempt=attempt, work_directory=str(tmp_path / work), offload_directory=offload)
 
     return make
 

@@ -42,7 +42,9 @@ def _newest(config: PhaseConfig) -> Checkpoint:
 def both(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
     """The same phase on one rank and on two, with a micro-batch of three sequences that two ranks share unevenly."""
     job_body["spec"]["data"]["validation"] |= {"sequences": 30}
-    one, two = config(0, "one"), config(0, "two")
+    one = config(0, "one")
+    job_body["spec"]["phases"][0]["workers"] = 2
+    two = config(0, "two")
     train(one)
     _train_on(2, two, tmp_path)
     return _newest(one), _newest(two)

@@ -51,10 +51,17 @@ class Layout:
 
     def rank_of(self, position: int) -> int:
         """Pipeline rank. The embedding is with the first layer and the head with the last, so only layers send."""
-        layer = min(max(position - 1, 0), self.layers - 1)
+        return self._ranks[position]
+
+    @cached_property
+    def _ranks(self) -> tuple[int, ...]:
+        """Of each position."""
+        layers = range(self.layers)
         if self.order in _MODULAR:
-            return layer % self.pipeline
-        return layer * self.pipeline // self.layers
+            ranks = [layer % self.pipeline for layer in layers]
+        else:
+            ranks = [layer * self.pipeline // self.layers for layer in layers]
+        return (ranks[0], *ranks, ranks[-1])
 
     def positions(self, rank: int) -> tuple[int, ...]:
         """Of a pipeline rank, ascending."""
@@ -63,8 +70,8 @@ class Layout:
     @cached_property
     def _positions(self) -> tuple[tuple[int, ...], ...]:
         found: list[list[int]] = [[] for _ in range(self.pipeline)]
-        for position in range(self.head + 1):
-            found[self.rank_of(position)].append(position)
+        for position, rank in enumerate(self._ranks):
+            found[rank].append(position)
         return tuple(map(tuple, found))
 
     def local_units(self, rank: int) -> tuple[int, ...]:

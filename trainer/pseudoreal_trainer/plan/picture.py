@@ -5,7 +5,9 @@ Written by hand, as it is nothing but boxes and text.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from math import floor, log10
+from operator import itemgetter
 from xml.sax.saxutils import escape
 
 from pseudoreal_trainer.plan.simulation import Span, Task
@@ -27,8 +29,11 @@ from pseudoreal_trainer.plan.timeline import COLLECTIVE, COMPUTE, COPY_IN, COPY_
 
 _WIDTH, _LEFT, _TOP = 1240, 110, 44
 _COMPUTE_HEIGHT, _LANE_HEIGHT, _RANK_GAP, _PANEL_GAP = 22, 10, 10, 46
-_LEAST_WIDTH = 0.15
-"""Pixels; narrower boxes are left out."""
+_LEAST_WIDTH = 0.7
+"""Pixels; narrower boxes are drawn as wide."""
+_STYLE = (
+    "text{font:11px sans-serif;fill:#222} .n{font-size:9px;text-anchor:middle} .r{text-anchor:end} .s{font-size:8px}"
+)
 _CHARACTER = 5.6
 """Pixels, in the boxes."""
 
@@ -76,10 +81,9 @@ def picture(panels: Sequence[Panel]) -> str:
         drawing = _Drawing(panel, y)
         parts += drawing.parts()
         y = drawing.bottom + _PANEL_GAP
-    style = "text{font:11px sans-serif;fill:#222} .n{font-size:9px;text-anchor:middle} .r{text-anchor:end}"
     head = f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{y}" viewBox="0 0 {_WIDTH} {y}">'
     return "\n".join(
-        [head, f"<style>{style}</style>", '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>\n"]
+        [head, f"<style>{_STYLE}</style>", '<rect width="100%" height="100%" fill="white"/>', *parts, "</svg>\n"]
     )
 
 
@@ -96,14 +100,15 @@ class _Drawing:
         self._end = max([panel.timeline.seconds, *(span.end for _, span in self._boxes())])
         self._scale = (_WIDTH - _LEFT - 14) / (self._end or 1.0)
         self._lane_y = self._placed_lanes()
+        self._turns = self._counted_positions()
 
     def parts(self) -> Iterator[str]:
         yield f'<text x="{_LEFT}" y="{self._top}" font-weight="bold">{escape(self._panel.title)}</text>'
         yield from self._axis()
         for (rank, lane), y in self._lane_y.items():
             label = f"rank {rank}" if lane == COMPUTE else _SUBLANES[lane]
-            size = "" if lane == COMPUTE else ' font-size="8"'
-            yield f'<text class="r" x="{_LEFT - 6}" y="{y + self._height(lane) / 2 + 3.5}"{size}>{label}</text>'
+            kind = "r" if lane == COMPUTE else "r s"
+            yield f'<text class="{kind}" x="{_LEFT - 6}" y="{y + self._height(lane) / 2 + 3.5}">{label}</text>'
         for task, span in self._boxes():
             yield from self._box(task, span)
 
@@ -139,26 +144,33 @@ class _Drawing:
         yield f'<text x="{_LEFT}" y="{self.bottom + 14}">{escape(self._panel.unit)}; red: end of the step</text>'
 
     def _box(self, task: Task, span: Span) -> Iterator[str]:
-        lane, width = _lane(task), (span.end - span.begin) * self._scale
-        if width < _LEAST_WIDTH or task.step is None:
-            return
+        assert task.step is not None, "tasks that only wait have no box"
+        lane, width = _lane(task), max((span.end - span.begin) * self._scale, _LEAST_WIDTH)
         x, y, height = _LEFT + span.begin * self._scale, self._lane_y[task.lane[0], lane], self._height(lane)
         stroke = ' stroke="white" stroke-width="0.6"' if width > 2 else ""
+        colour, words = (
+            self._colour(task.lane[0], task.step),
+            f"{_words(task.step)}: {span.begin:.4g} to {span.end:.4g}",
+        )
         yield (
-            f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height}" fill="{_colour(task.step)}"{stroke}>'
-            f"<title>{escape(_words(task.step))}: {span.begin:.4g} to {span.end:.4g}</title></rect>"
+            f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height}" fill="{colour}"{stroke}>'
+            f"<title>{escape(words)}</title></rect>"
         )
         if isinstance(task.step, Forward | Backward) and width >= _CHARACTER * len(str(task.step.micro_batch)) + 2:
             yield f'<text class="n" x="{x + width / 2:.2f}" y="{y + height / 2 + 3:.1f}">{task.step.micro_batch}</text>'
 
+    def _colour(self, rank: int, step: Step) -> str:
+        colours = _COLOURS[_SHOWN_AS.get(type(step), type(step))]
+        return colours[self._turns[rank, step.position] % 2 if isinstance(step, Forward | Backward) else 0]
+
+    def _counted_positions(self) -> dict[tuple[int, int], int]:
+        """(rank, position) -> its number among the positions of the rank."""
+        places = {(t.lane[0], t.step.position) for t, _ in self._boxes() if isinstance(t.step, Forward | Backward)}
+        return {place: index for _, own in groupby(sorted(places), itemgetter(0)) for index, place in enumerate(own)}
+
 
 def _lane(task: Task) -> str:
     return "message" if task.lane[1].startswith("message") else task.lane[1]
-
-
-def _colour(step: Step) -> str:
-    colours = _COLOURS[_SHOWN_AS.get(type(step), type(step))]
-    return colours[step.position % 2 if isinstance(step, Forward | Backward) else 0]
 
 
 def _words(step: Step) -> str:

@@ -75,12 +75,13 @@ def _bottleneck(layout: Layout, line: Timeline, idle: float) -> str:
     busy = busy_seconds(line)
     (rank, lane), seconds = max(busy.items(), key=lambda item: item[1])
     share = seconds / line.seconds
+    what = f"{_WORDS.get(lane, 'the messages')} of pipeline rank {rank} take {share:.0%} of the step"
     if share >= _BUSY:
-        what = _WORDS.get(lane, f"{lane}: the messages to that pipeline rank")
-        return f"{what} of pipeline rank {rank} take {share:.0%} of the step"
+        return what
     return (
-        f"no part is busy for half of the step; pipeline ranks wait {idle:.0%} of it, for each other and for copies:"
-        f" more micro-batches than {layout.micro_batches} or a larger offload.window than {layout.window} may help"
+        f"waiting: no part is busy for half of the step, {what}, and pipeline ranks wait {idle:.0%} of it for each"
+        f" other and for copies; larger micro-batches, more than {layout.micro_batches} of them, or a larger"
+        f" offload.window than {layout.window} may help"
     )
 
 

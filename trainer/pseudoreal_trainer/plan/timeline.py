@@ -5,9 +5,8 @@ order; copies, collectives and messages have lanes of their own. All data ranks 
 stands for them.
 """
 
-from collections import defaultdict
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pseudoreal_trainer.plan.costs import Costs
 from pseudoreal_trainer.plan.layout import Layout
@@ -61,9 +60,9 @@ def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeli
     ends: list[list[int]] = [[]]
     first_of_last = 0
     for number in range(steps):
-        first_of_last = len(builder.tasks)
+        first_of_last = len(builder)
         ends.append([rank.step(number, plan[index]) for index, rank in enumerate(ranks)])
-    tasks = builder.linked()
+    tasks = builder.tasks()
     spans = simulate(tasks, costs.cores)
     begin, end = (max((spans[index].end for index in found), default=0.0) for found in (ends[-2], ends[-1]))
     shifted = [Span(span.begin - begin, span.end - begin) for span in spans]
@@ -75,9 +74,13 @@ class _Builder:
     """Tasks that may follow what is named only later, by another rank."""
 
     def __init__(self) -> None:
-        self.tasks: list[Task] = []
+        self._drafts: list[tuple[tuple[int, str], float, list[int], Step | None]] = []
+        """Lane, seconds, what it follows, record."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
+
+    def __len__(self) -> int:
+        return len(self._drafts)
 
     def add(
         self,
@@ -88,20 +91,21 @@ class _Builder:
         *,
         awaits: Iterable[Hashable] = (),
     ) -> int:
-        known = tuple(index for index in follows if index is not None)
-        self.tasks.append(Task(lane, seconds, known, needs_core=lane[1] != DISK, step=step))
-        index = len(self.tasks) - 1
+        index = len(self._drafts)
+        self._drafts.append((lane, seconds, [before for before in follows if before is not None], step))
         self._awaited += [(index, name) for name in awaits]
         return index
 
     def name(self, name: Hashable, index: int) -> None:
         self._named[name] = index
 
-    def linked(self) -> list[Task]:
-        more: defaultdict[int, list[int]] = defaultdict(list)
+    def tasks(self) -> list[Task]:
         for index, name in self._awaited:
-            more[index].append(self._named[name])
-        return [replace(t, follows=(*t.follows, *more[i])) if i in more else t for i, t in enumerate(self.tasks)]
+            self._drafts[index][2].append(self._named[name])
+        return [
+            Task(lane, seconds, tuple(follows), needs_core=lane[1] != DISK, step=step)
+            for lane, seconds, follows, step in self._drafts
+        ]
 
 
 class _Rank:
@@ -138,7 +142,7 @@ class _Rank:
             case Send():
                 self._send(step)
             case Receive():
-                self._builder.name(("posted", self._number, *_message(step)), self._wait([]))
+                self._builder.name(("posted", self._number, *_message(step)), self._here())
             case Stash():
                 self._task(self._copies(COPY_OUT), self._costs.copy(step), [self._main], step)
             case Unstash():
@@ -163,6 +167,9 @@ class _Rank:
         """The first thread waits."""
         self._main = self._builder.add((self._rank, COMPUTE), 0.0, follows)
         return self._main
+
+    def _here(self) -> int:
+        return self._wait([]) if self._main is None else self._main
 
     def _copies(self, lane: str) -> str:
         return lane if self._costs.overlaps else COMPUTE

@@ -1,0 +1,80 @@
+"""What the engine is tried with: a small model under many layouts."""
+
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Any
+
+from pseudoreal_api.model_spec import Clipping, FeedForward, Model
+from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
+from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.sharing import blocks_of_layers
+
+STEPS = 5
+SEQUENCES_OF_A_MICRO_BATCH = 4
+RATE = 1e-2
+
+
+@dataclass(frozen=True)
+class Case:
+    pipeline: int = 1
+    data: int = 1
+    micro_batches: int = 2
+    order: str = "layered"
+    sharding: str = "none"
+    homes: str = "d"
+    """A letter for each unit, repeated: d(evice), h(ost), D(isk)."""
+    window: int = 2
+    recompute: bool = True
+    stash: bool = False
+    clipping: str = "none"
+    layers: int = 4
+    blocks: int | None = None
+    """None: as many as layers."""
+    pattern: str = "cycle"
+    activation: str = "gelu"
+    precision: str = "float64"
+
+    @property
+    def world(self) -> int:
+        return self.pipeline * self.data
+
+    @property
+    def name(self) -> str:
+        """The fields that differ from a plain case."""
+        plain = Case()
+        differing = {k: v for k, v in self.__dict__.items() if v != getattr(plain, k)}
+        return " ".join(f"{key}={value}" for key, value in differing.items()) or "plain"
+
+    @property
+    def model(self) -> Model:
+        ffn = FeedForward(hidden=24, activation=self.activation)
+        return Model(layers=self.layers, hidden=8, heads=2, sequence=6, ffn=ffn)
+
+    @property
+    def sharing(self) -> Sharing:
+        return Sharing(blocks=self.blocks or self.layers, pattern=self.pattern)
+
+    @property
+    def optimizer(self) -> OptimizerSpec:
+        norm = {"global": "0.5", "perUnit": "0.2", "none": "1.0"}[self.clipping]
+        return OptimizerSpec(clipping=Clipping(mode=self.clipping, norm=norm))
+
+    @property
+    def layout(self) -> Layout:
+        names = {"d": "device", "h": "host", "D": "disk"}
+        units = self.sharing.blocks + 2
+        homes: Any = tuple(names[letter] for _, letter in zip(range(units), cycle(self.homes), strict=False))
+        return Layout(
+            layer_blocks=blocks_of_layers(self.sharing, self.layers),
+            pipeline=self.pipeline,
+            data=self.data,
+            micro_batches=self.micro_batches,
+            order=self.order,
+            sharding=self.sharding,
+            homes=homes,
+            window=self.window,
+            recompute=self.recompute,
+            stash=self.stash,
+            clipping=self.clipping,
+        )

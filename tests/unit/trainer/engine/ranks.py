@@ -1,0 +1,210 @@
+"""Runs cases on the engine: all cases of one number of ranks in the same processes, which then need only one start."""
+
+import os
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pseudoreal_trainer.engine.build import Blueprint
+from pseudoreal_trainer.engine.engine import Engine, UnitState
+from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.runner import Training
+from pseudoreal_trainer.engine.state import KINDS
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.initial import initial_weights
+from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.ranks import Ranks
+from torch import Tensor, multiprocessing
+
+from tests.unit.trainer.engine.cases import RATE, STEPS, Case
+from tests.unit.trainer.engine.reference import batch_of, part_of
+
+SEED = 3
+
+
+@dataclass
+class Result:
+    """Of a case on one rank."""
+
+    losses: list[float] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """On the first rank."""
+    moved: list[dict[str, int]] = field(default_factory=list)
+    """For each step, link -> bytes."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    evaluation: float = 0.0
+    """Sum of the losses of the first batch with the last weights; on the rank of the head."""
+
+
+class CaseBatch:
+    def __init__(self, case: Case, step: int, data_rank: int) -> None:
+        self._part = part_of(batch_of(case, step), data_rank, case.data)
+
+    def shape(self, micro_batch: int) -> tuple[int, int]:
+        return len(self._part[micro_batch]), self._part.shape[2] - 1
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        return self._part[micro_batch]
+
+
+def run_cases(cases: list[Case], folder: Path) -> dict[Case, list[Result]]:
+    """Case -> result of each rank."""
+    worlds: dict[int, list[Case]] = {}
+    for case in cases:
+        worlds.setdefault(case.world, []).append(case)
+    found: dict[Case, list[Result]] = {}
+    for world, group in worlds.items():
+        _spawn(world, group, folder)
+        ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
+        found |= {case: [results[index] for results in ranks] for index, case in enumerate(group)}
+    return found
+
+
+def _spawn(world: int, cases: list[Case], folder: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    multiprocessing.spawn(_rank, (world, cases, folder, port), nprocs=world)
+
+
+def _rank(rank: int, world: int, cases: list[Case], folder: Path, port: int) -> None:
+    torch.set_num_threads(1)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
+    if world > 1:
+        dist.init_process_group("gloo")
+    ranks = Ranks(rank, world, torch.device("cpu"))
+    results = [_named(case, ranks, folder) for case in cases]
+    torch.save(results, folder / f"{world}-{rank}.pt")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def _named(case: Case, ranks: Ranks, folder: Path) -> Result:
+    try:
+        return run_case(case, ranks, folder)
+    except Exception as error:
+        # The other ranks wait for this one: it must end, and they with it.
+        raise RuntimeError(f"case {case.name}") from error
+
+
+def run_cases(cases: list[Case], folder: Path) -> dict[Case, list[Result]]:
+    """Case -> result of each rank."""
+    worlds: dict[int, list[Case]] = {}
+    for case in cases:
+        worlds.setdefault(case.world, []).append(case)
+    found: dict[Case, list[Result]] = {}
+    for world, group in worlds.items():
+        _spawn(world, group, folder)
+        ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
+        found |= {case: [results[index] for results in ranks] for index, case in enumerate(group)}
+    return found
+
+
+def _spawn(world: int, cases: list[Case], folder: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    multiprocessing.spawn(_rank, (world, cases, folder, port), nprocs=world)
+
+
+def _rank(rank: int, world: int, cases: list[Case], folder: Path, port: int) -> None:
+    torch.set_num_threads(1)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
+    if world > 1:
+        dist.init_process_group("gloo")
+    ranks = Ranks(rank, world, torch.device("cpu"))
+    results = [_named(case, ranks, folder) for case in cases]
+    torch.save(results, folder / f"{world}-{rank}.pt")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def _named(case: Case, ranks: Ranks, folder: Path) -> Result:
+    try:
+        return run_case(case, ranks, folder)
+    except Exception as error:
+        # The other ranks wait for this one: it must end, and they with it.
+        raise RuntimeError(f"case {case.name}") from error
+
+
+def run_cases(cases: list[Case], folder: Path) -> dict[Case, list[Result]]:
+    """Case -> result of each rank."""
+    worlds: dict[int, list[Case]] = {}
+    for case in cases:
+        worlds.setdefault(case.world, []).append(case)
+    found: dict[Case, list[Result]] = {}
+    for world, group in worlds.items():
+        _spawn(world, group, folder)
+        ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
+        found |= {case: [results[index] for results in ranks] for index, case in enumerate(group)}
+    return found
+
+
+def _spawn(world: int, cases: list[Case], folder: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+    multiprocessing.spawn(_rank, (world, cases, folder, port), nprocs=world)
+
+
+def _rank(rank: int, world: int, cases: list[Case], folder: Path, port: int) -> None:
+    torch.set_num_threads(1)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
+    if world > 1:
+        dist.init_process_group("gloo")
+    ranks = Ranks(rank, world, torch.device("cpu"))
+    results = [_named(case, ranks, folder) for case in cases]
+    torch.save(results, folder / f"{world}-{rank}.pt")
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def _named(case: Case, ranks: Ranks, folder: Path) -> Result:
+    try:
+        return run_case(case, ranks, folder)
+    except Exception:
+        return Result(error=traceback.format_exc())
+
+
+def run_case(case: Case, ranks: Ranks, folder: Path) -> Result:
+    engine = make_engine(case, ranks, folder)
+    result = Result()
+    data_rank = ranks.rank % case.data
+    for step in range(STEPS):
+        batch = CaseBatch(case, step, data_rank)
+        tokens = batch_of(case, step)[:, :, 1:].numel()
+        agreement = engine.train(batch, Training(tokens, RATE, stop=False), step)
+        engine.settle()
+        result.losses.append(agreement.loss_sum / tokens)
+        result.moved.append(dict(engine.trace.moved))
+    result.events = engine.trace.events
+    result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank), case.micro_batches).values())
+    for unit in range(len(engine.units)):
+        state = engine.collect(unit)
+        if state is not None:
+            result.weights |= state.vectors["weights"]
+    engine.close()
+    return result
+
+
+def make_engine(case: Case, ranks: Ranks, folder: Path) -> Engine:
+    master = {"float64": torch.float64}.get(case.precision, torch.float32)
+    compute = getattr(torch, case.precision)
+    units = units_of(case.model, case.sharing.blocks)
+    blueprint = Blueprint(case.model, case.optimizer, units, master, compute, False, folder / "disk")
+    trace = Trace(ranks.rank)
+    trace.records = True
+    engine = Engine(blueprint, open_grid(case.layout, ranks), trace)
+    for index, unit in enumerate(units):
+        weights = initial_weights(unit, index, case.layers, SEED, master)
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        vectors = {kind: weights if kind == "weights" else zeros for kind in KINDS}
+        if engine.has(index):
+            engine.put(index, UnitState(vectors, torch.zeros(())))
+    return engine

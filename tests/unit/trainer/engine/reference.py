@@ -1,0 +1,82 @@
+"""The plain reference: one process, ordinary autograd, torch.optim.AdamW; nothing of the engine."""
+
+import torch
+from pseudoreal_trainer.model import Transformer, build_model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
+
+
+def batch_of(case: Case, step: int) -> Tensor:
+    """[micro-batches, sequences of a micro-batch over all data ranks, T + 1]"""
+    generator = torch.Generator().manual_seed(1000 + step)
+    shape = (case.micro_batches, SEQUENCES_OF_A_MICRO_BATCH, case.model.sequence + 1)
+    return torch.randint(0, 256, shape, generator=generator)
+
+
+def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
+    """A data rank's sequences, [micro-batches, B, T + 1]."""
+    count = batch.shape[1]
+    return batch[:, count * data_rank // data_ranks : count * (data_rank + 1) // data_ranks]
+
+
+def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
+    """The loss of each step, and the weights after the last."""
+    dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
+    model = build_model(case.model, case.sharing, seed=3, dtype=dtype)
+    optimizer = _optimizer(model, case)
+    losses = []
+    for step in range(STEPS):
+        batch = batch_of(case, step)
+        tokens = batch[:, :, 1:].numel()
+        parts = [_gradients(model, part_of(batch, d, case.data), tokens) for d in range(case.data)]
+        losses.append(sum(loss for loss, _ in parts) / tokens)
+        for index, parameter in enumerate(model.parameters()):
+            # Partial sums of the data ranks, added up in their order.
+            parameter.grad = torch.stack([gradients[index] for _, gradients in parts]).sum(dim=0)
+        _clip(model, case)
+        optimizer.step()
+    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
+    """Sum of the losses of the first batch, nats."""
+    model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
+    model.load_state_dict(weights)
+    windows = batch_of(case, 0).flatten(0, 1)
+    logits = model(windows[:, :-1])
+    return float(F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum"))
+
+
+def _gradients(model: Transformer, part: Tensor, tokens: int) -> tuple[float, list[Tensor]]:
+    """Sum of the losses and gradients of one data rank's sequences, micro-batch after micro-batch."""
+    model.zero_grad()
+    sums = []
+    for windows in part:
+        logits = model(windows[:, :-1])
+        loss_sum = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
+        (loss_sum / tokens).backward()
+        sums.append(loss_sum.detach())
+    gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+    return float(torch.stack(sums).sum()), gradients
+
+
+def _optimizer(model: nn.Module, case: Case) -> torch.optim.Optimizer:
+    spec, parameters = case.optimizer, list(model.parameters())
+    matrices, vectors = ([p for p in parameters if (p.ndim == 2) == is_matrix] for is_matrix in (True, False))
+    groups = [{"params": matrices, "weight_decay": float(spec.weight_decay)}, {"params": vectors, "weight_decay": 0.0}]
+    betas = (float(spec.beta1), float(spec.beta2))
+    return torch.optim.AdamW(groups, lr=RATE, betas=betas, eps=1e-8, fused=True)
+
+
+def _clip(model: Transformer, case: Case) -> None:
+    norm = float(case.optimizer.clipping.norm)
+    if case.clipping == "global":
+        nn.utils.clip_grad_norm_(model.parameters(), norm)
+    elif case.clipping == "perUnit":
+        head = [*model.norm.parameters(), *model.head.parameters()]
+        units = [model.embedding.parameters(), *(block.parameters() for block in model.blocks), head]
+        for unit in units:
+            nn.utils.clip_grad_norm_(list(unit), norm)

@@ -1,0 +1,107 @@
+"""The engine against the plain reference, under many layouts.
+
+float64: losses and weights within 1e-12 everywhere. float32: bitwise where both add up in the same order. They do not
+
+- in a block that several layers share, with several micro-batches: the engine adds layer after layer, over the
+  micro-batches of each; autograd adds the layers of one micro-batch first;
+- with four data ranks: gloo adds up in an order of its own, that of two is the only one;
+- with clipping: the norm is summed shard by shard and unit by unit, so the factor may differ in its last bit.
+"""
+
+import pytest
+import torch
+
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import STEPS, Case
+from tests.unit.trainer.engine.ranks import Result, run_cases
+
+ORDERS = ("layered", "gpipe", "1f1b", "interleaved")
+SHARDINGS = ("none", "optimizer", "gradients", "full")
+
+ONE_RANK = [
+    *(Case(micro_batches=n, order=order) for n in (1, 2, 8) for order in ORDERS),
+    *(Case(homes=homes, window=window) for homes in ("h", "D", "dhD") for window in (1, 2, 3)),
+    *(Case(homes=homes, recompute=False, order=order) for homes in ("d", "h", "D") for order in ("layered", "1f1b")),
+    *(Case(stash=True, homes=homes, order=order) for homes in ("d", "D") for order in ORDERS),
+    *(Case(blocks=k, pattern=p, homes="hD", window=1) for k, p in ((1, "cycle"), (2, "cycle"), (2, "segment"))),
+    *(Case(clipping=clipping, homes=homes) for clipping in ("global", "perUnit") for homes in ("d", "hD")),
+    Case(activation="swiglu", homes="h"),
+    Case(layers=1, homes="D"),
+]
+TWO_RANKS = [
+    *(Case(data=2, sharding=sharding, micro_batches=n) for sharding in SHARDINGS for n in (1, 8)),
+    *(Case(data=2, sharding=sharding, homes="hDd", clipping="global") for sharding in SHARDINGS),
+    *(Case(data=2, sharding="full", order=order, window=1, clipping="perUnit") for order in ORDERS),
+    *(Case(pipeline=2, order=order, micro_batches=n) for order in ORDERS for n in (1, 2, 8)),
+    *(Case(pipeline=2, order=order, homes="hD", stash=True, clipping="global") for order in ORDERS),
+    *(Case(pipeline=2, blocks=k, pattern=p) for k, p in ((1, "cycle"), (2, "cycle"), (2, "segment"))),
+    Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="perUnit"),
+    Case(pipeline=2, layers=5, order="gpipe", recompute=False, homes="h"),
+    Case(data=2, sharding="full", recompute=False, window=1, homes="D"),
+    Case(data=2, sharding="full", blocks=1, clipping="global"),
+]
+FOUR_RANKS = [
+    *(Case(data=4, sharding=sharding, clipping="global") for sharding in SHARDINGS),
+    *(Case(pipeline=4, micro_batches=n, order=order) for n in (1, 2, 8) for order in ORDERS),
+    *(Case(pipeline=2, data=2, sharding=sharding, homes="dhD") for sharding in SHARDINGS),
+    *(Case(pipeline=2, data=2, sharding="full", order=order, clipping="perUnit") for order in ORDERS),
+    Case(pipeline=2, data=2, sharding="full", blocks=1, homes="D", clipping="global", stash=True),
+    Case(pipeline=2, data=2, sharding="optimizer", blocks=2, pattern="segment", clipping="perUnit"),
+    Case(pipeline=4, layers=6, blocks=3, micro_batches=2, clipping="global"),
+]
+BITWISE = [
+    Case(precision="float32"),
+    *(Case(precision="float32", order=order, micro_batches=8) for order in ORDERS),
+    Case(precision="float32", homes="hD", window=1, stash=True),
+    Case(precision="float32", recompute=False, homes="D"),
+    Case(precision="float32", micro_batches=1, blocks=1),
+    *(Case(precision="float32", data=2, sharding=sharding, homes="dhD") for sharding in SHARDINGS),
+    *(Case(precision="float32", pipeline=2, order=order, micro_batches=8) for order in ORDERS),
+    *(Case(precision="float32", pipeline=4, order=order, micro_batches=2) for order in ORDERS),
+    Case(precision="float32", pipeline=2, data=2, sharding="full", homes="h"),
+]
+CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
+    return run_cases([*dict.fromkeys([*CLOSE, *BITWISE])], tmp_path_factory.mktemp("engine"))
+
+
+def _sound(results: dict[Case, list[Result]], case: Case) -> Result:
+    """Of the first rank."""
+    for result in results[case]:
+        assert result.losses == results[case][0].losses, "every rank knows the same loss"
+    return results[case][0]
+
+
+def test_there_are_more_than_sixty_combinations() -> None:
+    assert len({*CLOSE, *BITWISE}) > 60
+
+
+@pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
+def test_float64_agrees_with_the_reference(case: Case, results: dict[Case, list[Result]]) -> None:
+    found = _sound(results, case)
+    losses, weights = reference.train(case)
+    assert len(found.losses) == STEPS
+    assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
+    assert losses[-1] != losses[0], "something was trained"
+    assert found.weights.keys() == weights.keys()
+    for name, expected in weights.items():
+        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", BITWISE, ids=lambda case: case.name)
+def test_float32_agrees_to_the_bit(case: Case, results: dict[Case, list[Result]]) -> None:
+    found = _sound(results, case)
+    losses, weights = reference.train(case)
+    assert found.losses == losses
+    for name, expected in weights.items():
+        assert torch.equal(found.weights[name], expected), name
+
+
+@pytest.mark.parametrize("case", [*TWO_RANKS, *ONE_RANK[-8:]], ids=lambda case: case.name)
+def test_evaluation_is_the_loss_of_the_trained_weights(case: Case, results: dict[Case, list[Result]]) -> None:
+    _sound(results, case)
+    expected = reference.evaluate(case, results[case][0].weights)
+    assert sum(result.evaluation for result in results[case]) == pytest.approx(expected, rel=1e-12)

@@ -1,0 +1,32 @@
+"""Layouts and sizes that the tests of the plan share."""
+
+from typing import Any
+
+from pseudoreal_api.model_spec import Model
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.units import units_of
+
+
+def make_layout(layers: int = 4, pipeline: int = 2, micro_batches: int = 2, **changes: Any) -> Layout:
+    """Every layer owns its block, unless `changes` say otherwise."""
+    fields: dict[str, Any] = {"layer_blocks": tuple(range(layers)), "data": 1} | changes
+    return Layout(pipeline=pipeline, micro_batches=micro_batches, **fields)
+
+
+def everywhere(home: str, layers: int) -> tuple[str, ...]:
+    """Of the units of an unshared model."""
+    return (home,) * (layers + 2)
+
+
+def make_sizes(
+    layers: int = 4,
+    blocks: int | None = None,
+    compute: str = "float32",
+    micro_batch: int = 4,
+    **model: Any,
+) -> Sizes:
+    fields = {"layers": layers, "hidden": 32, "heads": 2, "sequence": 16, "ffn": {"hidden": 96}} | model
+    spec = Model.model_validate(fields)
+    units = units_of(spec, blocks or layers)
+    return Sizes(spec, units, compute_bytes(compute), master_bytes(compute), micro_batch)

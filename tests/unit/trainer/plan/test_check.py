@@ -1,0 +1,205 @@
+"""Good plans with one defect put in by hand: each must be refused, and the fault named."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from pseudoreal_trainer.plan import lower
+from pseudoreal_trainer.plan.check import PlanError, check_plan
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.steps import (
+    Agree,
+    Backward,
+    Compute,
+    Drop,
+    Fetch,
+    Flow,
+    Forward,
+    Plan,
+    RankPlan,
+    Read,
+    Receive,
+    Reduce,
+    Send,
+    Stash,
+    Step,
+    Tie,
+    Unstash,
+    Update,
+)
+
+from tests.unit.trainer.plan.cases import everywhere, make_layout
+
+OFFLOADED = make_layout(layers=6, data=2, sharding="full", homes=everywhere("disk", 6), stash=True)
+"""Rank 0: the embedding and layers 1, 3, 5 (units 0, 1, 3, 5); rank 1: layers 2, 4, 6 and the head (2, 4, 6, 7)."""
+TIED = make_layout(layers=6, layer_blocks=(0, 1, 2, 0, 1, 2))
+"""Every block is used on both ranks."""
+EARLY = replace(OFFLOADED, clipping="perUnit")
+
+Edit = Callable[[list[Step]], None]
+
+
+def place(steps: list[Step], kind: type[Step], number: int = 0, **fields: object) -> int:
+    """Of the record with this number among those of a kind with these fields."""
+    found = [
+        index
+        for index, step in enumerate(steps)
+        if isinstance(step, kind) and all(getattr(step, name) == value for name, value in fields.items())
+    ]
+    return found[number]
+
+
+def without(kind: type[Step], number: int = 0, **fields: object) -> Edit:
+    def edit(steps: list[Step]) -> None:
+        del steps[place(steps, kind, number, **fields)]
+
+    return edit
+
+
+def twice(kind: type[Step], number: int = 0, **fields: object) -> Edit:
+    def edit(steps: list[Step]) -> None:
+        index = place(steps, kind, number, **fields)
+        steps.insert(index, steps[index])
+
+    return edit
+
+
+def moved(kind: type[Step], number: int, before: type[Step], before_number: int) -> Edit:
+    def edit(steps: list[Step]) -> None:
+        step = steps.pop(place(steps, kind, number))
+        steps.insert(place(steps, before, before_number), step)
+
+    return edit
+
+
+def swapped(kind: type[Step], first: int, second: int, **fields: object) -> Edit:
+    def edit(steps: list[Step]) -> None:
+        a, b = place(steps, kind, first, **fields), place(steps, kind, second, **fields)
+        steps[a], steps[b] = steps[b], steps[a]
+
+    return edit
+
+
+def replaced(kind: type[Step], number: int, new: Step) -> Edit:
+    def edit(steps: list[Step]) -> None:
+        steps[place(steps, kind, number)] = new
+
+    return edit
+
+
+def without_micro_batch(steps: list[Step]) -> None:
+    steps[:] = [step for step in steps if getattr(step, "micro_batch", None) != 1]
+
+
+DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
+    "missing receive": (OFFLOADED, 1, without(Receive), "its input is not here"),
+    "missing receive of a gradient": (
+        OFFLOADED,
+        0,
+        without(Receive, -1, flow=Flow.GRADIENT),
+        "the gradient of its output is not here",
+    ),
+    "message received twice": (OFFLOADED, 1, twice(Receive), "it is here already"),
+    "missing send": (OFFLOADED, 0, without(Send), "in the order in which they are sent"),
+    "messages in another order": (OFFLOADED, 0, swapped(Send, 0, 1), "what it sends does not exist yet"),
+    "receives in another order": (OFFLOADED, 1, swapped(Receive, 2, 3), "not here|in the order in which they are sent"),
+    "sent to the wrong rank": (
+        OFFLOADED,
+        0,
+        replaced(Send, 0, Send(Flow.ACTIVATION, 2, 0, 0)),
+        "rank 0 does not need it",
+    ),
+    "sent before it exists": (OFFLOADED, 0, moved(Send, 0, Forward, 0), "what it sends does not exist yet"),
+    "window exceeded": (OFFLOADED, 0, moved(Fetch, 2, Drop, 0), "3 working copies exceed the window of 2"),
+    "missing fetch": (OFFLOADED, 0, without(Fetch, 1), "its unit has no working copy"),
+    "fetched twice": (OFFLOADED, 0, twice(Fetch), "its working copy exists already"),
+    "fetched although resident": (make_layout(), 0, lambda steps: steps.insert(0, Fetch(0)), "always exists"),
+    "missing read": (OFFLOADED, 0, without(Read), "its weights were not read from disk"),
+    "read of a unit that is not on disk": (make_layout(), 0, lambda steps: steps.insert(0, Read(0)), "is not disk"),
+    "dropped unit used": (OFFLOADED, 0, moved(Drop, 0, Forward, 1), "its unit has no working copy"),
+    "forgotten drop": (OFFLOADED, 0, without(Drop, -1), "are never dropped"),
+    "resident unit dropped": (
+        make_layout(data=2, sharding="optimizer"),
+        0,
+        lambda steps: steps.append(Drop(0)),
+        "its working copy must stay",
+    ),
+    "stash never brought back": (OFFLOADED, 1, without(Unstash), "its input is not here"),
+    "stashed twice": (OFFLOADED, 1, twice(Stash), "its input is not here"),
+    "forgotten micro-batch": (OFFLOADED, 0, without_micro_batch, "its gradient lacks"),
+    "forgotten forward pass": (make_layout(), 0, without(Forward, position=3), "what it sends does not exist yet"),
+    "forgotten backward pass": (OFFLOADED, 0, without(Backward, -1), "its gradient lacks"),
+    "backward pass twice": (make_layout(), 0, twice(Backward, -1), "it has been already"),
+    "pass of another rank": (make_layout(), 0, replaced(Forward, 0, Forward(2, 0)), "its position is on another rank"),
+    "pass of a micro-batch too many": (make_layout(), 0, replaced(Forward, 0, Forward(0, 2)), "no such micro-batch"),
+    "missing reduction": (OFFLOADED, 0, without(Reduce), "are not reduced"),
+    "double reduction": (OFFLOADED, 0, twice(Reduce), "it is reduced already"),
+    "reduction before the last gradient": (OFFLOADED, 0, moved(Reduce, 0, Backward, 1), "its gradient lacks"),
+    "missing tie": (TIED, 0, without(Tie), "its gradient lacks other pipeline ranks' part"),
+    "tie that nobody answers": (
+        make_layout(),
+        0,
+        lambda steps: steps.insert(place(steps, Agree), Tie(1)),
+        "no other pipeline rank uses it",
+    ),
+    "summed twice over ranks": (TIED, 0, twice(Tie), "it is summed already"),
+    "ties in different order": (TIED, 0, swapped(Tie, 0, 1), "in an order of its own"),
+    "update before the last gradient": (EARLY, 0, moved(Update, 0, Backward, 0), "its gradient is not reduced"),
+    "update before all agree": (OFFLOADED, 0, moved(Update, 0, Agree, 0), "not all ranks have agreed"),
+    "updated twice": (OFFLOADED, 0, twice(Update), "it is updated already"),
+    "forgotten update": (OFFLOADED, 0, without(Update), "are not updated"),
+    "fetched after its update": (
+        EARLY,
+        1,
+        lambda steps: steps.insert(place(steps, Update, 0, unit=6) + 1, Fetch(6)),
+        "its update has started|its working copy exists already",
+    ),
+    "nobody agrees": (EARLY, 0, without(Agree), "not all ranks have agreed"),
+    "agreed twice": (OFFLOADED, 0, twice(Agree), "all ranks agree only once"),
+    "agreed before the loss": (EARLY, 1, moved(Agree, 0, Backward, 0), "the loss is not known yet"),
+}
+
+
+@pytest.mark.parametrize("name", DEFECTS)
+def test_a_defect_is_refused(name: str) -> None:
+    layout, rank, edit, fault = DEFECTS[name]
+    good = step_plan(layout)
+    check_plan(layout, good)
+    with pytest.raises(PlanError, match=fault):
+        check_plan(layout, _edited(good, rank, edit))
+
+
+def _edited(plan: Plan, rank: int, edit: Edit) -> Plan:
+    steps = list(plan[rank])
+    edit(steps)
+    changed: RankPlan = tuple(steps)
+    assert changed != plan[rank], "the edit changes nothing"
+    return (*plan[:rank], changed, *plan[rank + 1 :])
+
+
+def test_a_tie_left_out_on_all_ranks_is_refused() -> None:
+    plan = step_plan(TIED)
+    without_ties = tuple(tuple(step for step in steps if not isinstance(step, Tie)) for steps in plan)
+    with pytest.raises(PlanError, match="its gradient lacks other pipeline ranks' part"):
+        check_plan(TIED, without_ties)
+
+
+def test_ranks_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 wants the second layer's output of micro-batch 0 before it makes micro-batch 1, with which rank 1
+    begins."""
+    layout, orders = make_layout(), lower.compute_order
+
+    def circular(layout: Layout, rank: int) -> list[Compute]:
+        order = orders(layout, rank)
+        if rank == 0:
+            order.insert(place(order, Forward, position=1, micro_batch=1), order.pop(place(order, Forward, position=3)))
+        else:
+            first, second = (place(order, Forward, position=2, micro_batch=m) for m in (0, 1))
+            order[first], order[second] = order[second], order[first]
+        return order
+
+    check_plan(layout, step_plan(layout))
+    monkeypatch.setattr(lower, "compute_order", circular)
+    with pytest.raises(PlanError, match=r"it never ends: rank 0 waits in .*; rank 1 waits in"):
+        check_plan(layout, step_plan(layout))

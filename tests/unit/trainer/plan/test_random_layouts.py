@@ -1,0 +1,55 @@
+"""Whatever the layout, its plan passes the checker, and its steps can follow each other."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pseudoreal_trainer.plan.check import check_plan
+from pseudoreal_trainer.plan.costs import UnitTime
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.orders import check_interleaved
+from pseudoreal_trainer.plan.timeline import timeline
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    pipeline = draw(st.integers(1, 4))
+    blocks = draw(st.integers(1, 4))
+    layers = draw(st.integers(pipeline, 9))
+    layer_blocks = tuple(draw(st.permutations([layer % blocks for layer in range(layers)])))
+    recompute = draw(st.booleans())
+    layout = Layout(
+        layer_blocks=layer_blocks,
+        pipeline=pipeline,
+        data=draw(st.integers(1, 3)),
+        micro_batches=draw(st.integers(1, 5)),
+        order=draw(st.sampled_from(["layered", "gpipe", "1f1b", "interleaved"])),
+        sharding=draw(st.sampled_from(["none", "optimizer", "gradients", "full"])),
+        window=draw(st.integers(1, 4)),
+        recompute=recompute,
+        stash=recompute and draw(st.booleans()),
+        clipping=draw(st.sampled_from(["global", "perUnit", "none"])),
+    )
+    homes = st.sampled_from(["device", "host", "disk"])
+    layout = replace(layout, homes=tuple(draw(homes) for _ in range(layout.units)))
+    return layout if _is_possible(layout) else replace(layout, order="1f1b")
+
+
+def _is_possible(layout: Layout) -> bool:
+    try:
+        check_interleaved(layout.layers, layout.pipeline, layout.micro_batches)
+    except ValueError:
+        return layout.order != "interleaved"
+    return True
+
+
+@settings(max_examples=60, deadline=None)
+@given(layouts())
+def test_a_plan_passes_its_checker_and_ends(layout: Layout) -> None:
+    plan = step_plan(layout)
+    check_plan(layout, plan)
+    line = timeline(layout, plan, UnitTime(layout), steps=2)
+    passes = layout.micro_batches * (1 + UnitTime(layout).backward)
+    most = max(sum(0 < p < layout.head for p in layout.positions(rank)) for rank in range(layout.pipeline))
+    assert most * passes <= line.seconds <= layout.layers * passes

@@ -1,0 +1,1 @@
+"""Executes step plans: working copies, gradients, messages and updates of one rank. docs/engine.md walks through it."""

@@ -1,0 +1,156 @@
+"""Makes the parts of an engine: room for states, working copies and gradients, as the layout says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pseudoreal_api.model_spec import Model
+from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
+from torch import Tensor
+
+from pseudoreal_trainer.engine.copies import Copies
+from pseudoreal_trainer.engine.disk_state import open_disk_states
+from pseudoreal_trainer.engine.gradients import Buffers, Gradients
+from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.lanes import Lanes
+from pseudoreal_trainer.engine.messages import Messages
+from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.runner import Parts
+from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.updates import Updates
+from pseudoreal_trainer.plan.steps import Backward, RankPlan, Reduce
+from pseudoreal_trainer.plan.units import Unit
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What an engine is made from."""
+
+    model: Model
+    optimizer: OptimizerSpec
+    units: tuple[Unit, ...]
+    master: torch.dtype
+    compute: torch.dtype
+    compiled: bool
+    offload_directory: Path
+
+
+@dataclass(frozen=True)
+class Rooms:
+    """Memory of a rank."""
+
+    states: dict[int, State]
+    resident: dict[int, Tensor]
+    """Working copies that stay, [padded numel]."""
+    gradients: dict[int, Tensor]
+    """Whole gradients that stay, [padded numel]."""
+
+
+def build_parts(blueprint: Blueprint, grid: Grid, plan: RankPlan, trace: Trace) -> Parts:
+    lanes, rooms = Lanes(grid.device), _rooms(blueprint, grid, trace)
+    modules = Modules(blueprint.model, blueprint.units, blueprint.compute, compiled=blueprint.compiled)
+    buffers = _buffers(blueprint, grid, plan, rooms)
+    gradients = Gradients(grid, modules, rooms.states, rooms.gradients, buffers, lanes, trace)
+    return Parts(
+        layout=grid.layout,
+        grid=grid,
+        states=rooms.states,
+        modules=modules,
+        copies=Copies(grid, rooms.states, rooms.resident, _slots(blueprint, grid), lanes, trace),
+        gradients=gradients,
+        updates=Updates(blueprint.optimizer, grid, rooms.states, gradients, lanes, trace),
+        messages=Messages(grid, blueprint.compute, trace),
+        lanes=lanes,
+        trace=trace,
+        hidden=blueprint.model.hidden,
+        master=blueprint.master,
+    )
+
+
+def _rooms(blueprint: Blueprint, grid: Grid, trace: Trace) -> Rooms:
+    layout, rooms = grid.layout, Rooms({}, {}, {})
+    local = layout.local_units(grid.pipeline_rank)
+    for unit in local:
+        if layout.home(unit) != "disk":
+            rooms.states[unit] = _memory_state(blueprint, grid, unit, rooms)
+    on_disk = {unit: _extent(blueprint, grid, unit) for unit in local if layout.home(unit) == "disk"}
+    if on_disk:
+        states = open_disk_states(
+            blueprint.offload_directory,
+            on_disk,
+            trace,
+            window=layout.window,
+            keeps_gradients=layout.clipping == "global" or layout.is_tied,
+        )
+        rooms.states.update(states)
+    return rooms
+
+
+def _extent(blueprint: Blueprint, grid: Grid, unit: int) -> Extent:
+    described = blueprint.units[unit]
+    shard = described.shard(grid.data_rank if grid.layout.shards > 1 else 0, grid.layout.shards)
+    decayed = min(max(described.decayed - shard.start, 0), len(shard))
+    return Extent(shard.start, len(shard), decayed, blueprint.master, blueprint.compute)
+
+
+def _memory_state(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms) -> MemoryState:
+    layout, extent = grid.layout, _extent(blueprint, grid, unit)
+    on_host = layout.home(unit) == "host"
+    device = torch.device("cpu") if on_host else grid.device
+    pinned = on_host and grid.device.type == "cuda"
+
+    def room(dtype: torch.dtype) -> Tensor:
+        return torch.zeros(extent.length, dtype=dtype, device=device, pin_memory=pinned)
+
+    own, whole = slice(extent.begin, extent.begin + extent.length), extent.length * layout.shards
+    if not layout.moves(unit):
+        rooms.resident[unit] = torch.zeros(whole, dtype=extent.compute, device=device)
+        compute_weights = rooms.resident[unit][own]
+    else:
+        compute_weights = room(extent.compute)
+    weights = compute_weights if extent.master == extent.compute else room(extent.master)
+    if _keeps_whole_gradient(grid, unit):
+        rooms.gradients[unit] = torch.zeros(whole, dtype=extent.master, device=device)
+        gradient = rooms.gradients[unit][own]
+    else:
+        gradient = room(extent.master)
+    return MemoryState(extent, Vectors(weights, compute_weights, gradient), pinned=pinned)
+
+
+def _keeps_whole_gradient(grid: Grid, unit: int) -> bool:
+    layout = grid.layout
+    return not layout.moves(unit) and (layout.sharding in ("none", "optimizer") or layout.data == 1)
+
+
+def _slots(blueprint: Blueprint, grid: Grid) -> list[Tensor]:
+    layout = grid.layout
+    moving = [unit for unit in layout.local_units(grid.pipeline_rank) if layout.moves(unit)]
+    count = min(layout.window, len(moving))
+    size = max((_padded(blueprint, grid, unit) for unit in moving), default=0)
+    return [torch.zeros(size, dtype=blueprint.compute, device=grid.device) for _ in range(count)]
+
+
+def _buffers(blueprint: Blueprint, grid: Grid, plan: RankPlan, rooms: Rooms) -> Buffers:
+    """Room for the gradients that grow at the same time, and for one that is being reduced meanwhile."""
+    sharing = [unit for unit in grid.layout.local_units(grid.pipeline_rank) if unit not in rooms.gradients]
+    count = min(_most_at_a_time(grid, plan, sharing) + 1, len(sharing))
+    size = max((_padded(blueprint, grid, unit) for unit in sharing), default=0)
+    return Buffers(size, count, blueprint.master, grid.device)
+
+
+def _most_at_a_time(grid: Grid, plan: RankPlan, units: Sequence[int]) -> int:
+    growing: set[int] = set()
+    most = 0
+    for step in plan:
+        if isinstance(step, Backward) and grid.layout.unit_of(step.position) in units:
+            growing.add(grid.layout.unit_of(step.position))
+            most = max(most, len(growing))
+        elif isinstance(step, Reduce):
+            growing.discard(step.unit)
+    return most
+
+
+def _padded(blueprint: Blueprint, grid: Grid, unit: int) -> int:
+    return blueprint.units[unit].shard_length(grid.layout.shards) * grid.layout.shards

@@ -1,0 +1,196 @@
+"""Working copies of units: those that stay, and those that come and go in a window of slots."""
+
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark
+from pseudoreal_trainer.engine.modules import UnitModule
+from pseudoreal_trainer.engine.state import State
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.plan.steps import Drop, Fetch, Read
+
+Updated = Future[Mark]
+"""Done when a unit's newest optimizer step is; the mark says when on its lane."""
+
+
+class NotResident(RuntimeError):
+    """A unit's weights were asked for while it has no working copy, or before its fetch was finished."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    storage: Tensor
+    free: Mark
+    """When the last unit that was in it is not read any more."""
+
+
+@dataclass
+class _Copy:
+    slot: _Slot
+    flat: Tensor
+    """[padded numel], in the compute type"""
+    work: dist.Work | None
+    mark: Mark
+    fetch: Fetch
+    begin: int
+    finished: bool = False
+
+
+class Copies:
+    """The working copies of a rank, and whose weights each module has."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        states: Mapping[int, State],
+        resident: Mapping[int, Tensor],
+        slots: list[Tensor],
+        lanes: Lanes,
+        trace: Trace,
+    ) -> None:
+        """`resident`: the copies that stay, [padded numel] each. `slots`: room for those that come and go."""
+        self._grid, self._layout, self._states, self._resident = grid, grid.layout, states, resident
+        self._free = [_Slot(storage, None) for storage in slots]
+        self._lanes, self._trace = lanes, trace
+        self._copies: dict[int, _Copy] = {}
+        self._refreshing: dict[int, dist.Work | None] = {}
+        self._bound: dict[UnitModule, Tensor] = {}
+        self.updated: dict[int, Updated] = {unit: _done() for unit in states}
+        self._slot_addresses = {storage.untyped_storage().data_ptr() for storage in slots}
+        self._owners: dict[int, int] = {}
+
+    def read(self, step: Read) -> None:
+        self._states[step.unit].read_ahead(self.updated[step.unit])
+
+    def fetch(self, step: Fetch) -> None:
+        if self._layout.moves(step.unit):
+            self._copies[step.unit] = self._fetched(step)
+        else:
+            self._refresh(step)
+
+    def drop(self, step: Drop) -> None:
+        copy = self._copies.pop(step.unit)
+        self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
+        self._owners.pop(copy.flat.data_ptr())
+        self._free.append(_Slot(copy.slot.storage, self._lanes.mark()))
+
+    def bind(self, unit: int, module: UnitModule) -> None:
+        """Gives the module the unit's weights; waits for its fetch."""
+        flat = self._finished(unit)
+        if self._bound.get(module) is not flat:
+            module.bind(flat)
+            self._bound[module] = flat
+
+    def flat(self, unit: int) -> Tensor:
+        """The working copy of a unit. Raises NotResident when it has none, or its fetch is not finished."""
+        if unit in self._resident:
+            return self._resident[unit]
+        copy = self._copies.get(unit)
+        if copy is None or not copy.finished:
+            state = "has no working copy" if copy is None else "is being fetched"
+            raise NotResident(f"unit {unit} {state}")
+        return copy.flat
+
+    def saving(self) -> AbstractContextManager[Any]:
+        """A context in which autograd keeps no weights of moving units: the backward pass finds them in the slot where
+        they then are."""
+        return saved_tensors_hooks(self._pack, self._unpack)
+
+    def settle(self) -> None:
+        """Waits for all updates. Raises what they raised."""
+        for updated in self.updated.values():
+            updated.result()
+
+    def _finished(self, unit: int) -> Tensor:
+        if unit in self._resident:
+            self._finish_resident(unit)
+        elif (copy := self._copies.get(unit)) is not None and not copy.finished:
+            if copy.work is not None:
+                copy.work.wait()
+            self._lanes.follow(copy.mark)
+            copy.finished = True
+            self._states[unit].fetched()
+            self._trace.add("fetch", copy.begin, copy.fetch)
+        return self.flat(unit)
+
+    def _finish_resident(self, unit: int) -> None:
+        if unit in self._refreshing:
+            work = self._refreshing.pop(unit)
+            if work is not None:
+                work.wait()
+        else:
+            self._lanes.follow(self.updated[unit].result())
+
+    def _fetched(self, step: Fetch) -> _Copy:
+        begin = time.perf_counter_ns()
+        state, slot = self._states[step.unit], self._free.pop()
+        updated = self.updated[step.unit].result()
+        with self._lanes.on(Lane.COPY_IN):
+            self._lanes.follow(slot.free)
+            self._lanes.follow(updated)
+            weights = state.compute_weights()
+            flat = slot.storage[: len(weights) * self._layout.shards]
+            self._count(step.unit, weights)
+            work = self._gather(flat, weights)
+            mark = self._lanes.mark()
+        self._owners[flat.data_ptr()] = step.unit
+        return _Copy(slot, flat, work, mark, step, begin)
+
+    def _gather(self, flat: Tensor, weights: Tensor) -> dist.Work | None:
+        """Fills `flat` from the shards of the data ranks."""
+        if self._layout.shards == 1:
+            flat.copy_(weights, non_blocking=True)
+            return None
+        shard = weights.to(flat.device, non_blocking=True)
+        self._trace.move("collective", shard.nbytes * (self._layout.shards - 1))
+        return dist.all_gather_into_tensor(flat, shard, group=self._grid.data, async_op=True)
+
+    def _count(self, unit: int, weights: Tensor) -> None:
+        if self._layout.home(unit) != "device":
+            self._trace.move("h2d", weights.nbytes)
+
+    def _refresh(self, step: Fetch) -> None:
+        """Makes a copy that stays whole again after its shards were updated."""
+        self._lanes.follow(self.updated[step.unit].result())
+        with self._trace.span("fetch", step):
+            self._refreshing[step.unit] = self._gather(
+                self._resident[step.unit], self._states[step.unit].compute_weights()
+            )
+
+    def _pack(self, tensor: Tensor) -> Any:
+        storage = tensor.untyped_storage().data_ptr()
+        if storage not in self._slot_addresses:
+            return tensor
+        return _Saved(self._owners[storage], int(tensor.storage_offset()), tensor.size(), tensor.stride())
+
+    def _unpack(self, saved: Any) -> Tensor:
+        if not isinstance(saved, _Saved):
+            assert isinstance(saved, Tensor), "it was packed as it is"
+            return saved
+        return self.flat(saved.unit).as_strided(saved.size, saved.stride, saved.offset)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A view of a unit's weights."""
+
+    unit: int
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+def _done() -> Updated:
+    future: Updated = Future()
+    future.set_result(None)
+    return future

@@ -1,0 +1,127 @@
+"""Gradients of units while they grow, and the start of their sum over the data ranks."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark
+from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.state import State
+from pseudoreal_trainer.engine.trace import Trace
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A sum over the data ranks that is under way."""
+
+    unit: int
+    result: Tensor
+    """This rank's part, [length of its state]."""
+    work: dist.Work | None
+    mark: Mark
+    buffer: Tensor | None
+    """To be given back."""
+
+
+class Buffers:
+    """Room for the gradients of some units at a time. Waits while all of it is in use."""
+
+    def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
+        self._changed = threading.Condition()
+
+    def take(self) -> Tensor:
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._free))
+            return self._free.pop()
+
+    def give_back(self, buffer: Tensor) -> None:
+        with self._changed:
+            self._free.append(buffer)
+            self._changed.notify()
+
+
+class Gradients:
+    """Of the units of a rank, in the master type."""
+
+    def __init__(
+        self,
+        grid: Grid,
+        modules: Modules,
+        states: Mapping[int, State],
+        whole: Mapping[int, Tensor],
+        buffers: Buffers,
+        lanes: Lanes,
+        trace: Trace,
+    ) -> None:
+        """`whole`: gradients with room of their own, [padded numel]; the other units' share `buffers`."""
+        self._grid, self._layout, self._modules, self._states = grid, grid.layout, modules, states
+        self._whole, self._buffers, self._lanes, self._trace = whole, buffers, lanes, trace
+        self._growing: dict[int, _Growing] = {}
+
+    def accumulate(self, unit: int, gradients: Sequence[Tensor]) -> None:
+        """`gradients`: of the unit's parameters, in their order."""
+        growing = self._growing.get(unit)
+        if growing is None:
+            growing = self._growing[unit] = self._begin(unit)
+            for view, gradient in zip(growing.views, gradients, strict=True):
+                view.copy_(gradient)
+            return
+        for view, gradient in zip(growing.views, gradients, strict=True):
+            view.add_(gradient)
+
+    def reduce(self, unit: int) -> Reduction:
+        """Ends the gradient of a unit."""
+        growing, grown = self._growing.pop(unit), self._lanes.mark()
+        with self._lanes.on(Lane.COLLECTIVE):
+            self._lanes.follow(grown)
+            result, work = self._sum(unit, growing.flat)
+            return Reduction(unit, result, work, self._lanes.mark(), growing.buffer)
+
+    def give_back(self, reduction: Reduction) -> None:
+        """The result is not needed any more."""
+        if reduction.buffer is not None:
+            self._buffers.give_back(reduction.buffer)
+
+    def _begin(self, unit: int) -> "_Growing":
+        buffer = None if unit in self._whole else self._buffers.take()
+        flat = self._whole[unit] if buffer is None else buffer[: self._length(unit) * self._layout.shards]
+        views = self._modules.of(unit).views(flat)
+        flat[sum(view.numel() for view in views) :].zero_()
+        return _Growing(flat, views, buffer)
+
+    def _length(self, unit: int) -> int:
+        return self._states[unit].extent.length
+
+    def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, dist.Work | None]:
+        """Starts the sum over the data ranks; this rank's part of it, and the work to wait for."""
+        group, ranks = self._grid.data, self._layout.data
+        if group is None:
+            return flat, None
+        if self._layout.shards == 1:
+            self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
+            return flat, dist.all_reduce(flat, group=group, async_op=True)
+        result = self._room_for_result(unit, flat)
+        self._trace.move("collective", result.nbytes * (ranks - 1))
+        return result, dist.reduce_scatter_tensor(result, flat, group=group, async_op=True)
+
+    def _room_for_result(self, unit: int, flat: Tensor) -> Tensor:
+        """Where the gradient stays, if that is on the device; else a vector of its own."""
+        kept = self._states[unit].gradient_room()
+        if kept is not None and kept.device == flat.device:
+            return kept
+        return torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
+
+
+@dataclass(frozen=True)
+class _Growing:
+    flat: Tensor
+    """[padded numel]"""
+    views: list[Tensor]
+    """Of the parameters."""
+    buffer: Tensor | None

@@ -1,0 +1,240 @@
+"""The loop that trains: takes the records of a step plan from first to last and does what they say."""
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from pseudoreal_trainer.engine.activations import Activations, Graph
+from pseudoreal_trainer.engine.copies import Copies
+from pseudoreal_trainer.engine.gradients import Gradients
+from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.lanes import Lanes
+from pseudoreal_trainer.engine.messages import Messages
+from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.state import State
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.updates import Agreement, Updates
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import (
+    Agree,
+    Backward,
+    Drop,
+    Fetch,
+    Flow,
+    Forward,
+    RankPlan,
+    Read,
+    Receive,
+    Reduce,
+    Send,
+    Stash,
+    Tie,
+    Unstash,
+    Update,
+)
+
+
+class Batch(Protocol):
+    """This data rank's part of a batch."""
+
+    def shape(self, micro_batch: int) -> tuple[int, int]:
+        """Sequences, tokens in each."""
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        """Inputs and, one further, targets: [B, T + 1], on the device."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of an engine that the runner drives."""
+
+    layout: Layout
+    grid: Grid
+    states: Mapping[int, State]
+    modules: Modules
+    copies: Copies
+    gradients: Gradients
+    updates: Updates
+    messages: Messages
+    lanes: Lanes
+    trace: Trace
+    hidden: int
+    master: torch.dtype
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training step needs besides its batch."""
+
+    tokens: int
+    """Of the whole batch, over all ranks: what the loss is divided by before the backward pass."""
+    rate: float
+    """Learning rate."""
+    stop: bool
+    """This rank was asked to stop."""
+
+
+@dataclass
+class Run:
+    """One run of a plan."""
+
+    parts: Parts
+    batch: Batch
+    training: Training | None
+    """None: evaluation, forward passes alone."""
+    activations: Activations = field(init=False)
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    """Micro-batch -> sum over its tokens, nats; on the rank of the head."""
+    agreement: Future[Agreement] | None = None
+
+    def __post_init__(self) -> None:
+        self.activations = Activations(self.parts.lanes, self.parts.trace)
+
+    def go(self, plan: RankPlan) -> None:
+        for step in plan:
+            _ACTIONS[type(step)](self, step)
+        self.parts.messages.finish()
+
+    @property
+    def _training(self) -> Training:
+        assert self.training is not None, "only a training plan asks"
+        return self.training
+
+    # Working copies, gradients, updates: the parts know how.
+
+    def read(self, step: Read) -> None:
+        self.parts.copies.read(step)
+
+    def fetch(self, step: Fetch) -> None:
+        self.parts.copies.fetch(step)
+
+    def drop(self, step: Drop) -> None:
+        self.parts.copies.drop(step)
+
+    def reduce(self, step: Reduce) -> None:
+        self.parts.updates.reduce(step, self.parts.gradients.reduce(step.unit))
+
+    def tie(self, step: Tie) -> None:
+        self.parts.updates.tie(step)
+
+    def agree(self, step: Agree) -> None:
+        loss = torch.stack(list(self.losses.values())).sum() if self.losses else None
+        self.agreement = self.parts.updates.agree(step, loss, self._training.stop)
+
+    def update(self, step: Update) -> None:
+        self.parts.copies.updated[step.unit] = self.parts.updates.update(step, self._training.rate)
+
+    def stash(self, step: Stash) -> None:
+        self.activations.stash(step)
+
+    def unstash(self, step: Unstash) -> None:
+        self.activations.unstash(step, self.parts.grid.device)
+
+    # Messages: an activation and its gradient have the shape of the micro-batch.
+
+    def send(self, step: Send) -> None:
+        here = self.activations.inputs if step.flow is Flow.ACTIVATION else self.activations.gradients
+        self.parts.messages.send(step, here.pop((step.position, step.micro_batch)))
+
+    def receive(self, step: Receive) -> None:
+        self.parts.messages.receive(step, (*self.batch.shape(step.micro_batch), self.parts.hidden))
+
+    def _await(self, flow: Flow, position: int, micro_batch: int) -> None:
+        here = self.activations.inputs if flow is Flow.ACTIVATION else self.activations.gradients
+        if (position, micro_batch) not in here:
+            here[position, micro_batch] = self.parts.messages.take((flow, position, micro_batch))
+
+    # Passes.
+
+    def forward(self, step: Forward) -> None:
+        layout, position, m = self.parts.layout, step.position, step.micro_batch
+        self._bind(position)
+        if position > 0:
+            self._await(Flow.ACTIVATION, position, m)
+        with self.parts.trace.span("compute", step):
+            if position == layout.head:
+                with torch.no_grad():
+                    self.losses[m] = self._loss_sum(self.activations.inputs.pop((position, m)), m)
+            else:
+                self.activations.inputs[position + 1, m] = self._pass(position, m)
+
+    def backward(self, step: Backward) -> None:
+        position, m = step.position, step.micro_batch
+        unit = self._bind(position)
+        if position != self.parts.layout.head:
+            self._await(Flow.GRADIENT, position + 1, m)
+        with self.parts.trace.span("compute", step):
+            source, output, gradient = self._graph(position, m)
+            parameters = self.parts.modules.of(unit).parameters
+            sources = [source, *parameters] if position > 0 else parameters
+            gradients = torch.autograd.grad(output, sources, gradient)
+            if position > 0:
+                self.activations.gradients[position, m] = gradients[0]
+            self.parts.gradients.accumulate(unit, gradients[-len(parameters) :])
+
+    def _bind(self, position: int) -> int:
+        unit = self.parts.layout.unit_of(position)
+        self.parts.copies.bind(unit, self.parts.modules.of(unit))
+        return unit
+
+    def _pass(self, position: int, m: int) -> Tensor:
+        """The output of a position, which keeps its input, or its graph, for the backward pass."""
+        key = (position, m)
+        source = self.batch.tokens(m)[:, :-1] if position == 0 else self.activations.inputs[key]
+        if self.parts.layout.recompute or self.training is None or position == 0:
+            with torch.no_grad():
+                output = self._compute(position, source)
+            if self.training is None:
+                self.activations.inputs.pop(key, None)
+            return output
+        source = self.activations.inputs.pop(key).requires_grad_()
+        with self.parts.copies.saving():
+            output = self._compute(position, source)
+        self.activations.graphs[key] = Graph(source, output)
+        return output.detach()
+
+    def _graph(self, position: int, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Input, output and the output's gradient: made again, unless they were kept."""
+        if position == self.parts.layout.head:
+            return self._loss(m)
+        gradient = self.activations.gradients.pop((position + 1, m))
+        if (graph := self.activations.graphs.pop((position, m), None)) is not None:
+            return graph.input, graph.output, gradient
+        if position == 0:
+            source = self.batch.tokens(m)[:, :-1]
+        else:
+            source = self.activations.take_input((position, m)).detach().requires_grad_()
+        return source, self._compute(position, source), gradient
+
+    def _loss(self, m: int) -> tuple[Tensor, Tensor, None]:
+        source = self.activations.take_input((self.parts.layout.head, m)).detach().requires_grad_()
+        loss_sum = self._loss_sum(source, m)
+        self.losses[m] = loss_sum.detach()
+        return source, loss_sum / self._training.tokens, None
+
+    def _loss_sum(self, hidden: Tensor, m: int) -> Tensor:
+        return self.parts.modules.loss_sum(hidden, self.batch.tokens(m)[:, 1:], self.parts.master)
+
+    def _compute(self, position: int, source: Tensor) -> Tensor:
+        return self.parts.modules.embed(source) if position == 0 else self.parts.modules.block(source)
+
+
+_ACTIONS: dict[type, Callable[[Run, Any], None]] = {
+    Read: Run.read,
+    Fetch: Run.fetch,
+    Drop: Run.drop,
+    Forward: Run.forward,
+    Backward: Run.backward,
+    Send: Run.send,
+    Receive: Run.receive,
+    Stash: Run.stash,
+    Unstash: Run.unstash,
+    Reduce: Run.reduce,
+    Tie: Run.tie,
+    Agree: Run.agree,
+    Update: Run.update,
+}

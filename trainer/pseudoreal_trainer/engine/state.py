@@ -1,0 +1,135 @@
+"""The state of a unit on this rank: master weights, two moments, and the gradient between reduction and update."""
+
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
+from torch import Tensor
+
+from pseudoreal_trainer.engine.adamw import Slices, update
+
+Kind = Literal["weights", "first_moment", "second_moment"]
+KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Which part of a unit's flat vector a state covers, and in which types."""
+
+    begin: int
+    length: int
+    decayed: int
+    """Elements at its start on which weight decay acts."""
+    master: torch.dtype
+    compute: torch.dtype
+
+
+class State(ABC):
+    """Lives in a home. Only the side thread changes it while a step runs."""
+
+    def __init__(self, extent: Extent) -> None:
+        self.extent = extent
+        self.steps = torch.zeros(())
+        """Updates done."""
+
+    @abstractmethod
+    def put(self, kind: Kind, values: Tensor) -> None:
+        """Sets one of the three vectors, [length]."""
+
+    @abstractmethod
+    def get(self, kind: Kind) -> Tensor:
+        """One of the three vectors, [length], in the master type; not to be changed."""
+
+    @abstractmethod
+    def compute_weights(self) -> Tensor:
+        """The weights in the compute type, [length], where they live; valid until the next update."""
+
+    @abstractmethod
+    def keep_gradient(self, gradient: Tensor) -> None:
+        """Takes the reduced gradient, [length], which the caller may then reuse."""
+
+    @abstractmethod
+    def gradient(self) -> Tensor:
+        """The kept gradient, [length]; what is changed must be kept again."""
+
+    def gradient_room(self) -> Tensor | None:
+        """Where `keep_gradient` puts it, [length], if that is memory: then a reduction may write there at once."""
+        return None
+
+    @abstractmethod
+    def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
+        """One optimizer step with the kept gradient times `scale`."""
+
+    def read_ahead(self, after: Future[Any]) -> None:
+        """Starts to read the compute weights when `after` is done; for homes from which reading takes long."""
+        raise NotImplementedError(f"{type(self).__name__} has its weights in memory")
+
+    def fetched(self) -> None:  # noqa: B027
+        """What `compute_weights` gave is not read any more."""
+
+    def close(self) -> None:  # noqa: B027
+        """Gives back what the process does not give back by itself."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """What a state in memory is made of; all [length]. Some may be views into larger vectors."""
+
+    weights: Tensor
+    compute_weights: Tensor
+    """The same tensor as `weights` when the types are the same."""
+    gradient: Tensor
+
+
+class MemoryState(State):
+    """In the memory of the device, or of the host."""
+
+    def __init__(self, extent: Extent, vectors: Vectors, *, pinned: bool) -> None:
+        super().__init__(extent)
+        device = vectors.weights.device
+        self._vectors = vectors
+        first, second = (
+            torch.zeros(extent.length, dtype=extent.master, device=device, pin_memory=pinned) for _ in range(2)
+        )
+        self._kinds: dict[Kind, Tensor] = {
+            "weights": vectors.weights,
+            "first_moment": first,
+            "second_moment": second,
+        }
+        self.steps = self.steps.to(device)
+
+    def put(self, kind: Kind, values: Tensor) -> None:
+        self._kinds[kind].copy_(values)
+        if kind == "weights":
+            self._cast()
+
+    def get(self, kind: Kind) -> Tensor:
+        return self._kinds[kind]
+
+    def compute_weights(self) -> Tensor:
+        return self._vectors.compute_weights
+
+    def keep_gradient(self, gradient: Tensor) -> None:
+        if gradient.data_ptr() != self._vectors.gradient.data_ptr():
+            self._vectors.gradient.copy_(gradient, non_blocking=True)
+
+    def gradient(self) -> Tensor:
+        return self._vectors.gradient
+
+    def gradient_room(self) -> Tensor | None:
+        return self._vectors.gradient
+
+    def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
+        if scale != 1.0:
+            self._vectors.gradient.mul_(scale)
+        weights, first, second = self._kinds.values()
+        update(spec, Slices(weights, first, second, self._vectors.gradient, self.extent.decayed), self.steps, rate)
+        self.steps += 1
+        self._cast()
+
+    def _cast(self) -> None:
+        if self._vectors.compute_weights is not self._vectors.weights:
+            self._vectors.compute_weights.copy_(self._vectors.weights)
