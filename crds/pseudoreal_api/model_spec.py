@@ -94,7 +94,7 @@ class Optimizer(ApiModel):
         " warmupStableDecay stays at the peak and decays linearly at the end.",
     )
     decay_fraction: DecimalString = Field(
-        "0.2", description="warmupStableDecay: share of all steps in which the learning rate decays."
+        "0.2", description="warmupStableDecay: share of the steps after the warm-up, at their end, that decay."
     )
     final_fraction: DecimalString = Field(
         "0.1", description="Learning rate at the end of the last phase, as a share of the peak."
