@@ -77,10 +77,9 @@ def test_the_blocks_that_are_needed_last_move_first() -> None:
 
 def test_what_the_host_does_not_hold_goes_to_disk_and_no_more() -> None:
     block = unit_state(placed(ONE_RANK, ("host",) * 10), SIZES, 1).host
-    for blocks in (0, 1, 3):
-        homes = choose_homes(offload(host=blocks * block + block // 2, home="host"), ONE_RANK, SIZES)
-        on_host = host_state(placed(ONE_RANK, homes), SIZES, 0)
-        assert blocks * block <= on_host <= blocks * block + block // 2
+    for bound in (0, block // 2, 2 * block, 5 * block):
+        homes = choose_homes(offload(host=bound, home="host"), ONE_RANK, SIZES)
+        assert bound - block < host_state(placed(ONE_RANK, homes), SIZES, 0) <= bound
         assert "device" not in homes
 
 
