@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
 # An index that is asked while it changes may answer once with an error; three tries get past that.
-UV_INSTALL = for try in 1 2 3; do $(BIN)/uv pip install --quiet --python $(BIN)/python $(1) && break; test $$try -lt 3; done
+UV_INSTALL = for try in 1 2 3; do $(BIN)/uv pip install --quiet --python $(or $(2),$(BIN)/python) $(1) && break; test $$try -lt 3; done
 
 .PHONY: help
 help: ## List the targets
@@ -77,11 +77,27 @@ test-integration: venv ## The tests against a real API server
 test-e2e: venv corpus ## The tests on a real cluster
 	$(BIN)/pytest tests/e2e
 
+BENCH := .venv-bench/bin
+# DS_BUILD_OPS=0: DeepSpeed is installed without compiling; what the benchmark needs of it is compiled afterwards.
+.venv-bench/ready: requirements/bench.txt | $(BIN)/uv
+	@echo "installing torch and DeepSpeed into .venv-bench (5 GB; one to two minutes), then compiling (four minutes)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-bench
+	@export DS_BUILD_OPS=0; $(call UV_INSTALL,-r requirements/bench.txt,$(BENCH)/python)
+	@$(call UV_INSTALL,--no-deps --editable .,$(BENCH)/python)
+	@$(BENCH)/python -m tests.benchmarks.compile_deepspeed
+	@touch $@
+
+.PHONY: bench-trainer
+bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard and DeepSpeed; writes docs/benchmarks.md
+	@$(BENCH)/python -m tests.benchmarks.trainer
+	@$(BENCH)/python -m tests.benchmarks.report
+
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header \
   --no-emit-index-url --no-emit-find-links pyproject.toml
 .PHONY: lock
 lock: $(BIN)/uv ## Refresh the exact versions in requirements/
-	$(COMPILE) --all-extras -o requirements/all.txt
+	$(COMPILE) --extra operator --extra trainer --extra dev -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
 	$(COMPILE) --extra trainer --constraint requirements/all.txt -o requirements/trainer.txt
+	$(COMPILE) --extra trainer --extra bench --constraint requirements/all.txt -o requirements/bench.txt

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,18 +27,20 @@ PROGRAMS: Mapping[str, str] = {
     "skopeo": "skopeo",
     "debootstrap": "debootstrap",
 }
+COMPILER: Mapping[str, str] = {"g++": "g++", f"{sysconfig.get_path('include')}/Python.h": "python3-dev"}
+"""What compiles an extension of Python."""
 # Root's PATH may lack the folders of the administrator's programs.
 SEARCH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 
 
-def missing() -> list[str]:
+def missing(programs: Mapping[str, str] = PROGRAMS) -> list[str]:
     """The packages whose programs are not on this machine, in alphabetical order."""
-    return sorted({package for program, package in PROGRAMS.items() if not _is_there(program)})
+    return sorted({package for program, package in programs.items() if not _is_there(program)})
 
 
-def install_missing() -> None:
+def install_missing(programs: Mapping[str, str] = PROGRAMS) -> None:
     """Installs `missing` with apt-get. Removes nothing: a package that conflicts with an installed one is an error."""
-    if not (packages := missing()):
+    if not (packages := missing(programs)):
         return
     log = paths.logs() / "apt.log"
     quiet = {"DEBIAN_FRONTEND": "noninteractive"}

@@ -1,0 +1,23 @@
+"""Whether all stacks train the same model: equal losses, whatever the stack, micro-batches and recompute. Pure."""
+
+from collections.abc import Iterable
+
+from tests.benchmarks.results import Run
+
+TOLERANCE = 5e-5
+"""Relative: half a unit of the fourth digit. Stacks add up float32 numbers in different orders."""
+
+
+class LossesDiffer(Exception):
+    """Two stacks do not compute the same thing, so their times must not be compared."""
+
+
+def check(run: Run, earlier: Iterable[Run]) -> None:
+    """Raises LossesDiffer unless `run` has the losses of the first earlier run of its model."""
+    reference = next((other for other in earlier if other.case.model == run.case.model), run)
+    for number, (step, expected) in enumerate(zip(run.steps, reference.steps, strict=True)):
+        if not abs(step.loss - expected.loss) <= TOLERANCE * expected.loss:
+            raise LossesDiffer(
+                f"{run.stack} ({run.case.label}) has the loss {step.loss:.6f} in step {number}, but {reference.stack}"
+                f" ({reference.case.label}) has {expected.loss:.6f}; find out which one trains something else"
+            )

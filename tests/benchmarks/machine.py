@@ -1,0 +1,29 @@
+"""The machine, as the kernel describes it, and the versions of what is compared."""
+
+import platform
+import re
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.benchmarks.results import Machine
+
+COMPARED = ("torch", "deepspeed")
+
+
+def describe() -> Machine:
+    return Machine(
+        processor=_entry("cpuinfo", r"model name\s*:\s*(.+)"),
+        cores=_cores(),
+        memory_gib=round(int(_entry("meminfo", r"MemTotal:\s*(\d+) kB")) / 2**20, 1),
+        versions={"python": platform.python_version(), **{package: version(package) for package in COMPARED}},
+    )
+
+
+def _cores() -> int:
+    return len(re.findall(r"^processor\s*:", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
+
+
+def _entry(file: str, pattern: str) -> str:
+    """The first match in a file of /proc; "unknown" on kernels that do not tell."""
+    found = re.search(pattern, Path("/proc", file).read_text())
+    return found[1] if found else "unknown"

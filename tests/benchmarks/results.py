@@ -1,0 +1,55 @@
+"""The raw results on disk: who ran which case, and each step's seconds and loss."""
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from tests.benchmarks.cases import Case
+
+RESULTS = Path("benchmark-results")
+TRAINER = RESULTS / "trainer.json"
+PARTIAL = RESULTS / "partial.json"
+"""Of a run that left cases out: not for the report."""
+
+
+class Machine(BaseModel, frozen=True):
+    processor: str
+    cores: int
+    memory_gib: float
+    versions: dict[str, str]
+    """Of python, and of the packages that are compared."""
+
+
+class Step(BaseModel, frozen=True):
+    seconds: float
+    loss: float
+    """Mean over the step's tokens, in nats, before the step's update."""
+
+
+class Run(BaseModel, frozen=True):
+    """One start of a stack: its processes, their warm-up and the timed steps."""
+
+    stack: str
+    case: Case
+    round: int
+    warm_up: int
+    steps: list[Step]
+    """The warm-up's too, at the front."""
+
+    @property
+    def timed_seconds(self) -> list[float]:
+        return [step.seconds for step in self.steps[self.warm_up :]]
+
+
+class Results(BaseModel, frozen=True):
+    machine: Machine
+    runs: list[Run]
+
+
+def write(results: Results, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(results.model_dump_json(indent=1) + "\n")
+
+
+def read(path: Path) -> Results:
+    return Results.model_validate_json(path.read_text())

@@ -1,0 +1,53 @@
+"""DeepSpeed ZeRO-3 with its own AdamW and, but for the offload, its default settings."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.benchmarks.stacks.plain import plain_model
+from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Work, cross_entropy
+
+_TO_HOST = {"device": "cpu", "pin_memory": False}
+
+
+def on_device(work: Work, rank: int, world: int) -> Iterator[Tensor]:
+    return _train(work, rank, world, {})
+
+
+def offloaded(work: Work, rank: int, world: int) -> Iterator[Tensor]:
+    return _train(work, rank, world, {"offload_optimizer": _TO_HOST, "offload_param": _TO_HOST})
+
+
+def _train(work: Work, rank: int, world: int, offload: dict[str, Any]) -> Iterator[Tensor]:
+    # Here, because importing it changes torch for the other stacks too.
+    import deepspeed
+
+    model = plain_model(work)
+    engine, *_ = deepspeed.initialize(
+        model=model,
+        model_parameters=model.parameters(),
+        config=_config(work, world, offload),
+        dist_init_required=False,
+    )
+    for batch in work.batches:
+        total = torch.zeros(())
+        for tokens in work.micro_batches_of(batch, rank, world):
+            loss = cross_entropy(engine(tokens[:, :-1]), tokens)
+            engine.backward(loss)  # divides by the number of micro-batches
+            engine.step()  # updates with the last one
+            total += loss.detach() / work.micro_batches
+        yield total
+
+
+def _config(work: Work, world: int, offload: dict[str, Any]) -> dict[str, Any]:
+    adamw = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPSILON, "weight_decay": WEIGHT_DECAY}
+    return {
+        "train_micro_batch_size_per_gpu": work.batches.shape[1] // world // work.micro_batches,
+        "gradient_accumulation_steps": work.micro_batches,
+        "zero_optimization": {"stage": 3, **offload},
+        "optimizer": {"type": "AdamW", "params": adamw},
+        "gradient_clipping": 0.0,  # its default is 1.0
+        "steps_per_print": 10**9,
+    }

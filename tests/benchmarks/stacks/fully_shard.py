@@ -1,0 +1,48 @@
+"""torch's fully_shard: each block and the rest are a group of their own."""
+
+from collections.abc import Iterator
+
+import torch
+from pseudoreal_trainer.model import Transformer
+from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
+
+from tests.benchmarks.stacks.plain import plain_model
+from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Work, cross_entropy
+
+
+def on_device(work: Work, rank: int, world: int) -> Iterator[Tensor]:
+    return _train(work, rank, world, OffloadPolicy())
+
+
+def offloaded(work: Work, rank: int, world: int) -> Iterator[Tensor]:
+    # Pinned memory raises on a machine without an accelerator.
+    return _train(work, rank, world, CPUOffloadPolicy(pin_memory=False))
+
+
+def _train(work: Work, rank: int, world: int, policy: OffloadPolicy) -> Iterator[Tensor]:
+    model = plain_model(work)
+    root = _shard(model, world, policy)
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
+    )
+    for batch in work.batches:
+        total = torch.zeros(())
+        for number, tokens in enumerate(work.micro_batches_of(batch, rank, world), start=1):
+            # The gradients of all micro-batches are reduced once, with the last.
+            root.set_requires_gradient_sync(number == work.micro_batches)
+            loss = cross_entropy(model(tokens[:, :-1]), tokens) / work.micro_batches
+            loss.backward()
+            total += loss.detach()
+        optimizer.step()
+        optimizer.zero_grad()
+        yield total
+
+
+def _shard(model: Transformer, world: int, policy: OffloadPolicy) -> FSDPModule:
+    """Shards the model in place."""
+    mesh = init_device_mesh("cpu", (world,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, offload_policy=policy)
+    return fully_shard(model, mesh=mesh, offload_policy=policy)

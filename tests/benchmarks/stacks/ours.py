@@ -1,0 +1,78 @@
+"""This project's engine: layered order, fully sharded state, in each home."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from pseudoreal_api.model_spec import Clipping, Optimizer
+from pseudoreal_api.phase_spec import Home
+from pseudoreal_trainer.engine.build import Blueprint
+from pseudoreal_trainer.engine.engine import Engine, UnitState
+from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.runner import Training
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.initial import initial_weights
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.ranks import Ranks
+from torch import Tensor
+
+from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Stack, Work
+
+
+def at(home: Home, window: int = 2) -> Stack:
+    """The stack whose state lives there."""
+
+    def train(work: Work, rank: int, world: int) -> Iterator[Tensor]:
+        with TemporaryDirectory() as folder:
+            engine = _engine(work, Ranks(rank, world, torch.device("cpu")), home, window, Path(folder))
+            for step, sequences in enumerate(work.batches):
+                batch = _Batch(work.micro_batches_of(sequences, rank, world))
+                tokens = sequences[:, 1:].numel()
+                agreement = engine.train(batch, Training(tokens, LEARNING_RATE, stop=False), step)
+                # All ranks know the whole batch's loss; their mean is what the caller makes of it.
+                yield torch.tensor(agreement.loss_sum / tokens)
+            engine.close()
+
+    return train
+
+
+@dataclass(frozen=True)
+class _Batch:
+    parts: tuple[Tensor, ...]
+
+    def shape(self, micro_batch: int) -> tuple[int, int]:
+        sequences, length = self.parts[micro_batch].shape
+        return sequences, length - 1
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        return self.parts[micro_batch]
+
+
+def _engine(work: Work, ranks: Ranks, home: Home, window: int, folder: Path) -> Engine:
+    layers = work.model.layers
+    units = units_of(work.model, layers)
+    layout = Layout(
+        layer_blocks=tuple(range(layers)),
+        pipeline=1,
+        data=ranks.world,
+        micro_batches=work.micro_batches,
+        sharding="full",
+        homes=(home,) * len(units),
+        window=window,
+        recompute=work.recompute,
+        clipping="none",
+    )
+    optimizer = Optimizer(
+        weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode="none")
+    )
+    blueprint = Blueprint(work.model, optimizer, units, torch.float32, torch.float32, False, folder)
+    engine = Engine(blueprint, open_grid(layout, ranks), Trace(ranks.rank))
+    for index, unit in enumerate(units):
+        weights = initial_weights(unit, index, layers, work.seed, torch.float32)
+        zeros = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
+        state = UnitState({"weights": weights, "first_moment": zeros, "second_moment": zeros}, torch.zeros(()))
+        engine.put(index, state)
+    return engine

@@ -1,0 +1,14 @@
+"""All stacks by name."""
+
+from tests.benchmarks.stacks import deepspeed_zero3, fully_shard, ours
+from tests.benchmarks.work import Stack
+
+STACKS: dict[str, Stack] = {
+    "pseudoreal, device": ours.at("device"),
+    "pseudoreal, host": ours.at("host"),
+    "pseudoreal, disk": ours.at("disk"),
+    "fully_shard": fully_shard.on_device,
+    "fully_shard + offload": fully_shard.offloaded,
+    "DeepSpeed ZeRO-3": deepspeed_zero3.on_device,
+    "DeepSpeed ZeRO-3 + offload": deepspeed_zero3.offloaded,
+}

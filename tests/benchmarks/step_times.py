@@ -1,0 +1,101 @@
+"""The report's section on step times: tables, wins and losses, pictures."""
+
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from pseudoreal_trainer.plan.units import units_of
+
+from tests.benchmarks import plot
+from tests.benchmarks.agreement import TOLERANCE
+from tests.benchmarks.cases import MODELS, RANKS, BenchmarkModel, Case
+from tests.benchmarks.results import Results
+from tests.benchmarks.summary import Comparison, Timing, Timings, comparisons, timings
+
+_METHOD = f"""## Step times beside torch and DeepSpeed
+
+One training step in float32 on {RANKS} ranks (gloo over loopback, one thread each), with weights, gradients and
+optimizer state sharded over the ranks. Same first weights, same batches, AdamW, no clipping; the losses of all runs of
+a model agree to {TOLERANCE:g} (relative), or there would be no table. n is the number of micro-batches. Every cell is
+the median of the timed steps of fresh processes; in each round the stacks take turns, and warm-up is left out.
+
+- **pseudoreal**: this project's engine, with the state of the units on the device, on the host, or on disk.
+- **fully_shard**: torch's own; each block is a group, and gradients are reduced with the last micro-batch.
+  Offload: `CPUOffloadPolicy`.
+- **DeepSpeed ZeRO-3**: its default settings but for clipping (off), with its own AdamW.
+  Offload: parameters and optimizer to the host.
+
+In brackets: time over that of pseudoreal with the state in the same place (for offload the host, else the device).
+Above 1, pseudoreal is faster. On a CPU, device and host are the same memory: this compares what the stacks do, not
+transfers to an accelerator."""
+
+
+def section(results: Results, images: Path) -> str:
+    """The section as Markdown. Draws the pictures into `images`."""
+    found = timings(results.runs)
+    ratios = comparisons(found)
+    models = [_model(name, found, ratios, images) for name in MODELS if any(case.model == name for _, case in found)]
+    return "\n\n".join([_METHOD, *models, _wins_and_losses(ratios), _noise(found)])
+
+
+def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path) -> str:
+    own = {key: timing for key, timing in found.items() if key[1].model == name}
+    picture = images / f"step-times-{name}.svg"
+    plot.step_times(own, picture)
+    tables = (
+        f"{heading}:\n\n{_table([key for key in own if key[1].recompute is recompute], found, ratios)}"
+        for recompute, heading in ((True, "Blocks recomputed in the backward pass"), (False, "Activations kept"))
+        if any(case.recompute is recompute for _, case in own)
+    )
+    return "\n\n".join([_heading(name, MODELS[name]), *tables, f"![Step times](images/{picture.name})"])
+
+
+def _heading(name: str, model: BenchmarkModel) -> str:
+    spec = model.spec
+    millions = sum(unit.numel for unit in units_of(spec, spec.layers)) / 1e6
+    return (
+        f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers, hidden {spec.hidden},"
+        f" feed-forward {spec.ffn.hidden}. A step has {model.sequences} sequences of {spec.sequence} bytes."
+    )
+
+
+def _table(keys: Sequence[tuple[str, Case]], found: Timings, ratios: Sequence[Comparison]) -> str:
+    """A row for each stack, a column for each number of micro-batches."""
+    stacks, cases = list(dict.fromkeys(stack for stack, _ in keys)), list(dict.fromkeys(case for _, case in keys))
+    known = {(ratio.peer, ratio.case): ratio for ratio in ratios}
+    cells = {
+        (stack, case): _cell(found.get((stack, case)), known.get((stack, case)))
+        for stack, case in product(stacks, cases)
+    }
+    rows = [[stack, *(cells[stack, case] for case in cases)] for stack in stacks]
+    header = ["ms per step", *(f"n = {case.micro_batches}" for case in cases)]
+    rule = ["---", *("---:" for _ in cases)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+
+
+def _cell(timing: Timing | None, ratio: Comparison | None) -> str:
+    if timing is None:
+        return "–"
+    return f"{timing.milliseconds:,.0f}" + (f" ({ratio.ratio:.2f}×)" if ratio else "")
+
+
+def _wins_and_losses(ratios: Sequence[Comparison]) -> str:
+    lost = sorted((ratio for ratio in ratios if not ratio.is_won), key=lambda ratio: ratio.ratio)
+    won = sorted(ratio.ratio for ratio in ratios if ratio.is_won)
+    lines = ["### Wins and losses", ""]
+    lines.append(f"pseudoreal is faster in {len(won)} of {len(ratios)} comparisons" + _range(won) + ".")
+    lines += [f"\nIt is slower in {len(lost)}:\n"] if lost else []
+    lines += [f"- {ratio.peer}, {ratio.case.label}: {ratio.ratio:.2f}×" for ratio in lost]
+    return "\n".join(lines)
+
+
+def _range(sorted_ratios: Sequence[float]) -> str:
+    return f", by {sorted_ratios[0]:.2f}× to {sorted_ratios[-1]:.2f}×" if sorted_ratios else ""
+
+
+def _noise(found: Timings) -> str:
+    spreads = sorted(timing.spread for timing in found.values())
+    return (
+        f"Noise: the quartiles of a cell's steps lie {spreads[len(spreads) // 2]:.0%} of its median apart (half of the"
+        f" cells: less), at worst {spreads[-1]:.0%}."
+    )

@@ -1,0 +1,66 @@
+"""Times the training step of each stack, side by side: `python -m tests.benchmarks.trainer`.
+
+The runs of a case follow each other in every round, so that a machine that gets slower does so for all stacks.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+import click
+from pseudoreal_dev.errors import DevError
+from pseudoreal_dev.progress import progress
+
+from tests.benchmarks import agreement, launch, machine
+from tests.benchmarks.cases import MODELS, Case, all_cases
+from tests.benchmarks.results import PARTIAL, TRAINER, Results, Run, write
+from tests.benchmarks.stacks.registry import STACKS
+
+Planned = tuple[int, Case, str]
+"""Round, case, stack."""
+
+
+@click.command(help=__doc__)
+@click.option("--only", default="", help="Runs whose 'stack: case' has this regular expression in it; in one round.")
+def main(only: str) -> None:
+    try:
+        run_all(planned(only), PARTIAL if only else TRAINER)
+    except (DevError, agreement.LossesDiffer) as error:
+        progress.console.print(str(error), style="red", markup=False)
+        sys.exit(1)
+
+
+def planned(only: str) -> list[Planned]:
+    """All runs in their order."""
+    rounds = 1 if only else max(model.effort.rounds for model in MODELS.values())
+    return [
+        (number, case, stack)
+        for number in range(rounds)
+        for case in all_cases()
+        for stack in STACKS
+        if number < MODELS[case.model].effort.rounds and re.search(only, f"{stack}: {case.label}")
+    ]
+
+
+def run_all(plan: Sequence[Planned], path: Path) -> None:
+    """Writes the results after each run: what was measured survives an interruption."""
+    described, runs = machine.describe(), list[Run]()
+    for place, (number, case, stack) in enumerate(plan, start=1):
+        with progress.step(f"[{place}/{len(plan)}] {case.label}: {stack}", log=launch.LOG):
+            run = Run(
+                stack=stack,
+                case=case,
+                round=number,
+                warm_up=MODELS[case.model].effort.warm_up,
+                steps=launch.run(stack, case),
+            )
+        progress.note(f"    {1000 * median(run.timed_seconds):.0f} ms, loss {run.steps[-1].loss:.4f}")
+        agreement.check(run, runs)
+        runs.append(run)
+        write(Results(machine=described, runs=runs), path)
+
+
+if __name__ == "__main__":
+    main()

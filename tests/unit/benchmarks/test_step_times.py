@@ -1,0 +1,58 @@
+"""What the report on step times says about given runs."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import agreement, step_times
+from tests.benchmarks.cases import Case
+from tests.benchmarks.results import Machine, Results, Run, Step
+from tests.benchmarks.stacks.registry import STACKS
+from tests.benchmarks.summary import COUNTERPARTS, DEVICE, DISK, comparisons, timings
+
+CASE = Case(model="tiny", micro_batches=4, recompute=True)
+MACHINE = Machine(processor="abacus", cores=1, memory_gib=1.0, versions={})
+
+
+def run_of(stack: str, *seconds: float, case: Case = CASE, losses: tuple[float, ...] = (3.0, 2.0)) -> Run:
+    """Two steps of warm-up that nobody should see, then the given ones."""
+    warm_up = [Step(seconds=1000.0, loss=loss) for loss in losses]
+    return Run(
+        stack=stack, case=case, round=0, warm_up=2, steps=warm_up + [Step(seconds=each, loss=1.0) for each in seconds]
+    )
+
+
+def test_the_median_runs_over_the_timed_steps_of_all_rounds() -> None:
+    found = timings([run_of(DEVICE, 1.0, 2.0), run_of(DEVICE, 3.0, 100.0, 2.5)])
+    assert found[DEVICE, CASE].milliseconds == 2500.0
+
+
+def test_a_peer_is_compared_with_our_engine_in_the_same_place_and_case() -> None:
+    other = CASE.model_copy(update={"micro_batches": 1})
+    runs = [run_of(DEVICE, 2.0, 2.0), run_of(DISK, 9.0, 9.0), run_of("fully_shard", 3.0, 3.0)]
+    ratios = comparisons(timings([*runs, run_of("fully_shard", 7.0, 7.0, case=other)]))
+    assert [(ratio.peer, ratio.case, ratio.ratio) for ratio in ratios] == [("fully_shard", CASE, 1.5)]
+
+
+def test_the_report_names_losses_as_well_as_wins(tmp_path: Path) -> None:
+    runs = [run_of(DEVICE, 2.0, 2.0), run_of("fully_shard", 3.0, 3.0), run_of("DeepSpeed ZeRO-3", 1.0, 1.0)]
+    text = step_times.section(Results(machine=MACHINE, runs=runs), tmp_path)
+    assert "faster in 1 of 2 comparisons" in text
+    assert f"- DeepSpeed ZeRO-3, {CASE.label}: 0.50×" in text
+    assert "| fully_shard | 3,000 (1.50×) |" in text
+    assert (tmp_path / "step-times-tiny.svg").read_text().count("<svg") == 1
+
+
+def test_runs_that_train_the_same_agree_whatever_the_case() -> None:
+    other = CASE.model_copy(update={"micro_batches": 1})
+    agreement.check(run_of("fully_shard", losses=(3.0, 2.00005)), [run_of(DEVICE, case=other)])
+
+
+@pytest.mark.parametrize("wrong", [2.0002, float("nan")])
+def test_a_stack_that_trains_something_else_is_named(wrong: float) -> None:
+    with pytest.raises(agreement.LossesDiffer, match=r"fully_shard .* in step 1, but pseudoreal, device"):
+        agreement.check(run_of("fully_shard", losses=(3.0, wrong)), [run_of(DEVICE)])
+
+
+def test_every_stack_is_ours_or_has_a_counterpart() -> None:
+    assert set(STACKS) == {DEVICE, DISK} | set(COUNTERPARTS) | set(COUNTERPARTS.values())
