@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from pydantic import TypeAdapter
 from torch import Tensor
+from torch.distributed.elastic.multiprocessing.errors import record
 
 from tests.benchmarks.cases import MODELS, Case
 from tests.benchmarks.results import Step
@@ -22,6 +23,7 @@ SEED = 7
 Steps = TypeAdapter(list[Step])
 
 
+@record  # torchrun shows the traceback of the rank that failed first
 def main(stack: str, case: Case, result: Path) -> None:
     torch.set_num_threads(THREADS_PER_RANK)
     dist.init_process_group("gloo")
