@@ -35,7 +35,8 @@ class _Walk:
             case Receive():
                 self._hold(self._graphs.boundary)
             case Forward():
-                self._hold(self._left_by_forward(step.position))
+                # The output: the next position's input, or a message, which lives until the step ends.
+                self._hold(self._graphs.boundary + self._kept_graph(step.position))
             case Backward():
                 self._hold(0, briefly=self._during_backward(step.position))
                 self._hold(-self._freed_by_backward(step.position))
@@ -53,28 +54,28 @@ class _Walk:
         self._host += size
         self.host_peak = max(self.host_peak, self._host)
 
-    def _left_by_forward(self, position: int) -> int:
-        """The output is the next position's input. A graph that is kept has it too, wherever it goes."""
-        if self._keeps_graph(position):
-            return self._graphs.block + self._graphs.boundary
-        return self._graphs.boundary if self._is_here(position + 1) else 0
-
     def _during_backward(self, position: int) -> int:
         if position == 0:
             return self._graphs.embedding_backward
         if position == self._layout.head:
             return self._graphs.head_backward
-        return self._graphs.block_backward - (self._left_by_forward(position) if self._keeps_graph(position) else 0)
+        return self._graphs.block_backward - (
+            self._kept_graph(position) + self._graphs.boundary if self._keeps_graph(position) else 0
+        )
 
     def _freed_by_backward(self, position: int) -> int:
         """Its graph, its input and the gradient of its output; less the new gradient of its input."""
-        boundary, is_last = self._graphs.boundary, position == self._layout.head
-        freed = 0 if is_last else boundary
-        if self._keeps_graph(position):
-            freed += self._left_by_forward(position)
-        if position > 0 and not (self._is_here(position - 1) and self._keeps_graph(position - 1)):
-            freed += boundary
-        return freed - (boundary if position > 0 and self._is_here(position - 1) else 0)
+        inputs = int(position > 0)
+        if position > 0 and self._is_here(position - 1) and self._keeps_graph(position - 1):
+            # It is the output in the graph before, too.
+            inputs -= 1
+        if self._keeps_graph(position) and self._is_here(position + 1):
+            inputs += 1
+        gradients = int(position < self._layout.head) - int(position > 0)
+        return self._kept_graph(position) + (inputs + gradients) * self._graphs.boundary
+
+    def _kept_graph(self, position: int) -> int:
+        return self._graphs.block if self._keeps_graph(position) else 0
 
     def _keeps_graph(self, position: int) -> bool:
         return not self._layout.recompute and 0 < position < self._layout.head

@@ -31,7 +31,8 @@ class Graphs:
         """Most bytes at a time besides the input and the gradient of the output; the forward pass is part of it.
 
         As the graph shrinks, the parameters' gradients grow. The most is reached at the start, with the whole graph;
-        or where attention begins, with the feed-forward part's gradients; or at the end, with all gradients.
+        or where attention begins, with the feed-forward part's gradients; or at the end, with all gradients, or when
+        those are added to the unit's, for which the CPU casts them one by one.
         """
         model, c = self.sizes.model, self.sizes.compute_bytes
         parameters, square = self._parameter_bytes(1), model.hidden**2 * c
@@ -39,7 +40,7 @@ class Graphs:
         start = self.block + self.boundary + hidden_gradients * self._inner + model.ffn.hidden * model.hidden * c
         middle = self._block_without_ffn + parameters - 3 * square + (8 if self._norm_casts else 4) * self.boundary
         end = parameters + (14 if self._norm_casts else 7) * self.boundary
-        return max(start, middle, end)
+        return max(start, middle, end, parameters + 2 * self.boundary + self._cast(1))
 
     @property
     def head_backward(self) -> int:
@@ -47,11 +48,12 @@ class Graphs:
         logits = self.tokens * VOCABULARY * self.sizes.master_bytes
         features = self.tokens * self.sizes.model.hidden * self._norm_bytes
         end = self._parameter_bytes(-1) + 5 * features + self._norm_casts * self.boundary
-        return max(3 * logits + self._norm + self._norm_casts * features, end)
+        start = 3 * logits + self._norm + self._norm_casts * features
+        return max(start, end, self._parameter_bytes(-1) + self.boundary + self._cast(-1))
 
     @property
     def embedding_backward(self) -> int:
-        return self._parameter_bytes(0) + self.boundary
+        return self._parameter_bytes(0) + max(self.boundary, self._cast(0))
 
     @property
     def _block_without_ffn(self) -> int:
@@ -92,3 +94,8 @@ class Graphs:
 
     def _parameter_bytes(self, unit: int) -> int:
         return self.sizes.units[unit].numel * self.sizes.compute_bytes
+
+    def _cast(self, unit: int) -> int:
+        """The largest parameter's gradient in the master type, where that is another."""
+        largest = max(parameter.numel for parameter in self.sizes.units[unit].parameters)
+        return largest * self.sizes.master_bytes if self.sizes.has_own_copies else 0
