@@ -68,4 +68,8 @@ class Stepper:
 
 def tokens_of(windows: NDArray[Any], device: torch.device) -> Tensor:
     """Bytes [B, T + 1] -> token ids."""
-    return torch.from_numpy(windows).to(device, torch.int64)
+    tokens = torch.from_numpy(windows).to(torch.int64)
+    if device.type == "cuda":
+        # Only from pinned memory does a copy not wait for all passes that are called already.
+        tokens = tokens.pin_memory()
+    return tokens.to(device, non_blocking=True)

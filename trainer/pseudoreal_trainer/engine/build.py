@@ -83,6 +83,7 @@ def _rooms(blueprint: Blueprint, grid: Grid, trace: Trace) -> Rooms:
             trace,
             window=layout.window,
             keeps_gradients=layout.clipping == "global" or layout.is_tied,
+            pinned=grid.device.type == "cuda",
         )
         rooms.states.update(states)
     return rooms

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark
+from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.modules import UnitModule
 from pseudoreal_trainer.engine.state import State
 from pseudoreal_trainer.engine.trace import Trace
@@ -39,6 +39,9 @@ class _Copy:
     slot: _Slot
     flat: Tensor
     """[padded numel], in the compute type"""
+    weights: Tensor
+    """What it is made from, [length]. Kept as long as the copy: memory that is free is written to by the next fetch,
+    which does not know whether the other ranks have all of it."""
     work: dist.Work | None
     mark: Mark
     fetch: Fetch
@@ -60,12 +63,12 @@ class Copies:
     ) -> None:
         """`resident`: the copies that stay, [padded numel] each. `slots`: room for those that come and go."""
         self._grid, self._layout, self._states, self._resident = grid, grid.layout, states, resident
-        self._free = [_Slot(storage, None) for storage in slots]
+        self._free = [_Slot(storage, lanes.mark()) for storage in slots]
         self._lanes, self._trace = lanes, trace
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, dist.Work | None] = {}
         self._bound: dict[UnitModule, Tensor] = {}
-        self.updated: dict[int, Updated] = {unit: _done() for unit in states}
+        self.updated: dict[int, Updated] = {unit: _done(None) for unit in states}
         self._slot_addresses = {storage.untyped_storage().data_ptr() for storage in slots}
         self._owners: dict[int, int] = {}
 
@@ -106,10 +109,14 @@ class Copies:
         they then are."""
         return saved_tensors_hooks(self._pack, self._unpack)
 
+    def changed(self, unit: int) -> None:
+        """The state of a unit was set, on the present lane."""
+        self.updated[unit] = _done(self._lanes.mark())
+
     def settle(self) -> None:
         """Waits for all updates. Raises what they raised."""
         for updated in self.updated.values():
-            updated.result()
+            reach(updated.result())
 
     def _finished(self, unit: int) -> Tensor:
         if unit in self._resident:
@@ -119,7 +126,7 @@ class Copies:
                 copy.work.wait()
             self._lanes.follow(copy.mark)
             copy.finished = True
-            self._states[unit].fetched()
+            self._states[unit].fetched(copy.mark)
             self._trace.add("fetch", copy.begin, copy.fetch)
         return self.flat(unit)
 
@@ -141,17 +148,18 @@ class Copies:
             weights = state.compute_weights()
             flat = slot.storage[: len(weights) * self._layout.shards]
             self._count(step.unit, weights)
+            if self._layout.shards > 1:
+                weights = weights.to(flat.device, non_blocking=True)
             work = self._gather(flat, weights)
             mark = self._lanes.mark()
         self._owners[flat.data_ptr()] = step.unit
-        return _Copy(slot, flat, work, mark, step, begin)
+        return _Copy(slot, flat, weights, work, mark, step, begin)
 
-    def _gather(self, flat: Tensor, weights: Tensor) -> dist.Work | None:
-        """Fills `flat` from the shards of the data ranks."""
+    def _gather(self, flat: Tensor, shard: Tensor) -> dist.Work | None:
+        """Fills `flat` from the shards of the data ranks; with several, they are on the device."""
         if self._layout.shards == 1:
-            flat.copy_(weights, non_blocking=True)
+            flat.copy_(shard, non_blocking=True)
             return None
-        shard = weights.to(flat.device, non_blocking=True)
         self._trace.move("collective", shard.nbytes * (self._layout.shards - 1))
         return dist.all_gather_into_tensor(flat, shard, group=self._grid.data, async_op=True)
 
@@ -190,7 +198,7 @@ class _Saved:
     stride: tuple[int, ...]
 
 
-def _done() -> Updated:
+def _done(mark: Mark) -> Updated:
     future: Updated = Future()
-    future.set_result(None)
+    future.set_result(mark)
     return future

@@ -1,5 +1,6 @@
 """The state of units whose home is a disk: read ahead, updated in chunks, written behind; buffers of a fixed size."""
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.adamw import Slices, update
 from pseudoreal_trainer.engine.direct_file import ALIGNMENT, DirectFile, aligned, aligned_buffer
+from pseudoreal_trainer.engine.lanes import Mark, reach
 from pseudoreal_trainer.engine.state import Extent, Kind, State
 from pseudoreal_trainer.engine.trace import Trace
 
@@ -39,11 +41,12 @@ class _Place:
 class _Disk:
     """The file of a rank, its threads and its buffers."""
 
-    def __init__(self, folder: Path, size: int, read_ahead: int, largest: int, trace: Trace) -> None:
-        """`read_ahead`: buffers for weights in the compute type, of `largest` bytes each."""
+    def __init__(self, folder: Path, size: int, staging: list[Tensor], trace: Trace) -> None:
+        """`staging`: buffers for the weights of a unit in the compute type."""
         self.file, self.trace = DirectFile(folder, size), trace
         self.threads = ThreadPoolExecutor(2, "disk")
-        self.staging = [aligned_buffer(largest) for _ in range(read_ahead)]
+        # Each with the moment from which it is free; the one that has been free for the longest time comes first.
+        self.staging: deque[tuple[Tensor, Mark]] = deque((buffer, None) for buffer in staging)
         self.chunks = [[aligned_buffer(CHUNK * 8) for _ in range(4)] for _ in range(_CHUNKS_AT_A_TIME)]
         self._open = 0
 
@@ -99,16 +102,16 @@ class DiskState(State):
         assert self._reading is not None, "the plan reads before it fetches"
         return self._reading.result()[0]
 
-    def fetched(self) -> None:
+    def fetched(self, mark: Mark) -> None:
         assert self._reading is not None, "it was fetched"
-        self._disk.staging.append(self._reading.result()[1])
+        self._disk.staging.append((self._reading.result()[1], mark))
         self._reading = None
 
     def keep_gradient(self, gradient: Tensor) -> None:
         if "gradient" in self._places:
             self._write("gradient", gradient)
         else:
-            self._gradient = gradient.clone()
+            self._gradient = gradient.to("cpu", copy=True)
 
     def gradient(self) -> Tensor:
         return self._read("gradient") if self._gradient is None else self._gradient
@@ -135,7 +138,9 @@ class DiskState(State):
     def _stage(self, after: Future[Any]) -> tuple[Tensor, Tensor]:
         """The weights in the compute type, and the buffer in which they are."""
         after.result()
-        buffer, place = self._disk.staging.pop(), self._places.get("compute", self._places["weights"])
+        buffer, free = self._disk.staging.popleft()
+        reach(free)
+        place = self._places.get("compute", self._places["weights"])
         size = place.length * place.dtype.itemsize
         return self._disk.read_bytes(place.offset, size, buffer).view(place.dtype), buffer
 
@@ -198,7 +203,7 @@ class DiskState(State):
 
 
 def open_disk_states(
-    folder: Path, extents: Mapping[int, Extent], trace: Trace, *, window: int, keeps_gradients: bool
+    folder: Path, extents: Mapping[int, Extent], trace: Trace, *, window: int, keeps_gradients: bool, pinned: bool
 ) -> dict[int, State]:
     """Unit -> state, all in one file of this rank. Raises DiskError when they do not fit."""
     places: dict[int, dict[Section, _Place]] = {}
@@ -210,7 +215,8 @@ def open_disk_states(
             end += aligned(extent.length * dtype.itemsize)
     largest = max(extent.length * extent.compute.itemsize for extent in extents.values())
     # Those whose fetches are under way, and the one that is read ahead.
-    disk = _Disk(folder, end, window + 1, largest, trace)
+    staging = [aligned_buffer(largest, pinned=pinned) for _ in range(window + 1)]
+    disk = _Disk(folder, end, staging, trace)
     return {unit: DiskState(extent, disk, places[unit]) for unit, extent in extents.items()}
 
 

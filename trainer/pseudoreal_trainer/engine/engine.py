@@ -82,6 +82,7 @@ class Engine:
             whole = self._flat(unit, state.vectors[kind])
             mine.put(kind, whole[mine.extent.begin : mine.extent.begin + mine.extent.length])
         mine.steps.copy_(state.steps)
+        self._parts.copies.changed(unit)
 
     def collect(self, unit: int) -> UnitState | None:
         """The state of a unit, brought together on the first rank; None on the others. Call `settle` before."""

@@ -57,7 +57,7 @@ def open_grid(layout: Layout, ranks: Ranks) -> Grid:
     assert layout.pipeline * layout.data == ranks.world, "the layout covers the ranks"
     if ranks.world == 1:
         return Grid(layout, ranks)
-    maker = _GroupMaker(ranks.rank)
+    maker = _GroupMaker(ranks.device)
     stages = range(layout.pipeline)
     rows = [[layout.world_rank(p, d) for d in range(layout.data)] for p in stages]
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
@@ -74,14 +74,17 @@ def open_grid(layout: Layout, ranks: Ranks) -> Grid:
 
 @dataclass(frozen=True)
 class _GroupMaker:
-    rank: int
+    device: torch.device
 
     def mine(self, members: Iterable[Iterable[int]], backend: str) -> Group | None:
         """Makes all these groups; the result is the one with this rank, None when it is alone or in none."""
         found: Group | None = None
+        # With a device, NCCL connects the ranks here. Otherwise their first message would, and the rank that starts to
+        # receive would stand still until the other one sends, which may need something from it before.
+        device = self.device if backend == "nccl" else None
         for group_ranks in map(list, members):
             if len(group_ranks) > 1:
-                group = dist.new_group(group_ranks, backend=backend)
+                group = dist.new_group(group_ranks, backend=backend, device_id=device)
                 if isinstance(group, Group):
                     found = group
         return found

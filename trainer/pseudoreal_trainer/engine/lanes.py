@@ -29,6 +29,12 @@ class Lanes:
     def are_real(self) -> bool:
         return bool(self._streams)
 
+    def enter_thread(self) -> None:
+        """Every thread but the main one calls this first."""
+        # A new thread is on the first GPU, and to go back there would make a context that takes memory on it.
+        if self._streams:
+            torch.cuda.set_device(self._device)
+
     def on(self, lane: Lane) -> AbstractContextManager[object]:
         """What is called inside goes to this lane; outside, to compute."""
         return torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()

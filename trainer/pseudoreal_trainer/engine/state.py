@@ -10,6 +10,7 @@ from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.adamw import Slices, update
+from pseudoreal_trainer.engine.lanes import Mark
 
 Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
@@ -67,8 +68,8 @@ class State(ABC):
         """Starts to read the compute weights when `after` is done; for homes from which reading takes long."""
         raise NotImplementedError(f"{type(self).__name__} has its weights in memory")
 
-    def fetched(self) -> None:  # noqa: B027
-        """What `compute_weights` gave is not read any more."""
+    def fetched(self, mark: Mark) -> None:  # noqa: B027
+        """What `compute_weights` gave is not read any more after the mark."""
 
     def close(self) -> None:  # noqa: B027
         """Gives back what the process does not give back by itself."""

@@ -54,7 +54,7 @@ class Updates:
     ) -> None:
         self._spec, self._grid, self._layout, self._states = spec, grid, grid.layout, states
         self._gradients, self._lanes, self._trace = gradients, lanes, trace
-        self._thread = ThreadPoolExecutor(1, "updates")
+        self._thread = ThreadPoolExecutor(1, "updates", initializer=lanes.enter_thread)
         self._failure: BaseException | None = None
         self._squares: dict[int, float] = {}
         self._agreement: Agreement | None = None
@@ -113,8 +113,9 @@ class Updates:
             self._squares[step.unit] = _square(gradient)
 
     def _agree(self, step: Agree, loss: Tensor | None, computed: Mark, stop: bool) -> Agreement:
-        with self._trace.span("agree", step):
-            reach(computed)
+        # On a lane: what is read on that of compute waits for all passes that are called already.
+        with self._trace.span("agree", step), self._lanes.on(Lane.UPDATE):
+            self._lanes.follow(computed)
             square = self._own_square() if self._layout.clipping == "global" else 0.0
             values = [0.0 if loss is None else float(loss), float(stop), square]
             sums = self._summed(torch.tensor(values, dtype=torch.float64), self._grid.host_world)
@@ -133,11 +134,11 @@ class Updates:
         return sum(counted)
 
     def _update(self, step: Update, rate: float) -> Mark:
-        agreement, at_home = self._agreement, self._layout.home(step.unit) == "device"
+        agreement = self._agreement
         assert agreement is not None, "the plan agrees before it updates"
         if not agreement.trains:
             return None
-        with self._trace.span("update", step), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
+        with self._trace.span("update", step), self._lanes.on(Lane.UPDATE):
             self._states[step.unit].update(self._spec, rate, self._scale(step.unit, agreement))
             return self._lanes.mark()
 
