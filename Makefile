@@ -67,7 +67,7 @@ format: .venv/tools ## Format the Python files
 	$(BIN)/ruff format .
 
 # MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
-.PHONY: test test-unit test-integration test-e2e
+.PHONY: test test-unit test-integration test-e2e test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
 	$(BIN)/pytest $(if $(MARKS),-m '$(MARKS)')
 test-unit: venv ## The tests that need nothing but Python
@@ -76,6 +76,8 @@ test-integration: venv ## The tests against a real API server
 	$(BIN)/pytest tests/integration
 test-e2e: venv corpus ## The tests on a real cluster
 	$(BIN)/pytest tests/e2e
+test-gpu: venv ## Run what needs a GPU; skips with a sentence without one
+	$(BIN)/pytest tests/gpu
 
 BENCH := .venv-bench/bin
 # DS_BUILD_OPS=0: DeepSpeed is installed without compiling; what the benchmark needs of it is compiled afterwards.

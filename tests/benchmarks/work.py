@@ -25,7 +25,8 @@ class Work:
     seed: int
     """Of the first weights."""
     batches: Tensor
-    """Bytes of all ranks: [steps, sequences, sequence + 1]; the targets are the tokens that follow."""
+    """Bytes of all ranks: [steps, sequences, sequence + 1]; the targets are the tokens that follow. Where they are, the
+    passes are made."""
     micro_batches: int
     recompute: bool
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 from pseudoreal_trainer.model import Transformer
 from torch import Tensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, OffloadPolicy, fully_shard
 
 from tests.benchmarks.stacks.plain import plain_model
@@ -18,17 +18,17 @@ def on_device(work: Work, rank: int, world: int) -> Iterator[Tensor]:
 
 def offloaded(work: Work, rank: int, world: int) -> Iterator[Tensor]:
     # Pinned memory raises on a machine without an accelerator.
-    return _train(work, rank, world, CPUOffloadPolicy(pin_memory=False))
+    return _train(work, rank, world, CPUOffloadPolicy(pin_memory=work.batches.is_cuda))
 
 
 def _train(work: Work, rank: int, world: int, policy: OffloadPolicy) -> Iterator[Tensor]:
     model = plain_model(work)
-    root = _shard(model, world, policy)
+    root = _shard(model, init_device_mesh(work.batches.device.type, (world,)), policy)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
     )
     for batch in work.batches:
-        total = torch.zeros(())
+        total = torch.zeros((), device=batch.device)
         for number, tokens in enumerate(work.micro_batches_of(batch, rank, world), start=1):
             # The gradients of all micro-batches are reduced once, with the last.
             root.set_requires_gradient_sync(number == work.micro_batches)
@@ -40,9 +40,8 @@ def _train(work: Work, rank: int, world: int, policy: OffloadPolicy) -> Iterator
         yield total
 
 
-def _shard(model: Transformer, world: int, policy: OffloadPolicy) -> FSDPModule:
+def _shard(model: Transformer, mesh: DeviceMesh, policy: OffloadPolicy) -> FSDPModule:
     """Shards the model in place."""
-    mesh = init_device_mesh("cpu", (world,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh, offload_policy=policy)
     return fully_shard(model, mesh=mesh, offload_policy=policy)

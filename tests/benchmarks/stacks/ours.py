@@ -27,7 +27,7 @@ def at(home: Home, window: int = 2) -> Stack:
 
     def train(work: Work, rank: int, world: int) -> Iterator[Tensor]:
         with TemporaryDirectory() as folder:
-            engine = _engine(work, Ranks(rank, world, torch.device("cpu")), home, window, Path(folder))
+            engine = _engine(work, Ranks(rank, world, work.batches.device), home, window, Path(folder))
             for step, sequences in enumerate(work.batches):
                 batch = _Batch(work.micro_batches_of(sequences, rank, world))
                 tokens = sequences[:, 1:].numel()

@@ -40,8 +40,8 @@ class Result:
 
 
 class CaseBatch:
-    def __init__(self, case: Case, step: int, data_rank: int) -> None:
-        self._part = part_of(batch_of(case, step), data_rank, case.data)
+    def __init__(self, case: Case, step: int, data_rank: int, device: torch.device) -> None:
+        self._part = part_of(batch_of(case, step), data_rank, case.data).to(device)
 
     def shape(self, micro_batch: int) -> tuple[int, int]:
         return len(self._part[micro_batch]), self._part.shape[2] - 1
@@ -50,33 +50,35 @@ class CaseBatch:
         return self._part[micro_batch]
 
 
-def run_cases(cases: list[Case], folder: Path) -> dict[Case, list[Result]]:
-    """Case -> result of each rank."""
+def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case, list[Result]]:
+    """Case -> result of each rank. `device`: cuda gives each rank a GPU of its own."""
     worlds: dict[int, list[Case]] = {}
     for case in cases:
         worlds.setdefault(case.world, []).append(case)
     found: dict[Case, list[Result]] = {}
     for world, group in worlds.items():
-        _spawn(world, group, folder)
+        _spawn(world, group, folder, device)
         ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
         found |= {case: [results[index] for results in ranks] for index, case in enumerate(group)}
     return found
 
 
-def _spawn(world: int, cases: list[Case], folder: Path) -> None:
+def _spawn(world: int, cases: list[Case], folder: Path, device: str) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    multiprocessing.spawn(_rank, (world, cases, folder, port), nprocs=world)
+    multiprocessing.spawn(_rank, (world, cases, folder, port, device), nprocs=world)
 
 
-def _rank(rank: int, world: int, cases: list[Case], folder: Path, port: int) -> None:
+def _rank(rank: int, world: int, cases: list[Case], folder: Path, port: int, device: str) -> None:
     torch.set_num_threads(1)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
+    if device == "cuda":
+        torch.cuda.set_device(rank)
     if world > 1:
-        dist.init_process_group("gloo")
-    ranks = Ranks(rank, world, torch.device("cpu"))
+        dist.init_process_group("nccl" if device == "cuda" else "gloo")
+    ranks = Ranks(rank, world, torch.device(device, rank) if device == "cuda" else torch.device(device))
     results = [_named(case, ranks, folder) for case in cases]
     torch.save(results, folder / f"{world}-{rank}.pt")
     if world > 1:
@@ -91,19 +93,19 @@ def _named(case: Case, ranks: Ranks, folder: Path) -> Result:
         raise RuntimeError(f"case {case.name}") from error
 
 
-def run_case(case: Case, ranks: Ranks, folder: Path) -> Result:
-    engine = make_engine(case, ranks, folder)
+def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) -> Result:
+    engine = make_engine(case, ranks, folder, compiled=compiled)
     result = Result()
     data_rank = ranks.rank % case.data
     for step in range(STEPS):
-        batch = CaseBatch(case, step, data_rank)
+        batch = CaseBatch(case, step, data_rank, ranks.device)
         tokens = batch_of(case, step)[:, :, 1:].numel()
         agreement = engine.train(batch, Training(tokens, RATE, stop=False), step)
         engine.settle()
         result.losses.append(agreement.loss_sum / tokens)
         result.moved.append(dict(engine.trace.moved))
     result.events = engine.trace.events
-    result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank), case.micro_batches).values())
+    result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
     for unit in range(len(engine.units)):
         state = engine.collect(unit)
         if state is not None:
@@ -112,11 +114,11 @@ def run_case(case: Case, ranks: Ranks, folder: Path) -> Result:
     return result
 
 
-def make_engine(case: Case, ranks: Ranks, folder: Path) -> Engine:
+def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) -> Engine:
     master = {"float64": torch.float64}.get(case.precision, torch.float32)
     compute = getattr(torch, case.precision)
     units = units_of(case.model, case.sharing.blocks)
-    blueprint = Blueprint(case.model, case.optimizer, units, master, compute, False, folder / "disk")
+    blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk")
     trace = Trace(ranks.rank)
     trace.records = True
     engine = Engine(blueprint, open_grid(case.layout, ranks), trace)

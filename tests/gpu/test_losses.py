@@ -1,0 +1,56 @@
+"""One GPU against the plain reference on the CPU: the streams and events of every home leave no stale or half copied
+numbers.
+
+float64 is there because it is the sharpest: what is read too early is far outside of its tolerance.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pseudoreal_trainer.ranks import Ranks
+
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.ranks import run_case
+
+pytestmark = pytest.mark.gpu
+
+TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 1e-2}
+"""Relative. A GPU adds up in an order of its own, and AdamW divides small gradients by their own small size."""
+
+SHAPES = [
+    *(Case(homes=homes, recompute=recompute) for homes in ("d", "h", "D", "dhD") for recompute in (True, False)),
+    *(Case(homes=homes, window=window, micro_batches=8) for homes in ("h", "D") for window in (1, 3)),
+    *(Case(homes=homes, stash=True, order="1f1b", micro_batches=8) for homes in ("d", "hD")),
+    *(Case(homes=homes, clipping=clipping) for homes in ("d", "hD") for clipping in ("global", "perUnit")),
+    Case(homes="hD", blocks=2),
+    Case(homes="h", activation="swiglu"),
+]
+CASES = [replace(case, precision=precision) for precision in TOLERANCES for case in SHAPES]
+COMPILED = [Case(homes=homes, recompute=recompute) for homes in ("d", "h") for recompute in (True, False)]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_losses_are_those_of_the_cpu(case: Case, gpu: torch.device, tmp_path: Path) -> None:
+    found = run_case(case, Ranks(0, 1, gpu), tmp_path)
+    losses, weights = reference.train(_exact(case))
+    assert found.losses == pytest.approx(losses, rel=TOLERANCES[case.precision])
+    if case.precision == "float64":
+        for name, expected in weights.items():
+            torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-9)
+        assert found.evaluation == pytest.approx(reference.evaluate(case, weights), rel=1e-9)
+
+
+@pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.name)
+def test_a_compiled_block_gives_the_same_losses(case: Case, gpu: torch.device, tmp_path: Path) -> None:
+    case = replace(case, precision="float32")
+    found = run_case(case, Ranks(0, 1, gpu), tmp_path, compiled=True)
+    losses, _ = reference.train(case)
+    assert found.losses == pytest.approx(losses, rel=TOLERANCES["float32"])
+
+
+def _exact(case: Case) -> Case:
+    """What a case is compared with: bfloat16 with float32."""
+    return replace(case, precision="float32") if case.precision == "bfloat16" else case

@@ -1,0 +1,33 @@
+"""Layouts of two ranks over NCCL, each on a GPU of its own, against the plain reference."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.ranks import Result, run_cases
+
+pytestmark = pytest.mark.gpu
+
+CASES = [
+    *(Case(pipeline=2, order=order, micro_batches=n) for order in ("layered", "gpipe", "1f1b") for n in (1, 8)),
+    *(Case(data=2, sharding=sharding) for sharding in ("none", "optimizer", "gradients", "full")),
+    *(Case(data=2, sharding="full", homes=homes, window=3, micro_batches=8) for homes in ("d", "h", "D")),
+    *(Case(pipeline=2, blocks=1, homes=homes, clipping="global") for homes in ("d", "hD")),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NCCL gives each rank a GPU of its own, and this machine has only one")
+    return run_cases(CASES, tmp_path_factory.mktemp("nccl"), "cuda")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_losses_are_those_of_the_cpu(case: Case, results: dict[Case, list[Result]]) -> None:
+    losses, weights = reference.train(case)
+    for found in results[case]:
+        assert found.losses == pytest.approx(losses, rel=1e-10)
+    for name, expected in weights.items():
+        torch.testing.assert_close(results[case][0].weights[name], expected, rtol=0, atol=1e-9)

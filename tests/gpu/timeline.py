@@ -1,0 +1,83 @@
+"""What a GPU and the engine's side thread did, on one clock."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile, record_function
+
+_CLOCK = "clock"
+
+
+@dataclass(frozen=True)
+class Span:
+    """Microseconds."""
+
+    begin: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Timeline:
+    kernels: list[Span]
+    to_device: list[Span]
+    to_host: list[Span]
+    offset: float
+    """From time.perf_counter_ns, in microseconds, to the clock of the spans."""
+
+    def of_host(self, events: Iterable[dict[str, Any]], name: str) -> list[Span]:
+        """The engine's own events of this name."""
+        begins = [(event["ts"] + self.offset, event["dur"]) for event in events if event["name"] == name]
+        return [Span(begin, begin + length) for begin, length in begins]
+
+
+def record(work: Callable[[], None], file: Path) -> Timeline:
+    """Does the work under torch.profiler, whose trace goes to the file."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        now = time.perf_counter_ns() / 1000
+        with record_function(_CLOCK):
+            work()
+    profiler.export_chrome_trace(str(file))
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("ph") == "X"]
+    clock = next(event for event in events if event["name"] == _CLOCK and event["cat"] == "user_annotation")
+    return Timeline(
+        kernels=_spans(event for event in events if event.get("cat") == "kernel"),
+        to_device=_spans(_copies(events, "HtoD")),
+        to_host=_spans(_copies(events, "DtoH")),
+        offset=clock["ts"] - now,
+    )
+
+
+def shared(some: Iterable[Span], others: Iterable[Span]) -> float:
+    """Microseconds in which both have a span."""
+    first, second = _merged(some), _merged(others)
+    total, i, j = 0.0, 0, 0
+    while i < len(first) and j < len(second):
+        total += max(0.0, min(first[i].end, second[j].end) - max(first[i].begin, second[j].begin))
+        if first[i].end < second[j].end:
+            i += 1
+        else:
+            j += 1
+    return total
+
+
+def _copies(events: Iterable[dict[str, Any]], direction: str) -> Iterable[dict[str, Any]]:
+    return (event for event in events if event.get("cat") == "gpu_memcpy" and direction in event["name"])
+
+
+def _spans(events: Iterable[dict[str, Any]]) -> list[Span]:
+    return [Span(event["ts"], event["ts"] + event["dur"]) for event in events]
+
+
+def _merged(spans: Iterable[Span]) -> list[Span]:
+    """Ascending, and none touches another."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda span: span.begin):
+        if merged and span.begin <= merged[-1].end:
+            merged[-1] = Span(merged[-1].begin, max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return merged
