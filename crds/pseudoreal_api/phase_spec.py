@@ -151,5 +151,8 @@ class Phase(ApiModel):
     parallelism: Parallelism = Field(Parallelism(), description="How the phase is laid out over its ranks.")
     activations: Activations = Field(Activations(), description="What the forward pass keeps.")
     offload: Offload = Field(Offload(), description="Where the state of the layers lives between its uses.")
-    compile: bool = Field(False, description="Compile the block with torch.compile; on GPUs only.")
+    compile: bool = Field(
+        False,
+        description="Compile blocks with torch.compile; on GPUs, in an image with a C compiler and Python's headers.",
+    )
     resources: Resources = Field(Resources(), description="Compute resources of each pod of the phase.")
