@@ -55,7 +55,8 @@ def _heading(name: str, model: BenchmarkModel) -> str:
     millions = sum(unit.numel for unit in units_of(spec, spec.layers)) / 1e6
     return (
         f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers, hidden {spec.hidden},"
-        f" feed-forward {spec.ffn.hidden}. A step has {model.sequences} sequences of {spec.sequence} bytes."
+        f" feed-forward {spec.ffn.hidden}. A step has 16 sequences of {spec.sequence} bytes, or as many"
+        " as give each rank one in every micro-batch."
     )
 
 

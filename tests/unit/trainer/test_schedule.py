@@ -38,7 +38,7 @@ def test_no_step_changes_the_rate_by_much(schedule: str) -> None:
 def test_warmup_stable_decay_stays_at_the_peak_and_falls_in_its_last_part() -> None:
     """The default share of the decay is a fifth of the steps behind the warm-up."""
     rates = _rates("warmupStableDecay", 20, 120)
-    assert rates[20 - 1 : 100] == [2e-3] * 81
+    assert rates[20 - 1 : 100] == pytest.approx([2e-3] * 81, rel=1e-12)
     assert rates[110 - 1] == pytest.approx(1.1e-3, rel=1e-12)
     assert rates[-1] == pytest.approx(2e-4, rel=1e-12)
 
