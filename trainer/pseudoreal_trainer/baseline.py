@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from pseudoreal_trainer.corpus import Bytes
 
 Counts = NDArray[np.int64]
-_CHUNK = 1 << 24
+_CHUNK = 1 << 20
 
 
 def order2_nats(train: Bytes, text: Bytes, targets: NDArray[np.int64]) -> float:
@@ -19,11 +19,11 @@ def order2_nats(train: Bytes, text: Bytes, targets: NDArray[np.int64]) -> float:
     codes = [text[targets - back].astype(np.int64) for back in (0, 1, 2)]
     probability: NDArray[np.float64] = np.full(len(targets), 1.0 / 256)
     for order in (0, 1, 2):
-        table = _counts(train, order).reshape(-1, 256)
-        context = _code(codes[1 : order + 1], len(targets))
-        seen, kinds = table.sum(1)[context], np.count_nonzero(table, 1)[context]
+        contexts, row = np.unique(_code(codes[1 : order + 1], len(targets)), return_inverse=True)
+        table = _counts(train, order, contexts)
+        seen, kinds = table.sum(1)[row], np.count_nonzero(table, 1)[row]
         known = np.maximum(seen + kinds, 1)
-        interpolated = (table[context, codes[0]] + kinds * probability) / known
+        interpolated = (table[row, codes[0]] + kinds * probability) / known
         probability = np.where(seen > 0, interpolated, probability)
     return float(-np.log(probability).mean())
 
@@ -36,11 +36,16 @@ def _code(previous: list[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
     return code
 
 
-def _counts(text: Bytes, order: int) -> Counts:
-    """How often each run of order + 1 bytes occurs, indexed by its big-endian number. In chunks, to bound memory."""
-    counts = np.zeros(256 ** (order + 1), dtype=np.int64)
+def _counts(text: Bytes, order: int, contexts: NDArray[np.int64]) -> Counts:
+    """[contexts, 256]: how often each byte follows each of these runs of `order` bytes. In chunks, and without the runs
+    that nobody asks for, to bound memory."""
+    others = len(contexts)
+    rows = np.full(256**order, others)
+    rows[contexts] = np.arange(others)
+    counts = np.zeros((others + 1) * 256, dtype=np.int64)
     for start in range(order, len(text), _CHUNK):
         end = min(start + _CHUNK, len(text))
-        runs = [text[start - back : end - back].astype(np.int64) for back in range(order + 1)]
-        counts += np.bincount(_code(runs, end - start), minlength=len(counts))
-    return counts
+        previous = [text[start - back : end - back].astype(np.int64) for back in range(1, order + 1)]
+        found = rows[_code(previous, end - start)]
+        counts += np.bincount(found * 256 + text[start:end], minlength=len(counts))
+    return counts.reshape(-1, 256)[:others]
