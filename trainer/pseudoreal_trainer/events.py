@@ -51,6 +51,7 @@ def log_started(config: PhaseConfig, engine: Engine, state: Manifest) -> None:
         state_sharding=layout.sharding,
         homes=dict(Counter(layout.home(unit) for unit in range(layout.units))),
         window=layout.window,
+        state_bytes=dict(engine.state_bytes()),
         device=str(engine.grid.device),
         compute=config.precision.compute,
         resumed_from=state.parent,

@@ -86,6 +86,7 @@ class Copies:
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
         self._owners.pop(copy.flat.data_ptr())
         self._free.append(_Slot(copy.slot.storage, self._lanes.mark()))
+        self._trace.add("fetch", time.perf_counter_ns(), step)
 
     def bind(self, unit: int, module: UnitModule) -> None:
         """Gives the module the unit's weights; waits for its fetch."""

@@ -30,7 +30,9 @@ def aligned_buffer(size: int, *, pinned: bool = False) -> Tensor:
     if pinned:
         # CUDA pins whole pages.
         return torch.empty(room, dtype=torch.uint8, pin_memory=True)
-    return torch.frombuffer(mmap.mmap(-1, room), dtype=torch.uint8)
+    # Private, as all other memory of the process: a limit on its data counts it.
+    memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 class DirectFile:
@@ -40,8 +42,7 @@ class DirectFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._require_space(size)
         try:
-            self._file = _open_nameless(folder)
-            os.posix_fallocate(self._file, 0, size)
+            self._file = _make_nameless(folder, size)
         except OSError as error:
             raise self._failed(f"room for {size:,} bytes cannot be made", error) from error
 
@@ -85,6 +86,16 @@ class DirectFile:
             f"offload on disk, in {self._folder}: {what}: {error.strerror}; the last committed checkpoint is intact,"
             " training goes on from it when the disk is mended"
         )
+
+
+def _make_nameless(folder: Path, size: int) -> int:
+    file = _open_nameless(folder)
+    try:
+        os.posix_fallocate(file, 0, size)
+    except OSError:
+        os.close(file)
+        raise
+    return file
 
 
 def _open_nameless(folder: Path) -> int:

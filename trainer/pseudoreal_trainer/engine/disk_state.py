@@ -1,6 +1,6 @@
 """The state of units whose home is a disk: read ahead, updated in chunks, written behind; buffers of a fixed size."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,10 +14,17 @@ from torch import Tensor
 from pseudoreal_trainer.engine.adamw import Slices, update
 from pseudoreal_trainer.engine.direct_file import ALIGNMENT, DirectFile, aligned, aligned_buffer
 from pseudoreal_trainer.engine.lanes import Mark, reach
-from pseudoreal_trainer.engine.state import Extent, Kind, State
+from pseudoreal_trainer.engine.state import Content, Extent, Kind, State
 from pseudoreal_trainer.engine.trace import Trace
 
 Section = Kind | Literal["compute", "gradient"]
+_CONTENTS: dict[Section, Content] = {
+    "weights": "weights",
+    "compute": "weights",
+    "first_moment": "moments",
+    "second_moment": "moments",
+    "gradient": "gradients",
+}
 
 CHUNK = 1 << 20
 """Elements of each vector that are in memory at a time during an update."""
@@ -41,13 +48,14 @@ class _Place:
 class _Disk:
     """The file of a rank, its threads and its buffers."""
 
-    def __init__(self, folder: Path, size: int, staging: list[Tensor], trace: Trace) -> None:
-        """`staging`: buffers for the weights of a unit in the compute type."""
+    def __init__(self, folder: Path, size: int, staging: list[Tensor], chunk: int, trace: Trace) -> None:
+        """`staging`: buffers for the weights of a unit in the compute type. `chunk`: bytes of a chunk of one vector, at
+        most."""
         self.file, self.trace = DirectFile(folder, size), trace
         self.threads = ThreadPoolExecutor(2, "disk")
         # Each with the moment from which it is free; the one that has been free for the longest time comes first.
         self.staging: deque[tuple[Tensor, Mark]] = deque((buffer, None) for buffer in staging)
-        self.chunks = [[aligned_buffer(CHUNK * 8) for _ in range(4)] for _ in range(_CHUNKS_AT_A_TIME)]
+        self.chunks = [[aligned_buffer(chunk) for _ in range(4)] for _ in range(_CHUNKS_AT_A_TIME)]
         self._open = 0
 
     def read(self, place: _Place, begin: int, buffer: Tensor) -> Tensor:
@@ -115,6 +123,12 @@ class DiskState(State):
 
     def gradient(self) -> Tensor:
         return self._read("gradient") if self._gradient is None else self._gradient
+
+    def kept_bytes(self) -> dict[Content, int]:
+        kept: Counter[Content] = Counter()
+        for section, place in self._places.items():
+            kept[_CONTENTS[section]] += place.length * place.dtype.itemsize
+        return dict(kept)
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
         begins = list(range(0, self.extent.length, CHUNK))
@@ -214,9 +228,10 @@ def open_disk_states(
             places[unit][section] = _Place(end, extent.length, dtype)
             end += aligned(extent.length * dtype.itemsize)
     largest = max(extent.length * extent.compute.itemsize for extent in extents.values())
+    chunk = max(min(extent.length, CHUNK) * extent.master.itemsize for extent in extents.values())
     # Those whose fetches are under way, and the one that is read ahead.
     staging = [aligned_buffer(largest, pinned=pinned) for _ in range(window + 1)]
-    disk = _Disk(folder, end, staging, trace)
+    disk = _Disk(folder, end, staging, chunk, trace)
     return {unit: DiskState(extent, disk, places[unit]) for unit, extent in extents.items()}
 
 

@@ -1,5 +1,6 @@
 """One rank of a phase's training: steps, evaluation, and its state unit by unit."""
 
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +11,7 @@ from pseudoreal_trainer.engine.build import Blueprint, build_parts
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.modules import views
 from pseudoreal_trainer.engine.runner import Batch, Run, Training
-from pseudoreal_trainer.engine.state import KINDS, Kind
+from pseudoreal_trainer.engine.state import KINDS, Content, Kind
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.plan.check import check_plan
@@ -59,6 +60,14 @@ class Engine:
     def has(self, unit: int) -> bool:
         """Some of the unit's state is on this rank."""
         return unit in self._parts.states
+
+    def state_bytes(self) -> Counter[Content]:
+        """That this rank keeps from step to step for its units, in all homes together; without the window and what is
+        on its way."""
+        kept: Counter[Content] = Counter()
+        for state in self._parts.states.values():
+            kept.update(state.kept_bytes())
+        return kept
 
     def train(self, batch: Batch, training: Training, step: int) -> Agreement:
         """One step. Returns when its loss is known; updates may go on into the next call."""

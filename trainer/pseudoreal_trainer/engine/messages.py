@@ -34,12 +34,13 @@ class Messages:
     def send(self, step: Send, tensor: Tensor) -> None:
         payload = tensor.contiguous()
         here = self._grid.pipeline_rank
-        work = dist.isend(
-            payload,
-            self._grid.world_rank(step.peer),
-            group=self._grid.channels.get((step.flow, here, step.peer)),
-            tag=_tag(step),
-        )
+        with self._trace.span("send", step):
+            work = dist.isend(
+                payload,
+                self._grid.world_rank(step.peer),
+                group=self._grid.channels.get((step.flow, here, step.peer)),
+                tag=_tag(step),
+            )
         assert work is not None, "this rank is part of the group"
         # The handle and the tensor live until the peer has it all: a dropped handle may leave the peer waiting.
         self._sent.append((work, payload))

@@ -14,6 +14,8 @@ from pseudoreal_trainer.engine.lanes import Mark
 
 Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
+Content = Literal["weights", "moments", "gradients"]
+"""What bytes are kept for; weights in both types."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,10 @@ class State(ABC):
     def gradient_room(self) -> Tensor | None:
         """Where `keep_gradient` puts it, [length], if that is memory: then a reduction may write there at once."""
         return None
+
+    @abstractmethod
+    def kept_bytes(self) -> dict[Content, int]:
+        """In its home, padding included; of a larger vector of which it has a part, all."""
 
     @abstractmethod
     def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
@@ -123,6 +129,14 @@ class MemoryState(State):
     def gradient_room(self) -> Tensor | None:
         return self._vectors.gradient
 
+    def kept_bytes(self) -> dict[Content, int]:
+        weights, first, second = self._kinds.values()
+        return {
+            "weights": _storage_bytes(weights, self._vectors.compute_weights),
+            "moments": _storage_bytes(first, second),
+            "gradients": _storage_bytes(self._vectors.gradient),
+        }
+
     def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
         if scale != 1.0:
             self._vectors.gradient.mul_(scale)
@@ -134,3 +148,8 @@ class MemoryState(State):
     def _cast(self) -> None:
         if self._vectors.compute_weights is not self._vectors.weights:
             self._vectors.compute_weights.copy_(self._vectors.weights)
+
+
+def _storage_bytes(*tensors: Tensor) -> int:
+    storages = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
+    return sum(storage.nbytes() for storage in storages.values())

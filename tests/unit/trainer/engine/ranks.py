@@ -35,6 +35,8 @@ class Result:
     moved: list[dict[str, int]] = field(default_factory=list)
     """For each step, link -> bytes."""
     events: list[dict[str, Any]] = field(default_factory=list)
+    """Of the steps, without the evaluation."""
+    state_bytes: dict[str, int] = field(default_factory=dict)
     evaluation: float = 0.0
     """Sum of the losses of the first batch with the last weights; on the rank of the head."""
 
@@ -64,6 +66,9 @@ def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case
 
 
 def _spawn(world: int, cases: list[Case], folder: Path, device: str) -> None:
+    if world == 1:
+        _rank(0, world, cases, folder, 0, device)
+        return
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -72,11 +77,11 @@ def _spawn(world: int, cases: list[Case], folder: Path, device: str) -> None:
 
 def _rank(rank: int, world: int, cases: list[Case], folder: Path, port: int, device: str) -> None:
     torch.set_num_threads(1)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
     if device == "cuda":
         torch.cuda.set_device(rank)
     if world > 1:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
         dist.init_process_group("nccl" if device == "cuda" else "gloo")
     ranks = Ranks(rank, world, torch.device(device, rank) if device == "cuda" else torch.device(device))
     results = [_named(case, ranks, folder) for case in cases]
@@ -104,7 +109,8 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
         engine.settle()
         result.losses.append(agreement.loss_sum / tokens)
         result.moved.append(dict(engine.trace.moved))
-    result.events = engine.trace.events
+    result.events = list(engine.trace.events)
+    result.state_bytes = dict(engine.state_bytes())
     result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
     for unit in range(len(engine.units)):
         state = engine.collect(unit)

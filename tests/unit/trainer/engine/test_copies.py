@@ -1,0 +1,103 @@
+"""Weights can be read while their working copy is there and complete, and at no other time."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from pseudoreal_trainer.engine.copies import Copies, NotResident
+from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.lanes import Lanes
+from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.state import Extent, MemoryState, Vectors
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.plan.steps import Drop, Fetch
+from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.ranks import Ranks
+from torch import Tensor
+
+from tests.unit.trainer.engine.cases import Case
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Window:
+    """Of one slot, over two blocks on the host whose weights are all 1 and all 2."""
+
+    copies: Copies
+    modules: Modules
+    trace: Trace
+
+
+@pytest.fixture
+def window(tmp_path: Path) -> Window:
+    case = Case(layers=2, homes="h", window=1)
+    units = units_of(case.model, 2)
+    trace, lanes, grid = Trace(0, tmp_path), Lanes(CPU), Grid(case.layout, Ranks(0, 1, CPU))
+    states = {unit: _host_state(units[unit].numel, float(unit)) for unit in (1, 2)}
+    slot = torch.zeros(units[1].numel, dtype=torch.float64)
+    modules = Modules(case.model, units, torch.float64, compiled=False)
+    return Window(Copies(grid, states, {}, [slot], lanes, trace), modules, trace)
+
+
+def _host_state(numel: int, value: float) -> MemoryState:
+    extent = Extent(0, numel, 0, torch.float64, torch.float64)
+    weights = torch.full((numel,), value, dtype=torch.float64)
+    return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), pinned=False)
+
+
+def test_a_unit_is_read_between_the_end_of_its_fetch_and_its_drop(window: Window) -> None:
+    copies, module = window.copies, window.modules.of(1)
+    with pytest.raises(NotResident, match="unit 1 has no working copy"):
+        copies.flat(1)
+    copies.fetch(Fetch(1))
+    with pytest.raises(NotResident, match="unit 1 is being fetched"):
+        copies.flat(1)
+    copies.bind(1, module)
+    assert _all_are(copies.flat(1), 1.0)
+    copies.drop(Drop(1))
+    with pytest.raises(NotResident, match="unit 1 has no working copy"):
+        copies.bind(1, module)
+
+
+def test_a_module_gets_the_weights_of_the_unit_that_took_the_slot(window: Window) -> None:
+    copies, module = window.copies, window.modules.of(1)
+    for unit in (1, 2, 1):
+        copies.fetch(Fetch(unit))
+        copies.bind(unit, module)
+        assert all(_all_are(parameter, float(unit)) for parameter in module.parameters)
+        copies.drop(Drop(unit))
+
+
+def test_what_autograd_kept_is_found_in_the_copy_that_is_there(window: Window) -> None:
+    """A graph that was made with one working copy runs backward with the next one of the same unit."""
+    copies, module = window.copies, window.modules.of(1)
+    copies.fetch(Fetch(1))
+    copies.bind(1, module)
+    source = torch.ones(1, 2, 8, dtype=torch.float64, requires_grad=True)
+    with copies.saving():
+        output = window.modules.block(source)
+    copies.drop(Drop(1))
+    with pytest.raises(NotResident, match="unit 1 has no working copy"):
+        torch.autograd.grad(output.sum(), module.parameters, retain_graph=True)
+    copies.fetch(Fetch(1))
+    copies.bind(1, module)
+    gradients = torch.autograd.grad(output.sum(), module.parameters)
+    assert any(gradient.any() for gradient in gradients)
+
+
+def test_a_fetch_waits_for_the_update_before_it(window: Window) -> None:
+    """And raises what ended it."""
+    failed: Future[None] = Future()
+    failed.set_exception(OSError("the disk is gone"))
+    window.copies.updated[1] = failed
+    with pytest.raises(OSError, match="the disk is gone"):
+        window.copies.fetch(Fetch(1))
+    with pytest.raises(OSError, match="the disk is gone"):
+        window.copies.settle()
+
+
+def _all_are(tensor: Tensor, value: float) -> bool:
+    return bool((tensor == value).all())

@@ -1,0 +1,148 @@
+"""What the engine really did, counted in its own trace: fetches, reductions, messages, ties, bytes."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.plan.layout import Layout
+
+from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
+from tests.unit.trainer.engine.ranks import Result, run_cases
+
+FETCHING = [
+    *(Case(data=2, sharding="full", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 2, 3)),
+    *(Case(homes="hD", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 4)),
+    Case(pipeline=2, data=2, sharding="full", homes="hD", window=2),
+]
+OTHER_ORDERS = [Case(homes="D", order=order, micro_batches=4, window=2) for order in ("gpipe", "1f1b", "interleaved")]
+FEW_AND_MANY = [
+    tuple(Case(data=2, sharding=sharding, homes=homes, clipping="global", micro_batches=n) for n in (2, 16))
+    for sharding, homes in (("full", "dhD"), ("full", "d"), ("none", "d"), ("optimizer", "D"), ("gradients", "h"))
+]
+FEW_AND_MANY.append(tuple(Case(pipeline=2, blocks=1, homes="D", micro_batches=n) for n in (2, 16)))
+PIPELINES = [
+    *(Case(pipeline=p, micro_batches=n, order="layered") for p in (2, 4) for n in (2, 8)),
+    Case(pipeline=2, micro_batches=2, order="1f1b"),
+    Case(pipeline=2, data=2, micro_batches=2),
+]
+TIES = [
+    (Case(pipeline=2, blocks=1), {1: 1}),
+    (Case(pipeline=2, blocks=2, pattern="segment"), {1: 1, 2: 1}),
+    (Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="perUnit"), {1: 1}),
+    (Case(pipeline=2, blocks=2, pattern="cycle"), {}),
+    (Case(pipeline=2, blocks=4), {}),
+]
+ALL = [
+    *FETCHING,
+    *OTHER_ORDERS,
+    *(case for pair in FEW_AND_MANY for case in pair),
+    *PIPELINES,
+    *(case for case, _ in TIES),
+]
+
+Results = dict[Case, list[Result]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_cases([*dict.fromkeys(ALL)], tmp_path_factory.mktemp("counts"))
+
+
+def units_in(result: Result, name: str, step: int) -> Counter[int]:
+    """Unit -> events of this name."""
+    return Counter(e["args"]["unit"] for e in result.events if e["name"] == name and e["args"]["step"] == step)
+
+
+def moving_units(case: Case, rank: int) -> list[int]:
+    layout = case.layout
+    return [unit for unit in layout.local_units(rank // layout.data) if layout.moves(unit)]
+
+
+@pytest.mark.parametrize("case", FETCHING, ids=lambda case: case.name)
+def test_a_unit_is_fetched_twice_at_most_however_many_micro_batches(case: Case, results: Results) -> None:
+    for rank, result in enumerate(results[case]):
+        moving = moving_units(case, rank)
+        for step in range(STEPS):
+            fetches = units_in(result, "Fetch", step)
+            assert set(fetches) == set(moving)
+            assert max(fetches.values()) <= 2
+            assert fetches.total() == 2 * len(moving) - min(case.window, len(moving))
+            assert fetches == units_in(result, "Drop", step)
+
+
+@pytest.mark.parametrize("case", [*FETCHING, *PIPELINES], ids=lambda case: case.name)
+def test_a_gradient_is_reduced_once_however_many_micro_batches(case: Case, results: Results) -> None:
+    for rank, result in enumerate(results[case]):
+        local = case.layout.local_units(rank // case.data)
+        for step in range(STEPS):
+            assert units_in(result, "Reduce", step) == Counter(local)
+            assert units_in(result, "Update", step) == Counter(local)
+
+
+@pytest.mark.parametrize("case", [*FETCHING, *OTHER_ORDERS], ids=lambda case: case.name)
+def test_no_more_units_are_resident_than_the_window_holds(case: Case, results: Results) -> None:
+    for rank, result in enumerate(results[case]):
+        most = most_resident(result, case.layout)
+        assert most == min(case.window, len(moving_units(case, rank))), "full, and never more than that"
+
+
+def most_resident(result: Result, layout: Layout) -> int:
+    resident: set[int] = set()
+    most = 0
+    for event in sorted(result.events, key=lambda event: event["ts"]):
+        unit = event["args"].get("unit")
+        if event["name"] == "Fetch" and layout.moves(unit):
+            assert unit not in resident, "it is fetched while it is here"
+            resident.add(unit)
+            most = max(most, len(resident))
+        elif event["name"] == "Drop":
+            resident.remove(unit)
+    assert not resident
+    return most
+
+
+@pytest.mark.parametrize(("few", "many"), FEW_AND_MANY, ids=lambda case: case.name)
+def test_bytes_do_not_grow_with_micro_batches(few: Case, many: Case, results: Results) -> None:
+    for of_few, of_many in zip(results[few], results[many], strict=True):
+        links = [[_without_pipeline(moved) for moved in result.moved] for result in (of_few, of_many)]
+        assert links[0] == links[1]
+        assert sum(links[0][-1].values()) > 0
+
+
+def _without_pipeline(moved: dict[str, int]) -> dict[str, int]:
+    return {link: size for link, size in moved.items() if link != "pipeline"}
+
+
+@pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
+def test_messages_of_a_pipeline(case: Case, results: Results) -> None:
+    """An activation and a gradient for each micro-batch at each boundary between ranks: every one between layers when
+    they are placed in turn, one between neighbours when each rank has a stretch."""
+    boundaries = case.layers - 1 if case.order == "layered" else case.pipeline - 1
+    expected = 2 * boundaries * case.micro_batches
+    sequences = SEQUENCES_OF_A_MICRO_BATCH // case.data
+    message = sequences * case.model.sequence * case.model.hidden * 8
+    for data_rank in range(case.data):
+        row = results[case][data_rank :: case.data]
+        for step in range(STEPS):
+            for name in ("Send", "Receive"):
+                seen = [_message(e) for result in row for e in result.events if _is(e, name, step)]
+                assert len(seen) == len(set(seen)) == expected
+            assert sum(result.moved[step]["pipeline"] for result in row) == expected * message
+
+
+def _is(event: dict[str, Any], name: str, step: int) -> bool:
+    return bool(event["name"] == name and event["args"]["step"] == step)
+
+
+def _message(event: dict[str, Any]) -> tuple[str, int, int]:
+    args = event["args"]
+    return args["flow"], args["position"], args["micro_batch"]
+
+
+@pytest.mark.parametrize(("case", "expected"), TIES, ids=lambda value: getattr(value, "name", ""))
+def test_a_shared_block_is_tied_once_and_only_where_its_uses_lie_on_several_ranks(
+    case: Case, expected: dict[int, int], results: Results
+) -> None:
+    for result in results[case]:
+        for step in range(STEPS):
+            assert units_in(result, "Tie", step) == Counter(expected)

@@ -1,0 +1,70 @@
+"""Bytes that a rank really keeps for its units, against the table of the ZeRO paper (Rajbhandari et al., arXiv
+1910.02054, figure 1; here gradients are float32, too) and against the plan's prediction."""
+
+import pytest
+from pseudoreal_trainer.plan.memory import unit_state
+from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.units import units_of
+
+from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
+from tests.unit.trainer.engine.ranks import Result, run_cases
+
+N = 3
+"""Divides no unit: every last shard is padded."""
+WEIGHTS, MOMENTS, GRADIENTS = 4, 8, 4
+"""Bytes of a parameter in float32."""
+
+ZERO = {
+    # sharding -> which of weights, moments and gradients are split
+    "none": (False, False, False),
+    "optimizer": (False, True, False),
+    "gradients": (False, True, True),
+    "full": (True, True, True),
+}
+SHARDED = [Case(data=N, sharding=sharding, precision="float32", micro_batches=1) for sharding in ZERO]
+OTHERS = [
+    *(Case(data=N, sharding=s, precision="bfloat16", homes="dhD", micro_batches=1) for s in ZERO),
+    *(Case(homes=homes, clipping="global", precision="bfloat16", micro_batches=1) for homes in "dhD"),
+    Case(homes="D", clipping="perUnit", precision="float32", micro_batches=1),
+]
+
+Results = dict[Case, list[Result]]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run_cases([*SHARDED, *OTHERS], tmp_path_factory.mktemp("bytes"))
+
+
+@pytest.mark.parametrize("case", SHARDED, ids=lambda case: case.sharding)
+def test_of_each_sharding(case: Case, results: Results) -> None:
+    numels = [unit.numel for unit in units_of(case.model, case.layers)]
+    assert all(numel % N for numel in numels)
+    expected = {}
+    for name, size, is_split in zip(
+        ("weights", "moments", "gradients"), (WEIGHTS, MOMENTS, GRADIENTS), ZERO[case.sharding], strict=True
+    ):
+        expected[name] = sum(_kept(case, numel, is_split=is_split) for numel in numels) * size
+    for result in results[case]:
+        assert result.state_bytes == expected
+
+
+def _kept(case: Case, numel: int, *, is_split: bool) -> int:
+    """Elements. What stays whole beside shards is padded as they are."""
+    padded = numel if case.sharding == "none" else numel + -numel % N
+    return padded // N if is_split else padded
+
+
+@pytest.mark.parametrize("case", [*SHARDED, *OTHERS], ids=lambda case: case.name)
+def test_as_the_plan_predicts(case: Case, results: Results) -> None:
+    sizes = Sizes(
+        model=case.model,
+        units=units_of(case.model, case.layers),
+        compute_bytes=compute_bytes(case.precision),
+        master_bytes=master_bytes(case.precision),
+        micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
+    )
+    states = [unit_state(case.layout, sizes, unit) for unit in range(case.layout.units)]
+    predicted = sum(state.device + state.host + state.disk for state in states)
+    for result in results[case]:
+        assert sum(result.state_bytes.values()) == predicted
