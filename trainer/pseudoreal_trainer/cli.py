@@ -87,6 +87,7 @@ def sample(checkpoint: Path, prompt: str, count: int) -> None:
 
 
 main.add_command(cli_plan.plan)
+main.add_command(cli_plan.measure_hardware)
 
 if __name__ == "__main__":
     main()

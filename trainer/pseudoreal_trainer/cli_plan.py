@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 
 import click
+import yaml
 from pseudoreal_api.messages import ExitCode
 from pseudoreal_api.resolve import phase_config
 from pseudoreal_api.resolved import PhaseConfig
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.job_file import parse_job
@@ -75,3 +77,40 @@ def _panel(phase: PlannedPhase, profile: HardwareProfile | None) -> Panel:
     )
     unit = f"seconds on {profile.name}" if profile else "forward passes of a layer; the numbers are micro-batches"
     return Panel(title, phase.timeline, unit)
+
+
+@click.command("measure-hardware")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("hardware.yaml"),
+    show_default=True,
+    help="Where the profile goes.",
+)
+def measure_hardware(output: Path) -> None:
+    """Measure how fast this machine is, for `pseudoreal plan --hardware`.
+
+    Takes one to two minutes, in which the machine should have nothing else to do: passes over blocks of several
+    sizes, copies, the optimizer, the disk of temporary files, and messages between as many ranks as there are devices
+    or cores.
+    """
+    from pseudoreal_trainer.measure.machine import measure_machine, measurements
+
+    console = Console()
+    with Progress(
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("starting", total=measurements())
+
+        def progress(words: str) -> None:
+            bar.update(task, description=words, advance=1)
+            if not console.is_terminal:
+                click.echo(words)
+
+        profile = measure_machine(progress)
+    output.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False))
+    click.echo(f"{output}: {profile.name}; use it with: pseudoreal plan JOB.yaml --hardware {output}")

@@ -1,0 +1,69 @@
+"""What the engine itself costs: a step of a model so small that there is next to nothing to compute."""
+
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pseudoreal_api.model_spec import Model, Optimizer
+from torch import Tensor
+
+from pseudoreal_trainer.engine.build import Blueprint
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.runner import Training
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.measure.passes import Cell, measure_cell
+from pseudoreal_trainer.measure.timing import seconds_of
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.steps import Backward, Forward
+from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.ranks import Ranks
+
+_LAYERS, _MICRO_BATCHES = 4, 8
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """The same sequence in each micro-batch."""
+
+    windows: Tensor
+    """[B, T + 1]"""
+
+    def shape(self, micro_batch: int) -> tuple[int, int]:  # noqa: ARG002
+        return self.windows.shape[0], self.windows.shape[1] - 1
+
+    def tokens(self, micro_batch: int) -> Tensor:  # noqa: ARG002
+        return self.windows
+
+
+def pass_seconds(device: torch.device) -> float:
+    """Of a step's time, what is not spent in the passes, for each pass."""
+    cell = Cell("float32", hidden=32, tokens=8)
+    spec = cell.sizes.model
+    layout = Layout(tuple(range(_LAYERS)), pipeline=1, data=1, micro_batches=_MICRO_BATCHES)
+    windows = torch.randint(256, (1, spec.sequence + 1), device=device)
+    with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
+        engine = _engine(spec, layout, device, Path(folder))
+        training = Training(cell.tokens * _MICRO_BATCHES, 1e-3, stop=False)
+        step = seconds_of(lambda: engine.train(_Batch(windows), training, 1), device)
+        engine.close()
+    speed, flops = measure_cell(cell, device), cell.flops
+    blocks = 2 * flops / speed.block_forward_flops_per_second + 2 * flops / speed.block_backward_flops_per_second
+    passes = sum(isinstance(record, Forward | Backward) for record in step_plan(layout)[0])
+    return max(0.0, step - _LAYERS * _MICRO_BATCHES * blocks) / passes
+
+
+def _engine(spec: Model, layout: Layout, device: torch.device, folder: Path) -> Engine:
+    model = Model(layers=_LAYERS, hidden=spec.hidden, heads=spec.heads, sequence=spec.sequence, ffn=spec.ffn)
+    blueprint = Blueprint(
+        model=model,
+        optimizer=Optimizer(),
+        units=units_of(model, _LAYERS),
+        master=torch.float32,
+        compute=torch.float32,
+        compiled=False,
+        offload_directory=folder,
+    )
+    return Engine(blueprint, open_grid(layout, Ranks(0, 1, device)), Trace(0))

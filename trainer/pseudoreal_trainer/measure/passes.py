@@ -1,0 +1,102 @@
+"""Speeds of forward and backward passes, over a grid of widths and tokens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from pseudoreal_api.model_spec import FeedForward, Model
+from torch import Tensor
+from torch.nn import functional as F
+
+from pseudoreal_trainer.measure.timing import seconds_of
+from pseudoreal_trainer.model import Block, Head, rotary
+from pseudoreal_trainer.plan.hardware import PassSpeed, Precision
+from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.units import VOCABULARY, units_of
+
+_DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_SEQUENCE, _HEAD_WIDTH = 128, 32
+_LONG_SECONDS = 0.15
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A point of the grid."""
+
+    compute: Precision
+    hidden: int
+    tokens: int
+
+    @property
+    def sizes(self) -> Sizes:
+        model = Model(
+            layers=1,
+            hidden=self.hidden,
+            heads=self.hidden // _HEAD_WIDTH,
+            sequence=min(_SEQUENCE, self.tokens),
+            ffn=FeedForward(hidden=4 * self.hidden),
+        )
+        return Sizes(model, units_of(model, 1), compute_bytes(self.compute), master_bytes(self.compute), 1)
+
+    @property
+    def flops(self) -> int:
+        """Of a block's forward pass."""
+        return self.sizes.block_flops(self.tokens)
+
+
+def rows(device: torch.device) -> list[list[Cell]]:
+    """Of one precision and width each, from few tokens to many."""
+    on_gpu = device.type == "cuda"
+    widths = (1024, 4096, 8192) if on_gpu else (64, 128, 256, 512)
+    lengths = (512, 4096, 16384) if on_gpu else (64, 256, 1024, 4096)
+    places = product(_DTYPES, widths)
+    return [[Cell(compute, width, tokens) for tokens in lengths] for compute, width in places]
+
+
+def is_slow(speed: PassSpeed) -> bool:
+    """More tokens would take too long, and not be faster."""
+    return Cell(speed.compute, speed.hidden, speed.tokens).flops / speed.block_forward_flops_per_second > _LONG_SECONDS
+
+
+def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
+    spec, dtype = cell.sizes.model, _DTYPES[cell.compute]
+    with torch.device(device):
+        block, head = Block(spec).to(dtype), Head(spec).to(dtype)
+        source = torch.randn(cell.tokens // spec.sequence, spec.sequence, spec.hidden, dtype=dtype)  # [B, T, H]
+        targets = torch.randint(VOCABULARY, (cell.tokens,))
+    rotation = rotary(spec.sequence, _HEAD_WIDTH, source)
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            hidden: Tensor = block(source, rotation)
+            return hidden
+
+    def losses(hidden: Tensor) -> Tensor:
+        return F.cross_entropy(head(hidden).flatten(0, 1).float(), targets, reduction="sum")
+
+    once = seconds_of(forward, device)
+    both = seconds_of(_backward(block, source, lambda hidden: block(hidden, rotation), source), device)
+    whole = seconds_of(_backward(head, source, losses, None), device)
+    flops = cell.flops
+    return PassSpeed(
+        compute=cell.compute,
+        hidden=cell.hidden,
+        tokens=cell.tokens,
+        block_forward_flops_per_second=flops / once,
+        # Of two runs that do not differ by the noise of the machine alone.
+        block_backward_flops_per_second=2 * flops / max(both - once, both / 3),
+        head_flops_per_second=6 * VOCABULARY * cell.hidden * cell.tokens / whole,
+    )
+
+
+def _backward(
+    module: torch.nn.Module, source: Tensor, run: Callable[[Tensor], Tensor], gradient: Tensor | None
+) -> Callable[[], object]:
+    """With the forward pass that it needs, as under recomputation."""
+
+    def act() -> object:
+        inner = source.detach().requires_grad_()
+        return torch.autograd.grad(run(inner), [inner, *module.parameters()], gradient)
+
+    return act

@@ -1,0 +1,93 @@
+"""One rank of a measurement: it measures while the others do the same."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pseudoreal_trainer.measure import links
+from pseudoreal_trainer.measure.overhead import pass_seconds
+from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
+from pseudoreal_trainer.plan.hardware import Collectives, PassSpeed, Speeds, Transfer
+from pseudoreal_trainer.ranks import Ranks
+
+Say = Callable[[str], None]
+_CPU = torch.device("cpu")
+_NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
+"""A rank alone sends nothing."""
+
+
+def tasks(device: torch.device) -> int:
+    """How often a rank says what it does."""
+    return len(rows(device)) + 3
+
+
+def measure(rank: int, world: int, device_type: str, folder: Path, say: Say) -> None:
+    """The first rank leaves the speeds in the folder."""
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
+    ranks = Ranks(rank, world, device)
+    if world > 1:
+        # All ranks are on this machine.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        meeting = f"file://{folder}/meeting-{world}"
+        backend = "nccl" if device_type == "cuda" else "gloo"
+        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=world)
+    speeds = _speeds(ranks, say)
+    if ranks.is_first:
+        result(folder, world).write_text(speeds.model_dump_json())
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def result(folder: Path, world: int) -> Path:
+    return folder / f"speeds-{world}.json"
+
+
+def _speeds(ranks: Ranks, say: Say) -> Speeds:
+    device, on_gpu = ranks.device, ranks.device.type == "cuda"
+    passes = _passes(ranks, say)
+    say("memory, copies and the optimizer")
+    on_device = links.update_seconds_per_element(device)
+    h2d, d2h = (links.copies(*ends) for ends in ((_CPU, device), (device, _CPU)))
+    memory = links.memory_bytes_per_second(device)
+    say("the disk and the engine itself")
+    disk_read, disk_write = links.disk()
+    overhead = pass_seconds(device)
+    say("messages and collectives")
+    groups, point_to_point, agree = _between(ranks)
+    return Speeds(
+        ranks=ranks.world,
+        passes=passes,
+        pass_seconds=overhead,
+        memory_bytes_per_second=memory,
+        update_on_device_seconds_per_element=on_device,
+        update_on_host_seconds_per_element=links.update_seconds_per_element(_CPU) if on_gpu else on_device,
+        h2d=h2d,
+        d2h=d2h,
+        disk_read=disk_read,
+        disk_write=disk_write,
+        point_to_point=point_to_point,
+        collectives=groups,
+        agree_seconds=agree,
+    )
+
+
+def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
+    found = []
+    for row in rows(ranks.device):
+        say(f"passes in {row[0].compute}, hidden {row[0].hidden}")
+        for cell in row:
+            ranks.from_first(0)  # all at the same time
+            found.append(measure_cell(cell, ranks.device))
+            if ranks.from_first(int(is_slow(found[-1]))):
+                break
+    return found
+
+
+def _between(ranks: Ranks) -> tuple[list[Collectives], Transfer, float]:
+    if ranks.world == 1:
+        return [], _NOWHERE, 0.0
+    return [links.collectives(ranks)], links.point_to_point(ranks), links.agree_seconds(ranks)

@@ -1,0 +1,53 @@
+"""How long something takes."""
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+
+from pseudoreal_trainer.plan.hardware import Transfer
+from pseudoreal_trainer.ranks import Ranks
+
+_LEAST_SECONDS = 0.12
+_LEAST_TIMES, _MOST_TIMES = 2, 200
+_TOGETHER = 15
+"""Runs of what ranks do together: all of them must make the same number."""
+
+
+def seconds_of(act: Callable[[], object], device: torch.device) -> float:
+    """The median of some runs, after one that is not counted."""
+    _timed(act, device)
+    times: list[float] = []
+    while len(times) < _LEAST_TIMES or (sum(times) < _LEAST_SECONDS and len(times) < _MOST_TIMES):
+        times.append(_timed(act, device))
+    return statistics.median(times)
+
+
+def seconds_together(act: Callable[[], object], ranks: Ranks) -> float:
+    """As `seconds_of`, of something that all ranks do at the same time; the mean over them."""
+    times = []
+    for _ in range(_TOGETHER):
+        ranks.from_first(0)
+        times.append(_timed(act, ranks.device))
+    return float(ranks.sum_(torch.tensor(statistics.median(times[1:]), device=ranks.device)).item()) / ranks.world
+
+
+def line_through(small: tuple[int, float], large: tuple[int, float]) -> Transfer:
+    """Latency and speed from two (bytes, seconds)."""
+    (size, seconds), (more, longer) = small, large
+    pace = max(longer - seconds, 1e-9) / (more - size)
+    return Transfer(latency_seconds=max(0.0, seconds - size * pace), bytes_per_second=1 / pace)
+
+
+def _timed(act: Callable[[], object], device: torch.device) -> float:
+    _wait_for(device)
+    begin = time.perf_counter()
+    act()
+    _wait_for(device)
+    return time.perf_counter() - begin
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
