@@ -97,11 +97,8 @@ class Engine:
         """The state of a unit, brought together on the first rank; None on the others. Call `settle` before."""
         mine = self._parts.states.get(unit)
         size = self.units[unit].shard_length(self._grid.layout.shards) * self._grid.layout.shards
-        wholes = {
-            kind: self._brought(unit, self._whole(unit, kind), torch.empty(size, dtype=self._blueprint.master))
-            for kind in KINDS
-        }
-        steps = self._brought(unit, None if mine is None else mine.steps.cpu().reshape(1), torch.empty(1))
+        wholes = {kind: self._brought(unit, self._whole(unit, kind), size, self.master_dtype) for kind in KINDS}
+        steps = self._brought(unit, None if mine is None else mine.steps.cpu().reshape(1), 1, torch.float32)
         if steps is None:
             return None
         vectors = {kind: self._named(unit, whole) for kind, whole in wholes.items() if whole is not None}
@@ -141,8 +138,8 @@ class Engine:
         dist.all_gather_into_tensor(whole, own, group=grid.host_data)
         return whole
 
-    def _brought(self, unit: int, tensor: Tensor | None, room: Tensor) -> Tensor | None:
-        """From the unit's first rank, which has `tensor`, to the first rank of all, into `room`."""
+    def _brought(self, unit: int, tensor: Tensor | None, size: int, dtype: torch.dtype) -> Tensor | None:
+        """From the unit's first rank, which has `tensor`, [size], to the first rank of all."""
         grid = self._grid
         source = grid.layout.world_rank(grid.layout.users[unit][0], 0)
         if grid.ranks.rank == FIRST == source:
@@ -151,6 +148,7 @@ class Engine:
             assert tensor is not None, "it uses the unit"
             dist.send(tensor, FIRST, group=grid.host_world)
         elif grid.ranks.rank == FIRST:
+            room = torch.empty(size, dtype=dtype)
             dist.recv(room, source, group=grid.host_world)
             return room
         return None

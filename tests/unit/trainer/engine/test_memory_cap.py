@@ -1,0 +1,99 @@
+"""A hard limit on memory, below the state of the job and above what a disk as its home leaves in memory."""
+
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_trainer.plan.units import units_of
+
+MIB = 1 << 20
+STATE_OF_A_PARAMETER = 16
+"""Bytes: weight, two moments and gradient in float32."""
+ROOM_OF_THE_STATE = 0.7
+"""Share of the state for which the limit leaves room, beside what the program itself needs."""
+DISK = 3 << 30
+
+_BASELINE = """
+import pseudoreal_trainer.phase
+print(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1])
+"""
+
+
+@pytest.fixture
+def large(job_body: dict[str, Any], config: Callable[..., PhaseConfig], tmp_path: Path) -> Iterator[Any]:
+    """Configurations of a job of 38 million parameters, 600 MB of state, that trains two steps on few tokens."""
+    if shutil.disk_usage(tmp_path).free < DISK:
+        pytest.skip(f"needs {DISK:,} bytes in {tmp_path}")
+    spec = job_body["spec"]
+    spec["model"] = {"layers": 12, "hidden": 512, "heads": 8, "sequence": 16, "ffn": {"hidden": 2048}}
+    spec["precision"] = {"compute": "float32"}
+    spec["data"]["validation"] |= {"sequences": 2, "everySteps": 100}
+    spec["phases"] = [{"name": "real", "until": {"steps": 2}, "batch": {"sequences": 2, "microBatches": 2}}]
+
+    def make(name: str, home: str) -> PhaseConfig:
+        spec["phases"][0]["offload"] = {"home": home, "window": 1}
+        return config(0, name)
+
+    yield make
+    for name in ("whole", "capped", "disk"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+
+
+def _environment() -> dict[str, str]:
+    # Stacks and arenas would count as data, and their number is that of the machine; and the C library is to give back
+    # what is freed, instead of keeping it in pieces.
+    own = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}
+    return dict(os.environ) | own
+
+
+def _baseline() -> int:
+    """Bytes of data that the program has before it makes an engine."""
+    said = subprocess.run([sys.executable, "-c", _BASELINE], env=_environment(), capture_output=True, check=True)
+    return int(said.stdout) * 1024
+
+
+def _train(config: PhaseConfig, folder: Path, limit: int = resource.RLIM_INFINITY) -> subprocess.CompletedProcess[str]:
+    file = folder / f"{Path(config.work_directory).name}.json"
+    file.write_text(config.to_json())
+    command = [sys.executable, "-m", "pseudoreal_trainer.worker", str(file)]
+    return subprocess.run(
+        command,
+        env=_environment(),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def _losses(config: PhaseConfig) -> list[float]:
+    lines = (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line)["loss"] for line in lines]
+
+
+def test_a_state_larger_than_the_memory_trains_from_the_disk(large: Any, tmp_path: Path) -> None:
+    whole, capped, disk = large("whole", "device"), large("capped", "device"), large("disk", "disk")
+    parameters = sum(unit.numel for unit in units_of(whole.model, whole.model.layers))
+    state = STATE_OF_A_PARAMETER * parameters
+    assert state > 500 * MIB
+    limit = _baseline() + round(ROOM_OF_THE_STATE * state)
+
+    unlimited = _train(whole, tmp_path)
+    assert unlimited.returncode == 0, unlimited.stdout
+    failed = _train(capped, tmp_path, limit)
+    assert failed.returncode == 1, failed.stdout
+    assert "can't allocate memory" in failed.stdout
+    from_disk = _train(disk, tmp_path, limit)
+    assert from_disk.returncode == 0, from_disk.stdout
+    assert _losses(disk) == _losses(whole)
+    assert len(_losses(whole)) == 2
