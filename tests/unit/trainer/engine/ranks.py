@@ -32,6 +32,8 @@ class Result:
     losses: list[float] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
     """On the first rank."""
+    first_moments: dict[str, Tensor] = field(default_factory=dict)
+    """On the first rank."""
     moved: list[dict[str, int]] = field(default_factory=list)
     """For each step, link -> bytes."""
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -116,6 +118,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
         state = engine.collect(unit)
         if state is not None:
             result.weights |= state.vectors["weights"]
+            result.first_moments |= state.vectors["first_moment"]
     engine.close()
     return result
 

@@ -1,0 +1,38 @@
+"""The engine against torch's own ways to train on several ranks, in float64. First moments are compared beside weights,
+because they follow the size of the gradients, which an update of AdamW hardly does."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.engine.cases import STEPS, Case
+from tests.unit.trainer.engine.ranks import Result, run_cases
+from tests.unit.trainer.engine.torch_oracles import Trained, train_all
+
+TRAININGS = [
+    ("ScheduleLoopedBFS", Case(pipeline=2, micro_batches=4)),
+    ("Schedule1F1B", Case(pipeline=2, micro_batches=4, order="1f1b")),
+    ("fully_shard", Case(data=2, sharding="full", micro_batches=2)),
+    ("fully_shard", Case(data=2, sharding="full", micro_batches=2, blocks=2, homes="hD", window=1)),
+]
+NAMES = [f"{name} {case.name}" for name, case in TRAININGS]
+
+
+@pytest.fixture(scope="module")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, Trained]]:
+    folder = tmp_path_factory.mktemp("oracles")
+    results = run_cases([case for _, case in TRAININGS], folder)
+    oracles = train_all(TRAININGS, folder)
+    return {
+        name: (results[case][0], trained) for name, (_, case), trained in zip(NAMES, TRAININGS, oracles, strict=True)
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_trains_the_same(name: str, pairs: dict[str, tuple[Result, Trained]]) -> None:
+    found, expected = pairs[name]
+    assert len(found.losses) == STEPS
+    assert found.losses == pytest.approx(expected.losses, rel=1e-12)
+    for mine, other in ((found.weights, expected.weights), (found.first_moments, expected.first_moments)):
+        assert mine.keys() == other.keys()
+        for parameter, tensor in other.items():
+            torch.testing.assert_close(mine[parameter], tensor, rtol=0, atol=1e-12, msg=parameter)
