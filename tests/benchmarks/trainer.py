@@ -34,13 +34,13 @@ def main(only: str) -> None:
 
 def planned(only: str) -> list[Planned]:
     """All runs in their order."""
-    rounds = 1 if only else max(model.effort.rounds for model in MODELS.values())
     return [
         (number, case, stack)
-        for number in range(rounds)
+        for model in MODELS
+        for number in range(1 if only else MODELS[model].effort.rounds)
         for case in all_cases()
         for stack in STACKS
-        if number < MODELS[case.model].effort.rounds and re.search(only, f"{stack}: {case.label}")
+        if case.model == model and re.search(only, f"{stack}: {case.label}")
     ]
 
 

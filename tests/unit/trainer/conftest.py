@@ -85,9 +85,10 @@ def delink_of(job_body: dict[str, Any], tmp_path: Path) -> Callable[..., DelinkC
 
 @pytest.fixture
 def train() -> Callable[..., Any]:
-    """Trains a phase in this process, on one rank."""
+    """Trains a phase in this process, on one rank, whatever its workers."""
 
     def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
+        config = config.model_copy(update={"workers": 1})
         return train_phase(config, load_corpus(config.data, config.model.sequence), ONE_RANK, stop)
 
     return run

@@ -165,9 +165,9 @@ def test_settings_of_the_cluster_are_named_as_ignored(
     monkeypatch.setattr("pseudoreal_trainer.local_run.LocalRun.run", lambda _: None)
     job_body["spec"] |= {"pod": {"image": "x"}, "scheduling": {"queue": "q"}}
     job_body["spec"]["phases"][0]["resources"] = {"limits": {"cpu": "1"}}
-    job_body["spec"]["phases"][0]["offload"] = {"weights": "host"}
+    job_body["spec"]["phases"][0]["offload"] = {"volume": {"emptyDir": {}}}
     said = _invoke(job_body, tmp_path).output
-    for name in ("spec.pod", "spec.scheduling", "spec.phases[pseudo].resources", "spec.phases[pseudo].offload"):
+    for name in ("spec.pod", "spec.scheduling", "spec.phases[pseudo].resources", "spec.phases[pseudo].offload.volume"):
         assert name in said
     assert "spec.network" not in said
 

@@ -65,8 +65,10 @@ def test_losses_and_weights_are_those_of_a_plain_loop(config: Any, corpus_folder
     train(phase)
     text = b"".join((corpus_folder / name).read_bytes() for name in ("a.txt", "b.txt"))
     losses, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
-    assert [line["loss"] for line in _metrics(phase)] == losses
-    assert all(np.array_equal(array, weights[name].numpy()) for name, array in _newest(phase).model.items())
+    # The norm that clips is summed unit by unit, so its last bit may differ.
+    assert [line["loss"] for line in _metrics(phase)] == pytest.approx(losses, rel=1e-13)
+    for name, array in _newest(phase).model.items():
+        np.testing.assert_allclose(array, weights[name].numpy(), rtol=0, atol=1e-13)
 
 
 def test_the_loss_falls_over_both_phases(job_body: Any, config: Any, train_job: Any) -> None:
