@@ -92,6 +92,7 @@ BENCH := .venv-bench/bin
 .PHONY: bench-trainer
 bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard and DeepSpeed; writes docs/benchmarks.md
 	@$(BENCH)/python -m tests.benchmarks.trainer
+	@$(BENCH)/python -m tests.benchmarks.depth
 	@$(BENCH)/python -m tests.benchmarks.report
 
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header \

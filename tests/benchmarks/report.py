@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pseudoreal_dev.progress import progress
 
-from tests.benchmarks import step_times
+from tests.benchmarks import depth, step_times
 from tests.benchmarks.results import TRAINER, Machine, read
 
 REPORT = Path("docs/benchmarks.md")
@@ -16,7 +16,7 @@ Written by `make bench-trainer`, which measures everything anew. The raw numbers
 
 def main() -> None:
     results = read(TRAINER)
-    sections = [_INTRODUCTION, _machine(results.machine), step_times.section(results, IMAGES)]
+    sections = [_INTRODUCTION, _machine(results.machine), step_times.section(results, IMAGES), depth.section()]
     REPORT.write_text("\n\n".join(sections) + "\n")
     progress.note(f"wrote {REPORT}")
 

@@ -27,16 +27,21 @@ def at(home: Home, window: int = 2) -> Stack:
 
     def train(work: Work, rank: int, world: int) -> Iterator[Tensor]:
         with TemporaryDirectory() as folder:
-            engine = _engine(work, Ranks(rank, world, work.batches.device), home, window, Path(folder))
-            for step, sequences in enumerate(work.batches):
-                batch = _Batch(work.micro_batches_of(sequences, rank, world))
-                tokens = sequences[:, 1:].numel()
-                agreement = engine.train(batch, Training(tokens, LEARNING_RATE, stop=False), step)
+            engine = make_engine(work, Ranks(rank, world, work.batches.device), home, window, Path(folder))
+            for step in range(len(work.batches)):
                 # All ranks know the whole batch's loss; their mean is what the caller makes of it.
-                yield torch.tensor(agreement.loss_sum / tokens)
+                yield torch.tensor(train_step(engine, work, step))
             engine.close()
 
     return train
+
+
+def train_step(engine: Engine, work: Work, step: int) -> float:
+    """The loss of one step, nats per token."""
+    ranks, sequences = engine.grid.ranks, work.batches[step]
+    batch = _Batch(work.micro_batches_of(sequences, ranks.rank, ranks.world))
+    tokens = sequences[:, 1:].numel()
+    return engine.train(batch, Training(tokens, LEARNING_RATE, stop=False), step).loss_sum / tokens
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,7 @@ class _Batch:
         return self.parts[micro_batch]
 
 
-def _engine(work: Work, ranks: Ranks, home: Home, window: int, folder: Path) -> Engine:
+def make_engine(work: Work, ranks: Ranks, home: Home, window: int, folder: Path) -> Engine:
     layers = work.model.layers
     units = units_of(work.model, layers)
     layout = Layout(

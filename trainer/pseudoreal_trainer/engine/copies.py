@@ -69,6 +69,7 @@ class Copies:
         self._refreshing: dict[int, dist.Work | None] = {}
         self._bound: dict[UnitModule, Tensor] = {}
         self.updated: dict[int, Updated] = {unit: _done(None) for unit in states}
+        self.slot_bytes = sum(storage.nbytes for storage in slots)
         self._slot_addresses = {storage.untyped_storage().data_ptr() for storage in slots}
         self._owners: dict[int, int] = {}
 

@@ -69,6 +69,10 @@ class Engine:
             kept.update(state.kept_bytes())
         return kept
 
+    def window_bytes(self) -> int:
+        """Of the slots for working copies that come and go."""
+        return self._parts.copies.slot_bytes
+
     def train(self, batch: Batch, training: Training, step: int) -> Agreement:
         """One step. Returns when its loss is known; updates may go on into the next call."""
         self.trace.begin(step)

@@ -1,0 +1,80 @@
+"""Times the step of ever deeper models at a fixed window: `python -m tests.benchmarks.depth`.
+
+Layers that live on the host pass through the same few slots, so time must grow with their number and slots must not.
+"""
+
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import torch
+from pseudoreal_api.model_spec import FeedForward, Model
+from pseudoreal_dev.progress import progress
+from pseudoreal_trainer.ranks import Ranks
+from pydantic import BaseModel, TypeAdapter
+
+from tests.benchmarks.results import RESULTS
+from tests.benchmarks.stacks.ours import make_engine, train_step
+from tests.benchmarks.work import Work, noisy_sequences
+
+DEPTH = RESULTS / "depth.json"
+LAYERS = (4, 8, 16, 32, 64)
+WINDOW = 2
+_WARM_UP, _TIMED, _SEQUENCES = 2, 5, 8
+
+
+class Depth(BaseModel, frozen=True):
+    layers: int
+    seconds: float
+    """Of a step; the median."""
+    window_bytes: int
+
+
+Depths = TypeAdapter(list[Depth])
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    depths = []
+    for layers in LAYERS:
+        with progress.step(f"{layers} layers at a window of {WINDOW}"):
+            depths.append(_measured(layers))
+    DEPTH.parent.mkdir(exist_ok=True)
+    DEPTH.write_bytes(Depths.dump_json(depths, indent=1))
+
+
+def _measured(layers: int) -> Depth:
+    spec = Model(layers=layers, hidden=128, heads=4, sequence=64, ffn=FeedForward(hidden=512))
+    batches = noisy_sequences(_WARM_UP + _TIMED, _SEQUENCES, spec.sequence + 1, seed=7)
+    work = Work(spec, 7, batches, micro_batches=4, recompute=True)
+    engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), "host", WINDOW, Path())
+    ends = [time.perf_counter()]
+    for step in range(len(batches)):
+        train_step(engine, work, step)
+        ends.append(time.perf_counter())
+    seconds = [end - begin for begin, end in pairwise(ends)][_WARM_UP:]
+    measured = Depth(layers=layers, seconds=median(seconds), window_bytes=engine.window_bytes())
+    engine.close()
+    return measured
+
+
+def section() -> str:
+    """As Markdown, from the newest results."""
+    depths = Depths.validate_json(DEPTH.read_bytes())
+    rows = "\n".join(
+        f"| {d.layers} | {1000 * d.seconds:.0f} | {1000 * d.seconds / d.layers:.2f} | {d.window_bytes / 2**20:.2f} |"
+        for d in depths
+    )
+    return f"""## Depth
+
+One rank, hidden 128, 4 micro-batches of 2 sequences of 64 bytes, state on the host, window {WINDOW}, blocks recomputed.
+The time of a step grows with the layers, the slots for working copies do not.
+
+| layers | ms per step | ms per layer | slots, MiB |
+| ---: | ---: | ---: | ---: |
+{rows}"""
+
+
+if __name__ == "__main__":
+    main()
