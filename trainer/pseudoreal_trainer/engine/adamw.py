@@ -33,7 +33,8 @@ class Slices:
 def update(spec: OptimizerSpec, slices: Slices, steps: Tensor, rate: float) -> None:
     """One step in place (Loshchilov and Hutter, arXiv 1711.05101). `steps`: steps done before, a scalar; not changed.
 
-    Every element is updated by itself, so any cut of a vector into ranges gives the same bits.
+    Every element is updated by itself, so cuts of a vector into ranges do not matter: to the bit where each begins at a
+    multiple of the processor's vectors (16 elements at most), whose rests are rounded in another way.
     """
     decays = ((0, slices.decayed, float(spec.weight_decay)), (slices.decayed, len(slices.weights), 0.0))
     for begin, end, decay in decays:

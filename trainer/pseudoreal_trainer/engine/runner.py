@@ -155,7 +155,7 @@ class Run:
         self._bind(position)
         if position > 0:
             self._await(Flow.ACTIVATION, position, m)
-        with self.parts.trace.span("compute", step):
+        with self.parts.trace.span("evaluation" if self.training is None else "compute", step):
             if position == layout.head:
                 with torch.no_grad():
                     self.losses[m] = self._loss_sum(self.activations.inputs.pop((position, m)), m)

@@ -42,6 +42,18 @@ def window(tmp_path: Path) -> Window:
     return Window(Copies(grid, states, {}, [slot], lanes, trace), modules, trace)
 
 
+def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Path) -> None:
+    case = Case(layers=1)
+    units = units_of(case.model, 1)
+    states, weights = {1: _host_state(units[1].numel, 1.0)}, torch.zeros(units[1].numel, dtype=torch.float64)
+    copies = Copies(Grid(case.layout, Ranks(0, 1, CPU)), states, {1: weights}, [], Lanes(CPU), Trace(0, tmp_path))
+    module = Modules(case.model, units, torch.float64, compiled=False).of(1)
+    copies.updated[1] = Future()
+    copies.updated[1].set_exception(OSError("the disk is gone"))
+    with pytest.raises(OSError, match="the disk is gone"):
+        copies.bind(1, module)
+
+
 def _host_state(numel: int, value: float) -> MemoryState:
     extent = Extent(0, numel, 0, torch.float64, torch.float64)
     weights = torch.full((numel,), value, dtype=torch.float64)

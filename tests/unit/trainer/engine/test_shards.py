@@ -1,11 +1,16 @@
-"""Bytes that a rank really keeps for its units, against the table of the ZeRO paper (Rajbhandari et al., arXiv
-1910.02054, figure 1; here gradients are float32, too) and against the plan's prediction."""
+"""Shards of units whose number of parameters the ranks do not divide.
+
+Bytes that a rank really keeps, against the table of the ZeRO paper (Rajbhandari et al., arXiv 1910.02054, figure 1;
+here gradients are float32, too) and against the plan's prediction; and that padding takes no part in anything.
+"""
 
 import pytest
+import torch
 from pseudoreal_trainer.plan.memory import unit_state
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
+from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
 from tests.unit.trainer.engine.ranks import Result, run_cases
 
@@ -27,13 +32,17 @@ OTHERS = [
     *(Case(homes=homes, clipping="global", precision="bfloat16", micro_batches=1) for homes in "dhD"),
     Case(homes="D", clipping="perUnit", precision="float32", micro_batches=1),
 ]
+PADDED = [
+    *(Case(data=N, sharding=sharding, clipping="global") for sharding in ("optimizer", "gradients", "full")),
+    Case(data=N, sharding="full", homes="dhD", clipping="perUnit", window=1),
+]
 
 Results = dict[Case, list[Result]]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_cases([*SHARDED, *OTHERS], tmp_path_factory.mktemp("bytes"))
+    return run_cases([*SHARDED, *OTHERS, *PADDED], tmp_path_factory.mktemp("bytes"))
 
 
 @pytest.mark.parametrize("case", SHARDED, ids=lambda case: case.sharding)
@@ -68,3 +77,12 @@ def test_as_the_plan_predicts(case: Case, results: Results) -> None:
     predicted = sum(state.device + state.host + state.disk for state in states)
     for result in results[case]:
         assert sum(result.state_bytes.values()) == predicted
+
+
+@pytest.mark.parametrize("case", PADDED, ids=lambda case: case.name)
+def test_padding_takes_no_part(case: Case, results: Results) -> None:
+    """Neither in the norm by which gradients are clipped, nor in weights."""
+    losses, weights = reference.train(case)
+    assert results[case][0].losses == pytest.approx(losses, rel=1e-12)
+    for name, expected in weights.items():
+        torch.testing.assert_close(results[case][0].weights[name], expected, rtol=0, atol=1e-12)

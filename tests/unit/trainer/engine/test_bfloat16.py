@@ -1,0 +1,65 @@
+"""bfloat16 with float32 masters, against ordinary autograd on a copy of the masters: to the bit, in every home."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pseudoreal_trainer.model import build_model
+from pseudoreal_trainer.ranks import Ranks
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.unit.trainer.engine.cases import RATE, STEPS, Case
+from tests.unit.trainer.engine.ranks import SEED, run_case
+from tests.unit.trainer.engine.reference import batch_of
+
+CASES = [
+    *(Case(precision="bfloat16", homes=homes) for homes in ("d", "h", "D")),
+    Case(precision="bfloat16", homes="hD", window=1, stash=True),
+    Case(precision="bfloat16", homes="D", recompute=False, order="1f1b"),
+]
+
+
+def _reference(case: Case) -> tuple[list[float], dict[str, Tensor]]:
+    """The loss of each step, and the masters after the last."""
+    masters = build_model(case.model, case.sharing, SEED, torch.float32)
+    spec, parameters = case.optimizer, list(masters.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.ndim == 2], "weight_decay": float(spec.weight_decay)},
+        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    betas = (float(spec.beta1), float(spec.beta2))
+    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=betas, eps=1e-8, fused=True)
+    losses = []
+    for step in range(STEPS):
+        losses.append(_gradients(masters, case, batch_of(case, step)))
+        optimizer.step()
+    return losses, {name: parameter.detach() for name, parameter in masters.named_parameters()}
+
+
+def _gradients(masters: torch.nn.Module, case: Case, batch: Tensor) -> float:
+    """Sets those of the masters, summed up in float32; the result is the loss."""
+    copy = build_model(case.model, case.sharing, SEED, torch.bfloat16)
+    copy.load_state_dict(masters.state_dict())
+    tokens, sums = batch[:, :, 1:].numel(), []
+    masters.zero_grad(set_to_none=False)
+    for windows in batch:
+        logits = copy(windows[:, :-1]).float()
+        loss = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
+        sums.append(loss.detach())
+        for master, gradient in zip(
+            masters.parameters(), torch.autograd.grad(loss / tokens, list(copy.parameters())), strict=True
+        ):
+            grown = torch.zeros_like(master) if master.grad is None else master.grad
+            master.grad = grown + gradient
+    return float(torch.stack(sums).sum()) / tokens
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_agrees_to_the_bit(case: Case, tmp_path: Path) -> None:
+    found = run_case(case, Ranks(0, 1, torch.device("cpu")), tmp_path)
+    losses, weights = _reference(case)
+    assert found.losses == losses
+    assert found.weights.keys() == weights.keys()
+    for name, expected in weights.items():
+        assert torch.equal(found.weights[name], expected), name

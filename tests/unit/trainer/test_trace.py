@@ -1,0 +1,77 @@
+"""What `pseudoreal run --trace` writes: every pass of the plan, once in each step, in the file of its rank."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_trainer.plan.from_config import phase_layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.steps import Backward, Forward
+
+STEPS = (2, 4)
+"""At the end of each phase."""
+
+Pass = tuple[str, int, int]
+"""Kind, position, micro-batch."""
+
+
+@pytest.fixture
+def traces(job_body: dict[str, Any], tmp_path: Path) -> Path:
+    """The folder of a run of two phases: with offload on one rank, then in a pipeline of two."""
+    first, second = job_body["spec"]["phases"]
+    first |= {"until": {"steps": STEPS[0]}, "offload": {"home": "disk"}}
+    second |= {"until": {"steps": STEPS[1]}, "parallelism": {"pipeline": 2}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_body))
+    command = [sys.executable, "-m", "pseudoreal_trainer.cli", "run", "job.yaml", "--workdir", "runs"]
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, "--trace", "traces"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    return tmp_path / "traces"
+
+
+def _passes_done(file: Path) -> dict[int, Counter[Pass]]:
+    """Step -> passes, from a file in the JSON object format of Chrome traces."""
+    content = json.loads(file.read_text())
+    done: dict[int, Counter[Pass]] = {}
+    for event in content["traceEvents"]:
+        if event["ph"] == "X":
+            assert event["ts"] > 0
+            assert event["dur"] >= 0
+        if event.get("tid") == "compute":
+            args = event["args"]
+            done.setdefault(args["step"], Counter())[event["name"], args["position"], args["micro_batch"]] += 1
+    return done
+
+
+def test_every_pass_is_there_once_a_step(traces: Path, config: Callable[..., PhaseConfig]) -> None:
+    for index, (before, end) in enumerate(zip((0, *STEPS), STEPS, strict=False)):
+        phase = config(index)
+        layout = phase_layout(phase)
+        plan = step_plan(layout)
+        files = sorted((traces / phase.phase).iterdir())
+        assert [file.name for file in files] == [f"rank-{rank:04d}.trace.json" for rank in range(phase.ranks)]
+        for rank, file in enumerate(files):
+            expected = Counter(
+                (type(step).__name__, step.position, step.micro_batch)
+                for step in plan[rank // layout.data]
+                if isinstance(step, Forward | Backward)
+            )
+            assert set(expected.values()) == {1}
+            assert _passes_done(file) == dict.fromkeys(range(before + 1, end + 1), expected)
