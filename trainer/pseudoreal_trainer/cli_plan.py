@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -40,7 +41,7 @@ def plan(file: Path, phase: str | None, hardware: Path | None, as_json: bool, pi
     """
     try:
         profile = read_profile(hardware) if hardware else None
-        planned = [plan_phase(config, profile) for config in _phases(file, phase)]
+        planned = list(_planned(_phases(file, phase), profile))
     except ValueError as error:
         click.echo(str(error), err=True)
         sys.exit(ExitCode.INVALID_JOB)
@@ -58,6 +59,14 @@ def _phases(file: Path, name: str | None) -> list[PhaseConfig]:
         raise InvalidJobError(f"{file} has no phase {name}; its phases are {', '.join(names)}")
     chosen = [index for index, known in enumerate(names) if name in (None, known)]
     return [phase_config(job, index, attempt=1, work_directory=".", offload_directory=".") for index in chosen]
+
+
+def _planned(phases: list[PhaseConfig], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
+    # On stderr, as the result may be JSON for a program.
+    with Console(stderr=True).status("planning") as status:
+        for phase in phases:
+            status.update(f"planning phase {phase.phase}")
+            yield plan_phase(phase, profile)
 
 
 def _say(planned: list[PlannedPhase], *, as_json: bool) -> None:

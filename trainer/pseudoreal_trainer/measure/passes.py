@@ -17,7 +17,7 @@ from pseudoreal_trainer.plan.units import VOCABULARY, units_of
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _SEQUENCE, _HEAD_WIDTH = 128, 32
-_LONG_SECONDS = 0.15
+_LONG_SECONDS = 0.05
 
 
 @dataclass(frozen=True)

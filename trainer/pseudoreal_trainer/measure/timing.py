@@ -9,7 +9,7 @@ import torch
 from pseudoreal_trainer.plan.hardware import Transfer
 from pseudoreal_trainer.ranks import Ranks
 
-_LEAST_SECONDS = 0.12
+_LEAST_SECONDS = 0.06
 _LEAST_TIMES, _MOST_TIMES = 2, 200
 _TOGETHER = 15
 """Runs of what ranks do together: all of them must make the same number."""

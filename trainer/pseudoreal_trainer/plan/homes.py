@@ -41,18 +41,35 @@ def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Peak, ...]:
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
     """Of each unit: as `homes` says; else as `home` says, and farther away as far as the budget forces it."""
     fixed: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
-    homes = [fixed.get(unit.name, offload.home) for unit in sizes.units]
-    bounds = bounds_of(offload.budget)
+    homes: list[Home] = [fixed.get(unit.name, offload.home) for unit in sizes.units]
     movable = [unit for unit in _moving_order(layout, sizes) if sizes.units[unit].name not in fixed]
+    choice, bounds = _Choice(layout, movable, homes), bounds_of(offload.budget)
     if bounds.device is not None:
-        peaks = activation_peaks(layout, sizes)
-        for rank in range(layout.pipeline):
-            rest = bounds.device - peaks[rank].device
-            _move(layout, rank, homes, movable, "device", "host", lambda now, r: held(now, sizes, r).device, rest)
+        room = [bounds.device - peak.device for peak in activation_peaks(layout, sizes)]
+        choice.move("device", "host", lambda now, rank: held(now, sizes, rank).device <= room[rank])
     if bounds.host is not None:
-        for rank in range(layout.pipeline):
-            _move(layout, rank, homes, movable, "host", "disk", lambda now, r: host_state(now, sizes, r), bounds.host)
-    return tuple(homes)
+        bound = bounds.host
+        choice.move("host", "disk", lambda now, rank: host_state(now, sizes, rank) <= bound)
+    return tuple(choice.homes)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    layout: Layout
+    movable: list[int]
+    """Units, in the order in which they move."""
+    homes: list[Home]
+    """Of each unit, so far."""
+
+    def move(self, source: Home, target: Home, fits: Callable[[Layout, int], bool]) -> None:
+        """Moves units until every rank fits, or all of its units that may move have."""
+        for rank in range(self.layout.pipeline):
+            for unit in self.movable:
+                if rank not in self.layout.users[unit] or self.homes[unit] != source:
+                    continue
+                if fits(replace(self.layout, homes=tuple(self.homes)), rank):
+                    break
+                self.homes[unit] = target
 
 
 def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
@@ -90,22 +107,3 @@ def _moving_order(layout: Layout, sizes: Sizes) -> list[int]:
     ends = [unit for unit in first_use if sizes.units[unit].name in (EMBEDDING, HEAD)]
     blocks = sorted(first_use.keys() - set(ends), key=first_use.__getitem__, reverse=True)
     return [*blocks, *sorted(ends, reverse=True)]
-
-
-def _move(
-    layout: Layout,
-    rank: int,
-    homes: list[Home],
-    movable: list[int],
-    source: Home,
-    target: Home,
-    need: Callable[[Layout, int], int],
-    bound: int,
-) -> None:
-    """Changes `homes` until the rank's need is within the bound, or all that may move has."""
-    candidates = (unit for unit in movable if rank in layout.users[unit] and homes[unit] == source)
-    while need(replace(layout, homes=tuple(homes)), rank) > bound:
-        unit = next(candidates, None)
-        if unit is None:
-            return
-        homes[unit] = target

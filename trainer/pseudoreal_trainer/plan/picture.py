@@ -148,10 +148,8 @@ class _Drawing:
         lane, width = _lane(task), max((span.end - span.begin) * self._scale, _LEAST_WIDTH)
         x, y, height = _LEFT + span.begin * self._scale, self._lane_y[task.lane[0], lane], self._height(lane)
         stroke = ' stroke="white" stroke-width="0.6"' if width > 2 else ""
-        colour, words = (
-            self._colour(task.lane[0], task.step),
-            f"{_words(task.step)}: {span.begin:.4g} to {span.end:.4g}",
-        )
+        colour = self._colour(task.lane[0], task.step)
+        words = f"{_words(task.step)}: {span.begin:.4g} to {span.end:.4g}"
         yield (
             f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height}" fill="{colour}"{stroke}>'
             f"<title>{escape(words)}</title></rect>"

@@ -1,0 +1,76 @@
+"""`pseudoreal measure-hardware` in small: that it runs, and that what it measures comes out as it was put in."""
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from pseudoreal_trainer.cli import main
+from pseudoreal_trainer.measure import passes
+from pseudoreal_trainer.measure.passes import Cell, measure_cell
+from pseudoreal_trainer.measure.timing import line_through, seconds_of
+from pseudoreal_trainer.plan.hardware import read_profile
+from torch import multiprocessing
+
+CPU = torch.device("cpu")
+
+
+def test_latency_and_speed_from_two_points() -> None:
+    line = line_through((100, 3.0), (1100, 5.0))
+    assert line.bytes_per_second == pytest.approx(500)
+    assert line.latency_seconds == pytest.approx(2.8)
+    assert line.seconds(2100) == pytest.approx(7.0)
+
+
+def test_noise_gives_no_negative_latency_or_speed() -> None:
+    line = line_through((100, 3.0), (1100, 2.0))
+    assert line.latency_seconds >= 0
+    assert line.bytes_per_second > 0
+
+
+def test_seconds_of_something_that_takes_known_time() -> None:
+    assert 0.02 <= seconds_of(lambda: time.sleep(0.02), CPU) < 2
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_speeds_of_a_cell_are_those_of_a_computer(compute: str) -> None:
+    speed = measure_cell(Cell(compute, hidden=64, tokens=64), CPU)
+    for flops in (
+        speed.block_forward_flops_per_second,
+        speed.block_backward_flops_per_second,
+        speed.head_flops_per_second,
+    ):
+        assert 1e6 < flops < 1e14
+
+
+def test_long_rows_end_where_more_tokens_would_take_too_long() -> None:
+    fast = measure_cell(Cell("float32", hidden=64, tokens=64), CPU)
+    assert not passes.is_slow(fast.model_copy(update={"block_forward_flops_per_second": 1e15}))
+    assert passes.is_slow(fast.model_copy(update={"block_forward_flops_per_second": 1.0}))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_ranks_leave_their_speeds(ranks: int, tmp_path: Path) -> None:
+    multiprocessing.spawn(_measure_little, (ranks, tmp_path), nprocs=ranks)
+    profile = tmp_path / "profile.yaml"
+    speeds = (tmp_path / f"speeds-{ranks}.json").read_text()
+    profile.write_text(f"version: 1\nname: this machine\noverlaps: false\nspeeds: [{speeds}]\n")
+    (found,) = read_profile(profile).speeds
+    assert found.ranks == ranks
+    assert [row.hidden for row in found.passes] == [64]
+    assert [group.ranks for group in found.collectives] == ([] if ranks == 1 else [2])
+    assert (found.agree_seconds > 0) == (ranks > 1)
+
+
+def _measure_little(rank: int, world: int, folder: Path) -> None:
+    from pseudoreal_trainer.measure import rank as module
+
+    module.rows = lambda _: [[Cell("float32", hidden=64, tokens=64)]]  # type: ignore[assignment]
+    module.measure(rank, world, "cpu", folder, lambda _: None)
+
+
+def test_help_says_how_long_it_takes() -> None:
+    result = CliRunner().invoke(main, ["measure-hardware", "--help"])
+    assert result.exit_code == 0
+    assert "minute" in result.output
