@@ -1,11 +1,12 @@
 """Proves a step plan before the first batch: it ends, keeps within the window, forgets and repeats nothing. Pure."""
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.progress import stuck
 from pseudoreal_trainer.plan.steps import (
     Agree,
     Backward,
@@ -20,7 +21,6 @@ from pseudoreal_trainer.plan.steps import (
     Reduce,
     Send,
     Stash,
-    Step,
     Tie,
     Unstash,
     Update,
@@ -262,25 +262,5 @@ def _check_ties(layout: Layout, plan: Plan) -> None:
 
 
 def _check_that_it_ends(layout: Layout, plan: Plan) -> None:
-    """Runs the plan without work: a pass waits for its messages, nothing else waits."""
-    todo = [deque(steps) for steps in plan]
-    sent: set[tuple[Flow, int, int]] = set()
-    progress = True
-    while progress:
-        progress = False
-        for rank, steps in enumerate(todo):
-            while steps and _awaited(layout, rank, steps[0]) <= sent:
-                step = steps.popleft()
-                progress = True
-                if isinstance(step, Send):
-                    sent.add((step.flow, step.position, step.micro_batch))
-    stuck = {rank: steps[0] for rank, steps in enumerate(todo) if steps}
-    _require(not stuck, f"it never ends: {'; '.join(f'rank {r} waits in {step}' for r, step in stuck.items())}")
-
-
-def _awaited(layout: Layout, rank: int, step: Step) -> set[tuple[Flow, int, int]]:
-    if isinstance(step, Forward) and step.position > 0 and layout.rank_of(step.position - 1) != rank:
-        return {(Flow.ACTIVATION, step.position, step.micro_batch)}
-    if isinstance(step, Backward) and step.position < layout.head and layout.rank_of(step.position + 1) != rank:
-        return {(Flow.GRADIENT, step.position + 1, step.micro_batch)}
-    return set()
+    waiting = stuck(layout, plan)
+    _require(not waiting, f"it never ends: {'; '.join(f'rank {r} waits in {step}' for r, step in waiting.items())}")

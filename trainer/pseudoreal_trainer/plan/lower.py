@@ -45,6 +45,7 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
     copies = window_steps(layout, order)
     last = {layout.unit_of(c.position): i for i, c in enumerate(order) if isinstance(c, Backward)}
     stashes = _Stashes(layout, order)
+    agrees = _early_agreement(layout, rank, order)
     for index, compute in enumerate(order):
         yield from copies.get(index, ())
         yield from receives.get(index, ())
@@ -52,22 +53,30 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
         yield compute
         yield from _sends(layout, compute)
         yield from stashes.after(index)
+        if index == agrees:
+            yield Agree()
         if last.get(unit := layout.unit_of(compute.position)) == index:
             yield Reduce(unit)
-            yield from _early_update(layout, unit, is_first=index == min(last.values()))
+            yield from _early_update(layout, unit)
     yield from copies.get(len(order), ())
     if last:
         yield from _ending(layout, rank)
 
 
-def _early_update(layout: Layout, unit: int, *, is_first: bool) -> Iterator[Step]:
+def _early_agreement(layout: Layout, rank: int, order: Sequence[Compute]) -> int | None:
+    """Index into `order` of the pass after which a rank agrees with the others that the loss is finite, unless it does
+    so at the end: the last of the head, and elsewhere the first of all. So no rank is late: a rank that waits for
+    another one updates nothing meanwhile, and gives no room back in which its next gradients could grow."""
+    if layout.clipping == "global" or not any(isinstance(compute, Backward) for compute in order):
+        return None
+    head = [i for i, c in enumerate(order) if isinstance(c, Backward) and c.position == layout.head]
+    return max(head, default=0)
+
+
+def _early_update(layout: Layout, unit: int) -> Iterator[Step]:
     """Without global clipping a unit is updated as soon as it is reduced, unless other pipeline ranks have a part in
-    its gradient. Nothing is updated before all ranks know that the loss is finite."""
-    if layout.clipping == "global":
-        return
-    if is_first:
-        yield Agree()
-    if len(layout.users[unit]) == 1:
+    its gradient."""
+    if layout.clipping != "global" and len(layout.users[unit]) == 1:
         yield Update(unit)
 
 

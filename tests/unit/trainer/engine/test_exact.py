@@ -36,6 +36,7 @@ TWO_RANKS = [
     *(Case(pipeline=2, order=order, homes="hD", stash=True, clipping="global") for order in ORDERS),
     *(Case(pipeline=2, blocks=k, pattern=p) for k, p in ((1, "cycle"), (2, "cycle"), (2, "segment"))),
     Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="perUnit"),
+    Case(pipeline=2, layers=6, blocks=3, micro_batches=1, order="gpipe", homes="h", window=1, clipping="perUnit"),
     Case(pipeline=2, layers=5, order="gpipe", recompute=False, homes="h"),
     Case(data=2, sharding="full", recompute=False, window=1, homes="D"),
     Case(data=2, sharding="full", blocks=1, clipping="global"),

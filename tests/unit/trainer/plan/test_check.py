@@ -36,6 +36,8 @@ OFFLOADED = make_layout(layers=6, data=2, sharding="full", homes=everywhere("dis
 TIED = make_layout(layers=6, layer_blocks=(0, 1, 2, 0, 1, 2))
 """Every block is used on both ranks."""
 EARLY = replace(OFFLOADED, clipping="perUnit")
+CROWDED = replace(TIED, micro_batches=1, order="gpipe", homes=everywhere("host", 3), window=1, clipping="perUnit")
+"""Rank 1 goes on only when the gradient of the head is settled and gives its room to that of layer 6's block."""
 
 Edit = Callable[[list[Step]], None]
 
@@ -157,6 +159,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     ),
     "nobody agrees": (EARLY, 0, without(Agree), "not all ranks have agreed"),
     "agreed twice": (OFFLOADED, 0, twice(Agree), "all ranks agree only once"),
+    "agreed so late that ranks wait for each other": (CROWDED, 0, moved(Agree, 0, Drop, 3), "it never ends"),
     "agreed before the loss": (EARLY, 1, moved(Agree, 0, Backward, 0), "the loss is not known yet"),
 }
 

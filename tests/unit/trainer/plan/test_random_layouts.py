@@ -44,7 +44,7 @@ def _is_possible(layout: Layout) -> bool:
     return True
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(layouts())
 def test_a_plan_passes_its_checker_and_ends(layout: Layout) -> None:
     plan = step_plan(layout)
