@@ -93,13 +93,19 @@ BENCH := .venv-bench/bin
 bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard and DeepSpeed; writes docs/benchmarks.md
 	@$(BENCH)/python -m tests.benchmarks.trainer
 	@$(BENCH)/python -m tests.benchmarks.depth
+	@$(BENCH)/python -m tests.benchmarks.predictions
+	@$(BENCH)/python -m tests.benchmarks.report
+
+.PHONY: bench-checkpoint
+bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and torch's own; writes docs/benchmarks.md
+	@$(BENCH)/python -m tests.benchmarks.checkpoints
 	@$(BENCH)/python -m tests.benchmarks.report
 
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header \
   --no-emit-index-url --no-emit-find-links pyproject.toml
 .PHONY: lock
 lock: $(BIN)/uv ## Refresh the exact versions in requirements/
-	$(COMPILE) --extra operator --extra trainer --extra dev -o requirements/all.txt
+	$(COMPILE) --extra operator --extra trainer --extra dev --extra peers -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
 	$(COMPILE) --extra trainer --constraint requirements/all.txt -o requirements/trainer.txt

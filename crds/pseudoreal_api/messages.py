@@ -53,6 +53,21 @@ class TerminationMessage(ApiModel):
         return EXIT_CODES[self.outcome]
 
 
+class CheckpointCost(BaseModel):
+    """What saving a checkpoint took."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    step: int
+    """Whose state it holds."""
+    bytes: int
+    seconds: float
+    """From the end of the step until it was committed."""
+    bytes_per_second: float
+    stall_seconds: float
+    """That the first rank's training stood still for it, at most."""
+
+
 class ProgressReport(BaseModel):
     """One line of metrics.jsonl, and one progress line of the log. The keys are stable."""
 
@@ -74,3 +89,5 @@ class ProgressReport(BaseModel):
     """Of the phase, at the present rate."""
     global_cursor: int
     """Samples consumed, from the job's start."""
+    checkpoint: CheckpointCost | None = None
+    """That was committed since the line before."""

@@ -5,6 +5,7 @@ from math import ceil
 
 from pseudoreal_api.phase_spec import Phase, Sharing
 from pseudoreal_api.resolved import CheckpointPolicy, DelinkConfig, JobIdentity, PhaseConfig
+from pseudoreal_api.run_spec import Checkpoint
 from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
 
 
@@ -53,8 +54,18 @@ def phase_config(
         offload=phase.offload,
         compile=phase.compile,
         offload_directory=offload_directory,
-        checkpoint=CheckpointPolicy(every_steps=spec.checkpoint.every_steps, keep_last=spec.checkpoint.keep_last),
+        checkpoint=_checkpoint_policy(spec.checkpoint),
         work_directory=work_directory,
+    )
+
+
+def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:
+    return CheckpointPolicy(
+        every_steps=checkpoint.every_steps,
+        mode=checkpoint.mode,
+        buffer_bytes=checkpoint.buffer_bytes,
+        keep_last=checkpoint.keep_last,
+        keep_every=checkpoint.keep_every,
     )
 
 
@@ -66,8 +77,6 @@ def delink_config(job: PseudoRealJob, index: int, *, attempt: int, work_director
         attempt=attempt,
         phase=after.name,
         from_phase=before.name,
-        layers=job.spec.model.layers,
-        from_sharing=explicit_sharing(job.spec, before),
         to_sharing=explicit_sharing(job.spec, after),
         optimizer_state=job.spec.delink.optimizer_state,
         work_directory=work_directory,

@@ -4,9 +4,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import ApiModel
+from pseudoreal_api.base import ApiModel, Quantity
 from pseudoreal_api.model_spec import Data, Model, Optimizer, Precision
 from pseudoreal_api.phase_spec import Activations, Batch, Offload, Parallelism, Sharing, Until
+from pseudoreal_api.run_spec import CheckpointMode
 
 
 class JobIdentity(ApiModel):
@@ -17,7 +18,10 @@ class JobIdentity(ApiModel):
 
 class CheckpointPolicy(ApiModel):
     every_steps: int = Field(description="Steps between two checkpoints.")
+    mode: CheckpointMode = Field(description="As in the spec.")
+    buffer_bytes: Quantity = Field(description="Host memory of each rank through which a checkpoint passes.")
     keep_last: int = Field(description="Newest checkpoints kept besides those at the ends of phases.")
+    keep_every: int | None = Field(None, description="Also kept: those of steps that this divides.")
 
 
 class PhaseConfig(ApiModel):
@@ -61,8 +65,6 @@ class DelinkConfig(ApiModel):
     attempt: int = Field(description="Number of this attempt.")
     phase: str = Field(description="The phase that it leads into.")
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
-    layers: int = Field(description="Layers of the model.")
-    from_sharing: Sharing = Field(description="Sharing of the checkpoint that is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
     optimizer_state: Literal["copy", "scale", "reset"] = Field(description="As in the spec.")
     work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")

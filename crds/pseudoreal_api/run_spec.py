@@ -20,6 +20,9 @@ RESERVED_ENV = (
 RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
 
 
+CheckpointMode = Literal["async", "sync"]
+
+
 class Delink(ApiModel):
     optimizer_state: Literal["copy", "scale", "reset"] = Field(
         "scale",
@@ -43,8 +46,24 @@ class Checkpoint(ApiModel):
         description="Mount path of the volume. Under `pseudoreal run` there is no volume: the work directory is used.",
     )
     every_steps: int = Field(500, ge=1, le=1_000_000_000, description="Steps between two checkpoints.")
+    mode: CheckpointMode = Field(
+        "async",
+        description="async: training goes on while a checkpoint is written, with the state of its own step. sync: it"
+        " waits.",
+    )
+    buffer_bytes: Quantity = Field(
+        "256Mi",
+        description="Host memory of each rank through which a checkpoint passes on its way to the volume. Training"
+        " waits for the volume only while this is full.",
+    )
     keep_last: int = Field(
         3, ge=1, le=10_000, description="Newest checkpoints kept; those at the ends of phases are always kept."
+    )
+    keep_every: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000_000,
+        description="Checkpoints of steps that this divides are kept as well. Omitted: none.",
     )
 
 

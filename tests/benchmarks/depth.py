@@ -15,7 +15,7 @@ from pseudoreal_trainer.ranks import Ranks
 from pydantic import BaseModel, TypeAdapter
 
 from tests.benchmarks.results import RESULTS
-from tests.benchmarks.stacks.ours import make_engine, train_step
+from tests.benchmarks.stacks.ours import layout_of, make_engine, train_step
 from tests.benchmarks.work import Work, noisy_sequences
 
 DEPTH = RESULTS / "depth.json"
@@ -48,7 +48,7 @@ def _measured(layers: int) -> Depth:
     spec = Model(layers=layers, hidden=128, heads=4, sequence=64, ffn=FeedForward(hidden=512))
     batches = noisy_sequences(_WARM_UP + _TIMED, _SEQUENCES, spec.sequence + 1, seed=7)
     work = Work(spec, 7, batches, micro_batches=4, recompute=True)
-    engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), "host", WINDOW, Path())
+    engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout_of(work, 1, "host", WINDOW), Path())
     ends = [time.perf_counter()]
     for step in range(len(batches)):
         train_step(engine, work, step)

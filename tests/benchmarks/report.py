@@ -1,22 +1,31 @@
 """Writes docs/benchmarks.md from the raw results: `python -m tests.benchmarks.report`."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from pseudoreal_dev.progress import progress
 
-from tests.benchmarks import depth, step_times
+from tests.benchmarks import checkpoints, depth, predictions, step_times
 from tests.benchmarks.results import TRAINER, Machine, read
 
 REPORT = Path("docs/benchmarks.md")
 IMAGES = REPORT.parent / "images"
 _INTRODUCTION = """# Benchmarks
 
-Written by `make bench-trainer`, which measures everything anew. The raw numbers are in `benchmark-results/`."""
+Written by `make bench-trainer` and `make bench-checkpoint`, which measure everything anew. The raw numbers are in
+`benchmark-results/`."""
+_FURTHER: dict[Path, Callable[[], str]] = {
+    depth.DEPTH: depth.section,
+    predictions.PREDICTIONS: predictions.section,
+    checkpoints.CHECKPOINTS: checkpoints.section,
+}
+"""Of what was measured here."""
 
 
 def main() -> None:
     results = read(TRAINER)
-    sections = [_INTRODUCTION, _machine(results.machine), step_times.section(results, IMAGES), depth.section()]
+    sections = [_INTRODUCTION, _machine(results.machine), step_times.section(results, IMAGES)]
+    sections += [section() for path, section in _FURTHER.items() if path.exists()]
     REPORT.write_text("\n\n".join(sections) + "\n")
     progress.note(f"wrote {REPORT}")
 

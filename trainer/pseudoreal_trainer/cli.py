@@ -7,8 +7,7 @@ import click
 from pseudoreal_api.messages import ExitCode
 from rich.console import Console
 
-from pseudoreal_trainer import cli_plan
-from pseudoreal_trainer.checkpoint import CheckpointStore, read_manifest
+from pseudoreal_trainer import cli_checkpoint, cli_plan
 from pseudoreal_trainer.display import Display, summary
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.job_file import notice, read_job
@@ -67,27 +66,27 @@ def _say_success(console: Console, directory: RunDirectory, display: Display) ->
 
 
 @main.command()
-@click.argument("checkpoint", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.argument("checkpoint", type=cli_checkpoint.CHECKPOINT)
 @click.option("--prompt", default="\n", help="Text to go on from; at least one byte.")
 @click.option("--bytes", "count", default=300, show_default=True, type=click.IntRange(min=1))
-def sample(checkpoint: Path, prompt: str, count: int) -> None:
+def sample(checkpoint: cli_checkpoint.Opened, prompt: str, count: int) -> None:
     """Print text that the model in the folder CHECKPOINT writes."""
     from pseudoreal_trainer.model import Transformer
     from pseudoreal_trainer.sampling import generate, readable
     from pseudoreal_trainer.state import load_weights
 
-    manifest = read_manifest(checkpoint)
-    if manifest is None or not prompt:
-        raise click.UsageError(f"{checkpoint} holds no readable manifest.json, or the prompt is empty")
-    store = CheckpointStore(checkpoint.resolve().parents[1], manifest.job.uid)
+    if not prompt:
+        raise click.UsageError("the prompt is empty; give it a byte at least")
+    manifest = checkpoint.manifest
+    checkpoint.store.verify(manifest)
     model = Transformer(manifest.model, manifest.sharing)
-    load_weights(model, store.load(manifest))
+    load_weights(model, checkpoint.reader)
     text = generate(model, prompt.encode(), count, manifest.model.sequence)
     click.echo(prompt + readable(text))
 
 
-main.add_command(cli_plan.plan)
-main.add_command(cli_plan.measure_hardware)
+for command in (*cli_plan.COMMANDS, *cli_checkpoint.COMMANDS):
+    main.add_command(command)
 
 if __name__ == "__main__":
     main()

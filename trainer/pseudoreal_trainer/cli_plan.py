@@ -123,3 +123,6 @@ def measure_hardware(output: Path) -> None:
         profile = measure_machine(progress)
     output.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False))
     click.echo(f"{output}: {profile.name}; use it with: pseudoreal plan JOB.yaml --hardware {output}")
+
+
+COMMANDS: tuple[click.Command, ...] = (plan, measure_hardware)

@@ -5,12 +5,13 @@ from collections import Counter
 import structlog
 from pseudoreal_api.resolved import PhaseConfig
 
-from pseudoreal_trainer.checkpoint import CheckpointStore
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.corpus import Corpus
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.manifest import Manifest
 from pseudoreal_trainer.model import Transformer
 from pseudoreal_trainer.sampling import generate, readable
+from pseudoreal_trainer.saving import Saved
 from pseudoreal_trainer.state import load_weights
 from pseudoreal_trainer.validation import Validation, baseline_nats
 
@@ -59,13 +60,23 @@ def log_started(config: PhaseConfig, engine: Engine, state: Manifest) -> None:
     )
 
 
+def log_saved(saved: Saved) -> None:
+    manifest = saved.manifest
+    log.info(
+        "checkpoint_saved",
+        checkpoint=manifest.name,
+        complete=manifest.phase_complete,
+        **saved.cost.model_dump(),
+    )
+
+
 def log_sample(config: PhaseConfig, corpus: Corpus, store: CheckpointStore) -> None:
     """What the phase has learnt, in words. Not of large models: this rank may have no room for all their weights."""
     manifest = store.committed(config.phase)[-1]
-    if sum(file.size for file in manifest.files.values()) > _SAMPLED_BYTES:
+    if manifest.bytes > _SAMPLED_BYTES:
         return
     model = Transformer(config.model, config.sharing)
-    load_weights(model, store.load(manifest))
+    load_weights(model, store.reader(manifest))
     prompt = corpus.validation[:_PROMPT_BYTES].tobytes()
     text = generate(model, prompt, SAMPLE_BYTES, config.model.sequence, config.data.seed)
     log.info("sample", phase=config.phase, prompt=readable(prompt), text=readable(text))

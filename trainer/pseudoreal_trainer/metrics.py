@@ -9,10 +9,10 @@ from types import TracebackType
 from typing import Self
 
 import structlog
-from pseudoreal_api.messages import PROGRESS_EVENT, ProgressReport
+from pseudoreal_api.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport
 from pseudoreal_api.resolved import PhaseConfig
 
-from pseudoreal_trainer.manifest import Manifest
+from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.schedule import learning_rate
 
 METRICS_FILE = "metrics.jsonl"
@@ -70,14 +70,20 @@ class Reporter:
         forget_after(self._path, first_step)
         self._file = self._path.open("a", buffering=1)
         self._logged = -_LOG_SECONDS
+        self._saved: CheckpointCost | None = None
 
     def close(self) -> None:
         self._file.close()
+
+    def saved(self, cost: CheckpointCost) -> None:
+        """The next line says what the checkpoint cost."""
+        self._saved = cost
 
     def step(self, state: Manifest, *, validated: bool, important: bool) -> None:
         """`validated`: the validation loss was measured after this very step."""
         report = self._report(state)
         line = report if validated else report.model_copy(update={"validation_loss": None})
+        line, self._saved = line.model_copy(update={"checkpoint": self._saved}), None
         self._file.write(line.model_dump_json() + os.linesep)
         now = time.monotonic()
         if important or validated or now - self._logged >= _LOG_SECONDS:

@@ -7,12 +7,10 @@ from pseudoreal_api.phase_spec import Sharing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pseudoreal_trainer.constants import EPSILON, ROTARY_BASE
 from pseudoreal_trainer.initial import initial_weights
 from pseudoreal_trainer.plan.units import VOCABULARY, units_of
 from pseudoreal_trainer.sharing import blocks_of_layers
-
-_EPSILON = 1e-6
-_ROTARY_BASE = 10_000.0
 
 
 class Transformer(nn.Module):
@@ -24,7 +22,7 @@ class Transformer(nn.Module):
         self.head_width = spec.hidden // spec.heads
         self.embedding = nn.Embedding(VOCABULARY, spec.hidden)
         self.blocks = nn.ModuleList(Block(spec) for _ in range(sharing.blocks))
-        self.norm = nn.RMSNorm(spec.hidden, eps=_EPSILON)
+        self.norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
         self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -53,7 +51,7 @@ class Head(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(spec.hidden, eps=_EPSILON)
+        self.norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
         self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -65,9 +63,9 @@ class Head(nn.Module):
 class Block(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(spec.hidden, eps=_EPSILON)
+        self.attention_norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
         self.attention = Attention(spec.hidden, spec.heads)
-        self.ffn_norm = nn.RMSNorm(spec.hidden, eps=_EPSILON)
+        self.ffn_norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
         self.ffn = FeedForward(spec.hidden, spec.ffn)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
@@ -120,7 +118,7 @@ class FeedForward(nn.Module):
 def rotary(length: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the positions' angles, [T, width / 2], in the type of `like` (Su et al. 2021, RoFormer)."""
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=like.device) / width
-    angles = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * _ROTARY_BASE**-exponents
+    angles = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * ROTARY_BASE**-exponents
     return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 

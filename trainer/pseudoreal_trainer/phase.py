@@ -10,7 +10,9 @@ import structlog
 from pseudoreal_api.messages import Outcome, TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
-from pseudoreal_trainer.checkpoint import CheckpointStore
+from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.checkpoint.manifest import Manifest, Updates
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.corpus import Corpus
 from pseudoreal_trainer.engine.build import Blueprint
@@ -18,15 +20,14 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.grid import open_grid
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.events import log_corpus, log_finished, log_sample, log_started
-from pseudoreal_trainer.fence import Fence
-from pseudoreal_trainer.manifest import Manifest
+from pseudoreal_trainer.events import log_corpus, log_finished, log_sample, log_saved, log_started
 from pseudoreal_trainer.metrics import Meter, Reporter
 from pseudoreal_trainer.plan.from_config import phase_layout
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.ranks import Ranks
-from pseudoreal_trainer.state import fill, find_start, first_manifest, save
+from pseudoreal_trainer.saving import Saved, Saver
+from pseudoreal_trainer.state import fill, find_start, first_manifest
 from pseudoreal_trainer.step import Stepper, StepResult
 from pseudoreal_trainer.stream import Stream
 from pseudoreal_trainer.validation import Validation, build_validation
@@ -47,8 +48,13 @@ def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callabl
     layout = phase_layout(config)
     with open_engine(config, layout, ranks) as engine:
         fill(engine, config, start)
-        phase = _Phase(config, corpus, ranks, store, fence, engine, _validation(config, corpus), Meter())
-        return phase.run(start.manifest if start else None, stop)
+        resumed = start.manifest if start else None
+        saver = Saver(engine, store, fence, config.checkpoint, resumed)
+        phase = _Phase(config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter())
+        try:
+            return phase.run(resumed, stop)
+        finally:
+            saver.close()
 
 
 @contextmanager
@@ -101,8 +107,8 @@ class _Phase:
     corpus: Corpus
     ranks: Ranks
     store: CheckpointStore
-    fence: Fence
     engine: Engine
+    saver: Saver
     validation: Validation
     meter: Meter
 
@@ -111,10 +117,10 @@ class _Phase:
         try:
             state = self._begin(resumed)
             state, stopped = self._train(state, reporter, stop)
+            return self._end(state, reporter, stopped)
         finally:
             if reporter:
                 reporter.close()
-        return self._end(state, stopped)
 
     def _begin(self, resumed: Manifest | None) -> Manifest:
         if self.ranks.is_first and self.config.index == 0 and resumed is None:
@@ -131,7 +137,7 @@ class _Phase:
         """The resumed state as this attempt's own."""
         if resumed is None:
             return first_manifest(self.config)
-        update = {"attempt": self.config.attempt, "delinked": False, "parent": resumed.name, "files": {}}
+        update = {"attempt": self.config.attempt, "delinked": False, "parent": resumed.name}
         return resumed.model_copy(update=update)
 
     def _train(self, state: Manifest, reporter: Reporter | None, stop: Callable[[], bool]) -> tuple[Manifest, bool]:
@@ -142,6 +148,7 @@ class _Phase:
             with self.meter:
                 result = stepper.take(state.step + 1, state.global_cursor, stop())
             state = self._advanced(state, result)
+            self._report(self.saver.poll(), reporter)
             validated = self._validation_due(state)
             if validated:
                 state = state.model_copy(update={"validation_loss": self.validation.measure(self.engine)})
@@ -151,7 +158,7 @@ class _Phase:
             if result.stop and not over:
                 return state, True
             if state.step % self.config.checkpoint.every_steps == 0 and not over:
-                state = self._save(state)
+                state = self._save(state, reporter)
         return state, False
 
     def _stepper(self) -> Stepper:
@@ -166,7 +173,9 @@ class _Phase:
                     f"the {what} of step {step} is {value}; lower spec.optimizer.learningRate or raise warmupSteps"
                 )
         tokens = cursor * self.config.model.sequence
-        return state.model_copy(update={"step": step, "global_cursor": cursor, "tokens": tokens, "loss": result.loss})
+        updates = Updates(others=state.updates.others + 1, blocks=state.updates.blocks + 1)
+        update = {"step": step, "global_cursor": cursor, "tokens": tokens, "loss": result.loss, "updates": updates}
+        return state.model_copy(update=update)
 
     def _validation_due(self, state: Manifest) -> bool:
         return state.step % self.config.data.validation.every_steps == 0 or self._steps_are_over(state)
@@ -179,21 +188,24 @@ class _Phase:
         loss, reached = self.config.until.loss, state.validation_loss
         return self._steps_are_over(state) or (loss is not None and reached is not None and reached <= float(loss))
 
-    def _end(self, state: Manifest, stopped: bool) -> TerminationMessage:
-        state = self._save(state.model_copy(update={"phase_complete": not stopped}))
+    def _end(self, state: Manifest, reporter: Reporter | None, stopped: bool) -> TerminationMessage:
+        state = self._save(state.model_copy(update={"phase_complete": not stopped}), reporter)
+        # Also those that do not write end only when it is committed.
+        self._report(self.saver.finish(), reporter)
         if self.ranks.is_first and not stopped:
             log_sample(self.config, self.corpus, self.store)
             log_finished(self.config, state, self.meter.seconds)
         return termination("Yielded" if stopped else "Succeeded", self.config, state, self.store)
 
-    def _save(self, state: Manifest) -> Manifest:
-        """Commits the checkpoint; the result is the state whose parent is that checkpoint."""
-        if self.ranks.is_first:
-            self.fence.check()
-        manifest = save(self.engine, self.store, state)
-        if self.ranks.is_first:
-            self.store.prune(self.config.checkpoint.keep_last)
-            log.info("checkpoint_saved", checkpoint=manifest.name, step=state.step, complete=state.phase_complete)
-        # The others go on only when the checkpoint is committed.
-        self.ranks.from_first(0)
+    def _save(self, state: Manifest, reporter: Reporter | None) -> Manifest:
+        """Begins to save; the result is the state whose parent is that checkpoint."""
+        self._report(self.saver.start(state), reporter)
+        if self.config.checkpoint.mode == "sync":
+            self._report(self.saver.finish(), reporter)
         return state.model_copy(update={"parent": state.name})
+
+    def _report(self, committed: list[Saved], reporter: Reporter | None) -> None:
+        for saved in committed:
+            if reporter:
+                log_saved(saved)
+                reporter.saved(saved.cost)

@@ -17,8 +17,8 @@ from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 from pydantic import Field, TypeAdapter
 
-from pseudoreal_trainer.checkpoint import CheckpointStore
-from pseudoreal_trainer.delink import delink
+from pseudoreal_trainer.checkpoint.delink import delink
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, ended_badly, pod_outcome, write_termination

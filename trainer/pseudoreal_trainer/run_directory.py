@@ -9,10 +9,10 @@ from typing import Any
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.spec import PseudoRealJob
 
-from pseudoreal_trainer.checkpoint import CheckpointStore
-from pseudoreal_trainer.durable import write_atomically
+from pseudoreal_trainer.checkpoint.durable import write_atomically
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.manifest import Manifest
 
 
 class _Record(ApiModel):

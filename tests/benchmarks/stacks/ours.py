@@ -27,7 +27,8 @@ def at(home: Home, window: int = 2) -> Stack:
 
     def train(work: Work, rank: int, world: int) -> Iterator[Tensor]:
         with TemporaryDirectory() as folder:
-            engine = make_engine(work, Ranks(rank, world, work.batches.device), home, window, Path(folder))
+            layout = layout_of(work, world, home, window)
+            engine = make_engine(work, Ranks(rank, world, work.batches.device), layout, Path(folder))
             for step in range(len(work.batches)):
                 # All ranks know the whole batch's loss; their mean is what the caller makes of it.
                 yield torch.tensor(train_step(engine, work, step))
@@ -38,8 +39,8 @@ def at(home: Home, window: int = 2) -> Stack:
 
 def train_step(engine: Engine, work: Work, step: int) -> float:
     """The loss of one step, nats per token."""
-    ranks, sequences = engine.grid.ranks, work.batches[step]
-    batch = _Batch(work.micro_batches_of(sequences, ranks.rank, ranks.world))
+    grid, sequences = engine.grid, work.batches[step]
+    batch = _Batch(work.micro_batches_of(sequences, grid.data_rank, grid.layout.data))
     tokens = sequences[:, 1:].numel()
     return engine.train(batch, Training(tokens, LEARNING_RATE, stop=False), step).loss_sum / tokens
 
@@ -56,20 +57,25 @@ class _Batch:
         return self.parts[micro_batch]
 
 
-def make_engine(work: Work, ranks: Ranks, home: Home, window: int, folder: Path) -> Engine:
+def layout_of(work: Work, ranks: int, home: Home, window: int) -> Layout:
     layers = work.model.layers
-    units = units_of(work.model, layers)
-    layout = Layout(
+    return Layout(
         layer_blocks=tuple(range(layers)),
         pipeline=1,
-        data=ranks.world,
+        data=ranks,
         micro_batches=work.micro_batches,
         sharding="full",
-        homes=(home,) * len(units),
+        homes=(home,) * (layers + 2),
         window=window,
         recompute=work.recompute,
         clipping="none",
     )
+
+
+def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path) -> Engine:
+    """With a block for each layer, as the other stacks have."""
+    layers = work.model.layers
+    units = units_of(work.model, layers)
     optimizer = Optimizer(
         weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode="none")
     )
@@ -77,7 +83,6 @@ def make_engine(work: Work, ranks: Ranks, home: Home, window: int, folder: Path)
     engine = Engine(blueprint, open_grid(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, layers, work.seed, torch.float32)
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-        state = UnitState({"weights": weights, "first_moment": zeros, "second_moment": zeros}, torch.zeros(()))
-        engine.put(index, state)
+        if engine.has(index):
+            engine.put(index, UnitState.fresh(weights, engine.extent(index)))
     return engine

@@ -8,8 +8,8 @@ import torch
 from pseudoreal_api.resolve import delink_config, phase_config
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.corpus import load_corpus
-from pseudoreal_trainer.delink import delink
 from pseudoreal_trainer.phase import train_phase
 from pseudoreal_trainer.ranks import Ranks
 

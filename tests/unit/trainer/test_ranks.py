@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 from pseudoreal_api.resolved import PhaseConfig
-from pseudoreal_trainer.checkpoint import Checkpoint, CheckpointStore
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 
 
 def _train_on(ranks: int, config: PhaseConfig, folder: Path) -> None:
@@ -32,14 +33,14 @@ def _train_on(ranks: int, config: PhaseConfig, folder: Path) -> None:
     assert [process.wait(timeout=120) for process in processes] == [0] * ranks
 
 
-def _newest(config: PhaseConfig) -> Checkpoint:
-    found = CheckpointStore(Path(config.work_directory), config.job.uid).load_newest(config.phase)
+def _newest(config: PhaseConfig) -> Reader:
+    found = CheckpointStore(Path(config.work_directory), config.job.uid).newest(config.phase)
     assert found is not None
     return found
 
 
 @pytest.fixture
-def both(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> tuple[Checkpoint, Checkpoint]:
+def both(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> tuple[Reader, Reader]:
     """The same phase on one rank and on two, with a micro-batch of three sequences that two ranks share unevenly."""
     job_body["spec"]["data"]["validation"] |= {"sequences": 30}
     one = config(0, "one")
@@ -50,10 +51,10 @@ def both(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> t
     return _newest(one), _newest(two)
 
 
-def test_two_ranks_train_what_one_rank_trains(both: tuple[Checkpoint, Checkpoint]) -> None:
+def test_two_ranks_train_what_one_rank_trains(both: tuple[Reader, Reader]) -> None:
     one, two = both
-    for name, array in one.model.items():
-        np.testing.assert_allclose(two.model[name], array, rtol=0, atol=1e-12)
+    for name, array in one.whole().items():
+        np.testing.assert_allclose(two.tensor(name), array, rtol=0, atol=1e-12)
     assert one.manifest.loss == pytest.approx(two.manifest.loss, rel=1e-12)
     assert one.manifest.start_validation_loss == two.manifest.start_validation_loss, "to the bit"
     assert one.manifest.validation_loss == pytest.approx(two.manifest.validation_loss, rel=1e-12)

@@ -15,7 +15,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 from pseudoreal_api.resolved import PhaseConfig
-from pseudoreal_trainer.checkpoint import Checkpoint, CheckpointStore, read_manifest
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli import main
 
 STEPS = 150
@@ -38,10 +39,10 @@ def _wait_for_lines(metrics: Path, count: int, process: subprocess.Popen[str]) -
         time.sleep(0.01)
 
 
-def _newest(work: Path, phase: str) -> Checkpoint:
+def _newest(work: Path, phase: str) -> Reader:
     manifest = read_manifest(next((work / "checkpoints").glob(f"{phase}-*")))
     assert manifest is not None
-    found = CheckpointStore(work, manifest.job.uid).load_newest(phase, complete=True)
+    found = CheckpointStore(work, manifest.job.uid).newest(phase, complete=True)
     assert found is not None
     return found
 
@@ -77,7 +78,7 @@ def test_a_run_is_stopped_resumed_and_ends_as_if_it_had_not_been(
     job_body["spec"]["data"]["path"] = str(tmp_path / "corpus")
     train_job("whole")
     for phase, tolerance in (("pseudo", 0.0), ("real", 1e-11)):
-        expected, found = _newest(tmp_path / "whole", phase).model, _newest(work, phase).model
+        expected, found = _newest(tmp_path / "whole", phase).whole(), _newest(work, phase).whole()
         for name, array in expected.items():
             np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance)
 

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 import torch
 from pseudoreal_api.resolved import PhaseConfig
-from pseudoreal_trainer.checkpoint import Checkpoint, CheckpointStore
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.manifest import Manifest
 from pseudoreal_trainer.model import build_model
 from pseudoreal_trainer.schedule import learning_rate
 from torch.nn import functional as F
+
+from tests.unit.trainer.checkpoint.by_hand import save
 
 STEPS = 6
 
@@ -21,14 +24,15 @@ def _metrics(config: PhaseConfig) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]
 
 
-def _newest(config: PhaseConfig) -> Checkpoint:
-    found = CheckpointStore(Path(config.work_directory), config.job.uid).load_newest(config.phase)
+def _newest(config: PhaseConfig) -> Reader:
+    found = CheckpointStore(Path(config.work_directory), config.job.uid).newest(config.phase)
     assert found is not None
     return found
 
 
-def _assert_same(one: Checkpoint, other: Checkpoint) -> None:
-    for a, b in ((one.model, other.model), (one.optimizer, other.optimizer)):
+def _assert_same(one: Reader, other: Reader) -> None:
+    assert one.manifest.updates == other.manifest.updates
+    for a, b in ((one.whole(kind), other.whole(kind)) for kind in KINDS):
         assert a.keys() == b.keys()
         assert all(np.array_equal(a[name], b[name]) for name in a)
 
@@ -67,7 +71,7 @@ def test_losses_and_weights_are_those_of_a_plain_loop(config: Any, corpus_folder
     losses, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
     # The norm that clips is summed unit by unit, so its last bit may differ.
     assert [line["loss"] for line in _metrics(phase)] == pytest.approx(losses, rel=1e-13)
-    for name, array in _newest(phase).model.items():
+    for name, array in _newest(phase).whole().items():
         np.testing.assert_allclose(array, weights[name].numpy(), rtol=0, atol=1e-13)
 
 
@@ -101,7 +105,7 @@ def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(
     resumed = train(parts)
     assert (resumed.outcome, resumed.step) == ("Succeeded", 11)
     _assert_same(_newest(whole), _newest(parts))
-    volatile = {"tokens_per_second", "seconds", "remaining_seconds"}
+    volatile = {"tokens_per_second", "seconds", "remaining_seconds", "checkpoint"}
     assert [{k: v for k, v in line.items() if k not in volatile} for line in _metrics(whole)] == [
         {k: v for k, v in line.items() if k not in volatile} for line in _metrics(parts)
     ]
@@ -149,9 +153,11 @@ def test_a_phase_ends_at_the_first_bound(until: Any, step: int, job_body: Any, c
 def test_a_loss_that_is_not_finite_ends_the_phase_without_a_checkpoint(config: Any, train: Any) -> None:
     train(config(0), stop=lambda: True)
     store = CheckpointStore(Path(config(0).work_directory), "11111111-2222")
-    sound = _newest(config(0))
-    broken = {name: np.full_like(array, np.nan) for name, array in sound.model.items()}
-    store.save(Checkpoint(sound.manifest, broken, sound.optimizer))
+    save(
+        store,
+        _newest(config(0)).manifest,
+        {name: np.full_like(a, np.nan) for name, a in _newest(config(0)).whole().items()},
+    )
     with pytest.raises(TrainingError, match=r"loss of step 2 is nan; lower spec.optimizer.learningRate"):
         train(config(0))
     assert [m.step for m in store.committed()] == [1]
@@ -164,7 +170,7 @@ def test_other_precisions_train_and_keep_masters_in_float32(
     job_body["spec"]["precision"] = {"compute": compute}
     message = train(config(0))
     assert message.validation_loss < message.start_validation_loss
-    assert {array.dtype for array in _newest(config(0)).model.values()} == {np.dtype("float32")}
+    assert {array.dtype for array in _newest(config(0)).whole().values()} == {np.dtype("float32")}
 
 
 def test_old_checkpoints_are_removed_while_training(job_body: Any, config: Any, train: Any) -> None:

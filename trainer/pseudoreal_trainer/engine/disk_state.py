@@ -100,8 +100,12 @@ class DiskState(State):
         if kind == "weights" and "compute" in self._places:
             self._write("compute", values.to(self.extent.compute))
 
-    def get(self, kind: Kind) -> Tensor:
-        return self._read(kind)
+    def part(self, kind: Kind, begin: int, end: int) -> Tensor:
+        place = self._places[kind]
+        first, last = (index * place.dtype.itemsize for index in (begin, end))
+        start = first // ALIGNMENT * ALIGNMENT
+        found = self._disk.read_bytes(place.offset + start, last - start, aligned_buffer(last - start))
+        return found.view(place.dtype)[(first - start) // place.dtype.itemsize :]
 
     def read_ahead(self, after: Future[Any]) -> None:
         self._reading = self._disk.threads.submit(self._stage, after)

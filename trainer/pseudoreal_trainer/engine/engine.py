@@ -1,33 +1,41 @@
 """One rank of a phase's training: steps, evaluation, and its state unit by unit."""
 
 from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from pseudoreal_trainer.engine.build import Blueprint, build_parts
+from pseudoreal_trainer.engine.capture import Capture, Sink, Source
 from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.modules import views
 from pseudoreal_trainer.engine.runner import Batch, Run, Training
 from pseudoreal_trainer.engine.state import KINDS, Content, Kind
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
+from pseudoreal_trainer.plan.steps import Update
 from pseudoreal_trainer.plan.units import Unit
-
-FIRST = 0
-"""World rank that writes checkpoints."""
 
 
 @dataclass(frozen=True)
 class UnitState:
-    """A unit's state, whole: parameter -> tensor on the CPU, in the master type."""
+    """This rank's part of it: each vector on the CPU, [length of the extent], in the master type."""
 
-    vectors: dict[Kind, dict[str, Tensor]]
-    steps: Tensor
+    vectors: dict[Kind, Tensor]
+    steps: int
+    """Updates done."""
+
+    @classmethod
+    def fresh(cls, weights: Mapping[str, Tensor], extent: range) -> "UnitState":
+        """Before the first update. `weights`: of all the unit's parameters, in their order."""
+        flat = torch.cat([tensor.flatten() for tensor in weights.values()])[extent.start : extent.stop]
+        mine = torch.cat([flat, flat.new_zeros(len(extent) - len(flat))])
+        zeros = torch.zeros_like(mine)
+        return cls({"weights": mine, "first_moment": zeros, "second_moment": zeros}, 0)
 
 
 class Engine:
@@ -51,11 +59,6 @@ class Engine:
     @property
     def grid(self) -> Grid:
         return self._grid
-
-    @property
-    def writes(self) -> bool:
-        """This rank is the one that `collect` brings states to."""
-        return self._grid.ranks.rank == FIRST
 
     def has(self, unit: int) -> bool:
         """Some of the unit's state is on this rank."""
@@ -88,25 +91,39 @@ class Engine:
         run.go(evaluation_plan(layout)[self._grid.pipeline_rank])
         return {m: float(loss) for m, loss in run.losses.items()}
 
+    def extent(self, unit: int) -> range:
+        """The part of the unit's flat vector that this rank has, padding included."""
+        extent = self._parts.states[unit].extent
+        return range(extent.begin, extent.begin + extent.length)
+
     def put(self, unit: int, state: UnitState) -> None:
         """Sets the state of a unit that this rank has."""
         mine = self._parts.states[unit]
         for kind in KINDS:
-            whole = self._flat(unit, state.vectors[kind])
-            mine.put(kind, whole[mine.extent.begin : mine.extent.begin + mine.extent.length])
-        mine.steps.copy_(state.steps)
+            mine.put(kind, state.vectors[kind])
+        mine.steps.fill_(state.steps)
         self._parts.copies.changed(unit)
 
-    def collect(self, unit: int) -> UnitState | None:
-        """The state of a unit, brought together on the first rank; None on the others. Call `settle` before."""
-        mine = self._parts.states.get(unit)
-        size = self.units[unit].shard_length(self._grid.layout.shards) * self._grid.layout.shards
-        wholes = {kind: self._brought(unit, self._whole(unit, kind), size, self.master_dtype) for kind in KINDS}
-        steps = self._brought(unit, None if mine is None else mine.steps.cpu().reshape(1), 1, torch.float32)
-        if steps is None:
-            return None
-        vectors = {kind: self._named(unit, whole) for kind, whole in wholes.items() if whole is not None}
-        return UnitState(vectors, steps.squeeze())
+    def order_of_updates(self) -> list[int]:
+        return [step.unit for step in self._plan if isinstance(step, Update)]
+
+    def capture(self, spans: Mapping[int, range], sink: Sink, buffer_bytes: int) -> Future[None]:
+        """Hands the state of the newest step to the sink, unit by unit in the order of `spans`: those ranges of the
+        units' flat vectors. Training may go on meanwhile. The result is done when the sink has all."""
+        sources = [self._source(unit, span) for unit, span in spans.items()]
+        capture = Capture(sources, sink, buffer_bytes, self._parts.lanes, self.trace)
+        self._parts.updates.holds |= capture.captured
+        return capture.start()
+
+    def _source(self, unit: int, span: range) -> Source:
+        state = self._parts.states[unit]
+        begin, end = (place - state.extent.begin for place in (span.start, span.stop))
+        return Source(unit, state, begin, end, self._parts.copies.updated[unit])
+
+    @property
+    def held_seconds(self) -> float:
+        """That updates have waited for captures so far."""
+        return self._parts.updates.held_seconds
 
     def settle(self) -> None:
         """Waits for all updates."""
@@ -117,42 +134,3 @@ class Engine:
         for state in self._parts.states.values():
             state.close()
         self._grid.close()
-
-    def _flat(self, unit: int, named: dict[str, Tensor]) -> Tensor:
-        """[padded numel]"""
-        described, shards = self.units[unit], self._grid.layout.shards
-        flat = torch.zeros(described.shard_length(shards) * shards, dtype=self._blueprint.master)
-        torch.cat([named[parameter.name].flatten() for parameter in described.parameters], out=flat[: described.numel])
-        return flat
-
-    def _named(self, unit: int, flat: Tensor) -> dict[str, Tensor]:
-        parameters = self.units[unit].parameters
-        shaped = views(flat, [parameter.shape for parameter in parameters])
-        return {parameter.name: view for parameter, view in zip(parameters, shaped, strict=True)}
-
-    def _whole(self, unit: int, kind: Kind) -> Tensor | None:
-        """[padded numel], on the ranks of the first pipeline rank that uses the unit."""
-        grid = self._grid
-        if grid.pipeline_rank != grid.layout.users[unit][0]:
-            return None
-        own = self._parts.states[unit].get(kind).cpu()
-        if grid.layout.shards == 1:
-            return own
-        whole = torch.empty(len(own) * grid.layout.shards, dtype=own.dtype)
-        dist.all_gather_into_tensor(whole, own, group=grid.host_data)
-        return whole
-
-    def _brought(self, unit: int, tensor: Tensor | None, size: int, dtype: torch.dtype) -> Tensor | None:
-        """From the unit's first rank, which has `tensor`, [size], to the first rank of all."""
-        grid = self._grid
-        source = grid.layout.world_rank(grid.layout.users[unit][0], 0)
-        if grid.ranks.rank == FIRST == source:
-            return tensor
-        if grid.ranks.rank == source:
-            assert tensor is not None, "it uses the unit"
-            dist.send(tensor, FIRST, group=grid.host_world)
-        elif grid.ranks.rank == FIRST:
-            room = torch.empty(size, dtype=dtype)
-            dist.recv(room, source, group=grid.host_world)
-            return room
-        return None

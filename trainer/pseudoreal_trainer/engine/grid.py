@@ -24,6 +24,8 @@ class Grid:
     """The data ranks of this pipeline rank, on the device's network."""
     host_world: Group | None = None
     host_data: Group | None = None
+    saving: Group | None = None
+    """All ranks, on the host; belongs to the thread that saves checkpoints."""
     ties: dict[tuple[int, ...], Group] = field(default_factory=dict)
     """Pipeline ranks that share a block -> group of them with this data rank, on the host."""
     channels: dict[tuple[Flow, int, int], Group] = field(default_factory=dict)
@@ -46,7 +48,7 @@ class Grid:
         return self.layout.world_rank(pipeline_rank, self.data_rank)
 
     def close(self) -> None:
-        groups = [self.data, self.host_world, self.host_data, *self.ties.values(), *self.channels.values()]
+        groups = [self.data, self.host_world, self.host_data, self.saving, *self.ties.values(), *self.channels.values()]
         for group in groups:
             if group is not None:
                 dist.destroy_process_group(group)
@@ -67,6 +69,7 @@ def open_grid(layout: Layout, ranks: Ranks) -> Grid:
         data=maker.mine(rows, backend),
         host_world=maker.mine([range(ranks.world)], "gloo"),
         host_data=maker.mine(rows, "gloo"),
+        saving=maker.mine([range(ranks.world)], "gloo"),
         ties=_ties(layout, maker),
         channels=_channels(layout, maker, backend),
     )

@@ -43,8 +43,8 @@ class State(ABC):
         """Sets one of the three vectors, [length]."""
 
     @abstractmethod
-    def get(self, kind: Kind) -> Tensor:
-        """One of the three vectors, [length], in the master type; not to be changed."""
+    def part(self, kind: Kind, begin: int, end: int) -> Tensor:
+        """The elements begin..end-1 of one of the three vectors, in the master type; not to be changed."""
 
     @abstractmethod
     def compute_weights(self) -> Tensor:
@@ -113,8 +113,8 @@ class MemoryState(State):
         if kind == "weights":
             self._cast()
 
-    def get(self, kind: Kind) -> Tensor:
-        return self._kinds[kind]
+    def part(self, kind: Kind, begin: int, end: int) -> Tensor:
+        return self._kinds[kind][begin:end]
 
     def compute_weights(self) -> Tensor:
         return self._vectors.compute_weights

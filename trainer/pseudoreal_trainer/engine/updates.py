@@ -5,6 +5,7 @@ order. What fails here is raised where the main thread next waits for it.
 """
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -58,6 +59,10 @@ class Updates:
         self._failure: BaseException | None = None
         self._squares: dict[int, float] = {}
         self._agreement: Agreement | None = None
+        self.holds: dict[int, Future[None]] = {}
+        """Unit -> what its next update waits for."""
+        self.held_seconds = 0.0
+        """That updates have waited so."""
 
     def reduce(self, step: Reduce, reduction: Reduction) -> None:
         self._later(lambda: self._finish(step, reduction))
@@ -71,7 +76,8 @@ class Updates:
         return self._later(lambda: self._agree(step, loss, computed, stop))
 
     def update(self, step: Update, rate: float) -> Future[Mark]:
-        return self._later(lambda: self._update(step, rate))
+        hold = self.holds.pop(step.unit, None)
+        return self._later(lambda: self._update(step, rate, hold))
 
     def close(self) -> None:
         self._thread.shutdown()
@@ -133,14 +139,22 @@ class Updates:
         ]
         return sum(counted)
 
-    def _update(self, step: Update, rate: float) -> Mark:
+    def _update(self, step: Update, rate: float, hold: Future[None] | None) -> Mark:
         agreement = self._agreement
         assert agreement is not None, "the plan agrees before it updates"
         if not agreement.trains:
             return None
+        if hold is not None:
+            self._wait_for(hold, step)
         with self._trace.span("update", step), self._lanes.on(Lane.UPDATE):
             self._states[step.unit].update(self._spec, rate, self._scale(step.unit, agreement))
             return self._lanes.mark()
+
+    def _wait_for(self, hold: Future[None], step: Update) -> None:
+        begin = time.perf_counter()
+        with self._trace.span("checkpoint", step, "hold"):
+            hold.result()
+        self.held_seconds += time.perf_counter() - begin
 
     def _scale(self, unit: int, agreement: Agreement) -> float:
         """By clipping."""

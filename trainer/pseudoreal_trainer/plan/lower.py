@@ -45,7 +45,7 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
     copies = window_steps(layout, order)
     last = {layout.unit_of(c.position): i for i, c in enumerate(order) if isinstance(c, Backward)}
     stashes = _Stashes(layout, order)
-    agrees = _early_agreement(layout, rank, order)
+    agrees = _early_agreement(layout, order)
     for index, compute in enumerate(order):
         yield from copies.get(index, ())
         yield from receives.get(index, ())
@@ -63,7 +63,7 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
         yield from _ending(layout, rank)
 
 
-def _early_agreement(layout: Layout, rank: int, order: Sequence[Compute]) -> int | None:
+def _early_agreement(layout: Layout, order: Sequence[Compute]) -> int | None:
     """Index into `order` of the pass after which a rank agrees with the others that the loss is finite, unless it does
     so at the end: the last of the head, and elsewhere the first of all. So no rank is late: a rank that waits for
     another one updates nothing meanwhile, and gives no room back in which its next gradients could grow."""

@@ -63,6 +63,17 @@ def block_name(block: int) -> str:
     return f"blocks.{block}"
 
 
+def block_of(name: str) -> int | None:
+    """Number of the block that a tensor belongs to."""
+    first, _, rest = name.partition(".")
+    return int(rest.partition(".")[0]) if first == "blocks" else None
+
+
+def in_block(name: str, block: int) -> str:
+    """The same tensor of another block."""
+    return f"{block_name(block)}.{name.split('.', 2)[2]}"
+
+
 def _block(model: Model, block: int) -> dict[str, tuple[int, ...]]:
     hidden, inner = model.hidden, model.ffn.hidden
     shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (hidden,)}

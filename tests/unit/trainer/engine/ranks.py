@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.modules import views
 from pseudoreal_trainer.engine.runner import Training
-from pseudoreal_trainer.engine.state import KINDS
+from pseudoreal_trainer.engine.state import KINDS, Kind
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.initial import initial_weights
 from pseudoreal_trainer.plan.units import units_of
@@ -38,6 +40,8 @@ class Result:
     """For each step, link -> bytes."""
     events: list[dict[str, Any]] = field(default_factory=list)
     """Of the steps, without the evaluation."""
+    captured: dict[Kind, dict[int, tuple[int, Tensor]]] = field(default_factory=dict)
+    """Kind -> unit -> where in the unit's flat vector this rank's part of it begins, and that part."""
     state_bytes: dict[str, int] = field(default_factory=dict)
     evaluation: float = 0.0
     """Sum of the losses of the first batch with the last weights; on the rank of the head."""
@@ -63,7 +67,11 @@ def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case
     for world, group in worlds.items():
         _spawn(world, group, folder, device)
         ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
-        found |= {case: [results[index] for results in ranks] for index, case in enumerate(group)}
+        for index, case in enumerate(group):
+            found[case] = [results[index] for results in ranks]
+            found[case][0].weights, found[case][0].first_moments = (
+                _together(case, found[case], kind) for kind in ("weights", "first_moment")
+            )
     return found
 
 
@@ -114,13 +122,48 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
     result.events = list(engine.trace.events)
     result.state_bytes = dict(engine.state_bytes())
     result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
-    for unit in range(len(engine.units)):
-        state = engine.collect(unit)
-        if state is not None:
-            result.weights |= state.vectors["weights"]
-            result.first_moments |= state.vectors["first_moment"]
+    result.captured = captured(engine)
     engine.close()
     return result
+
+
+class _Memory:
+    """Keeps what a capture gives it."""
+
+    def __init__(self) -> None:
+        self.streams: dict[Kind, list[Tensor]] = {kind: [] for kind in KINDS}
+
+    def write(self, kind: Kind, content: Tensor) -> None:
+        self.streams[kind].append(content.clone())
+
+
+def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
+    """This rank's part of the state that a checkpoint would have."""
+    spans, memory = spans_of(engine.grid.layout, engine.units, engine.grid.ranks.rank), _Memory()
+    engine.capture(spans, memory, buffer_bytes=1 << 12).result()
+    found: dict[Kind, dict[int, tuple[int, Tensor]]] = {}
+    for kind, stream in memory.streams.items():
+        flat = torch.cat([torch.empty(0, dtype=engine.master_dtype), *stream])
+        parts = flat.split([len(span) for span in spans.values()])
+        found[kind] = {unit: (span.start, part) for (unit, span), part in zip(spans.items(), parts, strict=True)}
+    return found
+
+
+def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor]:
+    """Parameter -> values, from the parts of all ranks."""
+    whole: dict[str, Tensor] = {}
+    for index, unit in enumerate(units_of(case.model, case.sharing.blocks)):
+        parts = sorted(
+            (result.captured[kind][index] for result in results if index in result.captured[kind]), key=_begin
+        )
+        shapes = [parameter.shape for parameter in unit.parameters]
+        for parameter, view in zip(unit.parameters, views(torch.cat([part for _, part in parts]), shapes), strict=True):
+            whole[parameter.name] = view
+    return whole
+
+
+def _begin(part: tuple[int, Tensor]) -> int:
+    return part[0]
 
 
 def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) -> Engine:
@@ -133,8 +176,6 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     engine = Engine(blueprint, open_grid(case.layout, ranks), trace)
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, case.layers, SEED, master)
-        zeros = {name: torch.zeros_like(tensor) for name, tensor in weights.items()}
-        vectors = {kind: weights if kind == "weights" else zeros for kind in KINDS}
         if engine.has(index):
-            engine.put(index, UnitState(vectors, torch.zeros(())))
+            engine.put(index, UnitState.fresh(weights, engine.extent(index)))
     return engine

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import torch
 from pseudoreal_api.resolved import PhaseConfig
-from pseudoreal_trainer.checkpoint import Checkpoint, CheckpointStore
+from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.engine.direct_file import ALIGNMENT, DirectFile, DiskError, aligned_buffer
 from pseudoreal_trainer.errors import TrainingError
 
@@ -122,8 +123,8 @@ def job(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> Job:
     return lambda work: config(0, work)
 
 
-def _newest(config: PhaseConfig) -> Checkpoint:
-    found = CheckpointStore(Path(config.work_directory), config.job.uid).load_newest(config.phase)
+def _newest(config: PhaseConfig) -> Reader:
+    found = CheckpointStore(Path(config.work_directory), config.job.uid).newest(config.phase)
     assert found is not None
     return found
 
@@ -183,8 +184,9 @@ def test_a_disk_that_fails_leaves_the_last_checkpoint_from_which_training_goes_o
     train(broken)
     whole, resumed = _newest(job("whole")), _newest(broken)
     assert resumed.manifest.step == STEPS
-    for expected, found in ((whole.model, resumed.model), (whole.optimizer, resumed.optimizer)):
-        assert all(np.array_equal(found[key], array) for key, array in expected.items())
+    for kind in KINDS:
+        found = resumed.whole(kind)
+        assert all(np.array_equal(found[name], array) for name, array in whole.whole(kind).items())
 
 
 def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,7 +95,7 @@ def test_weights_in_the_compute_type_follow_the_masters(pairs: list[Pair]) -> No
         for state in (pair.disk, pair.memory):
             state.keep_gradient(_random(pair, 10))
             state.update(Optimizer(), RATE, 1.0)
-        expected = pair.memory.get("weights").to(pair.memory.extent.compute)
+        expected = pair.memory.part("weights", 0, pair.memory.extent.length).to(pair.memory.extent.compute)
         assert torch.equal(pair.memory.compute_weights(), expected)
         assert torch.equal(_compute_weights(pair.disk), expected)
         for state in (pair.disk, pair.memory):
@@ -122,7 +122,9 @@ def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
             optimizer.step()
             pair.disk.keep_gradient(gradient)
             pair.disk.update(spec, RATE, SCALE)
-        assert torch.equal(pair.disk.get("weights"), torch.cat([part.detach() for part in parts]))
+        assert torch.equal(
+            pair.disk.part("weights", 0, pair.disk.extent.length), torch.cat([part.detach() for part in parts])
+        )
 
 
 def test_reading_ahead_waits_for_the_update(pairs: list[Pair]) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from pseudoreal_trainer.durable import write_atomically
+from pseudoreal_trainer.checkpoint.durable import write_atomically
 from pseudoreal_trainer.errors import TrainingError
 
 
@@ -13,10 +13,16 @@ class Fence:
     attempt: int
 
     def claim(self) -> None:
-        """Raises TrainingError when a later attempt has already begun."""
+        """Raises TrainingError when a later attempt has already begun, or the volume cannot be written to."""
         self.check()
-        self.work_directory.mkdir(parents=True, exist_ok=True)
-        write_atomically(self._path, str(self.attempt))
+        try:
+            self.work_directory.mkdir(parents=True, exist_ok=True)
+            write_atomically(self._path, str(self.attempt))
+        except OSError as error:
+            raise TrainingError(
+                f"the work directory {self.work_directory} cannot be written to: {error}; every pod of the job needs a"
+                " volume that it may write to, with room for checkpoints"
+            ) from error
 
     def check(self) -> None:
         """Raises TrainingError when a later attempt has begun."""

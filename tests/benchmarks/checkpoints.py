@@ -1,0 +1,291 @@
+"""Times saving and loading beside `cp`, `cat` and torch.distributed.checkpoint.
+
+`python -m tests.benchmarks.checkpoints`
+
+One rank, the larger model. Every way of saving has a process of its own, so that memory can be compared.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.resolved import CheckpointPolicy, JobIdentity
+from pseudoreal_dev.progress import progress
+from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
+from pseudoreal_trainer.checkpoint.reader import KINDS
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.saving import Saver
+from pydantic import BaseModel
+from torch import Tensor
+
+from tests.benchmarks.cases import MODELS
+from tests.benchmarks.environment import ENVIRONMENT
+from tests.benchmarks.results import RESULTS
+from tests.benchmarks.stacks.ours import layout_of, make_engine, train_step
+from tests.benchmarks.work import Work, noisy_sequences
+
+CHECKPOINTS = RESULTS / "checkpoints.json"
+BUFFER_BYTES = 256 << 20
+EVERY_STEPS = 20
+_SAVES = 5
+_UID = "benchmark"
+
+
+class Saving(BaseModel, frozen=True):
+    way: str
+    seconds: float
+    """Until everything is on the disk; the median."""
+    stall_seconds: float
+    """Of them, those in which training stands still."""
+    extra_bytes: int
+    """Of memory, at most."""
+
+
+class Measured(BaseModel, frozen=True):
+    bytes: int
+    copy_seconds: float
+    """`cp` of the same files, and `sync`."""
+    read_seconds: float
+    """`cat` of the same files to nowhere."""
+    load_seconds: float
+    """Ours, digests compared."""
+    dcp_load_seconds: float
+    step_seconds: float
+    savings: list[Saving]
+
+
+def main() -> None:
+    CHECKPOINTS.parent.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=RESULTS) as folder:
+        savings = []
+        for way in WAYS:
+            with progress.step(f"saving: {way}"):
+                savings.append(_in_a_process(way, Path(folder)))
+        with progress.step("copying and loading"):
+            measured = _beside_cp(Path(folder), savings)
+    CHECKPOINTS.write_text(measured.model_dump_json(indent=1))
+
+
+def _in_a_process(way: str, folder: Path) -> Saving:
+    result = folder / "result.json"
+    command = [sys.executable, "-m", "tests.benchmarks.checkpoints", way, str(folder), str(result)]
+    subprocess.run(command, env=dict(os.environ) | ENVIRONMENT | {"OMP_NUM_THREADS": "2"}, check=True)
+    return Saving.model_validate_json(result.read_bytes())
+
+
+@dataclass(frozen=True)
+class Bench:
+    engine: Engine
+    work: Work
+    folder: Path
+
+    def step(self) -> float:
+        begin = time.perf_counter()
+        train_step(self.engine, self.work, 0)
+        self.engine.settle()
+        return time.perf_counter() - begin
+
+
+@contextmanager
+def _bench(folder: Path) -> Iterator[Bench]:
+    spec = MODELS["larger"].spec
+    work = Work(spec, 7, noisy_sequences(1, 4, spec.sequence + 1, 7), 1, recompute=False)
+    engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout_of(work, 1, "host", 2), folder)
+    yield Bench(engine, work, folder)
+    engine.close()
+
+
+def _ours(bench: Bench, mode: str) -> Saving:
+    policy = CheckpointPolicy(every_steps=1, mode="async", buffer_bytes=BUFFER_BYTES, keep_last=1)
+    store = CheckpointStore(bench.folder / "ours", _UID)
+    saver = Saver(bench.engine, store, Fence(store.work_directory, 1), policy, None)
+    costs = []
+    with _growth() as grown:
+        for number in range(_SAVES):
+            bench.step()
+            saver.start(_manifest(bench, number))
+            if mode == "async":
+                while not (saved := saver.poll()):
+                    bench.step()
+            else:
+                saved = saver.finish()
+            costs += [one.cost for one in saved]
+    saver.close()
+    return Saving(
+        way=f"pseudoreal, {mode}",
+        seconds=median(cost.seconds for cost in costs),
+        stall_seconds=median(cost.stall_seconds for cost in costs),
+        extra_bytes=grown[0],
+    )
+
+
+def _manifest(bench: Bench, step: int) -> Manifest:
+    return Manifest(
+        job=JobIdentity(name="benchmark", namespace="default", uid=_UID),
+        attempt=1,
+        phase="real",
+        phase_index=0,
+        model=bench.work.model,
+        sharing=Sharing(blocks=bench.work.model.layers),
+        random=Random(seed=0),
+        step=step,
+        tokens=0,
+        global_cursor=0,
+        phase_complete=False,
+        delinked=False,
+    )
+
+
+def _dcp(bench: Bench, mode: str) -> Saving:
+    state, seconds, stalls = _state(bench.engine), [], []
+    with _growth() as grown:
+        for _ in range(_SAVES):
+            bench.step()
+            shutil.rmtree(bench.folder / "dcp", ignore_errors=True)
+            writer, begin = dcp.FileSystemWriter(bench.folder / "dcp"), time.perf_counter()
+            if mode == "async":
+                future: Any = dcp.async_save(state, storage_writer=writer, no_dist=True)
+                stalls.append(time.perf_counter() - begin)
+                while not future.done():
+                    bench.step()
+            else:
+                dcp.save(state, storage_writer=writer, no_dist=True)
+                stalls.append(time.perf_counter() - begin)
+            seconds.append(time.perf_counter() - begin)
+    way = f"torch.distributed.checkpoint, {mode}"
+    return Saving(way=way, seconds=median(seconds), stall_seconds=median(stalls), extra_bytes=grown[0])
+
+
+def _state(engine: Engine) -> dict[str, Tensor]:
+    """The very tensors that the engine updates: as a trainer would give them."""
+    states = engine._parts.states
+    return {
+        f"{unit}.{kind}": state.part(kind, 0, state.extent.length) for unit, state in states.items() for kind in KINDS
+    }
+
+
+WAYS: dict[str, Callable[[Bench], Saving]] = {
+    "ours-async": lambda bench: _ours(bench, "async"),
+    "ours-sync": lambda bench: _ours(bench, "sync"),
+    "dcp-async": lambda bench: _dcp(bench, "async"),
+    "dcp-sync": lambda bench: _dcp(bench, "sync"),
+}
+
+
+@contextmanager
+def _growth() -> Iterator[list[int]]:
+    """Most bytes of memory that the process had above what it had at first."""
+    found, ended, first = [0], threading.Event(), _resident()
+
+    def watch() -> None:
+        while not ended.wait(0.002):
+            found[0] = max(found[0], _resident() - first)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    yield found
+    ended.set()
+    thread.join()
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _beside_cp(folder: Path, savings: list[Saving]) -> Measured:
+    store = CheckpointStore(folder / "ours", _UID)
+    manifest = store.committed()[-1]
+    files, twin = store.folder / manifest.name, folder / "copy"
+    copies, reads, loads, theirs = [], [], [], []
+    for _ in range(_SAVES):
+        shutil.rmtree(twin, ignore_errors=True)
+        copies.append(
+            _seconds(lambda: subprocess.run(f"cp -r {files} {twin} && sync {twin}/*", shell=True, check=True))
+        )
+        reads.append(_seconds(lambda: subprocess.run(f"cat {files}/* > /dev/null", shell=True, check=True)))
+        loads.append(_seconds(lambda: _load(store, manifest)))
+        theirs.append(_seconds(lambda: _load_dcp(folder / "dcp")))
+    with _bench(folder) as bench:
+        bench.step()
+        steps = [bench.step() for _ in range(_SAVES)]
+    return Measured(
+        bytes=manifest.bytes,
+        copy_seconds=median(copies),
+        read_seconds=median(reads),
+        load_seconds=median(loads),
+        dcp_load_seconds=median(theirs),
+        step_seconds=median(steps),
+        savings=savings,
+    )
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
+def _load(store: CheckpointStore, manifest: Manifest) -> None:
+    store.verify(manifest)
+    reader = store.reader(manifest)
+    for kind in KINDS:
+        for name in reader.names:
+            reader.tensor(name, kind)
+
+
+def _load_dcp(folder: Path) -> None:
+    reader = dcp.FileSystemReader(folder)
+    described: Any = reader.read_metadata().state_dict_metadata
+    state = {name: torch.empty(tensor.size, dtype=torch.float32) for name, tensor in described.items()}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+
+
+def section() -> str:
+    """As Markdown, from the newest results."""
+    found = Measured.model_validate_json(CHECKPOINTS.read_bytes())
+    rows = "\n".join(
+        f"| {one.way} | {one.seconds:.2f} | {one.stall_seconds:.3f} |"
+        f" {one.stall_seconds / (EVERY_STEPS * found.step_seconds):.2%} | {one.extra_bytes / 2**20:.0f} |"
+        for one in found.savings
+    )
+    sync = next(one for one in found.savings if one.way == "pseudoreal, sync")
+    save_rate, load_rate = found.copy_seconds / sync.seconds, found.read_seconds / found.load_seconds
+    return f"""## Checkpoints
+
+One rank, the larger model, {found.bytes / 2**20:.0f} MiB of state on the host, a buffer of {BUFFER_BYTES >> 20} MiB;
+training goes on beside the asynchronous saves, in steps of {found.step_seconds:.2f} s. Medians of {_SAVES}.
+
+| save | until on disk, s | training stands still, s | … at a save every {EVERY_STEPS} steps | extra memory, MiB |
+| --- | ---: | ---: | ---: | ---: |
+{rows}
+
+Saving, digests included, takes {sync.seconds:.2f} s, `cp` and `sync` of the same files {found.copy_seconds:.2f} s:
+{save_rate:.0%} of its rate. Loading, every file compared with its digest, takes {found.load_seconds:.2f} s,
+`cat` to nowhere {found.read_seconds:.2f} s: {load_rate:.0%} of its rate. torch.distributed.checkpoint, which compares
+nothing, takes {found.dcp_load_seconds:.2f} s."""
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        torch.set_num_threads(2)
+        with _bench(Path(sys.argv[2])) as the_bench:
+            the_bench.step()
+            Path(sys.argv[3]).write_text(WAYS[sys.argv[1]](the_bench).model_dump_json())
+    else:
+        main()

@@ -1,0 +1,148 @@
+"""SIGKILL at every kind of point of a job's life on disk: whatever is left, it goes on and ends with the same weights.
+
+The points are calls of the operating system that touch the checkpoints, in all threads, counted; nothing is timed.
+"""
+
+import multiprocessing
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
+from pseudoreal_trainer.checkpoint.delink import delink
+from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
+
+POINTS = 24
+_EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
+_Job = tuple[PhaseConfig, DelinkConfig, PhaseConfig]
+_CONTEXT = multiprocessing.get_context("forkserver")
+"""A process that has imported torch and this file, and is forked for each life of the job."""
+
+
+def _visit(job: _Job, visited: Callable[[str], None]) -> None:
+    """Goes through the job, or goes on with it, and calls `visited` before each point."""
+    import torch
+    from pseudoreal_trainer import events
+    from pseudoreal_trainer.corpus import load_corpus
+    from pseudoreal_trainer.phase import train_phase
+    from pseudoreal_trainer.ranks import Ranks
+
+    torch.set_num_threads(1)
+    events.SAMPLE_BYTES = 1
+    folder, append, fsync = str(Path(job[0].work_directory) / "checkpoints"), TensorWriter.append, os.fsync
+
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if event in _EVENTS and arguments and isinstance(arguments[0], str | os.PathLike):
+            path = os.fspath(arguments[0])
+            if isinstance(path, str) and path.startswith(folder):
+                how = arguments[1] if event == "open" and isinstance(arguments[1], str) else ""
+                visited(f"{event} {re.sub('[0-9]+', 'N', path.removeprefix(folder))} {how}")
+
+    def appended(self: TensorWriter, content: Any) -> None:
+        visited(f"write {re.sub('[0-9]+', 'N', self.path.name)}")
+        append(self, content)
+
+    def synced(descriptor: int) -> None:
+        visited(f"fsync {re.sub('[0-9]+', 'N', os.readlink(f'/proc/self/fd/{descriptor}').removeprefix(folder))}")
+        fsync(descriptor)
+
+    sys.addaudithook(audit)
+    os.fsync = synced
+    TensorWriter.append = appended  # type: ignore[method-assign]
+    first, between, second = job
+    for config in (first, second):
+        if config is second:
+            delink(between)
+        corpus = load_corpus(config.data, config.model.sequence)
+        train_phase(config, corpus, Ranks(0, 1, torch.device("cpu")), lambda: False)
+
+
+def _to_the_end(job: _Job, pipe: Any) -> None:
+    points: list[str] = []
+    _visit(job, points.append)
+    pipe.send(points)
+
+
+def _until_killed(job: _Job, point: int) -> None:
+    count = 0
+
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def visited(_: str) -> None:
+        nonlocal count
+        if count == point:
+            die()
+        count += 1
+
+    _visit(job, visited)
+
+
+def _whole(job: _Job) -> list[str]:
+    ours, theirs = _CONTEXT.Pipe(duplex=False)
+    process = _CONTEXT.Process(target=_to_the_end, args=(job, theirs))
+    process.start()
+    theirs.close()
+    points: list[str] = ours.recv()
+    process.join()
+    assert process.exitcode == 0
+    return points
+
+
+def _killed(job: _Job, point: int) -> int | None:
+    process = _CONTEXT.Process(target=_until_killed, args=(job, point))
+    process.start()
+    process.join()
+    return process.exitcode
+
+
+@pytest.fixture
+def job(job_body: Any, config: Any, delink_of: Any) -> Callable[[str], _Job]:
+    """Two phases of three steps, saved after each, of which only the newest is kept."""
+    spec = job_body["spec"]
+    spec["checkpoint"] |= {"everySteps": 1, "keepLast": 1, "bufferBytes": 4096}
+    spec["model"]["layers"] = 2
+    spec["data"]["validation"] |= {"everySteps": 100, "sequences": 2}
+    spec["phases"][0]["until"]["steps"], spec["phases"][1]["until"]["steps"] = 3, 6
+    spec["phases"][1]["workers"] = 1
+    return lambda work: (config(0, work), delink_of(1, work), config(1, work))
+
+
+def _end(job: _Job) -> Reader:
+    store = CheckpointStore(Path(job[2].work_directory), job[2].job.uid)
+    found = store.newest("real", complete=True)
+    assert found is not None
+    return found
+
+
+def _chosen(points: list[str]) -> list[int]:
+    """The first of every kind, and others at even distances."""
+    firsts = {label: index for index, label in reversed([*enumerate(points)])}
+    even = {index * len(points) // POINTS for index in range(POINTS)}
+    return sorted({*firsts.values(), *even})
+
+
+def test_a_job_that_is_killed_anywhere_ends_with_the_same_weights(job: Callable[[str], _Job]) -> None:
+    _CONTEXT.set_forkserver_preload(["tests.unit.trainer.checkpoint.warm", __name__])
+    points = _whole(job("whole"))
+    expected = _end(job("whole"))
+    chosen = _chosen(points)
+    assert len({points[index] for index in chosen}) >= 25, sorted({points[index] for index in chosen})
+    for index in chosen:
+        work = f"killed-{index}"
+        # Threads take turns as they like: a life may have some points fewer than the one that was counted.
+        assert _killed(job(work), index) in (-signal.SIGKILL, 0), points[index]
+        _whole(job(work))
+        found = _end(job(work))
+        assert found.manifest.step == expected.manifest.step
+        for kind in KINDS:
+            for name, array in expected.whole(kind).items():
+                assert np.array_equal(found.tensor(name, kind), array), points[index]

@@ -1,0 +1,183 @@
+"""Delinking: a manifest alone, whose weights, moments and counts are what they should be."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_trainer.checkpoint.delink import delink, delinked
+from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.model import Transformer
+from pseudoreal_trainer.state import load_weights
+from torch.nn import functional as F
+
+TOKENS = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(1))
+UID = "11111111-2222"
+
+
+def _model(checkpoint: Reader) -> Transformer:
+    model = Transformer(checkpoint.manifest.model, checkpoint.manifest.sharing).double()
+    load_weights(model, checkpoint)
+    return model
+
+
+def _loss(model: Transformer) -> torch.Tensor:
+    return F.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
+
+
+def _newest(tmp_path: Path, phase: str) -> Reader:
+    found = CheckpointStore(tmp_path / "work", UID).newest(phase)
+    assert found is not None
+    return found
+
+
+REFINEMENTS = [
+    ({"blocks": 1}, None),
+    ({"blocks": 1}, {"blocks": 2, "pattern": "segment"}),
+    ({"blocks": 2, "pattern": "cycle"}, {"blocks": 4, "pattern": "cycle"}),
+    ({"blocks": 2, "pattern": "segment"}, {"blocks": 4, "pattern": "segment"}),
+    ({"blocks": 2, "pattern": "segment"}, None),
+    ({"blocks": 2, "pattern": "cycle"}, {"blocks": 2, "pattern": "cycle"}),
+]
+
+
+@pytest.mark.parametrize(("before", "after"), REFINEMENTS)
+def test_the_function_stays_the_same_to_the_bit(
+    before: Any, after: Any, job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any
+) -> None:
+    job_body["spec"]["phases"][0]["sharing"] = before
+    job_body["spec"]["phases"][1]["sharing"] = after
+    train(config(0))
+    message = delink(delink_of(1))
+    source, target = (_newest(tmp_path, phase) for phase in ("pseudo", "real"))
+    assert message.checkpoint == target.manifest.name == "real-00000006"
+    assert target.manifest.parent == "pseudo-00000006"
+    assert target.manifest.sharing.blocks == (after or {"blocks": 4})["blocks"]
+    shared, real = _model(source), _model(target)
+    assert torch.equal(shared(TOKENS), real(TOKENS))
+    _loss(shared).backward()
+    _loss(real).backward()
+    assert _loss(shared) == _loss(real)
+    for name, parameter in shared.blocks.named_parameters():
+        block, _, rest = name.partition(".")
+        layers = [layer for layer, used in enumerate(shared.layer_blocks) if used == int(block)]
+        copies = {real.layer_blocks[layer] for layer in layers}
+        total = sum(real.blocks[copy].get_parameter(rest).grad for copy in copies)
+        torch.testing.assert_close(parameter.grad, total, rtol=0, atol=1e-12)
+
+
+def test_it_writes_a_manifest_and_nothing_else(tmp_path: Path, config: Any, delink_of: Any, train: Any) -> None:
+    train(config(0))
+    delink(delink_of(1))
+    folder = tmp_path / "work" / "checkpoints" / "real-00000006"
+    assert [path.name for path in folder.iterdir()] == ["manifest.json"]
+
+
+@pytest.mark.parametrize("kind", ["copy", "scale", "reset"])
+def test_moments_are_divided_by_the_uses_that_fall_away(
+    kind: str, job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any
+) -> None:
+    """4 layers on 1 block become 2 blocks: each new block has half of the uses, so n = 2."""
+    job_body["spec"]["phases"][1]["sharing"] = {"blocks": 2}
+    job_body["spec"]["delink"] = {"optimizerState": kind}
+    train(config(0))
+    delink(delink_of(1))
+    before, after = (_newest(tmp_path, phase) for phase in ("pseudo", "real"))
+    assert after.manifest.optimizer_state == kind
+    factors = dict(zip(KINDS, {"copy": (1, 1, 1), "scale": (1, 1 / 2, 1 / 4), "reset": (1, 0, 0)}[kind], strict=True))
+    for block, moment in product((0, 1), KINDS):
+        old = before.tensor("blocks.0.ffn.up.weight", moment)
+        assert np.abs(old).max() > 0
+        assert np.array_equal(after.tensor(f"blocks.{block}.ffn.up.weight", moment), old * factors[moment])
+    for name, moment in product(("embedding.weight", "head.weight", "norm.weight"), KINDS):
+        assert np.array_equal(after.tensor(name, moment), before.tensor(name, moment))
+    assert after.manifest.updates.others == before.manifest.updates.others == 6
+    assert after.manifest.updates.blocks == (0 if kind == "reset" else 6)
+
+
+def test_two_delinks_after_each_other_divide_twice(tmp_path: Path, config: Any, train: Any) -> None:
+    """4 layers: 1 block becomes 2, and these become 4, without a step between."""
+    train(config(0))
+    source = _newest(tmp_path, "pseudo")
+    once = delinked(source.manifest, "half", Sharing(blocks=2, pattern="segment"), "scale")
+    twice = delinked(once, "real", Sharing(blocks=4), "scale")
+    at_once = delinked(source.manifest, "real", Sharing(blocks=4), "scale")
+    folder = source.checkpoints
+    for name, kind in product(Reader(at_once, folder).names, KINDS):
+        assert np.array_equal(Reader(twice, folder).tensor(name, kind), Reader(at_once, folder).tensor(name, kind))
+
+
+def test_it_can_be_repeated_and_repairs_its_own_work(
+    tmp_path: Path, config: Any, delink_of: Callable[..., Any], train: Any
+) -> None:
+    train(config(0))
+    first = delink(delink_of(1))
+    manifest = tmp_path / "work" / "checkpoints" / "real-00000006" / "manifest.json"
+    written = manifest.stat().st_mtime_ns
+    assert delink(delink_of(1)) == first
+    assert manifest.stat().st_mtime_ns == written, "nothing was written again"
+    manifest.write_bytes(b"broken")
+    assert delink(delink_of(1)) == first
+    _newest(tmp_path, "real")
+
+
+def test_an_unfinished_phase_is_not_delinked(config: Any, delink_of: Any, train: Any) -> None:
+    train(config(0), stop=lambda: True)
+    with pytest.raises(TrainingError, match="phase pseudo has no complete checkpoint"):
+        delink(delink_of(1))
+
+
+def test_a_phase_without_its_delink_says_so(config: Any, train: Any) -> None:
+    train(config(0))
+    with pytest.raises(TrainingError, match="the delink from the phase before has not run"):
+        train(config(1))
+
+
+_HUGE = """
+import resource, sys
+from pathlib import Path
+from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_trainer.checkpoint.delink import delinked
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.reader import Reader
+folder = Path(sys.argv[1])
+source = Manifest.model_validate_json((folder / "source.json").read_bytes())
+target = delinked(source, "real", Sharing(blocks=48), "scale")
+(folder / "target.json").write_text(target.to_json(indent=1))
+found = Manifest.model_validate_json((folder / "target.json").read_bytes())
+print(sum(1 for name in Reader(found, folder).names), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_ten_trillion_parameters_are_delinked_in_a_minute(tmp_path: Path, config: Any, train: Any) -> None:
+    """48 layers that shared a block of 10240 experts, in a manifest without files."""
+    from pseudoreal_trainer.checkpoint.manifest import Piece, StoredTensor
+
+    train(config(0), stop=lambda: True)
+    small = _newest(tmp_path, "pseudo").manifest
+    experts, shape = 10240, (20345, 1000)
+    pieces = [Piece(file=0, begin=0, end=shape[0] * shape[1])]
+    tensors = {
+        f"blocks.0.experts.{expert}.weight": StoredTensor(shape=shape, dtype="float32", pieces=pieces)
+        for expert in range(experts)
+    }
+    model = small.model.model_copy(update={"layers": 48})
+    source = small.model_copy(update={"model": model, "tensors": tensors, "sharing": Sharing(blocks=1)})
+    (tmp_path / "source.json").write_text(source.to_json())
+    begin = time.monotonic()
+    ended = subprocess.run([sys.executable, "-c", _HUGE, str(tmp_path)], capture_output=True, text=True, check=True)
+    seconds = time.monotonic() - begin
+    tensors_of_all_layers, peak = map(int, ended.stdout.split())
+    assert tensors_of_all_layers == 48 * experts == 491_520
+    assert tensors_of_all_layers * shape[0] * shape[1] > 10e12 * 0.99
+    assert seconds < 60
+    assert peak < 2 << 30

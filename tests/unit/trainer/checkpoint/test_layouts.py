@@ -1,0 +1,165 @@
+"""Saved under any layout, loaded under any other: the same state to the bit, and the same training from there."""
+
+import os
+import socket
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.checkpoint.manifest import Updates
+from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.corpus import load_corpus
+from pseudoreal_trainer.phase import open_engine
+from pseudoreal_trainer.plan.from_config import phase_layout
+from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.saving import Saver
+from pseudoreal_trainer.state import fill, find_start, first_manifest
+from pseudoreal_trainer.step import Stepper
+from pseudoreal_trainer.stream import Stream
+from torch import multiprocessing
+
+SAVED, END = 3, 5
+"""Steps after which the state is saved."""
+
+
+def _layout(workers: int, pipeline: int = 1, **phase: Any) -> dict[str, Any]:
+    fields = {key: phase.pop(key) for key in ("schedule", "stateSharding") if key in phase}
+    return {"workers": workers, "parallelism": {"pipeline": pipeline, **fields}, **phase}
+
+
+LAYOUTS = {
+    "one rank": _layout(1),
+    "one rank, disk": _layout(1, offload={"home": "disk", "window": 1}),
+    "data 2, full, host": _layout(2, stateSharding="full", offload={"home": "host"}),
+    "pipeline 2, 1f1b, disk": _layout(2, 2, schedule="1f1b", offload={"home": "disk"}),
+    "data 3, optimizer": _layout(3, stateSharding="optimizer"),
+    "pipeline 2 x data 2, full, host": _layout(4, 2, stateSharding="full", offload={"home": "host"}),
+}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Trains from step `SAVED` of a folder, or from the start, to the end, and saves at both."""
+
+    config: PhaseConfig
+    source: Path | None
+
+
+def _rank(rank: int, world: int, port: int, tasks: list[Task]) -> None:
+    torch.set_num_threads(1)
+    if world > 1:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
+        dist.init_process_group("gloo")
+    for task in tasks:
+        _do(task, Ranks(rank, world, torch.device("cpu")))
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def _do(task: Task, ranks: Ranks) -> None:
+    config, work = task.config, Path(task.config.work_directory)
+    start = None
+    if task.source is not None:
+        start = find_start(config.model_copy(update={"work_directory": str(task.source)}), ranks)
+    corpus = load_corpus(config.data, config.model.sequence)
+    with open_engine(config, phase_layout(config), ranks) as engine:
+        fill(engine, config, start)
+        saver = Saver(engine, CheckpointStore(work, config.job.uid), Fence(work, 1), config.checkpoint, None)
+        stepper = Stepper(config, Stream(corpus.train, config.model.sequence, config.data.seed), engine)
+        state = first_manifest(config) if start is None else start.manifest
+        if start is not None:
+            saver.start(state)
+        while state.step < END:
+            stepper.take(state.step + 1, state.global_cursor, False)
+            step, cursor = state.step + 1, state.global_cursor + config.batch.sequences
+            updates = Updates(others=step, blocks=step)
+            state = state.model_copy(update={"step": step, "global_cursor": cursor, "updates": updates})
+            if step in (SAVED, END):
+                saver.start(state)
+        saver.finish()
+        saver.close()
+
+
+def _run(tasks: list[Task]) -> None:
+    for world in sorted({task.config.ranks for task in tasks}):
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", 0))
+            port = listener.getsockname()[1]
+        mine = [task for task in tasks if task.config.ranks == world]
+        if world == 1:
+            _rank(0, 1, port, mine)
+        else:
+            multiprocessing.spawn(_rank, (world, port, mine), nprocs=world)
+
+
+def _config(name: str, job_body: dict[str, Any], config: Any, work: str) -> PhaseConfig:
+    first, second = job_body["spec"]["phases"]
+    job_body["spec"]["phases"][0] = {key: first[key] for key in ("name", "sharing", "until", "batch")} | LAYOUTS[name]
+    second["until"] = {"steps": 100}
+    found: PhaseConfig = config(0, work)
+    return found
+
+
+def _work(saved: str, loaded: str) -> str:
+    return f"{[*LAYOUTS].index(saved)}-{[*LAYOUTS].index(loaded)}"
+
+
+@pytest.fixture
+def stores(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
+    """`saved-loaded` and `saved` -> work directory."""
+    job_body["spec"]["phases"][0] |= {"sharing": {"blocks": 2}, "until": {"steps": 90}}
+    first = [Task(_config(name, job_body, config, name), None) for name in LAYOUTS]
+    _run(first)
+    # Only the earlier of the two checkpoints is gone on from.
+    for name in LAYOUTS:
+        later = tmp_path / name / "checkpoints" / f"pseudo-{END:08d}"
+        later.rename(tmp_path / name / "later")
+    again = [
+        Task(_config(loaded, job_body, config, _work(saved, loaded)), tmp_path / saved)
+        for saved, loaded in product(LAYOUTS, LAYOUTS)
+    ]
+    _run(again)
+    for name in LAYOUTS:
+        (tmp_path / name / "later").rename(tmp_path / name / "checkpoints" / f"pseudo-{END:08d}")
+    return {path.name: path for path in tmp_path.iterdir()}
+
+
+def _at(work: Path, step: int) -> Reader:
+    store = CheckpointStore(work, "11111111-2222")
+    manifest = next(manifest for manifest in store.committed() if manifest.step == step)
+    store.verify(manifest)
+    return store.reader(manifest)
+
+
+def test_all_pairs_of_layouts(stores: dict[str, Path]) -> None:
+    for saved, loaded in product(LAYOUTS, LAYOUTS):
+        source, again = _at(stores[saved], SAVED), _at(stores[_work(saved, loaded)], SAVED)
+        for kind in KINDS:
+            before, after = source.whole(kind), again.whole(kind)
+            assert before.keys() == after.keys()
+            assert all(before[name].tobytes() == after[name].tobytes() for name in before), (saved, loaded, kind)
+        for field in ("step", "global_cursor", "random", "updates"):
+            assert getattr(source.manifest, field) == getattr(again.manifest, field)
+        _assert_same_end(_at(stores[saved], END), _at(stores[_work(saved, loaded)], END), exact=saved == loaded)
+    one, other = (_at(stores[name], SAVED).manifest for name in ("one rank", "pipeline 2 x data 2, full, host"))
+    assert len(one.files) == 2
+    assert len(other.files) == 8, "every rank writes"
+
+
+def _assert_same_end(uninterrupted: Reader, resumed: Reader, *, exact: bool) -> None:
+    for kind in KINDS:
+        for name, expected in uninterrupted.whole(kind).items():
+            found = resumed.tensor(name, kind)
+            if exact:
+                assert found.tobytes() == expected.tobytes()
+            else:
+                np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)

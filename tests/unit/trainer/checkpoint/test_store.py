@@ -1,0 +1,214 @@
+"""Which checkpoints count, which are refused, and which are removed."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pseudoreal_api.model_spec import Model
+from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.resolved import JobIdentity
+from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.checkpoint.manifest import Link, Manifest, Random
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
+from pseudoreal_trainer.errors import TrainingError
+
+from tests.unit.trainer.checkpoint.by_hand import save
+
+FILES = ["weights-00000.safetensors", "moments-00000.safetensors", "weights-00001.safetensors"]
+
+
+def _manifest(step: int, phase: str = "pseudo", **changes: Any) -> Manifest:
+    manifest = Manifest(
+        job=JobIdentity(name="tiny", namespace="default", uid="u1"),
+        attempt=1,
+        phase=phase,
+        phase_index=("pseudo", "real").index(phase),
+        model=Model.model_validate({"layers": 2, "hidden": 4, "heads": 1, "sequence": 4, "ffn": {"hidden": 4}}),
+        sharing=Sharing(blocks=1),
+        random=Random(seed=0),
+        step=step,
+        tokens=step * 8,
+        global_cursor=step * 2,
+        phase_complete=False,
+        delinked=False,
+    )
+    return manifest.model_copy(update=changes)
+
+
+def _save(store: CheckpointStore, step: int, phase: str = "pseudo", **changes: Any) -> Manifest:
+    weights = {"norm.weight": np.full((2, 3), step, np.float32), "head.weight": np.arange(5, dtype=np.float32)}
+    return save(store, _manifest(step, phase, **changes), weights, pieces=2)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path, "u1")
+
+
+def _newest_step(store: CheckpointStore, phase: str = "pseudo") -> int | None:
+    found = store.newest(phase)
+    if found is None:
+        return None
+    assert found.tensor("norm.weight")[0, 0] == found.manifest.step, "weights and manifest belong together"
+    return found.manifest.step
+
+
+def test_what_was_saved_is_read(store: CheckpointStore) -> None:
+    manifest = _save(store, 3)
+    found = store.newest("pseudo")
+    assert found is not None
+    assert found.manifest == manifest
+    assert found.whole("second_moment")["norm.weight"].tolist() == [[12.0] * 3] * 2
+    assert found.tensor("head.weight", "first_moment").tolist() == [0, 2, 4, 6, 8]
+    for begin in range(6):
+        for end in range(begin, 6):
+            assert found.read("head.weight", "weights", begin, min(end, 5)).tolist() == [*range(begin, min(end, 5))]
+    assert _newest_step(store, "real") is None
+
+
+def test_anyone_can_read_a_whole_tensor_with_the_library(store: CheckpointStore) -> None:
+    from safetensors.numpy import load_file
+
+    weights = {"norm.weight": np.arange(6, dtype=np.float64).reshape(2, 3)}
+    save(store, _manifest(1), weights)
+    found = load_file(store.folder / "pseudo-00000001" / FILES[0])
+    assert np.array_equal(found["norm.weight"], weights["norm.weight"])
+
+
+def test_a_torn_write_is_ignored_and_replaced(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        _save(store, step)
+    torn = store.folder / "pseudo-00000002"
+    (torn / "manifest.json").unlink()
+    (torn / "leftover").write_text("x")
+    assert _newest_step(store) == 1
+    _save(store, 2)
+    assert _newest_step(store) == 2
+    assert not (torn / "leftover").exists()
+
+
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("place", ["header", "middle", "end"])
+def test_a_flipped_bit_is_found_and_the_one_before_is_taken(
+    store: CheckpointStore, file: str, place: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (1, 2):
+        _save(store, step)
+    path = store.folder / "pseudo-00000002" / file
+    content = bytearray(path.read_bytes())
+    content[{"header": 3, "middle": len(content) // 2, "end": -1}[place]] ^= 1
+    path.write_bytes(content)
+    assert _newest_step(store) == 1
+    said = capsys.readouterr().out
+    assert str(path) in said
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_a_file_that_was_cut_or_lost_is_found(store: CheckpointStore, file: str) -> None:
+    for step in (1, 2, 3):
+        _save(store, step)
+    cut, lost = (store.folder / f"pseudo-0000000{step}" / file for step in (2, 3))
+    cut.write_bytes(cut.read_bytes()[:-1])
+    lost.unlink()
+    with pytest.raises(CorruptCheckpoint, match=rf"{file} has \d+ bytes; the manifest says \d+"):
+        store.verify(store.committed()[1])
+    with pytest.raises(CorruptCheckpoint, match=rf"{file} cannot be read"):
+        store.verify(store.committed()[2])
+    assert _newest_step(store) == 1
+
+
+def test_each_rank_verifies_some_files_and_together_all(store: CheckpointStore) -> None:
+    manifest = _save(store, 1)
+    for name in manifest.files:
+        path = store.folder / manifest.name / name
+        content = path.read_bytes()
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        faults = 0
+        for rank in range(3):
+            try:
+                store.verify(manifest, rank, 3)
+            except CorruptCheckpoint:
+                faults += 1
+        assert faults == 1
+        path.write_bytes(content)
+
+
+def test_nothing_sound_is_an_error_not_a_fresh_start(store: CheckpointStore) -> None:
+    _save(store, 1)
+    (store.folder / "pseudo-00000001" / FILES[0]).unlink()
+    with pytest.raises(CorruptCheckpoint, match="every checkpoint of phase pseudo"):
+        store.newest("pseudo")
+
+
+def test_a_manifest_that_is_no_json_counts_as_not_committed(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        _save(store, step)
+    (store.folder / "pseudo-00000002" / "manifest.json").write_text('{"format": "pseudoreal ch')
+    assert _newest_step(store) == 1
+
+
+def test_a_manifest_from_the_future_is_refused_not_passed_over(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        _save(store, step)
+    path = store.folder / "pseudo-00000002" / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"formatVersion": 3, "news": 1}))
+    with pytest.raises(TrainingError, match=r"pseudo-00000002/manifest.json has format version 3, and this release re"):
+        store.newest("pseudo")
+
+
+def test_another_jobs_checkpoint_is_refused(store: CheckpointStore, tmp_path: Path) -> None:
+    _save(store, 1)
+    with pytest.raises(TrainingError, match="belongs to job tiny with uid u1, not u2"):
+        CheckpointStore(tmp_path, "u2").newest("pseudo")
+
+
+def _names(store: CheckpointStore) -> list[str]:
+    return [manifest.name for manifest in store.committed()]
+
+
+def test_retention_keeps_the_newest_and_the_ends_of_phases(store: CheckpointStore) -> None:
+    for step in (1, 2, 3):
+        _save(store, step)
+    _save(store, 4, phase_complete=True)
+    _save(store, 4, "real", delinked=True)
+    for step in (5, 6, 7):
+        _save(store, step, "real")
+        store.prune(2, None)
+    assert _names(store) == ["pseudo-00000004", "real-00000004", "real-00000006", "real-00000007"]
+
+
+def test_retention_keeps_every_so_many_steps_and_what_was_verified(store: CheckpointStore) -> None:
+    for step in range(1, 9):
+        _save(store, step)
+    assert store.prune(1, 3, ["pseudo-00000002", "pseudo-00000004"]) == [
+        "pseudo-00000001",
+        "pseudo-00000002",
+        "pseudo-00000005",
+        "pseudo-00000007",
+    ]
+    assert _names(store) == ["pseudo-00000003", "pseudo-00000004", "pseudo-00000006", "pseudo-00000008"]
+
+
+def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointStore) -> None:
+    """The end of the pseudo phase is kept as such; here even one that is not."""
+    _save(store, 1)
+    for step in (2, 3):
+        _save(store, step)
+    link = Link(folder="pseudo-00000001", blocks=[0, 0], first_moment_divisor=2, second_moment_divisor=4)
+    source = store.committed()[0]
+    linked = _manifest(3, "real", delinked=True, link=link, tensors=source.tensors, files=source.files)
+    store.begin(linked)
+    store.commit(linked)
+    store.prune(1, None)
+    assert _names(store) == ["pseudo-00000001", "pseudo-00000003", "real-00000003"]
+    assert store.newest("real") is not None
+
+
+def test_an_attempt_that_was_replaced_may_not_commit(tmp_path: Path) -> None:
+    Fence(tmp_path, 1).claim()
+    Fence(tmp_path, 2).claim()
+    with pytest.raises(TrainingError, match="attempt 1 was replaced by attempt 2"):
+        Fence(tmp_path, 1).check()
+    Fence(tmp_path, 2).check()

@@ -1,0 +1,102 @@
+"""What a checkpoint says of itself: docs/checkpoint-format.md. The manifest is written last; a checkpoint without one
+does not exist."""
+
+from typing import Literal
+
+from pseudoreal_api.base import ApiModel
+from pseudoreal_api.model_spec import Model
+from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.resolved import JobIdentity
+from pydantic import Field
+
+FORMAT_VERSION: Literal[2] = 2
+WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
+"""Of each rank that saved it."""
+
+OptimizerState = Literal["copy", "scale", "reset"]
+
+
+class FileDigest(ApiModel):
+    sha256: str
+    size: int = Field(description="Bytes.")
+
+
+class Piece(ApiModel):
+    file: int = Field(description="Number of the pair of files, weights and moments, that holds it.")
+    begin: int = Field(description="First element, in the flattened tensor (C order).")
+    end: int = Field(description="Behind the last element.")
+
+
+class StoredTensor(ApiModel):
+    shape: tuple[int, ...]
+    dtype: str = Field(description="Of the weights and of both moments.")
+    pieces: list[Piece] = Field(description="They cover the tensor, in order, each element once.")
+
+
+class Updates(ApiModel):
+    """Optimizer steps since the moments were zero, from which AdamW's bias correction follows."""
+
+    others: int = Field(description="Of the embedding, the final norm and the head.")
+    blocks: int
+
+
+class Link(ApiModel):
+    """The tensors of a checkpoint that was delinked without copying: those of another one, read in another way."""
+
+    folder: str = Field(description="Name of the checkpoint, beside this one, that holds the files.")
+    blocks: list[int] = Field(description="Entry b is the block in those files that block b is read from.")
+    first_moment_divisor: float = Field(description="Of the first moments of blocks. 0: they are zero.")
+    second_moment_divisor: float = Field(description="Of the second moments of blocks. 0: they are zero.")
+
+
+class Random(ApiModel):
+    """Training draws no numbers but the order of the samples: epoch e is the permutation of generator [seed, e]."""
+
+    generator: Literal["numpy PCG64"] = "numpy PCG64"
+    seed: int
+
+
+class Manifest(ApiModel):
+    format: Literal["pseudoreal checkpoint"] = "pseudoreal checkpoint"
+    format_version: Literal[2] = FORMAT_VERSION
+    job: JobIdentity
+    attempt: int
+    phase: str
+    phase_index: int
+    model: Model
+    sharing: Sharing
+    random: Random
+    step: int = Field(description="Steps done, from the job's start.")
+    tokens: int = Field(description="Tokens trained, from the job's start.")
+    global_cursor: int = Field(description="Samples consumed, from the job's start.")
+    loss: float | None = Field(None, description="Training loss of the newest step.")
+    start_validation_loss: float | None = Field(None, description="Before the phase's first step, once measured.")
+    validation_loss: float | None = Field(None, description="The newest of this phase.")
+    phase_complete: bool
+    delinked: bool = Field(description="Written by a delink: the start of its phase.")
+    parent: str | None = Field(None, description="Checkpoint that this one continues.")
+    optimizer_state: OptimizerState | None = Field(
+        None, description="What the delink that began this phase did to the moments of blocks. None: the first phase."
+    )
+    updates: Updates = Updates(others=0, blocks=0)
+    link: Link | None = Field(None, description="Where the tensors are, if not in this folder.")
+    tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
+    files: dict[str, FileDigest] = Field({}, description="All files that hold tensors.")
+
+    @property
+    def name(self) -> str:
+        return f"{self.phase}-{self.step:08d}"
+
+    @property
+    def is_boundary(self) -> bool:
+        """The first or last checkpoint of a phase."""
+        return self.phase_complete or self.delinked
+
+    @property
+    def data_folder(self) -> str:
+        """Name of the checkpoint whose files hold the tensors."""
+        return self.name if self.link is None else self.link.folder
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.size for file in self.files.values())

@@ -1,0 +1,77 @@
+"""Which rank writes which part of which tensor. Pure.
+
+Ranks hold ranges of a unit's flat vector, wherever these cut its tensors. What all data ranks hold is written by each
+of them in part, so that all of them write about as much.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pseudoreal_trainer.checkpoint.manifest import Piece, StoredTensor
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.units import Unit
+
+Spans = dict[int, range]
+"""Unit -> range of its flat vector."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    begin: int
+    """First element, in the flattened tensor."""
+    end: int
+    offset: int
+    """Of its first element in the unit's flat vector."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Its own when it is the whole tensor, else flat."""
+        flat = (self.end - self.begin,)
+        return self.shape if self.begin == 0 and self.end == _numel(self.shape) else flat
+
+
+def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
+    """What a rank writes."""
+    pipeline_rank, data_rank = divmod(world_rank, layout.data)
+    mine = [index for index in range(len(units)) if layout.users[index][0] == pipeline_rank]
+    found = {index: _span(layout, units[index], data_rank) for index in mine}
+    return {index: span for index, span in found.items() if span}
+
+
+def parts_of(unit: Unit, span: range) -> list[Part]:
+    """The parts of the unit's tensors that lie in a range of its flat vector."""
+    found, start = [], 0
+    for parameter in unit.parameters:
+        begin, end = max(span.start, start), min(span.stop, start + parameter.numel)
+        if begin < end:
+            found.append(Part(parameter.name, parameter.shape, begin - start, end - start, begin))
+        start += parameter.numel
+    return found
+
+
+def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, StoredTensor]:
+    """As the manifest has them; the files' numbers are those of the ranks."""
+    shapes = {parameter.name: parameter.shape for unit in units for parameter in unit.parameters}
+    pieces: dict[str, list[Piece]] = {name: [] for name in shapes}
+    for rank in range(layout.pipeline * layout.data):
+        for index, span in spans_of(layout, units, rank).items():
+            for part in parts_of(units[index], span):
+                pieces[part.name].append(Piece(file=rank, begin=part.begin, end=part.end))
+    return {name: StoredTensor(shape=shape, dtype=dtype, pieces=pieces[name]) for name, shape in shapes.items()}
+
+
+def _span(layout: Layout, unit: Unit, data_rank: int) -> range:
+    shard = unit.shard(data_rank, layout.data)
+    return range(min(shard.start, unit.numel), min(shard.stop, unit.numel))
+
+
+def _numel(shape: tuple[int, ...]) -> int:
+    numel = 1
+    for length in shape:
+        numel *= length
+    return numel

@@ -1,0 +1,111 @@
+"""Reads tensors of a checkpoint, or ranges of them, wherever their pieces are. Knows arrays, not torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, Link, Manifest, StoredTensor
+from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
+from pseudoreal_trainer.plan.units import block_of, in_block
+
+Kind = Literal["weights", "first_moment", "second_moment"]
+KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Trusts the files: `CheckpointStore.verify` is what compares them with their digests."""
+
+    manifest: Manifest
+    checkpoints: Path
+    """Folder of all checkpoints of the job."""
+
+    @property
+    def names(self) -> Iterator[str]:
+        """Of the tensors, as the model has them."""
+        link, stored = self.manifest.link, self.manifest.tensors
+        if link is None:
+            yield from stored
+            return
+        yield from (name for name in stored if block_of(name) is None)
+        for block, source in enumerate(link.blocks):
+            yield from (in_block(name, block) for name in self._of_block[source])
+
+    @property
+    def dtype(self) -> str:
+        """Of all tensors."""
+        return next(iter(self.manifest.tensors.values())).dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._stored(name)[1].shape
+
+    def tensor(self, name: str, kind: Kind = "weights") -> Array:
+        """A whole tensor. Raises KeyError when there is none with this name."""
+        shape = self.shape(name)
+        return self.read(name, kind, 0, prod(shape)).reshape(shape)
+
+    def whole(self, kind: Kind = "weights") -> dict[str, Array]:
+        """All tensors, in memory."""
+        return {name: self.tensor(name, kind) for name in self.names}
+
+    def updates(self, name: str) -> int:
+        """Optimizer steps of a tensor's unit."""
+        return self.manifest.updates.others if block_of(name) is None else self.manifest.updates.blocks
+
+    def read(self, name: str, kind: Kind, begin: int, end: int) -> Array:
+        """The elements begin..end-1 of the flattened tensor, in memory of their own."""
+        source, tensor = self._stored(name)
+        out = np.empty(end - begin, dtype=tensor.dtype)
+        divisor = self._divisor(name, kind)
+        if divisor == 0:
+            out[:] = 0
+            return out
+        for piece in tensor.pieces:
+            first, last = max(begin, piece.begin), min(end, piece.end)
+            if first < last:
+                found = self._file(kind, piece.file).read(_key(source, kind), first - piece.begin, last - piece.begin)
+                out[first - begin : last - begin] = found
+        if divisor != 1:
+            out /= divisor
+        return out
+
+    def _stored(self, name: str) -> tuple[str, StoredTensor]:
+        """Name in the files, and what the manifest says of it."""
+        block, link = block_of(name), self.manifest.link
+        source = name if block is None or link is None else in_block(name, link.blocks[block])
+        return source, self.manifest.tensors[source]
+
+    def _divisor(self, name: str, kind: Kind) -> float:
+        link: Link | None = self.manifest.link
+        if link is None or kind == "weights" or block_of(name) is None:
+            return 1
+        return link.first_moment_divisor if kind == "first_moment" else link.second_moment_divisor
+
+    def _file(self, kind: Kind, number: int) -> TensorFile:
+        pattern = WEIGHTS_FILE if kind == "weights" else MOMENTS_FILE
+        name = pattern.format(number)
+        if name not in self._files:
+            self._files[name] = TensorFile(self.checkpoints / self.manifest.data_folder / name)
+        return self._files[name]
+
+    @cached_property
+    def _files(self) -> dict[str, TensorFile]:
+        return {}
+
+    @cached_property
+    def _of_block(self) -> dict[int, list[str]]:
+        found: dict[int, list[str]] = {}
+        for name in self.manifest.tensors:
+            block = block_of(name)
+            if block is not None:
+                found.setdefault(block, []).append(name)
+        return found
+
+
+def _key(name: str, kind: Kind) -> str:
+    return name if kind == "weights" else f"{name}.{kind}"

@@ -1,0 +1,171 @@
+"""The checkpoints of one job: which there are, whether they are sound, which are removed.
+
+`<work directory>/checkpoints/<phase>-<step>/{weights-*.safetensors, moments-*.safetensors, manifest.json}`
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from pseudoreal_trainer.checkpoint.durable import sync, write_atomically
+from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, FileDigest, Manifest
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.retention import removable
+from pseudoreal_trainer.errors import TrainingError
+
+MANIFEST = "manifest.json"
+
+log = structlog.get_logger()
+
+
+class CorruptCheckpoint(TrainingError):
+    """A committed checkpoint whose files are not what its manifest says."""
+
+
+@dataclass(frozen=True)
+class CheckpointStore:
+    """All checkpoints of the job with this uid below its work directory."""
+
+    work_directory: Path
+    job_uid: str
+
+    @property
+    def folder(self) -> Path:
+        return self.work_directory / "checkpoints"
+
+    def committed(self, phase: str | None = None) -> list[Manifest]:
+        """Oldest first. Raises TrainingError when one belongs to another job or was written by a later release."""
+        found = [read_manifest(path.parent) for path in self.folder.glob(f"*/{MANIFEST}")]
+        mine = [self._own(manifest) for manifest in found if manifest is not None]
+        ordered = sorted(mine, key=lambda m: (m.phase_index, m.step))
+        return [m for m in ordered if phase in (None, m.phase)]
+
+    def newest(self, phase: str, *, complete: bool = False) -> Reader | None:
+        """The newest checkpoint of a phase whose digests match; with `complete`, of those that end the phase.
+
+        None when the phase has no committed checkpoint. Raises CorruptCheckpoint when it has some and none is sound.
+        """
+        candidates = self.candidates(phase, complete=complete)
+        for manifest in candidates:
+            try:
+                self.verify(manifest)
+                return self.reader(manifest)
+            except CorruptCheckpoint as error:
+                log.warning("checkpoint_corrupt", checkpoint=manifest.name, error=str(error))
+        if candidates:
+            raise self.all_corrupt(phase)
+        return None
+
+    def candidates(self, phase: str, *, complete: bool = False) -> list[Manifest]:
+        """Newest first; not verified."""
+        return [m for m in reversed(self.committed(phase)) if m.phase_complete or not complete]
+
+    def all_corrupt(self, phase: str) -> CorruptCheckpoint:
+        names = ", ".join(manifest.name for manifest in self.candidates(phase))
+        return CorruptCheckpoint(
+            f"every checkpoint of phase {phase} in {self.folder} is corrupt: {names}; restore one, or delete them to"
+            " train the phase anew"
+        )
+
+    def reader(self, manifest: Manifest) -> Reader:
+        return Reader(manifest, self.folder)
+
+    def verify(self, manifest: Manifest, part: int = 0, parts: int = 1) -> None:
+        """Compares the files with their digests, or one of `parts` equal parts of them.
+
+        Raises CorruptCheckpoint, naming the file.
+        """
+        for name in sorted(manifest.files)[part::parts]:
+            self._verify_file(self.folder / manifest.data_folder / name, manifest.files[name])
+
+    def begin(self, manifest: Manifest) -> Path:
+        """An empty folder for it; what stood under the same name is gone."""
+        folder = self.folder / manifest.name
+        remove(folder)
+        folder.mkdir(parents=True)
+        return folder
+
+    def commit(self, manifest: Manifest) -> None:
+        """All its files are on the disk already."""
+        folder = self.folder / manifest.name
+        folder.mkdir(parents=True, exist_ok=True)
+        sync(folder)
+        sync(self.folder)
+        write_atomically(folder / MANIFEST, manifest.to_json(indent=1))
+
+    def digest(self, manifest: Manifest) -> str:
+        """SHA-256 of the manifest, and so of everything that it names."""
+        return _digest(self.folder / manifest.name / MANIFEST).sha256
+
+    def prune(self, keep_last: int, keep_every: int | None, verified: Sequence[str] = ()) -> list[str]:
+        """Removes what the policy does not keep; `verified` are known to be sound. The result names what went."""
+        names = [manifest.name for manifest in removable(self.committed(), keep_last, keep_every, verified)]
+        for name in names:
+            remove(self.folder / name)
+        return names
+
+    def _verify_file(self, path: Path, expected: FileDigest) -> None:
+        try:
+            size = path.stat().st_size
+            if size != expected.size:
+                raise CorruptCheckpoint(f"{path} has {size:,} bytes; the manifest says {expected.size:,}")
+            found = _digest(path).sha256
+        except OSError as error:
+            raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
+        if found != expected.sha256:
+            raise CorruptCheckpoint(f"{path} has the SHA-256 {found}; the manifest says {expected.sha256}")
+
+    def _own(self, manifest: Manifest) -> Manifest:
+        if manifest.job.uid != self.job_uid:
+            raise TrainingError(
+                f"checkpoint {manifest.name} in {self.folder} belongs to job {manifest.job.name} with uid"
+                f" {manifest.job.uid}, not {self.job_uid}; use another work directory"
+            )
+        return manifest
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """None, with a warning, when it cannot be read: such a checkpoint is taken as not committed.
+
+    Raises TrainingError when a later release wrote it: to start from an older one would throw its training away.
+    """
+    try:
+        text = (folder / MANIFEST).read_bytes()
+        return Manifest.model_validate_json(text)
+    except OSError as error:
+        log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error))
+    except ValidationError as error:
+        _refuse_later_version(folder, text)
+        log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error).splitlines()[0])
+    return None
+
+
+def _refuse_later_version(folder: Path, text: bytes) -> None:
+    try:
+        version = json.loads(text)["formatVersion"]
+    except (ValueError, KeyError, TypeError):
+        return
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        raise TrainingError(
+            f"{folder / MANIFEST} has format version {version}, and this release reads {FORMAT_VERSION}; use the"
+            " release that wrote it, or move the checkpoint away to go on from the one before"
+        )
+
+
+def remove(folder: Path) -> None:
+    # The manifest goes first: a checkpoint that is half removed must not look committed.
+    (folder / MANIFEST).unlink(missing_ok=True)
+    if folder.exists():
+        sync(folder)
+        shutil.rmtree(folder)
+
+
+def _digest(path: Path) -> FileDigest:
+    with path.open("rb") as file:
+        return FileDigest(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)

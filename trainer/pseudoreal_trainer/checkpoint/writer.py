@@ -1,0 +1,41 @@
+"""The two files of a rank: weights, and moments."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest
+from pseudoreal_trainer.checkpoint.pieces import Part
+from pseudoreal_trainer.checkpoint.reader import Kind
+from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
+
+_MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
+
+
+class RankWriter:
+    """Takes the vectors of its units' parts: unit by unit, of each the weights, the first and the second moments."""
+
+    def __init__(self, folder: Path, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
+        """`units`: the parts of each unit, in the order in which they come."""
+        self._names = (WEIGHTS_FILE.format(rank), MOMENTS_FILE.format(rank))
+        weights = {part.name: Form(part.stored_shape, dtype) for parts in units for part in parts}
+        moments = {
+            f"{part.name}.{kind}": Form(part.stored_shape, dtype)
+            for parts in units
+            for kind in _MOMENTS
+            for part in parts
+        }
+        self._weights = TensorWriter(folder / self._names[0], weights)
+        self._moments = TensorWriter(folder / self._names[1], moments)
+
+    def write(self, kind: Kind, content: Any) -> None:
+        """`content`: a buffer with the next elements."""
+        (self._weights if kind == "weights" else self._moments).append(content)
+
+    def finish(self) -> dict[str, FileDigest]:
+        """The files survive a crash of the machine once this returns."""
+        return dict(zip(self._names, (self._weights.finish(), self._moments.finish()), strict=True))
+
+    def close(self) -> None:
+        self._weights.close()
+        self._moments.close()

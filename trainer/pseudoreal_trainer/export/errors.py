@@ -1,0 +1,2 @@
+class NotExportable(ValueError):
+    """A model that the format cannot express; the text says why."""

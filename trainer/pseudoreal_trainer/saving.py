@@ -1,0 +1,259 @@
+"""Saves checkpoints of all ranks, while training goes on.
+
+Every rank writes its files in a thread; these tell each other the digests, and the first one commits.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+import torch
+import torch.distributed as dist
+from pseudoreal_api.messages import CheckpointCost
+from pseudoreal_api.resolved import CheckpointPolicy
+from torch import Tensor
+
+from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
+from pseudoreal_trainer.checkpoint.pieces import Part, parts_of, spans_of, tensors_of
+from pseudoreal_trainer.checkpoint.reader import Kind
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.writer import RankWriter
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.quantity import bytes_of
+
+_T = TypeVar("_T")
+
+log = structlog.get_logger()
+
+
+class SavingFailed(TrainingError):
+    """A checkpoint could not be written; those that were committed before are intact."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A committed checkpoint."""
+
+    manifest: Manifest
+    seconds: float
+    """From its step to its commit."""
+    stall_seconds: float
+    """That this rank's training stood still for it, at most."""
+
+    @property
+    def cost(self) -> CheckpointCost:
+        return CheckpointCost(
+            step=self.manifest.step,
+            bytes=self.manifest.bytes,
+            seconds=self.seconds,
+            bytes_per_second=self.manifest.bytes / self.seconds,
+            stall_seconds=self.stall_seconds,
+        )
+
+
+class _Files:
+    """Of this rank. They are opened in the thread that writes: a volume that refuses them is not the main thread's."""
+
+    def __init__(self, folder: Path, rank: int, units: list[list[Part]], dtype: str) -> None:
+        self._arguments = (folder, rank, units, dtype)
+
+    @cached_property
+    def _writer(self) -> RankWriter:
+        return RankWriter(*self._arguments)
+
+    def write(self, kind: Kind, content: Tensor) -> None:
+        self._writer.write(kind, content.numpy())
+
+    def finish(self) -> dict[str, FileDigest]:
+        return self._writer.finish()
+
+    def close(self) -> None:
+        if "_writer" in vars(self):
+            self._writer.close()
+
+
+@dataclass(frozen=True)
+class _Committed:
+    manifest: Manifest
+    moment: float
+    """Of time.perf_counter."""
+
+
+@dataclass(frozen=True)
+class _Running:
+    done: Future[_Committed]
+    begin: float
+    stalled: float
+    """In starting it."""
+    held: float
+    """Engine's count of seconds that updates were held, before it began."""
+
+
+class Saver:
+    """Every rank makes one and calls the same methods in the same order."""
+
+    def __init__(
+        self, engine: Engine, store: CheckpointStore, fence: Fence, policy: CheckpointPolicy, start: Manifest | None
+    ) -> None:
+        """`start`: the checkpoint that training goes on from, whose files were read and are sound."""
+        self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
+        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._running: _Running | None = None
+
+    def start(self, manifest: Manifest) -> list[Saved]:
+        """Begins to save the state of the step that was made last; the result has the one before, if that was still
+        being written. Raises SavingFailed when that failed."""
+        before, start = self.finish(), self._start
+        begin, held = time.perf_counter(), self._engine.held_seconds
+        unchanged = start is not None and manifest.name == start.name
+        done = self._restated(manifest) if unchanged else self._started(manifest)
+        stalled = time.perf_counter() - begin
+        self._running = _Running(done, begin, stalled, held)
+        return before
+
+    def poll(self) -> list[Saved]:
+        """The one that was committed meanwhile, if any. Raises SavingFailed."""
+        return self.finish() if self._running is not None and self._running.done.done() else []
+
+    def finish(self) -> list[Saved]:
+        """Waits for the one that is being written, if any. Raises SavingFailed."""
+        if self._running is None:
+            return []
+        running, begin = self._running, time.perf_counter()
+        self._running = None
+        committed = running.done.result()
+        waited = time.perf_counter() - begin
+        held = self._engine.held_seconds - running.held
+        return [Saved(committed.manifest, committed.moment - running.begin, running.stalled + held + waited)]
+
+    def close(self) -> None:
+        """Lets the one that is being written end, well or not."""
+        self._thread.shutdown(wait=True)
+
+    def _started(self, manifest: Manifest) -> Future[_Committed]:
+        engine, grid, ranks = self._engine, self._engine.grid, self._engine.grid.ranks
+        if ranks.is_first:
+            self._fence.check()
+            self._make_folder(manifest)
+        ranks.from_first(0)  # the folder is there
+        spans = spans_of(grid.layout, engine.units, ranks.rank)
+        spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
+        parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
+        files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtype)
+        captured = engine.capture(spans, files, bytes_of(self._policy.buffer_bytes))
+        return self._thread.submit(self._written, manifest, files, captured)
+
+    def _make_folder(self, manifest: Manifest) -> None:
+        try:
+            self._store.begin(manifest)
+        except OSError as error:
+            raise _failed(manifest, error) from error
+
+    def _restated(self, manifest: Manifest) -> Future[_Committed]:
+        """No step was made since the start: its files stay, and what is said of them is replaced in one go."""
+        assert self._start is not None, "it has the name of the start"
+        kept = {"tensors", "files", "link", "delinked", "parent"}
+        manifest = manifest.model_copy(update={field: getattr(self._start, field) for field in kept})
+        return self._thread.submit(self._committed, manifest)
+
+    @property
+    def _dtype(self) -> str:
+        return str(self._engine.master_dtype).removeprefix("torch.")
+
+    def _written(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
+        """Runs in the thread: all ranks come through here together."""
+        digests, error = _attempt(lambda: _finished(own, captured))
+        own.close()
+        files = self._all_files(digests)
+        if files is None:
+            raise _failed(manifest, error or "another rank says why") from error
+        tensors = tensors_of(self._engine.grid.layout, self._engine.units, self._dtype)
+        return self._committed(manifest.model_copy(update={"files": files, "tensors": tensors, "link": None}))
+
+    def _committed(self, manifest: Manifest) -> _Committed:
+        error = _attempt(lambda: self._commit(manifest))[1] if self._engine.grid.ranks.is_first else None
+        if not self._all_succeeded(error is None):
+            if isinstance(error, TrainingError):
+                raise error
+            raise _failed(manifest, error or "the first rank says why") from error
+        return _Committed(manifest, time.perf_counter())
+
+    def _commit(self, manifest: Manifest) -> None:
+        self._fence.check()
+        self._store.commit(manifest)
+        try:
+            verified = [] if self._start is None else [self._start.name]
+            self._store.prune(self._policy.keep_last, self._policy.keep_every, verified)
+        except OSError as error:
+            # Training goes on: what is needed was written.
+            log.warning("old_checkpoints_stay", error=str(error))
+
+    def _all_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
+        """Of all ranks; None when one of them failed."""
+        mine = _encoded(own)
+        everyone = [torch.empty_like(mine) for _ in range(self._engine.grid.ranks.world)]
+        if self._engine.grid.saving is None:
+            everyone = [mine]
+        else:
+            dist.all_gather(everyone, mine, group=self._engine.grid.saving)
+        decoded = [_decoded(rank, digests) for rank, digests in enumerate(everyone)]
+        if any(files is None for files in decoded):
+            return None
+        return dict(chain.from_iterable(files.items() for files in decoded if files is not None))
+
+    def _all_succeeded(self, mine: bool) -> bool:
+        failures = torch.tensor(int(not mine))
+        if self._engine.grid.saving is not None:
+            dist.all_reduce(failures, group=self._engine.grid.saving)
+        return int(failures) == 0
+
+
+def _failed(manifest: Manifest, why: Exception | str) -> SavingFailed:
+    return SavingFailed(
+        f"checkpoint {manifest.name} could not be written: {why}; those that were committed before it are intact"
+    )
+
+
+def _finished(files: _Files, captured: Future[None]) -> dict[str, FileDigest]:
+    captured.result()
+    return files.finish()
+
+
+def _attempt(act: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+    try:
+        return act(), None
+    except Exception as error:
+        return None, error
+
+
+_SHA256_BYTES, _SIZE_BYTES = 32, 8
+
+
+def _encoded(files: dict[str, FileDigest] | None) -> Tensor:
+    """Digests and sizes of a rank's files, as bytes; zeros when it failed."""
+    if files is None:
+        return torch.zeros(len(FILES) * (_SHA256_BYTES + _SIZE_BYTES), dtype=torch.uint8)
+    parts = [bytes.fromhex(file.sha256) + file.size.to_bytes(_SIZE_BYTES, "little") for file in files.values()]
+    return torch.frombuffer(bytearray(b"".join(parts)), dtype=torch.uint8)
+
+
+def _decoded(rank: int, digests: Tensor) -> dict[str, FileDigest] | None:
+    found, record = {}, _SHA256_BYTES + _SIZE_BYTES
+    for index, pattern in enumerate(FILES):
+        sha256, size = _split(bytes(digests[index * record : (index + 1) * record].tolist()))
+        if size == 0:
+            return None
+        found[pattern.format(rank)] = FileDigest(sha256=sha256.hex(), size=size)
+    return found
+
+
+def _split(record: bytes) -> tuple[bytes, int]:
+    return record[:_SHA256_BYTES], int.from_bytes(record[_SHA256_BYTES:], "little")
