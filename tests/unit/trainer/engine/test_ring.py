@@ -7,11 +7,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.ring import Ring
 
 
+@settings(deadline=None)
 @given(st.integers(16, 200), st.lists(st.floats(0.01, 1), min_size=1, max_size=60))
 def test_what_is_put_in_comes_out(size: int, shares: list[float]) -> None:
     ring = Ring(size)
