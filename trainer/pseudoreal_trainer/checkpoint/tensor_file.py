@@ -5,8 +5,9 @@ The format: https://github.com/huggingface/safetensors, "Format".
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.durable import sync
 from pseudoreal_trainer.checkpoint.manifest import FileDigest
 
 Array = NDArray[Any]
@@ -23,6 +23,7 @@ Array = NDArray[Any]
 _NAMES = {"float64": "F64", "float32": "F32"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LENGTH_BYTES = 8
+_FLUSHED_BYTES = 32 << 20
 _MOST_HEADER_BYTES = 100_000_000
 """What the format allows."""
 
@@ -48,7 +49,9 @@ class TensorWriter:
         """`facts`: the format's own metadata."""
         self.path, self._file = path, path.open("xb")
         self._digest, self._size = hashlib.sha256(), 0
-        self._digester = ThreadPoolExecutor(1, "digest")
+        self._threads = ThreadPoolExecutor(2, "file")
+        self._flushed: Future[None] | None = None
+        self._unflushed = 0
         self._expected = sum(form.size for form in forms.values())
         header = _header(forms, facts)
         self._expected += len(header)
@@ -57,20 +60,37 @@ class TensorWriter:
     def append(self, content: Any) -> None:
         """A buffer, which may be changed afterwards."""
         view = memoryview(content).cast("B")
-        digested = self._digester.submit(self._digest.update, view)
+        digested = self._threads.submit(self._digest.update, view)
         self._file.write(view)
         self._size += len(view)
+        self._flush(len(view))
         digested.result()
+
+    def _flush(self, size: int) -> None:
+        """Sends what is written on to the disk meanwhile: at the end there is little left to wait for."""
+        self._unflushed += size
+        if self._unflushed >= _FLUSHED_BYTES and (self._flushed is None or self._flushed.done()):
+            self._await_flush()
+            self._file.flush()
+            self._flushed = self._threads.submit(os.fdatasync, self._file.fileno())
+            self._unflushed = 0
+
+    def _await_flush(self) -> None:
+        """Raises what it raised: the system says only once that a disk has failed."""
+        if self._flushed is not None:
+            self._flushed.result()
 
     def finish(self) -> FileDigest:
         """The file survives a crash of the machine once this returns."""
         assert self._size == self._expected, "all that was announced is written"
+        self._await_flush()
+        self._file.flush()
+        os.fsync(self._file.fileno())
         self.close()
-        sync(self.path)
         return FileDigest(sha256=self._digest.hexdigest(), size=self._size)
 
     def close(self) -> None:
-        self._digester.shutdown()
+        self._threads.shutdown()
         self._file.close()
 
 

@@ -21,8 +21,6 @@ from pseudoreal_trainer.engine.trace import Trace
 
 PORTION_BYTES = 4 << 20
 """At most: as much as is copied and handed on at a time."""
-_LEAST_BYTES = 64
-"""Of the buffer: room for some elements of every type."""
 
 
 class Sink(Protocol):
@@ -52,11 +50,11 @@ class _Portion:
 
 
 class Capture:
-    def __init__(self, sources: Sequence[Source], sink: Sink, buffer_bytes: int, lanes: Lanes, trace: Trace) -> None:
+    def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, lanes: Lanes, trace: Trace) -> None:
         self._sources, self._sink, self._lanes, self._trace = sources, sink, lanes, trace
         self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}
         """Unit -> done when its state may change."""
-        self._ring = Ring(max(buffer_bytes, _LEAST_BYTES), pinned=lanes.are_real)
+        self._ring = ring
         self._full: queue.SimpleQueue[_Portion | None] = queue.SimpleQueue()
 
     def start(self) -> Future[None]:

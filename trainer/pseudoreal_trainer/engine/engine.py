@@ -11,6 +11,7 @@ from torch import Tensor
 from pseudoreal_trainer.engine.build import Blueprint, build_parts
 from pseudoreal_trainer.engine.capture import Capture, Sink, Source
 from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.ring import Ring
 from pseudoreal_trainer.engine.runner import Batch, Run, Training
 from pseudoreal_trainer.engine.state import KINDS, Content, Kind
 from pseudoreal_trainer.engine.trace import Trace
@@ -47,6 +48,7 @@ class Engine:
         self._blueprint, self._grid, self.trace = blueprint, grid, trace
         self._plan = plan[grid.pipeline_rank]
         self._parts = build_parts(blueprint, grid, self._plan, trace)
+        self._ring: Ring | None = None
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -111,7 +113,10 @@ class Engine:
         """Hands the state of the newest step to the sink, unit by unit in the order of `spans`: those ranges of the
         units' flat vectors. Training may go on meanwhile. The result is done when the sink has all."""
         sources = [self._source(unit, span) for unit, span in spans.items()]
-        capture = Capture(sources, sink, buffer_bytes, self._parts.lanes, self.trace)
+        if self._ring is None or self._ring.size < buffer_bytes:
+            # Kept for the next time: fresh memory costs more than what is copied into it.
+            self._ring = Ring(buffer_bytes, pinned=self._parts.lanes.are_real)
+        capture = Capture(sources, sink, self._ring, self._parts.lanes, self.trace)
         self._parts.updates.holds |= capture.captured
         return capture.start()
 

@@ -14,12 +14,17 @@ class Ring:
     """One thread takes room, another gives it back, oldest first."""
 
     def __init__(self, size: int, *, pinned: bool = False) -> None:
-        """`size` in bytes, rounded up to a multiple of the alignment."""
-        self._bytes = torch.empty(_aligned(size), dtype=torch.uint8, pin_memory=pinned)
+        """`size` in bytes; it has a little more when that is less than two elements take."""
+        self._bytes = torch.empty(max(_aligned(size), 2 * ALIGNMENT), dtype=torch.uint8, pin_memory=pinned)
         self._end = self._used = 0
         self._lengths: deque[int] = deque()
         """Of what is taken, with what was left out before it at the buffer's end."""
         self._changed = threading.Condition()
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return len(self._bytes)
 
     @property
     def largest(self) -> int:

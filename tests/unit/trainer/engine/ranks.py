@@ -69,9 +69,7 @@ def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case
         ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
         for index, case in enumerate(group):
             found[case] = [results[index] for results in ranks]
-            found[case][0].weights, found[case][0].first_moments = (
-                _together(case, found[case], kind) for kind in ("weights", "first_moment")
-            )
+            _bring_together(case, found[case])
     return found
 
 
@@ -124,6 +122,8 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
     result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
     result.captured = captured(engine)
     engine.close()
+    if ranks.world == 1:
+        _bring_together(case, [result])
     return result
 
 
@@ -147,6 +147,11 @@ def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
         parts = flat.split([len(span) for span in spans.values()])
         found[kind] = {unit: (span.start, part) for (unit, span), part in zip(spans.items(), parts, strict=True)}
     return found
+
+
+def _bring_together(case: Case, results: list[Result]) -> None:
+    """Gives the first rank the whole weights and moments."""
+    results[0].weights, results[0].first_moments = (_together(case, results, k) for k in ("weights", "first_moment"))
 
 
 def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor]:

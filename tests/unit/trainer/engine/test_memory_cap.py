@@ -36,6 +36,7 @@ def large(job_body: dict[str, Any], config: Callable[..., PhaseConfig], tmp_path
     spec["model"] = {"layers": 12, "hidden": 512, "heads": 8, "sequence": 16, "ffn": {"hidden": 2048}}
     spec["precision"] = {"compute": "float32"}
     spec["data"]["validation"] |= {"sequences": 2, "everySteps": 100}
+    spec["checkpoint"]["bufferBytes"] = "16Mi"
     spec["phases"] = [{"name": "real", "until": {"steps": 2}, "batch": {"sequences": 2, "microBatches": 2}}]
 
     def make(name: str, home: str) -> PhaseConfig:
