@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import click
+from pseudoreal_api.base import DnsLabel
 from pseudoreal_api.messages import ExitCode
 from pseudoreal_api.phase_spec import Sharing
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import track
 
@@ -118,9 +120,21 @@ def _last_good(checkpoint: Opened) -> str:
     return "; no other checkpoint of this phase is sound"
 
 
+def _phase_name(_: click.Context, __: click.Parameter, name: str) -> str:
+    try:
+        return TypeAdapter(DnsLabel).validate_python(name)
+    except ValidationError:
+        raise click.BadParameter(f"{name} is no name of a phase: small letters, digits and hyphens") from None
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise ValueError(f"{path} exists, and is not replaced; choose another name, or remove it first")
+
+
 @click.command()
 @click.argument("checkpoint", type=CHECKPOINT)
-@click.option("--to", "phase", required=True, help="Name of the phase that begins with it.")
+@click.option("--to", "phase", required=True, callback=_phase_name, help="Name of the phase that begins with it.")
 @click.option("--blocks", type=click.IntRange(min=1), help="Blocks of that phase. Default: one for each layer.")
 @click.option("--pattern", type=click.Choice(["cycle", "segment"]), default="cycle", show_default=True)
 @click.option("--optimizer-state", type=click.Choice(get_args(OptimizerState)), default="scale", show_default=True)
@@ -135,6 +149,7 @@ def delink(
     sharing = Sharing(blocks=blocks or checkpoint.manifest.model.layers, pattern=pattern)
     try:
         manifest = delinked(checkpoint.manifest, phase, sharing, optimizer_state)
+        _refuse_existing(checkpoint.store.folder / manifest.name)
         checkpoint.store.verify(checkpoint.manifest)
         target = checkpoint.store.begin(manifest)
         if as_files:
@@ -156,13 +171,15 @@ def export(checkpoint: Opened, name: str, output: Path) -> None:
     tensors under their own names. dcp: what torch.distributed.checkpoint loads.
     """
     try:
+        _refuse_existing(output)
         checkpoint.store.verify(checkpoint.manifest)
         output.mkdir(parents=True)
         FORMATS[name](checkpoint.reader, output, _tracked)
-    except FileExistsError:
-        _refuse(ValueError(f"{output} exists; name a folder that does not"))
-    except (NotExportable, CorruptCheckpoint) as error:
-        output.rmdir() if output.exists() else None
+    except NotExportable as error:
+        # Said before anything is written.
+        output.rmdir()
+        _refuse(error)
+    except (ValueError, CorruptCheckpoint) as error:
         _refuse(error)
     click.echo(str(output))
 

@@ -98,6 +98,21 @@ def test_what_cannot_be_delinked_is_refused(work: Path) -> None:
     assert not Path(_checkpoint(work, "real-00000006")).exists()
 
 
+@pytest.mark.parametrize("arguments", [["--to", "pseudo", "--blocks", "1"], ["--to", "real"]])
+def test_a_checkpoint_is_never_replaced_by_a_delink(work: Path, arguments: list[str]) -> None:
+    """Not by one of its own name, which would remove the very files that it refers to, and not by a later one."""
+    _invoke("delink", _checkpoint(work), "--to", "real")
+    before = {path: path.read_bytes() for path in (work / "checkpoints").glob("*/*")}
+    ended = _invoke("delink", _checkpoint(work), *arguments)
+    assert ended.exit_code == 78
+    assert "exists, and is not replaced" in ended.stderr
+    assert {path: path.read_bytes() for path in (work / "checkpoints").glob("*/*")} == before
+
+
+def test_a_phase_has_a_name_not_a_path(work: Path) -> None:
+    assert "is no name of a phase" in _invoke("delink", _checkpoint(work), "--to", "../real").stderr
+
+
 def test_prune_says_before_it_does(work: Path) -> None:
     arguments = ("prune", str(work), "--keep-last", "1")
     assert _invoke(*arguments, "--dry-run").stdout == "would remove pseudo-00000002\n"

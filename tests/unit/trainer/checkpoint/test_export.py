@@ -91,4 +91,4 @@ def test_an_existing_folder_is_not_touched(shared: Reader, tmp_path: Path) -> No
     (tmp_path / "exported").mkdir()
     ended = _export(shared, "safetensors", tmp_path / "exported")
     assert ended.exit_code == 78
-    assert "exists; name a folder that does not" in ended.output
+    assert "exists, and is not replaced" in ended.output
