@@ -26,9 +26,9 @@ from pseudoreal_api.resolved import CheckpointPolicy, JobIdentity
 from pseudoreal_dev.progress import progress
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
-from pseudoreal_trainer.checkpoint.reader import KINDS
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.saving import Saver
 from pydantic import BaseModel

@@ -22,11 +22,11 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.pieces import Part, parts_of, spans_of, tensors_of
-from pseudoreal_trainer.checkpoint.reader import Kind
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.plan.units import Kind
 from pseudoreal_trainer.quantity import bytes_of
 
 _T = TypeVar("_T")

@@ -11,14 +11,13 @@ from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
 from pseudoreal_trainer.checkpoint.pieces import parts_of
-from pseudoreal_trainer.checkpoint.reader import Kind, Reader
+from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.state import KINDS
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.initial import initial_weights
 from pseudoreal_trainer.model import Transformer
-from pseudoreal_trainer.plan.units import Unit
+from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 from pseudoreal_trainer.ranks import Ranks
 
 log = structlog.get_logger()

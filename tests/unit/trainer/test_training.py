@@ -8,10 +8,11 @@ import pytest
 import torch
 from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.manifest import Manifest
-from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model import build_model
+from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.schedule import learning_rate
 from torch.nn import functional as F
 

@@ -7,8 +7,9 @@ from typing import TypeVar
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, StoredTensor
 from pseudoreal_trainer.checkpoint.pieces import Part
-from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.writer import RankWriter
+from pseudoreal_trainer.plan.units import KINDS
 
 _T = TypeVar("_T")
 Tracked = Callable[[Iterable[_T], str], Iterable[_T]]

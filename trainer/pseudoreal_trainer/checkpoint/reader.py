@@ -5,16 +5,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, Link, Manifest, StoredTensor
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
-from pseudoreal_trainer.plan.units import block_of, in_block
-
-Kind = Literal["weights", "first_moment", "second_moment"]
-KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
+from pseudoreal_trainer.plan.units import Kind, block_of, in_block
 
 
 @dataclass(frozen=True)

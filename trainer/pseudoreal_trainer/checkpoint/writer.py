@@ -6,8 +6,8 @@ from typing import Any
 
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest
 from pseudoreal_trainer.checkpoint.pieces import Part
-from pseudoreal_trainer.checkpoint.reader import Kind
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
+from pseudoreal_trainer.plan.units import Kind
 
 _MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
 

@@ -1,6 +1,5 @@
 """Makes the parts of an engine: room for states, working copies and gradients, as the layout says."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from pseudoreal_trainer.engine.runner import Parts
 from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Updates
-from pseudoreal_trainer.plan.steps import Backward, RankPlan, Reduce
+from pseudoreal_trainer.plan.memory import gradient_buffers
 from pseudoreal_trainer.plan.units import Unit
 
 
@@ -48,10 +47,10 @@ class Rooms:
     """Whole gradients that stay, [padded numel]."""
 
 
-def build_parts(blueprint: Blueprint, grid: Grid, plan: RankPlan, trace: Trace) -> Parts:
+def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
     lanes, rooms = Lanes(grid.device), _rooms(blueprint, grid, trace)
     modules = Modules(blueprint.model, blueprint.units, blueprint.compute, compiled=blueprint.compiled)
-    buffers = _buffers(blueprint, grid, plan, rooms)
+    buffers = _buffers(blueprint, grid, rooms)
     gradients = Gradients(grid, modules, rooms.states, rooms.gradients, buffers, lanes, trace)
     return Parts(
         layout=grid.layout,
@@ -133,24 +132,10 @@ def _slots(blueprint: Blueprint, grid: Grid) -> list[Tensor]:
     return [torch.zeros(size, dtype=blueprint.compute, device=grid.device) for _ in range(count)]
 
 
-def _buffers(blueprint: Blueprint, grid: Grid, plan: RankPlan, rooms: Rooms) -> Buffers:
-    """Room for the gradients that grow at the same time, and for one that is being reduced meanwhile."""
+def _buffers(blueprint: Blueprint, grid: Grid, rooms: Rooms) -> Buffers:
     sharing = [unit for unit in grid.layout.local_units(grid.pipeline_rank) if unit not in rooms.gradients]
-    count = min(_most_at_a_time(grid, plan, sharing) + 1, len(sharing))
     size = max((_padded(blueprint, grid, unit) for unit in sharing), default=0)
-    return Buffers(size, count, blueprint.master, grid.device)
-
-
-def _most_at_a_time(grid: Grid, plan: RankPlan, units: Sequence[int]) -> int:
-    growing: set[int] = set()
-    most = 0
-    for step in plan:
-        if isinstance(step, Backward) and grid.layout.unit_of(step.position) in units:
-            growing.add(grid.layout.unit_of(step.position))
-            most = max(most, len(growing))
-        elif isinstance(step, Reduce):
-            growing.discard(step.unit)
-    return most
+    return Buffers(size, gradient_buffers(grid.layout, grid.pipeline_rank), blueprint.master, grid.device)
 
 
 def _padded(blueprint: Blueprint, grid: Grid, unit: int) -> int:

@@ -14,8 +14,9 @@ from torch import Tensor
 from pseudoreal_trainer.engine.adamw import Slices, update
 from pseudoreal_trainer.engine.direct_file import ALIGNMENT, DirectFile, aligned, aligned_buffer
 from pseudoreal_trainer.engine.lanes import Mark, reach
-from pseudoreal_trainer.engine.state import Content, Extent, Kind, State
+from pseudoreal_trainer.engine.state import Content, Extent, State
 from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.plan.units import Kind
 
 Section = Kind | Literal["compute", "gradient"]
 _CONTENTS: dict[Section, Content] = {

@@ -13,13 +13,13 @@ from pseudoreal_trainer.engine.capture import Capture, Sink, Source
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.ring import Ring
 from pseudoreal_trainer.engine.runner import Batch, Run, Training
-from pseudoreal_trainer.engine.state import KINDS, Content, Kind
+from pseudoreal_trainer.engine.state import Content
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
 from pseudoreal_trainer.plan.steps import Update
-from pseudoreal_trainer.plan.units import Unit
+from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Engine:
         check_plan(grid.layout, plan)
         self._blueprint, self._grid, self.trace = blueprint, grid, trace
         self._plan = plan[grid.pipeline_rank]
-        self._parts = build_parts(blueprint, grid, self._plan, trace)
+        self._parts = build_parts(blueprint, grid, trace)
         self._ring: Ring | None = None
 
     @property

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.adamw import Slices, update
 from pseudoreal_trainer.engine.lanes import Mark
+from pseudoreal_trainer.plan.units import Kind
 
-Kind = Literal["weights", "first_moment", "second_moment"]
-KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
 Content = Literal["weights", "moments", "gradients"]
 """What bytes are kept for; weights in both types."""
 

@@ -6,11 +6,16 @@ only and is so one range of the vector, wherever shards cut it.
 
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 from pseudoreal_api.model_spec import Model
 
 VOCABULARY = 256
 """One token for each byte."""
+
+Kind = Literal["weights", "first_moment", "second_moment"]
+KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
+"""Of the vectors that make up a unit's state."""
 
 EMBEDDING, HEAD = "embedding", "head"
 

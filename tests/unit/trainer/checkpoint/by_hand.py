@@ -7,9 +7,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, StoredTensor
 from pseudoreal_trainer.checkpoint.pieces import Part
-from pseudoreal_trainer.checkpoint.reader import KINDS
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
+from pseudoreal_trainer.plan.units import KINDS
 
 
 def save(store: CheckpointStore, manifest: Manifest, weights: Mapping[str, NDArray[Any]], pieces: int = 1) -> Manifest:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from pseudoreal_trainer.checkpoint.reader import KINDS
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli import main
+from pseudoreal_trainer.plan.units import KINDS
 
 UID = "11111111-2222"
 

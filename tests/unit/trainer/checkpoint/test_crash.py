@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
-from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
+from pseudoreal_trainer.plan.units import KINDS
 
 POINTS = 24
 _EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}

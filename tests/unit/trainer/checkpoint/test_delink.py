@@ -13,10 +13,11 @@ import pytest
 import torch
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_trainer.checkpoint.delink import delink, delinked
-from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model import Transformer
+from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.state import load_weights
 from torch.nn import functional as F
 

@@ -14,11 +14,12 @@ import torch.distributed as dist
 from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Updates
-from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.corpus import load_corpus
 from pseudoreal_trainer.phase import open_engine
 from pseudoreal_trainer.plan.from_config import phase_layout
+from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.saving import Saver
 from pseudoreal_trainer.state import fill, find_start, first_manifest

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.saving import SavingFailed
 
 UID = "11111111-2222"

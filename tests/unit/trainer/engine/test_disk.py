@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from pseudoreal_api.resolved import PhaseConfig
-from pseudoreal_trainer.checkpoint.reader import KINDS, Reader
+from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.engine.direct_file import ALIGNMENT, DirectFile, DiskError, aligned_buffer
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.plan.units import KINDS
 
 SMALL = 256 << 10
 """Bytes of a disk that is too small for the state."""

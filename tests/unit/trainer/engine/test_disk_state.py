@@ -10,8 +10,9 @@ import torch
 from pseudoreal_api.model_spec import Optimizer
 from pseudoreal_trainer.engine import disk_state
 from pseudoreal_trainer.engine.disk_state import open_disk_states
-from pseudoreal_trainer.engine.state import KINDS, Extent, Kind, MemoryState, State, Vectors
+from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.plan.units import KINDS, Kind
 from torch import Tensor
 
 CHUNK = 2048
