@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from pseudoreal_api.phase_spec import Phase, Sharing
-from pseudoreal_api.resolved import CheckpointPolicy, DelinkConfig, JobIdentity, PhaseConfig
+from pseudoreal_api.resolved import CheckpointPolicy, DelinkConfig, JobIdentity, MeasureConfig, PhaseConfig
 from pseudoreal_api.run_spec import Checkpoint
 from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
 
@@ -44,6 +44,7 @@ def phase_config(
         precision=spec.precision,
         sharing=explicit_sharing(spec, phase),
         until=phase.until,
+        measure=_measure(spec, index),
         phase_steps=ends[index],
         total_steps=ends[-1],
         workers=layout.workers,
@@ -57,6 +58,15 @@ def phase_config(
         checkpoint=_checkpoint_policy(spec.checkpoint),
         work_directory=work_directory,
     )
+
+
+def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:
+    if spec.delink.optimizer_state != "measured" or index + 1 == len(spec.phases):
+        return None
+    now, after = (explicit_sharing(spec, phase) for phase in spec.phases[index : index + 2])
+    if now.blocks == after.blocks:
+        return None
+    return MeasureConfig(steps=spec.delink.measured_steps, next_sharing=after)
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:

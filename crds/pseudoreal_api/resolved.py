@@ -7,7 +7,7 @@ from pydantic import Field
 from pseudoreal_api.base import ApiModel, Quantity
 from pseudoreal_api.model_spec import Data, Model, Optimizer, Precision
 from pseudoreal_api.phase_spec import Activations, Batch, Offload, Parallelism, Sharing, Until
-from pseudoreal_api.run_spec import CheckpointMode
+from pseudoreal_api.run_spec import CheckpointMode, OptimizerState
 
 
 class JobIdentity(ApiModel):
@@ -24,6 +24,13 @@ class CheckpointPolicy(ApiModel):
     keep_every: int | None = Field(None, description="Also kept: those of steps that this divides.")
 
 
+class MeasureConfig(ApiModel):
+    """What the delink into the next phase needs to know of this one's gradients."""
+
+    steps: int = Field(description="At the end of the phase.")
+    next_sharing: Sharing = Field(description="Of the next phase, explicit.")
+
+
 class PhaseConfig(ApiModel):
     """Everything that a trainer process needs to train one phase."""
 
@@ -38,6 +45,7 @@ class PhaseConfig(ApiModel):
     precision: Precision = Field(description="As in the spec.")
     sharing: Sharing = Field(description="Explicit, also when every layer owns its weights.")
     until: Until = Field(description="As in the spec.")
+    measure: MeasureConfig | None = Field(None, description="None: the delink does not ask, or no layers are delinked.")
     phase_steps: int = Field(description="Step, from the job's start, at which this phase ends at the latest.")
     total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
     workers: int = Field(description="Pods.")
@@ -66,5 +74,5 @@ class DelinkConfig(ApiModel):
     phase: str = Field(description="The phase that it leads into.")
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
-    optimizer_state: Literal["copy", "scale", "reset"] = Field(description="As in the spec.")
+    optimizer_state: OptimizerState = Field(description="As in the spec.")
     work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")

@@ -34,6 +34,7 @@ def best_layout(config: PhaseConfig) -> Layout:
         recompute=config.activations.recompute,
         stash=config.activations.home == "host",
         clipping=config.optimizer.clipping.mode,
+        measures=config.measure is not None or config.until.gradient_correlation is not None,
     )
     return replace(layout, homes=choose_homes(config.offload, layout, phase_sizes(config)))
 

@@ -1,4 +1,4 @@
-"""Gradients of single layers, measured while the layers share blocks, against plain autograd on copies of the layers."""
+"""Gradients of single layers, measured while they share blocks, against plain autograd on copies of the layers."""
 
 from itertools import pairwise
 
