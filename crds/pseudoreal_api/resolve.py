@@ -45,6 +45,7 @@ def phase_config(
         sharing=explicit_sharing(spec, phase),
         until=phase.until,
         measure=_measure(spec, index),
+        warmup_steps=spec.delink.warmup_steps if index > 0 and _delinks(spec, index) else 0,
         phase_steps=ends[index],
         total_steps=ends[-1],
         workers=layout.workers,
@@ -63,10 +64,14 @@ def phase_config(
 def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:
     if spec.delink.optimizer_state != "measured" or index + 1 == len(spec.phases):
         return None
-    now, after = (explicit_sharing(spec, phase) for phase in spec.phases[index : index + 2])
-    if now.blocks == after.blocks:
-        return None
-    return MeasureConfig(steps=spec.delink.measured_steps, next_sharing=after)
+    after = explicit_sharing(spec, spec.phases[index + 1])
+    return MeasureConfig(steps=spec.delink.measured_steps, next_sharing=after) if _delinks(spec, index + 1) else None
+
+
+def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
+    """The phase at `index` >= 1 has more blocks than the one before."""
+    before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
+    return before.blocks != after.blocks
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:

@@ -47,6 +47,7 @@ class PhaseConfig(ApiModel):
     until: Until = Field(description="As in the spec.")
     measure: MeasureConfig | None = Field(None, description="None: the delink does not ask, or no layers are delinked.")
     phase_steps: int = Field(description="Step, from the job's start, at which this phase ends at the latest.")
+    warmup_steps: int = Field(0, description="At the start of this phase, if it was delinked.")
     total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
     workers: int = Field(description="Pods.")
     processes_per_worker: int = Field(description="Ranks in each pod.")

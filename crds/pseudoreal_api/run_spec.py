@@ -33,6 +33,12 @@ class Delink(ApiModel):
         " by L, second by how much larger the squared gradient of the block was than that of a layer, measured tensor"
         " by tensor. copy: as they were. scale: first moment divided by L, second by L squared. reset: zero.",
     )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="Steps after a delink in which the learning rate rises from 0 to where its schedule is.",
+    )
     measured_steps: int = Field(
         20,
         ge=1,

@@ -14,7 +14,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.engine.probe import LayerGradients
-from pseudoreal_trainer.schedule import learning_rate
+from pseudoreal_trainer.schedule import phase_rate
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -107,7 +107,7 @@ class Reporter:
             tokens=state.tokens,
             loss=state.loss,
             validation_loss=state.validation_loss,
-            learning_rate=learning_rate(config.optimizer, state.step, config.total_steps),
+            learning_rate=phase_rate(config, state.step, state.phase_begin),
             tokens_per_second=config.batch.sequences * config.model.sequence / pace,
             seconds=self._meter.seconds,
             remaining_seconds=(config.phase_steps - state.step) * pace,

@@ -147,7 +147,7 @@ class _Phase:
 
     def _train(self, state: Manifest, reporter: Reporter | None, stop: Callable[[], bool]) -> tuple[Manifest, bool]:
         """The state at the end, and whether training was cut short there."""
-        stepper = self._stepper()
+        stepper = self._stepper(state.phase_begin)
         first = state.step + 1
         while not self.rules.is_over(state):
             with self.meter:
@@ -169,9 +169,9 @@ class _Phase:
                 state = self._save(state, reporter)
         return state, False
 
-    def _stepper(self) -> Stepper:
+    def _stepper(self, begin: int) -> Stepper:
         stream = Stream(self.corpus.train, self.config.model.sequence, self.config.data.seed)
-        return Stepper(self.config, stream, self.engine)
+        return Stepper(self.config, stream, self.engine, begin)
 
     def _advanced(self, state: Manifest, result: StepResult) -> Manifest:
         step, cursor = state.step + 1, state.global_cursor + self.config.batch.sequences

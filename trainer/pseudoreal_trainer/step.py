@@ -12,7 +12,7 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.engine.updates import Agreement
-from pseudoreal_trainer.schedule import learning_rate
+from pseudoreal_trainer.schedule import phase_rate
 from pseudoreal_trainer.stream import Stream, rank_parts
 
 
@@ -53,6 +53,8 @@ class Stepper:
     config: PhaseConfig
     stream: Stream
     engine: Engine
+    begin: int
+    """Step at which the phase began."""
 
     def take(self, step: int, cursor: int, stop: bool, probe: Probe | None = None) -> StepResult:
         """Makes step `step` (the first is 1) from the samples at `cursor`.
@@ -63,7 +65,7 @@ class Stepper:
         grid, batch = self.engine.grid, self.config.batch
         parts = rank_parts(batch, cursor, grid.data_rank, grid.layout.data)
         tokens = batch.sequences * self.config.model.sequence
-        rate = learning_rate(self.config.optimizer, step, self.config.total_steps)
+        rate = phase_rate(self.config, step, self.begin)
         windows = StreamBatch(self.stream, parts, grid.device)
         agreement: Agreement = self.engine.train(windows, Training(tokens, rate, stop), step, probe)
         gradients = None if probe is None else probe.result()

@@ -62,6 +62,7 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
         update={
             "phase": phase,
             "phase_index": source.phase_index + 1,
+            "phase_begin": source.step,
             "sharing": sharing,
             "start_validation_loss": None,
             "validation_loss": None,

@@ -89,6 +89,7 @@ class Manifest(ApiModel):
     sharing: Sharing
     random: Random
     step: int = Field(description="Steps done, from the job's start.")
+    phase_begin: int = Field(0, description="Step at which the phase began.")
     tokens: int = Field(description="Tokens trained, from the job's start.")
     global_cursor: int = Field(description="Samples consumed, from the job's start.")
     loss: float | None = Field(None, description="Training loss of the newest step.")
