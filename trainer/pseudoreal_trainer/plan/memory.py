@@ -32,7 +32,7 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     room = Tiers(
         device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank) + _measuring_room(layout, sizes, rank)
     )
-    return state + room + _staging(layout, sizes, rank)
+    return state + room + _staging(layout, sizes, rank) + Tiers(host=sizes.checkpoint_buffer)
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
