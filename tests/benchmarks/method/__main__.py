@@ -24,7 +24,10 @@ def main() -> None:
     LIVES.parent.mkdir(exist_ok=True)
     known = _known()
     waiting = [
-        (family, seed) for seed in SEEDS for family in _families() if not known >= {(e.name, seed) for e in family}
+        (family, seed)
+        for seed in SEEDS
+        for family in _families()
+        if seed in family[0].seeds and not known >= {(experiment.name, seed) for experiment in family}
     ]
     waiting.sort(key=lambda life: life[0][0].regime)
     with tempfile.TemporaryDirectory(dir=RESULTS) as folder, ThreadPoolExecutor(_AT_A_TIME) as pool:

@@ -38,8 +38,8 @@ class Pseudo:
     total_steps: int
     blocks: int = 1
     rate: str = RATE
-    adaptive: bool = False
-    """It ends by the correlation of gradients, at `steps` at the latest."""
+    adaptive: str | None = None
+    """It ends by the correlation of gradients below this, at `steps` at the latest."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,7 @@ class Experiment:
     optimizer_state: str = "measured"
     warmup_steps: int = 0
     """After the delink."""
+    seeds: tuple[int, ...] = SEEDS
 
 
 def _at(share: float, **more: Any) -> Pseudo:
@@ -72,15 +73,16 @@ WARMED = [
 SHARES = [
     Experiment("10 %, measured", pseudo=_at(0.1)),
     Experiment("60 %, measured", pseudo=_at(0.6)),
-    Experiment("adaptive, measured", pseudo=_at(0.6, adaptive=True)),
+    Experiment("adaptive (0.5), measured", pseudo=_at(0.6, adaptive="0.5"), seeds=SEEDS[:1]),
+    Experiment("adaptive (0.99), measured", pseudo=_at(0.6, adaptive="0.99")),
 ]
 BLOCKS = [Experiment(f"30 %, {blocks} blocks", pseudo=_at(0.3, blocks=blocks)) for blocks in (2, 4)]
 RATES = [
     experiment
     for rate in OTHER_RATES
     for experiment in (
-        Experiment(f"unshared, rate {rate}", rate=rate),
-        Experiment(f"30 %, rate {rate}", rate=rate, pseudo=_at(0.3, rate=rate)),
+        Experiment(f"unshared, rate {rate}", rate=rate, seeds=SEEDS[:1]),
+        Experiment(f"30 %, rate {rate}", rate=rate, pseudo=_at(0.3, rate=rate), seeds=SEEDS[:1]),
     )
 ]
 
@@ -95,8 +97,8 @@ def _offloaded(pseudo_steps: int, real_steps: int) -> Experiment:
 OFFLOADED = [
     _offloaded(0, OFFLOAD_STEPS),
     _offloaded(OFFLOAD_STEPS // 2, OFFLOAD_STEPS // 2),
-    _offloaded(3 * OFFLOAD_STEPS, OFFLOAD_STEPS // 2),
-    _offloaded(5 * OFFLOAD_STEPS, OFFLOAD_STEPS // 5),
+    _offloaded(2 * OFFLOAD_STEPS, OFFLOAD_STEPS // 2),
+    _offloaded(4 * OFFLOAD_STEPS, OFFLOAD_STEPS // 5),
 ]
 EXPERIMENTS = [UNSHARED, *POLICIES, *WARMED, *SHARES, *BLOCKS, *RATES, *OFFLOADED]
 
@@ -107,8 +109,8 @@ def job(experiment: Experiment, seed: int, corpus: str) -> PseudoRealJob:
     phases = [{"name": "real", "until": {"steps": experiment.total_steps}, "offload": regime["offload"], **common}]
     if pseudo is not None:
         until: dict[str, Any] = {"steps": pseudo.steps}
-        if pseudo.adaptive:
-            until["gradientCorrelation"] = {"everySteps": 10}
+        if pseudo.adaptive is not None:
+            until["gradientCorrelation"] = {"below": pseudo.adaptive, "everySteps": 10}
         phases.insert(0, {"name": "pseudo", "sharing": {"blocks": pseudo.blocks}, "until": until, **common})
     spec = {
         "model": regime["model"],

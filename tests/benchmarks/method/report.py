@@ -132,17 +132,18 @@ def _mean_or_never(values: Sequence[float | None]) -> str:
 
 def _correlations(by_name: dict[str, list[Life]]) -> str:
     """Of the adaptive rule, of the first seed."""
-    lives = by_name.get("adaptive, measured", [])
-    if not lives:
+    lives = by_name.get("adaptive (0.99), measured", [])
+    whole = by_name.get("adaptive (0.5), measured", [])
+    if not lives or not whole:
         return ""
     rows = "\n".join(
         f"| {step} | {min(found):.2f} | {median(found):.2f} | {max(found):.2f} |"
-        for step, found in list(lives[0].phases[0].correlations.items())
+        for step, found in whole[0].phases[0].correlations.items()
     )
     ends = ", ".join(str(life.phases[1].first_step - 1) for life in lives)
     return f"""## Correlations of neighbouring layers' gradients
 
-In the pseudo phase of *adaptive*, first seed. The three seeds ended it at steps {ends}.
+In the pseudo phase of *adaptive (0.5)*, which the rule never ended; *adaptive (0.99)* ended at steps {ends}.
 
 | step | lowest | median | highest |
 | --- | --- | --- | --- |
