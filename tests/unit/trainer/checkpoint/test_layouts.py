@@ -46,7 +46,7 @@ LAYOUTS = {
 }
 
 MIXTURE = {"experts": 6, "prototypes": 2, "capacityFactor": "0.75"}
-OF_THE_MIXTURE = ["one rank, disk", "data 3, optimizer", "pipeline 2 x data 2, full, host"]
+OF_THE_MIXTURE = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk"]
 
 
 @dataclass(frozen=True)
