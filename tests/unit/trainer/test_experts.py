@@ -1,6 +1,6 @@
 """Experts against a plain loop over tokens, in float64."""
 
-from math import erf, exp, sqrt
+from math import ceil, erf, exp, sqrt
 from typing import Any
 
 import pytest
@@ -156,12 +156,19 @@ def test_one_expert_is_the_dense_layer_to_the_bit(activation: str, dtype: torch.
         ({"experts": 4, "prototypes": 2}, 7),  # 6.25
         ({"experts": 10, "capacityFactor": "1"}, 1),
         ({"experts": 10, "capacityFactor": "1.1"}, 2),
-        ({"experts": 1, "capacityFactor": "1.1"}, 11),  # in binary, 1.1 is more than 11 / 10
+        ({"experts": 1, "capacityFactor": "1.1"}, 11),
         ({"experts": 5, "capacityFactor": "1e-3"}, 1),
     ],
 )
 def test_the_capacity_is_the_share_rounded_up(moe: dict[str, Any], tokens: int) -> None:
     assert capacity_of(_spec(moe)) == tokens
+
+
+def test_the_capacity_is_that_of_the_decimal_number() -> None:
+    """In binary, 1.1 is more than 11 / 10."""
+    spec = _spec({"experts": 1, "capacityFactor": "1.1"}).model_copy(update={"sequence": 100})
+    assert ceil(1.1 * 100) == 111
+    assert capacity_of(spec) == 110
 
 
 def _model(moe: dict[str, Any]) -> Transformer:
