@@ -72,13 +72,13 @@ class Block(nn.Module):
         else:
             self.router = Router(spec.hidden, spec.moe.experts)
             self.experts = Experts(spec, spec.moe)
-        self._is_mixture = spec.moe is not None
+        self.is_mixture = spec.moe is not None
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """[B, T, H] -> [B, T, H]"""
         hidden = hidden + self.attention(self.attention_norm(hidden), rotation)
         features = self.ffn_norm(hidden)
-        added: Tensor = self.experts(features, self.router(features)) if self._is_mixture else self.ffn(features)
+        added: Tensor = self.experts(features, self.router(features)) if self.is_mixture else self.ffn(features)
         return hidden + added
 
 
