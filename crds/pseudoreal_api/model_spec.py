@@ -17,12 +17,21 @@ class FeedForward(ApiModel):
 
 
 class MixtureOfExperts(ApiModel):
-    experts: int = Field(ge=1, le=1_000_000, description="Experts of a layer, over all prototypes.")
+    experts: int = Field(
+        ge=1,
+        le=1_000_000,
+        description="Experts of a layer, over all prototypes; each is a feed-forward part as ffn says.",
+    )
     prototypes: int = Field(
-        1, ge=1, le=100_000, description="Groups of experts; each routes every token to one of its experts."
+        1,
+        ge=1,
+        le=100_000,
+        description="Groups of experts; each routes every token to one of its experts, and their outputs are summed.",
     )
     capacity_factor: DecimalString = Field(
-        "1.25", description="Tokens that an expert accepts, as a multiple of its even share."
+        "1.25",
+        description="Tokens of a sequence that an expert accepts, as a multiple of its even share, rounded up. The"
+        " others pass by it unchanged. A factor of experts / prototypes: none is ever full.",
     )
 
 
@@ -36,7 +45,8 @@ class Model(ApiModel):
     ffn: FeedForward = Field(description="The feed-forward part of each layer.")
     moe: MixtureOfExperts | None = Field(
         None,
-        description="Replaces the dense feed-forward part by experts. Omitted: dense. Release 0.1 trains dense only.",
+        description="Replaces the feed-forward part of each layer by experts. They belong to the unit of their block:"
+        " its home and its shards are theirs, and they are not spread over ranks one by one. Omitted: dense.",
     )
 
 

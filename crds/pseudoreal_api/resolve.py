@@ -100,8 +100,6 @@ def delink_config(job: PseudoRealJob, index: int, *, attempt: int, work_director
 
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
     """Raises UnresolvableJob for the first phase that cannot run."""
-    if spec.model.moe is not None:
-        raise UnresolvableJob("spec.model.moe: this release trains dense layers only; remove moe and size ffn.hidden")
     for phase in spec.phases:
         resolve_layout(spec, phase)
         _check_homes(spec, phase)

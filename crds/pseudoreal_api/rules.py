@@ -88,6 +88,11 @@ SPEC_RULES = (
         "self.model.moe.prototypes",
     ),
     _job(
+        "!has(self.model.moe) || double(self.model.moe.capacityFactor) > 0.0",
+        "spec.model.moe.capacityFactor %s must be greater than 0",
+        "self.model.moe.capacityFactor",
+    ),
+    _job(
         "double(self.data.validation.fraction) > 0.0 && double(self.data.validation.fraction) < 1.0",
         "spec.data.validation.fraction %s must lie between 0 and 1, both excluded",
         "self.data.validation.fraction",

@@ -27,9 +27,11 @@ SHAPES = [
     *(Case(homes=homes, clipping=clipping) for homes in ("d", "hD") for clipping in ("global", "perUnit")),
     Case(homes="hD", blocks=2),
     Case(homes="h", activation="swiglu"),
+    *(Case(homes="hD", experts=6, prototypes=p, recompute=recompute) for p in (1, 3) for recompute in (True, False)),
 ]
 CASES = [replace(case, precision=precision) for precision in TOLERANCES for case in SHAPES]
 COMPILED = [Case(homes=homes, recompute=recompute) for homes in ("d", "h") for recompute in (True, False)]
+COMPILED += [Case(homes="h", experts=6, prototypes=2, recompute=recompute) for recompute in (True, False)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -28,6 +28,6 @@ def _std(unit: Unit, matrix: Parameter, layers: int) -> float:
     if unit.name == EMBEDDING:
         return 1.0
     std = 1.0 / sqrt(matrix.shape[1])
-    if matrix.name.endswith(("attention.output.weight", "ffn.down.weight")):
+    if matrix.name.endswith((".output.weight", ".down.weight")):
         return std / sqrt(2 * layers)
     return std

@@ -1,13 +1,14 @@
 """A decoder-only transformer whose layers may share blocks."""
 
 import torch
-from pseudoreal_api.model_spec import FeedForward as FeedForwardSpec
 from pseudoreal_api.model_spec import Model as ModelSpec
 from pseudoreal_api.phase_spec import Sharing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudoreal_trainer.constants import EPSILON, ROTARY_BASE
+from pseudoreal_trainer.experts import Experts, Router
+from pseudoreal_trainer.feed_forward import FeedForward
 from pseudoreal_trainer.initial import initial_weights
 from pseudoreal_trainer.plan.units import VOCABULARY, units_of
 from pseudoreal_trainer.sharing import blocks_of_layers
@@ -66,13 +67,19 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
         self.attention = Attention(spec.hidden, spec.heads)
         self.ffn_norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
-        self.ffn = FeedForward(spec.hidden, spec.ffn)
+        if spec.moe is None:
+            self.ffn = FeedForward(spec.hidden, spec.ffn)
+        else:
+            self.router = Router(spec.hidden, spec.moe.experts)
+            self.experts = Experts(spec, spec.moe)
+        self.is_mixture = spec.moe is not None
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """[B, T, H] -> [B, T, H]"""
         hidden = hidden + self.attention(self.attention_norm(hidden), rotation)
-        out: Tensor = hidden + self.ffn(self.ffn_norm(hidden))
-        return out
+        features = self.ffn_norm(hidden)
+        added: Tensor = self.experts(features, self.router(features)) if self.is_mixture else self.ffn(features)
+        return hidden + added
 
 
 class Attention(nn.Module):
@@ -97,22 +104,6 @@ class Attention(nn.Module):
         """[B, T, H] -> [B, heads, T, H / heads]"""
         batch, length, width = hidden.shape
         return hidden.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-
-
-class FeedForward(nn.Module):
-    """gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)) (Shazeer 2020, "GLU variants")."""
-
-    def __init__(self, hidden: int, spec: FeedForwardSpec) -> None:
-        super().__init__()
-        self.gate = nn.Linear(hidden, spec.hidden, bias=False) if spec.activation == "swiglu" else None
-        self.up = nn.Linear(hidden, spec.hidden, bias=False)
-        self.down = nn.Linear(spec.hidden, hidden, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[B, T, H] -> [B, T, H]"""
-        inner = F.gelu(self.up(hidden)) if self.gate is None else F.silu(self.gate(hidden)) * self.up(hidden)
-        out: Tensor = self.down(inner)
-        return out
 
 
 def rotary(length: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:

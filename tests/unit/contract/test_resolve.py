@@ -51,7 +51,6 @@ def test_pipeline_zero_is_one_stage_for_each_rank() -> None:
             {"spec__phases__0__offload": {"homes": [{"unit": "blocks.2", "home": "host"}]}},
             r"phases\[pseudo\].offload.homes: there is no blocks.2, as the phase has 2 blocks; the last is blocks.1",
         ),
-        ({"spec__model__moe": {"experts": 4}}, r"spec.model.moe: this release trains dense layers only"),
     ],
 )
 def test_what_cannot_run_says_what_to_change(changes: dict[str, object], says: str) -> None:
@@ -71,6 +70,15 @@ def test_interleaved_rounds_that_are_equal(micro_batches: int) -> None:
 def test_the_homes_of_existing_units_pass() -> None:
     homes = [{"unit": unit, "home": "host"} for unit in ("embedding", "blocks.0", "blocks.1", "head")]
     check_resolvable(check_job(good_job(spec__phases__0__offload={"homes": homes})).spec)
+
+
+def test_experts_reach_the_trainer() -> None:
+    moe = {"experts": 6, "prototypes": 3, "capacityFactor": "1.5"}
+    job = check_job(good_job(spec__model__moe=moe))
+    check_resolvable(job.spec)
+    found = phase_config(job, 1, attempt=1, work_directory="/w", offload_directory="/o").model.moe
+    assert found is not None
+    assert (found.experts, found.prototypes, found.capacity_factor) == (6, 3, "1.5")
 
 
 def test_tokens_and_steps_count_over_all_phases() -> None:

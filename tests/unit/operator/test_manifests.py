@@ -285,7 +285,7 @@ def test_merging(base: Any, overlay: Any, merged: Any) -> None:
             {"spec__pod": {"template": {"spec": {"initContainers": [{"name": "i", "env": [{"name": "RANK"}]}]}}}},
             "initContainers[i].env: the name RANK is reserved",
         ),
-        ({"spec__model__moe": {"experts": 4}}, "spec.model.moe"),
+        ({"spec__phases__1__workers": 5}, "5 data-parallel replicas"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], says: str) -> None:

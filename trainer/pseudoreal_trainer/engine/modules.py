@@ -1,6 +1,7 @@
 """The computation of each kind of unit, over weights that are bound to it: views into a working copy."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from pseudoreal_api.model_spec import Model
@@ -49,7 +50,7 @@ class Modules:
             UnitModule(module, unit) for module, unit in zip(modules, (units[0], units[1], units[-1]), strict=True)
         )
         self._last = len(units) - 1
-        self._run_block = torch.compile(modules[1]) if compiled else modules[1]
+        self._run_block = _compiled(modules[1]) if compiled else modules[1]
         self._dtype = dtype
         self._head_width = model.hidden // model.heads
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
@@ -77,6 +78,14 @@ class Modules:
         if key not in self._rotations:
             self._rotations[key] = rotary(hidden.shape[1], self._head_width, hidden)
         return self._rotations[key]
+
+
+def _compiled(block: Block) -> Callable[..., Any]:
+    """With experts their tokens are other numbers in each pass, for each of which torch.compile would begin anew."""
+    if not block.is_mixture:
+        return torch.compile(block)
+    block.attention.compile()
+    return block
 
 
 def _prefix(unit: Unit) -> str:

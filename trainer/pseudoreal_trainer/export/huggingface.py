@@ -1,6 +1,7 @@
-"""A folder that `transformers` loads: the model as a Llama, and a tokenizer whose tokens are bytes.
+"""A folder that `transformers` loads: the model as a Llama or a Mixtral, and a tokenizer whose tokens are bytes.
 
 https://huggingface.co/docs/transformers/model_doc/llama
+https://huggingface.co/docs/transformers/model_doc/mixtral
 """
 
 import json
@@ -13,7 +14,7 @@ from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.constants import EPSILON, ROTARY_BASE
-from pseudoreal_trainer.export.errors import NotExportable
+from pseudoreal_trainer.export.architectures import Architecture, architecture_of
 from pseudoreal_trainer.plan.units import VOCABULARY
 from pseudoreal_trainer.sharing import blocks_of_layers
 
@@ -22,52 +23,38 @@ _OUTSIDE = {
     "model.norm.weight": "norm.weight",
     "lm_head.weight": "head.weight",
 }
-_IN_LAYER = {
-    "input_layernorm.weight": "attention_norm.weight",
-    "self_attn.q_proj.weight": "attention.query.weight",
-    "self_attn.k_proj.weight": "attention.key.weight",
-    "self_attn.v_proj.weight": "attention.value.weight",
-    "self_attn.o_proj.weight": "attention.output.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-    "mlp.gate_proj.weight": "ffn.gate.weight",
-    "mlp.up_proj.weight": "ffn.up.weight",
-    "mlp.down_proj.weight": "ffn.down.weight",
-}
 
 
 def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
-    """Raises NotExportable when the model is not a Llama."""
+    """Raises NotExportable when the model is neither a Llama nor a Mixtral."""
     model = source.manifest.model
-    if model.ffn.activation != "swiglu":
-        raise NotExportable(
-            f"model.ffn.activation is {model.ffn.activation}, and a Llama's is swiglu; export this one as safetensors"
-        )
-    names = _names(source)
+    architecture = architecture_of(model)
+    names = _names(source, architecture)
     forms = {theirs: Form(source.shape(ours), source.dtype) for theirs, ours in names.items()}
     writer = TensorWriter(folder / "model.safetensors", forms, {"format": "pt"})
     for theirs in tracked(list(names), "writing"):
         writer.append(source.tensor(names[theirs]))
     writer.finish()
-    _write_json(folder / "config.json", _config(model, source.dtype))
+    _write_json(folder / "config.json", _config(model, architecture, source.dtype))
     _write_json(folder / "tokenizer.json", _tokenizer())
     _write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
-def _names(source: Reader) -> dict[str, str]:
+def _names(source: Reader, architecture: Architecture) -> dict[str, str]:
     """Their names -> ours. Layers that share a block get a copy each."""
     blocks = blocks_of_layers(source.manifest.sharing, source.manifest.model.layers)
     inside = {
         f"model.layers.{layer}.{theirs}": f"blocks.{block}.{ours}"
         for layer, block in enumerate(blocks)
-        for theirs, ours in _IN_LAYER.items()
+        for theirs, ours in architecture.in_layer.items()
     }
     return _OUTSIDE | inside
 
 
-def _config(model: Model, dtype: str) -> dict[str, Any]:
+def _config(model: Model, architecture: Architecture, dtype: str) -> dict[str, Any]:
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [architecture.class_name],
+        "model_type": architecture.model_type,
         "vocab_size": VOCABULARY,
         "hidden_size": model.hidden,
         "intermediate_size": model.ffn.hidden,
@@ -80,11 +67,11 @@ def _config(model: Model, dtype: str) -> dict[str, Any]:
         "rope_theta": ROTARY_BASE,
         "max_position_embeddings": model.sequence,
         "attention_bias": False,
-        "mlp_bias": False,
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": None,
         "dtype": dtype,
+        **architecture.config,
     }
 
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import VOCABULARY
 
+_INDEX_BYTES = 8
+
 
 @dataclass(frozen=True)
 class Graphs:
@@ -24,7 +26,7 @@ class Graphs:
     @property
     def block(self) -> int:
         """What autograd keeps of a block's forward pass besides its input, its output and its weights."""
-        return self._block_without_ffn + self._ffn_matrices * self._inner
+        return self._block_without_ffn + (self._ffn if self.sizes.model.moe is None else self._mixture)
 
     @property
     def block_backward(self) -> int:
@@ -36,8 +38,7 @@ class Graphs:
         """
         model, c = self.sizes.model, self.sizes.compute_bytes
         parameters, square = self._parameter_bytes(1), model.hidden**2 * c
-        hidden_gradients = 2 if self._is_gated else 1
-        start = self.block + self.boundary + hidden_gradients * self._inner + model.ffn.hidden * model.hidden * c
+        start = self.block + self._ffn_gradients + model.ffn.hidden * model.hidden * c
         middle = self._block_without_ffn + parameters - 3 * square + (8 if self._norm_casts else 4) * self.boundary
         end = parameters + (14 if self._norm_casts else 7) * self.boundary
         return max(start, middle, end, parameters + 2 * self.boundary + self._cast(1))
@@ -87,6 +88,28 @@ class Graphs:
     def _ffn_matrices(self) -> int:
         """[tokens, inner] that the feed-forward part keeps: up and its activation, and with gates two more."""
         return 4 if self._is_gated else 2
+
+    @property
+    def _ffn(self) -> int:
+        return self._ffn_matrices * self._inner
+
+    @property
+    def _mixture(self) -> int:
+        """Of each prototype the features before, behind and weighted behind its experts, gates, choices and order, and
+        the probabilities; where the router casts, its weights, and its input instead of the norm's output."""
+        moe, hidden, c, wide = self.sizes.model.moe, self.sizes.model.hidden, self.sizes.compute_bytes, self._norm_bytes
+        assert moe is not None, "only a mixture has these"
+        of_token = 3 * c * hidden + c + 2 * _INDEX_BYTES
+        router = self._norm_casts * hidden * (self.tokens * (wide - c) + moe.experts * wide)
+        return moe.prototypes * (self._ffn + self.tokens * of_token) + self.tokens * moe.experts * wide + router
+
+    @property
+    def _ffn_gradients(self) -> int:
+        """Of features, as the feed-forward part's backward pass starts; of experts, in the first one's."""
+        moe, inner = self.sizes.model.moe, (2 if self._is_gated else 1) * self._inner
+        if moe is None:
+            return self.boundary + inner
+        return 3 * self.boundary + inner * moe.prototypes // moe.experts
 
     @property
     def _inner(self) -> int:

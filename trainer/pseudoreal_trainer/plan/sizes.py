@@ -37,10 +37,12 @@ class Sizes:
         return tokens * self.model.hidden * self.compute_bytes
 
     def block_flops(self, tokens: int) -> int:
-        """Of a block's forward pass: two for each weight of a matrix and token, and attention to half of the tokens."""
-        model = self.model
+        """Of a block's forward pass: two for each weight of a matrix that a token meets, and attention to half of the
+        tokens. With experts a token meets the router and one of each prototype, as if none were full."""
+        model, moe = self.model, self.model.moe
         ffn = (3 if model.ffn.activation == "swiglu" else 2) * model.ffn.hidden
-        return 2 * tokens * model.hidden * (4 * model.hidden + ffn + model.sequence)
+        met = ffn if moe is None else moe.experts + moe.prototypes * ffn
+        return 2 * tokens * model.hidden * (4 * model.hidden + met + model.sequence)
 
     def shard(self, layout: Layout, unit: int) -> int:
         """Elements of a unit's state on each rank that has a part of it."""

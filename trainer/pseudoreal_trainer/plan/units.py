@@ -1,10 +1,13 @@
 """The units of a model: what moves and is updated as one. Pure.
 
+A block's experts are part of its unit.
+
 A unit's parameters form one flat vector: the matrices first, then the vectors, because weight decay acts on the former
 only and is so one range of the vector, wherever shards cut it.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Literal
 
@@ -37,11 +40,11 @@ class Unit:
     parameters: tuple[Parameter, ...]
     """In the order of the flat vector."""
 
-    @property
+    @cached_property
     def numel(self) -> int:
         return sum(parameter.numel for parameter in self.parameters)
 
-    @property
+    @cached_property
     def decayed(self) -> int:
         """Elements at the start of the flat vector on which weight decay acts."""
         return sum(parameter.numel for parameter in self.parameters if len(parameter.shape) > 1)
@@ -80,14 +83,25 @@ def in_block(name: str, block: int) -> str:
 
 
 def _block(model: Model, block: int) -> dict[str, tuple[int, ...]]:
-    hidden, inner = model.hidden, model.ffn.hidden
+    hidden = model.hidden
     shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (hidden,)}
     shapes |= {f"attention.{name}.weight": (hidden, hidden) for name in ("query", "key", "value", "output")}
     shapes |= {"ffn_norm.weight": (hidden,)}
-    if model.ffn.activation == "swiglu":
-        shapes |= {"ffn.gate.weight": (inner, hidden)}
-    shapes |= {"ffn.up.weight": (inner, hidden), "ffn.down.weight": (hidden, inner)}
+    if model.moe is None:
+        shapes |= _feed_forward(model, "ffn")
+    else:
+        shapes |= {"router.weight": (model.moe.experts, hidden)}
+        for expert in range(model.moe.experts):
+            shapes |= _feed_forward(model, f"experts.{expert}")
     return {f"{block_name(block)}.{name}": shape for name, shape in shapes.items()}
+
+
+def _feed_forward(model: Model, name: str) -> dict[str, tuple[int, ...]]:
+    hidden, inner = model.hidden, model.ffn.hidden
+    shapes: dict[str, tuple[int, ...]] = {"up": (inner, hidden), "down": (hidden, inner)}
+    if model.ffn.activation == "swiglu":
+        shapes = {"gate": (inner, hidden)} | shapes
+    return {f"{name}.{matrix}.weight": shape for matrix, shape in shapes.items()}
 
 
 def _unit(name: str, shapes: dict[str, tuple[int, ...]]) -> Unit:

@@ -55,10 +55,15 @@ REFINEMENTS = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after"), REFINEMENTS)
+MIXTURE = {"experts": 6, "prototypes": 3, "capacityFactor": "0.75"}
+MIXED_REFINEMENTS = [(*REFINEMENTS[index], MIXTURE) for index in (0, 2, 3)]
+
+
+@pytest.mark.parametrize(("before", "after", "moe"), [*((*r, None) for r in REFINEMENTS), *MIXED_REFINEMENTS])
 def test_the_function_stays_the_same_to_the_bit(
-    before: Any, after: Any, job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any
+    before: Any, after: Any, moe: Any, job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any
 ) -> None:
+    job_body["spec"]["model"]["moe"] = moe
     job_body["spec"]["phases"][0]["sharing"] = before
     job_body["spec"]["phases"][1]["sharing"] = after
     train(config(0))

@@ -45,6 +45,9 @@ LAYOUTS = {
     "pipeline 2 x data 2, full, host": _layout(4, 2, stateSharding="full", offload={"home": "host"}),
 }
 
+MIXTURE = {"experts": 6, "prototypes": 2, "capacityFactor": "0.75"}
+OF_THE_MIXTURE = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk"]
+
 
 @dataclass(frozen=True)
 class Task:
@@ -117,19 +120,29 @@ def _work(saved: str, loaded: str) -> str:
 @pytest.fixture
 def stores(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
     """`saved-loaded` and `saved` -> work directory."""
+    return _stores([*LAYOUTS], job_body, config, tmp_path)
+
+
+@pytest.fixture
+def stores_of_experts(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
+    job_body["spec"]["model"]["moe"] = MIXTURE
+    return _stores(OF_THE_MIXTURE, job_body, config, tmp_path)
+
+
+def _stores(layouts: list[str], job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
     job_body["spec"]["phases"][0] |= {"sharing": {"blocks": 2}, "until": {"steps": 90}}
-    first = [Task(_config(name, job_body, config, name), None) for name in LAYOUTS]
+    first = [Task(_config(name, job_body, config, name), None) for name in layouts]
     _run(first)
     # Only the earlier of the two checkpoints is gone on from.
-    for name in LAYOUTS:
+    for name in layouts:
         later = tmp_path / name / "checkpoints" / f"pseudo-{END:08d}"
         later.rename(tmp_path / name / "later")
     again = [
         Task(_config(loaded, job_body, config, _work(saved, loaded)), tmp_path / saved)
-        for saved, loaded in product(LAYOUTS, LAYOUTS)
+        for saved, loaded in product(layouts, layouts)
     ]
     _run(again)
-    for name in LAYOUTS:
+    for name in layouts:
         (tmp_path / name / "later").rename(tmp_path / name / "checkpoints" / f"pseudo-{END:08d}")
     return {path.name: path for path in tmp_path.iterdir()}
 
@@ -142,7 +155,24 @@ def _at(work: Path, step: int) -> Reader:
 
 
 def test_all_pairs_of_layouts(stores: dict[str, Path]) -> None:
-    for saved, loaded in product(LAYOUTS, LAYOUTS):
+    _assert_all_pairs([*LAYOUTS], stores)
+    one, other = (_at(stores[name], SAVED).manifest for name in ("one rank", "pipeline 2 x data 2, full, host"))
+    assert len(one.files) == 2
+    assert len(other.files) == 8, "every rank writes"
+
+
+def test_pairs_of_layouts_with_experts(stores_of_experts: dict[str, Path]) -> None:
+    """All layouts train the same: an expert is not full earlier where a rank has more sequences."""
+    _assert_all_pairs(OF_THE_MIXTURE, stores_of_experts)
+    first, *others = (_at(stores_of_experts[name], END) for name in OF_THE_MIXTURE)
+    assert first.shape("blocks.1.experts.5.up.weight") == (32, 16)
+    assert first.shape("blocks.1.router.weight") == (6, 16)
+    for other in others:
+        _assert_same_end(first, other, exact=False)
+
+
+def _assert_all_pairs(layouts: list[str], stores: dict[str, Path]) -> None:
+    for saved, loaded in product(layouts, layouts):
         source, again = _at(stores[saved], SAVED), _at(stores[_work(saved, loaded)], SAVED)
         for kind in KINDS:
             before, after = source.whole(kind), again.whole(kind)
@@ -151,9 +181,6 @@ def test_all_pairs_of_layouts(stores: dict[str, Path]) -> None:
         for field in ("step", "global_cursor", "random", "updates"):
             assert getattr(source.manifest, field) == getattr(again.manifest, field)
         _assert_same_end(_at(stores[saved], END), _at(stores[_work(saved, loaded)], END), exact=saved == loaded)
-    one, other = (_at(stores[name], SAVED).manifest for name in ("one rank", "pipeline 2 x data 2, full, host"))
-    assert len(one.files) == 2
-    assert len(other.files) == 8, "every rank writes"
 
 
 def _assert_same_end(uninterrupted: Reader, resumed: Reader, *, exact: bool) -> None:

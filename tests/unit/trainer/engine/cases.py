@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from pseudoreal_api.model_spec import Clipping, FeedForward, Model
+from pseudoreal_api.model_spec import Clipping, FeedForward, MixtureOfExperts, Model
 from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_trainer.plan.layout import Layout
@@ -33,6 +33,9 @@ class Case:
     """None: as many as layers."""
     pattern: str = "cycle"
     activation: str = "gelu"
+    experts: int = 0
+    """0: a dense feed-forward part."""
+    prototypes: int = 1
     precision: str = "float64"
     next_sharing: tuple[int, str] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
@@ -51,7 +54,9 @@ class Case:
     @property
     def model(self) -> Model:
         ffn = FeedForward(hidden=24, activation=self.activation)
-        return Model(layers=self.layers, hidden=8, heads=2, sequence=6, ffn=ffn)
+        # Of the 6 tokens of a sequence, some find their expert full.
+        moe = MixtureOfExperts(experts=self.experts, prototypes=self.prototypes) if self.experts else None
+        return Model(layers=self.layers, hidden=8, heads=2, sequence=6, ffn=ffn, moe=moe)
 
     @property
     def sharing(self) -> Sharing:

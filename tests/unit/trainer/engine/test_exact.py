@@ -27,6 +27,10 @@ ONE_RANK = [
     *(Case(clipping=clipping, homes=homes) for clipping in ("global", "perUnit") for homes in ("d", "hD")),
     Case(activation="swiglu", homes="h"),
     Case(layers=1, homes="D"),
+    *(Case(experts=4, homes=homes, micro_batches=n) for homes in ("d", "hD") for n in (1, 8)),
+    *(Case(experts=6, prototypes=p, recompute=False, homes="D", order="1f1b") for p in (1, 3)),
+    Case(experts=6, prototypes=2, activation="swiglu", blocks=2, homes="h", window=1),
+    Case(experts=6, prototypes=2, clipping="perUnit", stash=True),
 ]
 TWO_RANKS = [
     *(Case(data=2, sharding=sharding, micro_batches=n) for sharding in SHARDINGS for n in (1, 8)),
@@ -40,6 +44,10 @@ TWO_RANKS = [
     Case(pipeline=2, layers=5, order="gpipe", recompute=False, homes="h"),
     Case(data=2, sharding="full", recompute=False, window=1, homes="D"),
     Case(data=2, sharding="full", blocks=1, clipping="global"),
+    *(Case(data=2, sharding=sharding, experts=6, prototypes=2, homes="hDd") for sharding in SHARDINGS),
+    *(Case(pipeline=2, order=order, experts=4, homes="hD", clipping="global") for order in ORDERS),
+    Case(pipeline=2, experts=6, prototypes=3, blocks=1, recompute=False, activation="swiglu"),
+    Case(pipeline=2, experts=4, micro_batches=8, order="1f1b"),
 ]
 FOUR_RANKS = [
     *(Case(data=4, sharding=sharding, clipping="global") for sharding in SHARDINGS),
@@ -49,6 +57,8 @@ FOUR_RANKS = [
     Case(pipeline=2, data=2, sharding="full", blocks=1, homes="D", clipping="global", stash=True),
     Case(pipeline=2, data=2, sharding="optimizer", blocks=2, pattern="segment", clipping="perUnit"),
     Case(pipeline=4, layers=6, blocks=3, micro_batches=2, clipping="global"),
+    Case(pipeline=2, data=2, sharding="full", experts=6, prototypes=2, homes="hD", order="1f1b", clipping="global"),
+    Case(pipeline=2, data=2, sharding="full", experts=4, blocks=2, pattern="segment", homes="D", recompute=False),
 ]
 BITWISE = [
     Case(precision="float32"),
@@ -60,6 +70,8 @@ BITWISE = [
     *(Case(precision="float32", pipeline=2, order=order, micro_batches=8) for order in ORDERS),
     *(Case(precision="float32", pipeline=4, order=order, micro_batches=2) for order in ORDERS),
     Case(precision="float32", pipeline=2, data=2, sharding="full", homes="h"),
+    Case(precision="float32", experts=6, prototypes=2, micro_batches=8, homes="hD"),
+    Case(precision="float32", pipeline=2, data=2, sharding="full", experts=6, prototypes=2, homes="h"),
 ]
 CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS]
 

@@ -29,6 +29,7 @@ LINKED = [
     Case(data=2, sharding="full", precision="bfloat16", homes="dhD", clipping="global"),
     Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="global"),
     Case(pipeline=2, order="interleaved", homes="hD", micro_batches=4, stash=True),
+    Case(data=2, sharding="full", homes="dhD", experts=6, prototypes=2, activation="swiglu"),
 ]
 ONE_RANK = [
     Case(precision="float32", micro_batches=6),
@@ -38,6 +39,7 @@ ONE_RANK = [
     Case(precision="float32", recompute=False, micro_batches=6, homes="h"),
     Case(precision="float32", blocks=2, micro_batches=6, homes="h"),
     Case(precision="float32", clipping="perUnit", layers=8, micro_batches=12),
+    Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
 ]
 
 

@@ -52,9 +52,13 @@ def seconds(layout: Layout, hardware: HardwareProfile, sizes: Sizes = SIZES) -> 
 
 
 def block_flops(sizes: Sizes = SIZES) -> int:
-    """Two for each weight of the matrices, and 2 T H for causal attention, for each token of a micro-batch."""
+    """Two for each weight of the matrices, and 2 T H for causal attention, for each token of a micro-batch; a token
+    meets one expert of each prototype, the first will do."""
     model = sizes.model
-    matrices = sum(p.numel for p in sizes.units[1].parameters if len(p.shape) == 2)
+    size = model.moe.experts // model.moe.prototypes if model.moe else 1
+    unmet = tuple(f".experts.{e}." for e in range(model.moe.experts if model.moe else 0) if e % size)
+    met = [p for p in sizes.units[1].parameters if not any(name in p.name for name in unmet)]
+    matrices = sum(p.numel for p in met if len(p.shape) == 2)
     return sizes.micro_batch * model.sequence * (2 * matrices + 2 * model.sequence * model.hidden)
 
 
@@ -63,6 +67,15 @@ def test_compute_alone(recompute: bool, forwards: int) -> None:
     """A backward pass is two forward passes, and with recomputation three."""
     layout = make_layout(L, 1, N, recompute=recompute)
     assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("moe", [{"experts": 12}, {"experts": 12, "prototypes": 4}, {"experts": 1}])
+def test_a_token_costs_the_experts_that_it_meets(moe: dict[str, Any], activation: str) -> None:
+    sizes = make_sizes(L, moe=moe, ffn={"hidden": 96, "activation": activation})
+    layout = make_layout(L, pipeline=1, micro_batches=N)
+    assert seconds(layout, profile(flops=block_flops(sizes)), sizes) == pytest.approx(L * N * 4)
+    assert block_flops(sizes) >= block_flops(make_sizes(L, ffn={"hidden": 96, "activation": activation}))
 
 
 def test_a_step_does_not_begin_before_the_loss_of_the_one_before_is_known() -> None:
