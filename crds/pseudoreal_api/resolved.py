@@ -24,7 +24,19 @@ class CheckpointPolicy(ApiModel):
     keep_every: int | None = Field(None, description="Also kept: those of steps that this divides.")
 
 
-class PhaseConfig(ApiModel):
+class _Kept(ApiModel):
+    """Where the results of a job are."""
+
+    work_directory: str = Field(description="Folder of metrics.jsonl and, without object storage, of checkpoints/.")
+    object_storage: str | None = Field(None, description="s3:// URL of the folder of checkpoints/. None: not used.")
+
+    @property
+    def storage(self) -> str:
+        """Folder of checkpoints/."""
+        return self.object_storage or self.work_directory
+
+
+class PhaseConfig(_Kept):
     """Everything that a trainer process needs to train one phase."""
 
     role: Literal["train"] = Field("train", description="Tells this file from that of a delink.")
@@ -50,14 +62,13 @@ class PhaseConfig(ApiModel):
     offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
-    work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")
 
     @property
     def ranks(self) -> int:
         return self.workers * self.processes_per_worker
 
 
-class DelinkConfig(ApiModel):
+class DelinkConfig(_Kept):
     """Everything that the delink between two phases needs."""
 
     role: Literal["delink"] = Field("delink", description="Tells this file from that of a phase.")
@@ -67,4 +78,3 @@ class DelinkConfig(ApiModel):
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
     optimizer_state: Literal["copy", "scale", "reset"] = Field(description="As in the spec.")
-    work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")
