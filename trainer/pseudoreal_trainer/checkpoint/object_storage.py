@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pseudoreal_trainer.checkpoint.place import ObjectPath
 from pseudoreal_trainer.errors import TrainingError
 
+_SCHEME = "s3://"
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
 """Of reading."""
 _PART_BYTES, _MOST_PARTS = 16 << 20, 10_000
@@ -66,8 +67,8 @@ class ObjectStorage:
 
     def find(self, name: str) -> Sequence[ObjectPath]:
         with _asking(self.path) as files:
-            below: list[str] = files.find(self.path.url, maxdepth=2)
-        return [self.path / "/".join(key.split("/")[-2:]) for key in below if key.endswith(f"/{name}")]
+            found = [ObjectPath(f"{_SCHEME}{key}") for key in files.find(self.path.url)]
+        return [path for path in found if path.name == name and path.parent.parent == self.path]
 
     def make_folder(self) -> None:
         """There are none."""
