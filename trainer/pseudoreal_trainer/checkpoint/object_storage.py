@@ -11,10 +11,9 @@ import numpy as np
 import structlog
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.checkpoint.place import ObjectPath
+from pseudoreal_trainer.checkpoint.place import SCHEME, ObjectPath
 from pseudoreal_trainer.errors import TrainingError
 
-_SCHEME = "s3://"
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
 """Of reading."""
 _PART_BYTES, _MOST_PARTS = 16 << 20, 10_000
@@ -67,7 +66,7 @@ class ObjectStorage:
 
     def find(self, name: str) -> Sequence[ObjectPath]:
         with _asking(self.path) as files:
-            found = [ObjectPath(f"{_SCHEME}{key}") for key in files.find(self.path.url)]
+            found = [ObjectPath(f"{SCHEME}{key}") for key in files.find(self.path.url)]
         return [path for path in found if path.name == name and path.parent.parent == self.path]
 
     def make_folder(self) -> None:
@@ -127,7 +126,7 @@ class ObjectOutput:
                 self._file.discard()
         except (OSError, StorageUnavailable) as error:
             log.warning("upload_not_aborted", file=str(self._path), error=str(error))
-        # Otherwise what is left of it is sent when it is collected.
+        # Otherwise it is closed when it is collected, which sends what is left, or fails to.
         self._file.closed = True
 
 
@@ -137,8 +136,7 @@ def _blocks(path: ObjectPath, begin: int, end: int) -> Iterator[bytes]:
         starts = [*range(first, min(end, first + _BLOCK_BYTES * _BLOCKS_AT_ONCE), _BLOCK_BYTES)]
         ends = [min(end, start + _BLOCK_BYTES) for start in starts]
         with _asking(path) as files:
-            found = files.cat_ranges([path.url] * len(starts), starts, ends, on_error="raise")
-        yield from found
+            yield from files.cat_ranges([path.url] * len(starts), starts, ends, on_error="raise")
 
 
 @contextmanager
@@ -149,7 +147,9 @@ def _asking(path: ObjectPath) -> Iterator[Any]:
     except FileExistsError as error:
         raise FileExistsError(f"{path} is there already: another attempt has written it meanwhile") from error
     except FileNotFoundError as error:
-        raise (_unavailable(path, error) if _code(error) == "NoSuchBucket" else error) from error
+        if _code(error) == "NoSuchBucket":
+            raise _unavailable(path, error) from error
+        raise
     except ImportError as error:
         raise StorageUnavailable(f"{path} needs the packages of pseudoreal[s3], which are not installed") from error
     except Exception as error:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+SCHEME = "s3://"
+
 
 @dataclass(frozen=True)
 class ObjectPath:
@@ -31,4 +33,4 @@ Place = Path | ObjectPath
 
 
 def place_of(text: str) -> Place:
-    return ObjectPath(text.rstrip("/")) if "://" in text else Path(text)
+    return ObjectPath(text.rstrip("/")) if text.startswith(SCHEME) else Path(text)

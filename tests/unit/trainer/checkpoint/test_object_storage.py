@@ -314,16 +314,17 @@ def test_retention_removes_the_objects_of_what_it_does_not_keep(
     )
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_file_appears_when_it_is_finished_and_never_when_it_is_given_up(bucket: Bucket) -> None:
-    part = 5 << 20
+    part, portion = 5 << 20, (1 << 20) + 7
     object_storage._PART_BYTES, before = part, object_storage._PART_BYTES
     try:
         kept, lost = (ObjectOutput(place_of(f"{bucket.url}/{name}"), 1) for name in ("kept", "lost"))
     finally:
         object_storage._PART_BYTES = before
     content = os.urandom(2 * part + 3)
-    for begin in range(0, len(content), 1 << 20):
-        kept.write(memoryview(content)[begin : begin + (1 << 20)])
+    for begin in range(0, len(content), portion):
+        kept.write(memoryview(content)[begin : begin + portion])
     assert bucket.part_sizes() == [part, part]
     lost.write(memoryview(content))
     assert sorted(bucket.unfinished()) == ["kept", "lost"]
@@ -338,6 +339,7 @@ def test_a_file_appears_when_it_is_finished_and_never_when_it_is_given_up(bucket
     assert bucket.read("kept") == content
 
 
+@pytest.mark.filterwarnings("error")
 def test_a_part_that_is_refused_is_an_error_and_the_upload_is_given_up(
     remote: Bucket, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
