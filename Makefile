@@ -101,6 +101,10 @@ bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and tor
 	@$(BENCH)/python -m tests.benchmarks.checkpoints
 	@$(BENCH)/python -m tests.benchmarks.report
 
+.PHONY: bench-method
+bench-method: venv corpus ## Train with and without a pseudo phase, three seeds each (an hour); writes docs/method.md
+	@$(BIN)/python -m tests.benchmarks.method
+
 COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --no-annotate --no-header \
   --no-emit-index-url --no-emit-find-links pyproject.toml
 .PHONY: lock

@@ -89,5 +89,7 @@ class ProgressReport(BaseModel):
     """Of the phase, at the present rate."""
     global_cursor: int
     """Samples consumed, from the job's start."""
+    gradient_correlations: list[float] | None = None
+    """Cosines between the gradients of neighbouring layers of a block, the lowest first; where this step checked."""
     checkpoint: CheckpointCost | None = None
     """That was committed since the line before."""

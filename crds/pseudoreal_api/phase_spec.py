@@ -21,6 +21,18 @@ class Sharing(ApiModel):
     )
 
 
+class GradientCorrelation(ApiModel):
+    """The layers that share a block pull it in different directions: time to give them blocks of their own."""
+
+    below: DecimalString = Field(
+        "0.5",
+        description="A check is met when more than half of the neighbouring layers of a block have gradients whose"
+        " cosine is below this.",
+    )
+    every_steps: int = Field(100, ge=1, le=1_000_000_000, description="Steps between two checks.")
+    checks: int = Field(3, ge=1, le=10_000, description="Checks in a row that must be met.")
+
+
 class Until(ApiModel):
     """The end of a phase: whichever bound is met first."""
 
@@ -32,6 +44,9 @@ class Until(ApiModel):
     )
     loss: DecimalString | None = Field(
         None, description="Validation loss (nats per token) at or below which the phase ends early."
+    )
+    gradient_correlation: GradientCorrelation | None = Field(
+        None, description="Ends the phase early when the gradients of layers that share a block differ enough."
     )
 
 

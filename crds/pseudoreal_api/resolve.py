@@ -5,7 +5,7 @@ from math import ceil
 
 from pseudoreal_api.names import work_directory as folder_of_job
 from pseudoreal_api.phase_spec import Phase, Sharing
-from pseudoreal_api.resolved import CheckpointPolicy, DelinkConfig, JobIdentity, PhaseConfig
+from pseudoreal_api.resolved import CheckpointPolicy, DelinkConfig, JobIdentity, MeasureConfig, PhaseConfig
 from pseudoreal_api.run_spec import Checkpoint
 from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
 
@@ -45,6 +45,8 @@ def phase_config(
         precision=spec.precision,
         sharing=explicit_sharing(spec, phase),
         until=phase.until,
+        measure=_measure(spec, index),
+        warmup_steps=spec.delink.warmup_steps if index > 0 and _delinks(spec, index) else 0,
         phase_steps=ends[index],
         total_steps=ends[-1],
         workers=layout.workers,
@@ -59,6 +61,19 @@ def phase_config(
         work_directory=work_directory,
         object_storage=object_storage(job),
     )
+
+
+def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:
+    if spec.delink.optimizer_state != "measured" or index + 1 == len(spec.phases):
+        return None
+    after = explicit_sharing(spec, spec.phases[index + 1])
+    return MeasureConfig(steps=spec.delink.measured_steps, next_sharing=after) if _delinks(spec, index + 1) else None
+
+
+def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
+    """The phase at `index` >= 1 has more blocks than the one before."""
+    before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
+    return before.blocks != after.blocks
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:

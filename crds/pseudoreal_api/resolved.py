@@ -7,7 +7,7 @@ from pydantic import Field
 from pseudoreal_api.base import ApiModel, Quantity
 from pseudoreal_api.model_spec import Data, Model, Optimizer, Precision
 from pseudoreal_api.phase_spec import Activations, Batch, Offload, Parallelism, Sharing, Until
-from pseudoreal_api.run_spec import CheckpointMode
+from pseudoreal_api.run_spec import CheckpointMode, OptimizerState
 
 
 class JobIdentity(ApiModel):
@@ -22,6 +22,13 @@ class CheckpointPolicy(ApiModel):
     buffer_bytes: Quantity = Field(description="Host memory of each rank through which a checkpoint passes.")
     keep_last: int = Field(description="Newest checkpoints kept besides those at the ends of phases.")
     keep_every: int | None = Field(None, description="Also kept: those of steps that this divides.")
+
+
+class MeasureConfig(ApiModel):
+    """What the delink into the next phase needs to know of this one's gradients."""
+
+    steps: int = Field(description="At the end of the phase.")
+    next_sharing: Sharing = Field(description="Of the next phase, explicit.")
 
 
 class _Kept(ApiModel):
@@ -50,7 +57,9 @@ class PhaseConfig(_Kept):
     precision: Precision = Field(description="As in the spec.")
     sharing: Sharing = Field(description="Explicit, also when every layer owns its weights.")
     until: Until = Field(description="As in the spec.")
+    measure: MeasureConfig | None = Field(None, description="None: the delink does not ask, or no layers are delinked.")
     phase_steps: int = Field(description="Step, from the job's start, at which this phase ends at the latest.")
+    warmup_steps: int = Field(0, description="At the start of this phase, if it was delinked.")
     total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
     workers: int = Field(description="Pods.")
     processes_per_worker: int = Field(description="Ranks in each pod.")
@@ -77,4 +86,4 @@ class DelinkConfig(_Kept):
     phase: str = Field(description="The phase that it leads into.")
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
-    optimizer_state: Literal["copy", "scale", "reset"] = Field(description="As in the spec.")
+    optimizer_state: OptimizerState = Field(description="As in the spec.")

@@ -166,6 +166,18 @@ SPEC_RULES = (
         "has(p.until.steps) || has(p.until.tokens)",
         ".until has neither steps nor tokens; set one, so that the phase ends even if the loss is never reached",
     ),
+    _each_phase(
+        f"!has(p.until.gradientCorrelation) || {_blocks('p')} < self.model.layers",
+        ".until.gradientCorrelation compares layers that share a block, but the phase has %d blocks for"
+        " spec.model.layers %d; remove it or lower sharing.blocks",
+        _blocks("p"),
+        "self.model.layers",
+    ),
+    _each_phase(
+        "!has(p.until.gradientCorrelation) || double(p.until.gradientCorrelation.below) <= 1.0",
+        ".until.gradientCorrelation.below %s must be at most 1, as it is a cosine",
+        "p.until.gradientCorrelation.below",
+    ),
     _each_pair(
         _REFINES,
         ".sharing must refine that of phase %s: its %d blocks must be a multiple of %d, in the same pattern",

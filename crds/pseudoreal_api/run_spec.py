@@ -23,11 +23,28 @@ RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
 CheckpointMode = Literal["async", "sync"]
 
 
+OptimizerState = Literal["measured", "copy", "scale", "reset"]
+
+
 class Delink(ApiModel):
-    optimizer_state: Literal["copy", "scale", "reset"] = Field(
+    optimizer_state: OptimizerState = Field(
         "scale",
-        description="Moments of a layer after delinking, where L layers shared a block. copy: as they were."
-        " scale: first moment divided by L, second by L squared. reset: zero.",
+        description="Moments of a layer after delinking, where L layers shared a block. measured: first moment divided"
+        " by L, second by how much larger the squared gradient of the block was than that of a layer, measured tensor"
+        " by tensor. copy: as they were. scale: first moment divided by L, second by L squared. reset: zero.",
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="Steps after a delink in which the learning rate rises from 0 to where its schedule is.",
+    )
+    measured_steps: int = Field(
+        20,
+        ge=1,
+        le=1_000_000,
+        description="measured: that many steps at the end of a phase measure. A phase that ends early, by loss or"
+        " gradientCorrelation, makes them then.",
     )
 
 

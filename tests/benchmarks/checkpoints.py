@@ -1,4 +1,4 @@
-"""Times saving and loading beside `cp`, `cat` and torch.distributed.checkpoint.
+"""Times saving and loading beside `cp`, `cat`, torch.distributed.checkpoint and DeepSpeed's own.
 
 `python -m tests.benchmarks.checkpoints`
 
@@ -20,6 +20,7 @@ from statistics import median
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_api.resolved import CheckpointPolicy, JobIdentity
@@ -37,6 +38,7 @@ from torch import Tensor
 from tests.benchmarks.cases import MODELS
 from tests.benchmarks.environment import ENVIRONMENT
 from tests.benchmarks.results import RESULTS
+from tests.benchmarks.stacks import deepspeed_zero3
 from tests.benchmarks.stacks.ours import layout_of, make_engine, train_step
 from tests.benchmarks.work import Work, noisy_sequences
 
@@ -55,6 +57,8 @@ class Saving(BaseModel, frozen=True):
     """Of them, those in which training stands still."""
     extra_bytes: int
     """Of memory, at most."""
+    load_seconds: float | None = None
+    """Of its own files, where that needs the process that wrote them."""
 
 
 class Measured(BaseModel, frozen=True):
@@ -102,16 +106,26 @@ class Bench:
         return time.perf_counter() - begin
 
 
+def _work() -> Work:
+    spec = MODELS["larger"].spec
+    return Work(spec, 7, noisy_sequences(1, 4, spec.sequence + 1, 7), 1, recompute=False)
+
+
 @contextmanager
 def _bench(folder: Path) -> Iterator[Bench]:
-    spec = MODELS["larger"].spec
-    work = Work(spec, 7, noisy_sequences(1, 4, spec.sequence + 1, 7), 1, recompute=False)
+    work = _work()
     engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout_of(work, 1, "host", 2), folder)
     yield Bench(engine, work, folder)
     engine.close()
 
 
-def _ours(bench: Bench, mode: str) -> Saving:
+def _ours(folder: Path, mode: str) -> Saving:
+    with _bench(folder) as bench:
+        bench.step()
+        return _ours_of(bench, mode)
+
+
+def _ours_of(bench: Bench, mode: str) -> Saving:
     policy = CheckpointPolicy(every_steps=1, mode="async", buffer_bytes=BUFFER_BYTES, keep_last=1)
     store = CheckpointStore(bench.folder / "ours", _UID)
     saver = Saver(bench.engine, store, Fence(store.work_directory, 1), policy, None)
@@ -152,7 +166,13 @@ def _manifest(bench: Bench, step: int) -> Manifest:
     )
 
 
-def _dcp(bench: Bench, mode: str) -> Saving:
+def _dcp(folder: Path, mode: str) -> Saving:
+    with _bench(folder) as bench:
+        bench.step()
+        return _dcp_of(bench, mode)
+
+
+def _dcp_of(bench: Bench, mode: str) -> Saving:
     state, seconds, stalls = _state(bench.engine), [], []
     with _growth() as grown:
         for _ in range(_SAVES):
@@ -180,11 +200,39 @@ def _state(engine: Engine) -> dict[str, Tensor]:
     }
 
 
-WAYS: dict[str, Callable[[Bench], Saving]] = {
-    "ours-async": lambda bench: _ours(bench, "async"),
-    "ours-sync": lambda bench: _ours(bench, "sync"),
-    "dcp-async": lambda bench: _dcp(bench, "async"),
-    "dcp-sync": lambda bench: _dcp(bench, "sync"),
+def _deepspeed(folder: Path) -> Saving:
+    """It saves while training stands still, and leaves it to the system when the files reach the disk."""
+    dist.init_process_group("gloo", init_method=f"file://{folder.resolve()}/group", rank=0, world_size=1)
+    work, target = _work(), folder / "deepspeed"
+    engine = deepspeed_zero3.make_engine(work, 1, deepspeed_zero3.OFFLOAD)
+    seconds, stalls = [], []
+    deepspeed_zero3.train_step(engine, work, [work.batches[0]])
+    with _growth() as grown:
+        for _ in range(_SAVES):
+            deepspeed_zero3.train_step(engine, work, [work.batches[0]])
+            shutil.rmtree(target, ignore_errors=True)
+            begin = time.perf_counter()
+            engine.save_checkpoint(str(target), tag="step")
+            stalls.append(time.perf_counter() - begin)
+            subprocess.run(["sync", *map(str, target.glob("*/*"))], check=True)
+            seconds.append(time.perf_counter() - begin)
+    load = median(_seconds(lambda: engine.load_checkpoint(str(target), tag="step")) for _ in range(_SAVES))
+    dist.destroy_process_group()
+    return Saving(
+        way="DeepSpeed ZeRO-3 + offload",
+        seconds=median(seconds),
+        stall_seconds=median(stalls),
+        extra_bytes=grown[0],
+        load_seconds=load,
+    )
+
+
+WAYS: dict[str, Callable[[Path], Saving]] = {
+    "ours-async": lambda folder: _ours(folder, "async"),
+    "ours-sync": lambda folder: _ours(folder, "sync"),
+    "dcp-async": lambda folder: _dcp(folder, "async"),
+    "dcp-sync": lambda folder: _dcp(folder, "sync"),
+    "deepspeed": _deepspeed,
 }
 
 
@@ -278,14 +326,17 @@ training goes on beside the asynchronous saves, in steps of {found.step_seconds:
 Saving, digests included, takes {sync.seconds:.2f} s, `cp` and `sync` of the same files {found.copy_seconds:.2f} s:
 {save_rate:.0%} of its rate. Loading, every file compared with its digest, takes {found.load_seconds:.2f} s,
 `cat` to nowhere {found.read_seconds:.2f} s: {load_rate:.0%} of its rate. torch.distributed.checkpoint, which compares
-nothing, takes {found.dcp_load_seconds:.2f} s."""
+nothing, takes {found.dcp_load_seconds:.2f} s{_deepspeed_loads(found)}."""
+
+
+def _deepspeed_loads(found: Measured) -> str:
+    loads = [f", {one.way} {one.load_seconds:.2f} s" for one in found.savings if one.load_seconds is not None]
+    return "".join(loads)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         torch.set_num_threads(2)
-        with _bench(Path(sys.argv[2])) as the_bench:
-            the_bench.step()
-            Path(sys.argv[3]).write_text(WAYS[sys.argv[1]](the_bench).model_dump_json())
+        Path(sys.argv[3]).write_text(WAYS[sys.argv[1]](Path(sys.argv[2])).model_dump_json())
     else:
         main()

@@ -15,12 +15,13 @@ import click
 from pseudoreal_api.base import DnsLabel
 from pseudoreal_api.messages import ExitCode
 from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.run_spec import OptimizerState
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 from rich.progress import track
 
 from pseudoreal_trainer.checkpoint.delink import delinked
-from pseudoreal_trainer.checkpoint.manifest import Manifest, OptimizerState
+from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.materialize import materialize
 from pseudoreal_trainer.checkpoint.place import ObjectPath, Place, place_of
 from pseudoreal_trainer.checkpoint.reader import Reader

@@ -9,6 +9,7 @@ from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.corpus import Corpus
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.model import Transformer
 from pseudoreal_trainer.sampling import generate, readable
 from pseudoreal_trainer.saving import Saved
@@ -58,6 +59,11 @@ def log_started(config: PhaseConfig, engine: Engine, state: Manifest) -> None:
         resumed_from=state.parent,
         start_validation_loss=state.start_validation_loss,
     )
+
+
+def log_check(state: Manifest, found: LayerGradients) -> None:
+    rounded = [round(correlation, 4) for correlation in found.correlations]
+    log.info("gradients_compared", step=state.step, correlations=rounded, checks_met=state.ending.checks)
 
 
 def log_saved(saved: Saved) -> None:

@@ -13,7 +13,8 @@ from pseudoreal_api.messages import PROGRESS_EVENT, CheckpointCost, ProgressRepo
 from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
-from pseudoreal_trainer.schedule import learning_rate
+from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.schedule import phase_rate
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -72,6 +73,7 @@ class Reporter:
         self._file = self._path.open("a", buffering=1)
         self._logged = -_LOG_SECONDS
         self._saved: CheckpointCost | None = None
+        self._correlations: list[float] | None = None
 
     def close(self) -> None:
         self._file.close()
@@ -80,11 +82,16 @@ class Reporter:
         """The next line says what the checkpoint cost."""
         self._saved = cost
 
+    def checked(self, found: LayerGradients) -> None:
+        """The next line has the correlations."""
+        self._correlations = list(found.correlations)
+
     def step(self, state: Manifest, *, validated: bool, important: bool) -> None:
         """`validated`: the validation loss was measured after this very step."""
         report = self._report(state)
         line = report if validated else report.model_copy(update={"validation_loss": None})
-        line, self._saved = line.model_copy(update={"checkpoint": self._saved}), None
+        line = line.model_copy(update={"checkpoint": self._saved, "gradient_correlations": self._correlations})
+        self._saved = self._correlations = None
         self._file.write(line.model_dump_json() + os.linesep)
         now = time.monotonic()
         if important or validated or now - self._logged >= _LOG_SECONDS:
@@ -101,7 +108,7 @@ class Reporter:
             tokens=state.tokens,
             loss=state.loss,
             validation_loss=state.validation_loss,
-            learning_rate=learning_rate(config.optimizer, state.step, config.total_steps),
+            learning_rate=phase_rate(config, state.step, state.phase_begin),
             tokens_per_second=config.batch.sequences * config.model.sequence / pace,
             seconds=self._meter.seconds,
             remaining_seconds=(config.phase_steps - state.step) * pace,

@@ -16,18 +16,21 @@ from pseudoreal_trainer.checkpoint.place import place_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.corpus import Corpus
+from pseudoreal_trainer.ending import Rules
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.events import log_corpus, log_finished, log_sample, log_saved, log_started
+from pseudoreal_trainer.events import log_check, log_corpus, log_finished, log_sample, log_saved, log_started
 from pseudoreal_trainer.metrics import Meter, Reporter
 from pseudoreal_trainer.plan.from_config import phase_layout
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.saving import Saved, Saver
+from pseudoreal_trainer.sharing import blocks_of_layers
 from pseudoreal_trainer.state import fill, find_start, first_manifest
 from pseudoreal_trainer.step import Stepper, StepResult
 from pseudoreal_trainer.stream import Stream
@@ -51,7 +54,7 @@ def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callabl
         fill(engine, config, start)
         resumed = start.manifest if start else None
         saver = Saver(engine, store, fence, config.checkpoint, resumed)
-        phase = _Phase(config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter())
+        phase = _Phase(config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter(), Rules(config))
         try:
             return phase.run(resumed, stop)
         finally:
@@ -112,6 +115,7 @@ class _Phase:
     saver: Saver
     validation: Validation
     meter: Meter
+    rules: Rules
 
     def run(self, resumed: Manifest | None, stop: Callable[[], bool]) -> TerminationMessage:
         reporter = Reporter(self.config, self.meter, resumed.step if resumed else 0) if self.ranks.is_first else None
@@ -130,6 +134,7 @@ class _Phase:
         if state.start_validation_loss is None:
             loss = self.validation.measure(self.engine)
             state = state.model_copy(update={"start_validation_loss": loss, "validation_loss": loss})
+            state = self.rules.after_loss(state)
         if self.ranks.is_first:
             log_started(self.config, self.engine, state)
         return state
@@ -143,17 +148,20 @@ class _Phase:
 
     def _train(self, state: Manifest, reporter: Reporter | None, stop: Callable[[], bool]) -> tuple[Manifest, bool]:
         """The state at the end, and whether training was cut short there."""
-        stepper = self._stepper()
+        stepper = self._stepper(state.phase_begin)
         first = state.step + 1
-        while not self._is_over(state):
+        while not self.rules.is_over(state):
             with self.meter:
-                result = stepper.take(state.step + 1, state.global_cursor, stop())
-            state = self._advanced(state, result)
+                result = stepper.take(state.step + 1, state.global_cursor, stop(), self._probe(state))
+            before, state = state, self._advanced(state, result)
+            if result.gradients is not None:
+                state = self._learned(before, state, result.gradients, reporter)
             self._report(self.saver.poll(), reporter)
             validated = self._validation_due(state)
             if validated:
                 state = state.model_copy(update={"validation_loss": self.validation.measure(self.engine)})
-            over = self._is_over(state)
+                state = self.rules.after_loss(state)
+            over = self.rules.is_over(state)
             if reporter:
                 reporter.step(state, validated=validated, important=over or result.stop or state.step == first)
             if result.stop and not over:
@@ -162,9 +170,9 @@ class _Phase:
                 state = self._save(state, reporter)
         return state, False
 
-    def _stepper(self) -> Stepper:
+    def _stepper(self, begin: int) -> Stepper:
         stream = Stream(self.corpus.train, self.config.model.sequence, self.config.data.seed)
-        return Stepper(self.config, stream, self.engine)
+        return Stepper(self.config, stream, self.engine, begin)
 
     def _advanced(self, state: Manifest, result: StepResult) -> Manifest:
         step, cursor = state.step + 1, state.global_cursor + self.config.batch.sequences
@@ -178,16 +186,26 @@ class _Phase:
         update = {"step": step, "global_cursor": cursor, "tokens": tokens, "loss": result.loss, "updates": updates}
         return state.model_copy(update=update)
 
+    def _probe(self, state: Manifest) -> Probe | None:
+        """Of the next step."""
+        measure = self.config.measure
+        if measure is not None and self.rules.measures(state):
+            return self.engine.probe(blocks_of_layers(measure.next_sharing, self.config.model.layers))
+        return self.engine.probe(None) if self.rules.checks(state) else None
+
+    def _learned(self, before: Manifest, state: Manifest, found: LayerGradients, reporter: Reporter | None) -> Manifest:
+        """The state after a step that was measured."""
+        if self.rules.measures(before):
+            state = self.rules.after_measuring(state, found)
+        if self.rules.checks(before):
+            state = self.rules.after_check(state, found.correlations)
+            if reporter:
+                log_check(state, found)
+                reporter.checked(found)
+        return state
+
     def _validation_due(self, state: Manifest) -> bool:
-        return state.step % self.config.data.validation.every_steps == 0 or self._steps_are_over(state)
-
-    def _steps_are_over(self, state: Manifest) -> bool:
-        tokens = self.config.until.tokens
-        return state.step >= self.config.phase_steps or (tokens is not None and state.tokens >= tokens)
-
-    def _is_over(self, state: Manifest) -> bool:
-        loss, reached = self.config.until.loss, state.validation_loss
-        return self._steps_are_over(state) or (loss is not None and reached is not None and reached <= float(loss))
+        return state.step % self.config.data.validation.every_steps == 0 or self.rules.is_over(state)
 
     def _end(self, state: Manifest, reporter: Reporter | None, stopped: bool) -> TerminationMessage:
         state = self._save(state.model_copy(update={"phase_complete": not stopped}), reporter)

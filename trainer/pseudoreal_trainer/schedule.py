@@ -3,6 +3,13 @@
 from math import cos, pi
 
 from pseudoreal_api.model_spec import Optimizer
+from pseudoreal_api.resolved import PhaseConfig
+
+
+def phase_rate(config: PhaseConfig, step: int, begin: int) -> float:
+    """Rate of the update that makes step `step`, in a phase that began at step `begin`."""
+    rate = learning_rate(config.optimizer, step, config.total_steps)
+    return rate * min(1.0, (step - begin) / config.warmup_steps) if config.warmup_steps else rate
 
 
 def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:

@@ -9,9 +9,10 @@ from pseudoreal_api.resolved import PhaseConfig
 from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.engine.updates import Agreement
-from pseudoreal_trainer.schedule import learning_rate
+from pseudoreal_trainer.schedule import phase_rate
 from pseudoreal_trainer.stream import Stream, rank_parts
 
 
@@ -23,6 +24,8 @@ class StepResult:
     """Some rank was asked to stop."""
     norm: float
     """Of the whole gradient, where clipping needs it; else 0."""
+    gradients: LayerGradients | None
+    """Where they were measured."""
 
 
 @dataclass
@@ -50,8 +53,10 @@ class Stepper:
     config: PhaseConfig
     stream: Stream
     engine: Engine
+    begin: int
+    """Step at which the phase began."""
 
-    def take(self, step: int, cursor: int, stop: bool) -> StepResult:
+    def take(self, step: int, cursor: int, stop: bool, probe: Probe | None = None) -> StepResult:
         """Makes step `step` (the first is 1) from the samples at `cursor`.
 
         The loss, the gradients and the update are the same on every rank, and up to the order of sums the same in
@@ -60,10 +65,11 @@ class Stepper:
         grid, batch = self.engine.grid, self.config.batch
         parts = rank_parts(batch, cursor, grid.data_rank, grid.layout.data)
         tokens = batch.sequences * self.config.model.sequence
-        rate = learning_rate(self.config.optimizer, step, self.config.total_steps)
+        rate = phase_rate(self.config, step, self.begin)
         windows = StreamBatch(self.stream, parts, grid.device)
-        agreement: Agreement = self.engine.train(windows, Training(tokens, rate, stop), step)
-        return StepResult(agreement.loss_sum / tokens, agreement.stop, agreement.norm)
+        agreement: Agreement = self.engine.train(windows, Training(tokens, rate, stop), step, probe)
+        gradients = None if probe is None else probe.result()
+        return StepResult(agreement.loss_sum / tokens, agreement.stop, agreement.norm, gradients)
 
 
 def tokens_of(windows: NDArray[Any], device: torch.device) -> Tensor:

@@ -1,6 +1,6 @@
 """DeepSpeed ZeRO-3 with its own AdamW and, but for the offload, its default settings."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from tests.benchmarks.stacks.plain import plain_model
 from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Work, cross_entropy
 
 _TO_HOST = {"device": "cpu", "pin_memory": False}
+OFFLOAD = {"offload_optimizer": _TO_HOST, "offload_param": _TO_HOST}
 
 
 def on_device(work: Work, rank: int, world: int) -> Iterator[Tensor]:
@@ -17,10 +18,16 @@ def on_device(work: Work, rank: int, world: int) -> Iterator[Tensor]:
 
 
 def offloaded(work: Work, rank: int, world: int) -> Iterator[Tensor]:
-    return _train(work, rank, world, {"offload_optimizer": _TO_HOST, "offload_param": _TO_HOST})
+    return _train(work, rank, world, OFFLOAD)
 
 
 def _train(work: Work, rank: int, world: int, offload: dict[str, Any]) -> Iterator[Tensor]:
+    engine = make_engine(work, world, offload)
+    for batch in work.batches:
+        yield train_step(engine, work, work.micro_batches_of(batch, rank, world))
+
+
+def make_engine(work: Work, world: int, offload: dict[str, Any]) -> Any:
     # Here, because importing it changes torch for the other stacks too.
     import deepspeed
 
@@ -31,14 +38,18 @@ def _train(work: Work, rank: int, world: int, offload: dict[str, Any]) -> Iterat
         config=_config(work, world, offload),
         dist_init_required=False,
     )
-    for batch in work.batches:
-        total = torch.zeros(())
-        for tokens in work.micro_batches_of(batch, rank, world):
-            loss = cross_entropy(engine(tokens[:, :-1]), tokens)
-            engine.backward(loss)  # divides by the number of micro-batches
-            engine.step()  # updates with the last one
-            total += loss.detach() / work.micro_batches
-        yield total
+    return engine
+
+
+def train_step(engine: Any, work: Work, parts: Sequence[Tensor]) -> Tensor:
+    """The mean loss over this rank's micro-batches."""
+    total = torch.zeros(())
+    for tokens in parts:
+        loss = cross_entropy(engine(tokens[:, :-1]), tokens)
+        engine.backward(loss)  # divides by the number of micro-batches
+        engine.step()  # updates with the last one
+        total += loss.detach() / work.micro_batches
+    return total
 
 
 def _config(work: Work, world: int, offload: dict[str, Any]) -> dict[str, Any]:

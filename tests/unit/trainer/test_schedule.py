@@ -1,9 +1,10 @@
 from itertools import pairwise
 from math import cos, pi
+from typing import Any
 
 import pytest
 from pseudoreal_api.model_spec import Optimizer
-from pseudoreal_trainer.schedule import learning_rate
+from pseudoreal_trainer.schedule import learning_rate, phase_rate
 
 
 def _rates(schedule: str, warmup: int, total: int) -> list[float]:
@@ -45,3 +46,12 @@ def test_warmup_stable_decay_stays_at_the_peak_and_falls_in_its_last_part() -> N
 
 def test_no_warm_up_starts_below_or_at_the_peak() -> None:
     assert 0 < _rates("cosine", 0, 10)[0] <= 2e-3
+
+
+def test_after_a_delink_the_rate_rises_to_where_its_schedule_is(job_body: dict[str, Any], config: Any) -> None:
+    job_body["spec"]["delink"] = {"warmupSteps": 4}
+    pseudo, real = config(0), config(1)
+    plain = [learning_rate(real.optimizer, step, 12) for step in range(1, 13)]
+    assert [phase_rate(pseudo, step, 0) for step in range(1, 13)] == plain
+    shares = [phase_rate(real, step, 6) / plain[step - 1] for step in range(7, 13)]
+    assert shares == pytest.approx([0.25, 0.5, 0.75, 1, 1, 1])

@@ -1,15 +1,16 @@
 """Gives every layer that no longer shares a block a block of its own, without copying: the new checkpoint is a manifest
 that says from which bytes of the old one each block is read."""
 
-from collections import Counter
+from dataclasses import dataclass
 
 import structlog
 from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_api.resolved import DelinkConfig
+from pseudoreal_api.run_spec import OptimizerState
 
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.manifest import Link, Manifest, OptimizerState, Updates
+from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updates
 from pseudoreal_trainer.checkpoint.place import place_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.errors import TrainingError
@@ -54,48 +55,91 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
     """
     layers = source.model.layers
     before, after = blocks_of_layers(source.sharing, layers), blocks_of_layers(sharing, layers)
-    link = _link(source, before, after, optimizer_state)
+    if before == after:
+        optimizer_state = "copy"
+    link = _link(source, sources(before, after), _Divisors.of(source, sharing, optimizer_state))
     return source.model_copy(
         update={
             "phase": phase,
             "phase_index": source.phase_index + 1,
+            "phase_begin": source.step,
             "sharing": sharing,
             "start_validation_loss": None,
             "validation_loss": None,
             "phase_complete": False,
+            "ending": Ending(),
+            "measurement": None,
             "delinked": True,
             "parent": source.name,
             "optimizer_state": optimizer_state,
-            "updates": _updates(source, reset=before != after and optimizer_state == "reset"),
+            "updates": _updates(source, reset=optimizer_state == "reset"),
             "link": link,
         }
     )
 
 
-def _link(source: Manifest, before: tuple[int, ...], after: tuple[int, ...], optimizer_state: OptimizerState) -> Link:
-    """The gradient of a block that n layers used is the sum of n; of a layer's own block it is one of them, and the
-    second moment is of its square."""
+@dataclass(frozen=True)
+class _Divisors:
+    """Of the moments of blocks."""
+
+    first: float
+    second: float
+    measured: dict[str, float]
+    """Of the second moments of single tensors, by their names in the source."""
+
+    @classmethod
+    def of(cls, source: Manifest, sharing: Sharing, optimizer_state: OptimizerState) -> "_Divisors":
+        """The gradient of a block that n layers used is the sum of n; of a layer's own block it is one of them, and the
+        second moment is of its square."""
+        uses = sharing.blocks / source.sharing.blocks
+        match optimizer_state:
+            case "copy":
+                return cls(1, 1, {})
+            case "reset":
+                return cls(0, 0, {})
+            case "scale":
+                return cls(uses, uses**2, {})
+            case "measured":
+                return cls(uses, uses**2, _measured(source, sharing))
+
+
+def _measured(source: Manifest, sharing: Sharing) -> dict[str, float]:
+    """Tensor of a block -> how much larger the square of its gradient was than that of a block of the next phase."""
+    if source.updates.blocks == 0:
+        return {}
+    found = source.measurement
+    if found is None or found.next_sharing != sharing:
+        measured = "nothing" if found is None else f"the gradients of {_described(found.next_sharing)}"
+        raise TrainingError(
+            f"optimizerState measured: checkpoint {source.name} measured {measured}, and not the gradients of"
+            f" {_described(sharing)}; train the end of phase {source.phase} with optimizerState measured, or delink"
+            " with scale"
+        )
+    # Without any gradient there is no second moment either, and the divisor for all others does.
+    return {name: found.shared[name] / single for name, single in found.single.items() if single > 0}
+
+
+def _described(sharing: Sharing) -> str:
+    return f"{sharing.blocks} blocks ({sharing.pattern})"
+
+
+def _link(source: Manifest, blocks: tuple[int, ...], divisors: _Divisors) -> Link:
+    """`blocks`: entry b is the block of the source that block b is read from."""
+    assert source.link is None or not divisors.measured, "what was trained and measured has files of its own"
     old = source.link or Link(
         folder=source.name,
         blocks=list(range(source.sharing.blocks)),
         first_moment_divisor=1,
         second_moment_divisor=1,
     )
-    uses = _uses_per_block(before) / _uses_per_block(after)
-    first, second = {"copy": (1.0, 1.0), "scale": (uses, uses**2), "reset": (0.0, 0.0)}[
-        "copy" if before == after else optimizer_state
-    ]
     return Link(
         folder=old.folder,
-        blocks=[old.blocks[block] for block in sources(before, after)],
-        first_moment_divisor=old.first_moment_divisor * first,
-        second_moment_divisor=old.second_moment_divisor * second,
+        blocks=[old.blocks[block] for block in blocks],
+        first_moment_divisor=old.first_moment_divisor * divisors.first,
+        second_moment_divisor=old.second_moment_divisor * divisors.second,
+        second_moment_divisors=divisors.measured
+        or {name: divisor * divisors.second for name, divisor in old.second_moment_divisors.items()},
     )
-
-
-def _uses_per_block(blocks: tuple[int, ...]) -> float:
-    """Every block has the same number: blocks divide layers."""
-    return len(blocks) / len(Counter(blocks))
 
 
 def _updates(source: Manifest, *, reset: bool) -> Updates:

@@ -7,13 +7,12 @@ from pseudoreal_api.base import ApiModel
 from pseudoreal_api.model_spec import Model
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_api.resolved import JobIdentity
+from pseudoreal_api.run_spec import OptimizerState
 from pydantic import Field
 
 FORMAT_VERSION: Literal[2] = 2
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
 """Of each rank that saved it."""
-
-OptimizerState = Literal["copy", "scale", "reset"]
 
 
 class FileDigest(ApiModel):
@@ -47,6 +46,29 @@ class Link(ApiModel):
     blocks: list[int] = Field(description="Entry b is the block in those files that block b is read from.")
     first_moment_divisor: float = Field(description="Of the first moments of blocks. 0: they are zero.")
     second_moment_divisor: float = Field(description="Of the second moments of blocks. 0: they are zero.")
+    second_moment_divisors: dict[str, float] = Field(
+        {}, description="Instead of it, by the names of tensors in those files: what was measured."
+    )
+
+
+class Measurement(ApiModel):
+    """Gradients of single layers, from the last steps of a phase: what its delink makes second moments from."""
+
+    next_sharing: Sharing = Field(description="The blocks whose gradients these are.")
+    steps: int = Field(description="That were measured.")
+    shared: dict[str, float] = Field(
+        description="By tensor of a block: sum over the steps of the squares of its gradient's elements."
+    )
+    single: dict[str, float] = Field(
+        description="The same of the gradient that a block of the next phase would have, in the mean over those blocks."
+    )
+
+
+class Ending(ApiModel):
+    """How near a phase is to an end that its bounds of steps and tokens do not say."""
+
+    checks: int = Field(0, description="Checks of the gradients' correlation in a row that were met.")
+    step: int | None = Field(None, description="Step at which the phase ends, once its loss or a check said so.")
 
 
 class Random(ApiModel):
@@ -67,12 +89,15 @@ class Manifest(ApiModel):
     sharing: Sharing
     random: Random
     step: int = Field(description="Steps done, from the job's start.")
+    phase_begin: int = Field(0, description="Step at which the phase began.")
     tokens: int = Field(description="Tokens trained, from the job's start.")
     global_cursor: int = Field(description="Samples consumed, from the job's start.")
     loss: float | None = Field(None, description="Training loss of the newest step.")
     start_validation_loss: float | None = Field(None, description="Before the phase's first step, once measured.")
     validation_loss: float | None = Field(None, description="The newest of this phase.")
     phase_complete: bool
+    ending: Ending = Ending()
+    measurement: Measurement | None = Field(None, description="So far, of this phase.")
     delinked: bool = Field(description="Written by a delink: the start of its phase.")
     parent: str | None = Field(None, description="Checkpoint that this one continues.")
     optimizer_state: OptimizerState | None = Field(

@@ -80,7 +80,9 @@ class Reader:
         link: Link | None = self.manifest.link
         if link is None or kind == "weights" or block_of(name) is None:
             return 1
-        return link.first_moment_divisor if kind == "first_moment" else link.second_moment_divisor
+        if kind == "first_moment":
+            return link.first_moment_divisor
+        return link.second_moment_divisors.get(self._stored(name)[0], link.second_moment_divisor)
 
     def _file(self, kind: Kind, number: int) -> TensorFile:
         pattern = WEIGHTS_FILE if kind == "weights" else MOMENTS_FILE

@@ -1,7 +1,7 @@
 """One rank of a phase's training: steps, evaluation, and its state unit by unit."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 
@@ -11,13 +11,14 @@ from torch import Tensor
 from pseudoreal_trainer.engine.build import Blueprint, build_parts
 from pseudoreal_trainer.engine.capture import Capture, Sink, Source
 from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.probe import Probe, sums_of
 from pseudoreal_trainer.engine.ring import Ring
 from pseudoreal_trainer.engine.runner import Batch, Run, Training
 from pseudoreal_trainer.engine.state import Content
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.plan.check import check_plan
-from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
+from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
 from pseudoreal_trainer.plan.steps import Update
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 
@@ -47,6 +48,10 @@ class Engine:
         check_plan(grid.layout, plan)
         self._blueprint, self._grid, self.trace = blueprint, grid, trace
         self._plan = plan[grid.pipeline_rank]
+        if grid.layout.measures:
+            measuring = measuring_plan(grid.layout)
+            check_plan(grid.layout, measuring)
+            self._measuring_plan = measuring[grid.pipeline_rank]
         self._parts = build_parts(blueprint, grid, trace)
         self._ring: Ring | None = None
 
@@ -78,13 +83,20 @@ class Engine:
         """Of the slots for working copies that come and go."""
         return self._parts.copies.slot_bytes
 
-    def train(self, batch: Batch, training: Training, step: int) -> Agreement:
-        """One step. Returns when its loss is known; updates may go on into the next call."""
+    def train(self, batch: Batch, training: Training, step: int, probe: Probe | None = None) -> Agreement:
+        """One step, measured with `probe`. Returns when its loss is known; updates may go on into the next call."""
         self.trace.begin(step)
-        run = Run(self._parts, batch, training)
-        run.go(self._plan)
+        run = Run(self._parts, batch, training, probe)
+        run.go(self._plan if probe is None else self._measuring_plan)
         assert run.agreement is not None, "a training plan agrees"
         return run.agreement.result()
+
+    def probe(self, next_blocks: Sequence[int] | None) -> Probe:
+        """For one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours are
+        compared."""
+        layout = self._grid.layout
+        sums = () if next_blocks is None else sums_of(layout.layer_blocks, next_blocks)
+        return Probe(self._grid, self.units, self._parts.modules, self.master_dtype, sums)
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
         """Micro-batch -> sum over its tokens of the loss, nats. Empty on ranks without the head."""

@@ -28,6 +28,30 @@ class Reduction:
     """To be given back."""
 
 
+@dataclass
+class Growing:
+    """A gradient to which micro-batch after micro-batch adds its part."""
+
+    flat: Tensor
+    """[padded numel]; what was in it does not matter."""
+    views: list[Tensor]
+    """Of the parameters."""
+    buffer: Tensor | None = None
+    """To be given back."""
+    _begun: bool = False
+
+    def add(self, gradients: Sequence[Tensor]) -> None:
+        """`gradients`: of the parameters, in their order."""
+        for view, gradient in zip(self.views, gradients, strict=True):
+            if self._begun:
+                view.add_(gradient)
+            else:
+                view.copy_(gradient)
+        if not self._begun:
+            self.flat[sum(view.numel() for view in self.views) :].zero_()
+            self._begun = True
+
+
 class Buffers:
     """Room for the gradients of some units at a time. Waits while all of it is in use."""
 
@@ -62,18 +86,13 @@ class Gradients:
         """`whole`: gradients with room of their own, [padded numel]; the other units' share `buffers`."""
         self._grid, self._layout, self._modules, self._states = grid, grid.layout, modules, states
         self._whole, self._buffers, self._lanes, self._trace = whole, buffers, lanes, trace
-        self._growing: dict[int, _Growing] = {}
+        self._growing: dict[int, Growing] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor]) -> None:
         """`gradients`: of the unit's parameters, in their order."""
-        growing = self._growing.get(unit)
-        if growing is None:
-            growing = self._growing[unit] = self._begin(unit)
-            for view, gradient in zip(growing.views, gradients, strict=True):
-                view.copy_(gradient)
-            return
-        for view, gradient in zip(growing.views, gradients, strict=True):
-            view.add_(gradient)
+        if unit not in self._growing:
+            self._growing[unit] = self._begin(unit)
+        self._growing[unit].add(gradients)
 
     def reduce(self, unit: int) -> Reduction:
         """Ends the gradient of a unit."""
@@ -88,12 +107,10 @@ class Gradients:
         if reduction.buffer is not None:
             self._buffers.give_back(reduction.buffer)
 
-    def _begin(self, unit: int) -> "_Growing":
+    def _begin(self, unit: int) -> "Growing":
         buffer = None if unit in self._whole else self._buffers.take()
         flat = self._whole[unit] if buffer is None else buffer[: self._length(unit) * self._layout.shards]
-        views = self._modules.of(unit).views(flat)
-        flat[sum(view.numel() for view in views) :].zero_()
-        return _Growing(flat, views, buffer)
+        return Growing(flat, self._modules.of(unit).views(flat), buffer)
 
     def _length(self, unit: int) -> int:
         return self._states[unit].extent.length
@@ -116,12 +133,3 @@ class Gradients:
         if kept is not None and kept.device == flat.device:
             return kept
         return torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
-
-
-@dataclass(frozen=True)
-class _Growing:
-    flat: Tensor
-    """[padded numel]"""
-    views: list[Tensor]
-    """Of the parameters."""
-    buffer: Tensor | None

@@ -26,6 +26,8 @@ class Grid:
     host_data: Group | None = None
     saving: Group | None = None
     """All ranks, on the host; belongs to the thread that saves checkpoints."""
+    measuring: Group | None = None
+    """The pipeline ranks of this data rank, on the device's network, where gradients of layers are measured."""
     ties: dict[tuple[int, ...], Group] = field(default_factory=dict)
     """Pipeline ranks that share a block -> group of them with this data rank, on the host."""
     channels: dict[tuple[Flow, int, int], Group] = field(default_factory=dict)
@@ -48,8 +50,8 @@ class Grid:
         return self.layout.world_rank(pipeline_rank, self.data_rank)
 
     def close(self) -> None:
-        groups = [self.data, self.host_world, self.host_data, self.saving, *self.ties.values(), *self.channels.values()]
-        for group in groups:
+        single = [self.data, self.host_world, self.host_data, self.saving, self.measuring]
+        for group in [*single, *self.ties.values(), *self.channels.values()]:
             if group is not None:
                 dist.destroy_process_group(group)
 
@@ -62,6 +64,7 @@ def open_grid(layout: Layout, ranks: Ranks) -> Grid:
     maker = _GroupMaker(ranks.device)
     stages = range(layout.pipeline)
     rows = [[layout.world_rank(p, d) for d in range(layout.data)] for p in stages]
+    columns = [[layout.world_rank(p, d) for p in stages] for d in range(layout.data)]
     backend = "nccl" if ranks.device.type == "cuda" else "gloo"
     return Grid(
         layout,
@@ -70,6 +73,7 @@ def open_grid(layout: Layout, ranks: Ranks) -> Grid:
         host_world=maker.mine([range(ranks.world)], "gloo"),
         host_data=maker.mine(rows, "gloo"),
         saving=maker.mine([range(ranks.world)], "gloo"),
+        measuring=maker.mine(columns, backend) if layout.measures else None,
         ties=_ties(layout, maker),
         channels=_channels(layout, maker, backend),
     )

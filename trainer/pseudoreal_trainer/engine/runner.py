@@ -15,6 +15,7 @@ from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.probe import Probe
 from pseudoreal_trainer.engine.state import State
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Agreement, Updates
@@ -26,6 +27,7 @@ from pseudoreal_trainer.plan.steps import (
     Fetch,
     Flow,
     Forward,
+    Measure,
     RankPlan,
     Read,
     Receive,
@@ -86,6 +88,8 @@ class Run:
     batch: Batch
     training: Training | None
     """None: evaluation, forward passes alone."""
+    probe: Probe | None = None
+    """Of a measuring plan."""
     activations: Activations = field(init=False)
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> sum over its tokens, nats; on the rank of the head."""
@@ -117,6 +121,11 @@ class Run:
 
     def reduce(self, step: Reduce) -> None:
         self.parts.updates.reduce(step, self.parts.gradients.reduce(step.unit))
+
+    def measure(self, step: Measure) -> None:
+        assert self.probe is not None, "only a measuring plan asks"
+        with self.parts.trace.span("measure", step):
+            self.probe.finish(step.position)
 
     def tie(self, step: Tie) -> None:
         self.parts.updates.tie(step)
@@ -175,6 +184,8 @@ class Run:
             if position > 0:
                 self.activations.gradients[position, m] = gradients[0]
             self.parts.gradients.accumulate(unit, gradients[-len(parameters) :])
+            if self.probe is not None:
+                self.probe.accumulate(position, gradients[-len(parameters) :])
 
     def _bind(self, position: int) -> int:
         unit = self.parts.layout.unit_of(position)
@@ -233,6 +244,7 @@ _ACTIONS: dict[type, Callable[[Run, Any], None]] = {
     Receive: Run.receive,
     Stash: Run.stash,
     Unstash: Run.unstash,
+    Measure: Run.measure,
     Reduce: Run.reduce,
     Tie: Run.tie,
     Agree: Run.agree,

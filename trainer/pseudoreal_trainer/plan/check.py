@@ -14,6 +14,7 @@ from pseudoreal_trainer.plan.steps import (
     Fetch,
     Flow,
     Forward,
+    Measure,
     Plan,
     RankPlan,
     Read,
@@ -72,6 +73,8 @@ class _RankState:
     gradients: set[tuple[int, int]] = field(default_factory=set)
     """(position, micro-batch) of which the gradient of the input is here."""
     passes: Counter[Forward | Backward] = field(default_factory=Counter)
+    measured: list[int] = field(default_factory=list)
+    """Positions."""
     reduced: set[int] = field(default_factory=set)
     tied: set[int] = field(default_factory=set)
     updated: set[int] = field(default_factory=set)
@@ -165,6 +168,17 @@ class _RankState:
         self.stashed.remove(key)
         self.inputs.add(key)
 
+    def measure(self, step: Measure) -> None:
+        position = step.position
+        _require(self.layout.shares(position), "no other layer uses its block")
+        passes = [Backward(position, m) for m in range(self.layout.micro_batches)]
+        _require(all(self.passes[p] == 1 for p in passes), "its gradient is not complete")
+        # Neighbours on two ranks meet: all go through them from the last to the first.
+        _require(
+            not self.measured or position < self.measured[-1], f"position {self.measured[-1:]} was measured before"
+        )
+        self.measured.append(position)
+
     def reduce(self, step: Reduce) -> None:
         _require(step.unit not in self.reduced, "it is reduced already")
         for expected in self._backward_passes(step.unit):
@@ -204,6 +218,8 @@ class _RankState:
         moving = [unit for unit in self.resident if layout.moves(unit)]
         _require(not moving, f"the working copies of units {moving} are never dropped")
         _require(not self.stashed and not self.gradients and not self.inputs, "activations or gradients are left over")
+        shared = [position for position in reversed(layout.positions(self.rank)) if layout.shares(position)]
+        _require(self.measured in ([], shared), "some layers are measured and others are not")
 
     def _require_all(self, what: str, units: set[int]) -> None:
         missing = sorted(set(self.layout.local_units(self.rank)) - units)
@@ -224,6 +240,7 @@ _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
     Receive: _RankState.receive,
     Stash: _RankState.stash,
     Unstash: _RankState.unstash,
+    Measure: _RankState.measure,
     Reduce: _RankState.reduce,
     Tie: _RankState.tie,
     Agree: _RankState.agree,

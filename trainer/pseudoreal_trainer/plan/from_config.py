@@ -9,6 +9,7 @@ from pseudoreal_trainer.plan.homes import bounds_of, choose_homes, shortfalls
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.quantity import bytes_of
 from pseudoreal_trainer.sharing import blocks_of_layers
 
 
@@ -34,6 +35,7 @@ def best_layout(config: PhaseConfig) -> Layout:
         recompute=config.activations.recompute,
         stash=config.activations.home == "host",
         clipping=config.optimizer.clipping.mode,
+        measures=config.measure is not None or config.until.gradient_correlation is not None,
     )
     return replace(layout, homes=choose_homes(config.offload, layout, phase_sizes(config)))
 
@@ -45,4 +47,5 @@ def phase_sizes(config: PhaseConfig) -> Sizes:
         compute_bytes=compute_bytes(config.precision.compute),
         master_bytes=master_bytes(config.precision.compute),
         micro_batch=config.batch.sequences // config.batch.micro_batches,
+        checkpoint_buffer=bytes_of(config.checkpoint.buffer_bytes),
     )

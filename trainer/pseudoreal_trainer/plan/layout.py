@@ -29,6 +29,8 @@ class Layout:
     stash: bool = False
     """Boundary activations wait on the host."""
     clipping: ClippingMode = "global"
+    measures: bool = False
+    """In some steps the gradients of layers that share a block are measured one by one."""
 
     @property
     def layers(self) -> int:
@@ -48,6 +50,31 @@ class Layout:
         if position == 0:
             return 0
         return self.units - 1 if position == self.head else 1 + self.layer_blocks[position - 1]
+
+    def position_above(self, position: int) -> int | None:
+        """The next one whose layer uses the same block."""
+        return self._neighbours.get(position)
+
+    def position_below(self, position: int) -> int | None:
+        return self._lower_neighbours.get(position)
+
+    def shares(self, position: int) -> bool:
+        """Another layer uses its block."""
+        return position in self._neighbours or position in self._lower_neighbours
+
+    @cached_property
+    def _neighbours(self) -> dict[int, int]:
+        newest: dict[int, int] = {}
+        found: dict[int, int] = {}
+        for position, block in enumerate(self.layer_blocks, start=1):
+            if block in newest:
+                found[newest[block]] = position
+            newest[block] = position
+        return found
+
+    @cached_property
+    def _lower_neighbours(self) -> dict[int, int]:
+        return {above: below for below, above in self._neighbours.items()}
 
     def rank_of(self, position: int) -> int:
         """Pipeline rank. The embedding is with the first layer and the head with the last, so only layers send."""

@@ -12,7 +12,9 @@ from pseudoreal_trainer.plan.steps import (
     Compute,
     Flow,
     Forward,
+    Measure,
     Plan,
+    RankPlan,
     Receive,
     Reduce,
     Send,
@@ -28,6 +30,19 @@ from pseudoreal_trainer.plan.window import window_steps
 def step_plan(layout: Layout) -> Plan:
     """The plan of a training step, for each pipeline rank."""
     return _with_messages(layout, [compute_order(layout, rank) for rank in range(layout.pipeline)])
+
+
+def measuring_plan(layout: Layout) -> Plan:
+    """The plan of a training step that measures the gradients of single layers."""
+    return tuple(tuple(_measured(layout, steps)) for steps in step_plan(layout))
+
+
+def _measured(layout: Layout, steps: RankPlan) -> Iterator[Step]:
+    lasts = {step.position: index for index, step in enumerate(steps) if isinstance(step, Backward)}
+    for index, step in enumerate(steps):
+        yield step
+        if isinstance(step, Backward) and lasts[step.position] == index and layout.shares(step.position):
+            yield Measure(step.position)
 
 
 def evaluation_plan(layout: Layout) -> Plan:

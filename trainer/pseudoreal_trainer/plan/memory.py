@@ -13,6 +13,8 @@ CHUNK_ELEMENTS = 2**20
 _CHUNK_ARRAYS = 3 * 4
 """Weights, moments and gradient, of a chunk that is read, one that is updated and one that is written."""
 
+_MEASURING_PARTS = 4
+
 
 @dataclass(frozen=True)
 class Tiers:
@@ -27,8 +29,10 @@ class Tiers:
 def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Of each data rank of a pipeline rank, without activations."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
-    room = Tiers(device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank))
-    return state + room + _staging(layout, sizes, rank)
+    room = Tiers(
+        device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank) + _measuring_room(layout, sizes, rank)
+    )
+    return state + room + _staging(layout, sizes, rank) + Tiers(host=sizes.checkpoint_buffer)
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
@@ -81,6 +85,18 @@ def _gradient_room(layout: Layout, sizes: Sizes, rank: int) -> int:
     sharing = [unit for unit in layout.local_units(rank) if layout.has_gradient_shard(unit)]
     largest = max((sizes.whole(layout, unit) for unit in sharing), default=0)
     return gradient_buffers(layout, rank) * largest * sizes.master_bytes
+
+
+def _measuring_room(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Whole gradients of the layers that are under way at a time, and of each shared block the reduced ones: of the
+    layer, of the one above it, and two sums."""
+    shared = [position for position in layout.positions(rank) if layout.shares(position)]
+    if not layout.measures or not shared:
+        return 0
+    under_way = 1 if layout.order == "layered" else len(shared)
+    largest = max(sizes.whole(layout, layout.unit_of(position)) for position in shared)
+    blocks = len({layout.unit_of(position) for position in shared})
+    return (under_way + _MEASURING_PARTS * blocks) * largest * sizes.master_bytes
 
 
 def _staging(layout: Layout, sizes: Sizes, rank: int) -> Tiers:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.memory import gradient_buffers
-from pseudoreal_trainer.plan.steps import Agree, Backward, Flow, Forward, Plan, Reduce, Send, Step, Tie, Update
+from pseudoreal_trainer.plan.steps import Agree, Backward, Flow, Forward, Measure, Plan, Reduce, Send, Step, Tie, Update
 
-_Message = tuple[Flow, int, int]
-"""Flow, position, micro-batch."""
+_Message = tuple[Flow | None, int, int]
+"""Flow, position, micro-batch; None is the whole gradient of a layer, for the next layer below with the same block."""
 _Meeting = Tie | Agree
 
 
@@ -44,6 +44,8 @@ def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable
             step = state.first.popleft()
             if isinstance(step, Send):
                 sent.add((step.flow, step.position, step.micro_batch))
+            elif isinstance(step, Measure):
+                sent.add((None, step.position, 0))
             elif isinstance(step, Reduce | Tie | Agree | Update):
                 state.second.append(step)
         yield len(state.first) < before
@@ -71,6 +73,8 @@ def _awaited(layout: Layout, rank: int, step: Step) -> set[_Message]:
         return {(Flow.ACTIVATION, step.position, step.micro_batch)}
     if isinstance(step, Backward) and step.position < layout.head and layout.rank_of(step.position + 1) != rank:
         return {(Flow.GRADIENT, step.position + 1, step.micro_batch)}
+    if isinstance(step, Measure) and (above := layout.position_above(step.position)) is not None:
+        return {(None, above, 0)}
     return set()
 
 

@@ -20,6 +20,8 @@ class Sizes:
     """Of an element of a master weight, a moment or a gradient."""
     micro_batch: int
     """Sequences of a micro-batch, over all data ranks."""
+    checkpoint_buffer: int = 0
+    """Bytes through which checkpoints pass."""
 
     @property
     def has_own_copies(self) -> bool:

@@ -115,7 +115,30 @@ class Update:
     unit: int
 
 
-Step = Read | Fetch | Drop | Forward | Backward | Send | Receive | Stash | Unstash | Reduce | Tie | Agree | Update
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """Ends the gradient that one layer has in a block that it shares: sums it over the data ranks and compares it with
+    that of the next layer above which uses the block. In measuring plans only."""
+
+    position: int
+
+
+Step = (
+    Read
+    | Fetch
+    | Drop
+    | Forward
+    | Backward
+    | Send
+    | Receive
+    | Stash
+    | Unstash
+    | Measure
+    | Reduce
+    | Tie
+    | Agree
+    | Update
+)
 Compute = Forward | Backward
 RankPlan = tuple[Step, ...]
 Plan = tuple[RankPlan, ...]

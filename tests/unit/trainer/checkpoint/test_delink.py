@@ -1,5 +1,6 @@
 """Delinking: a manifest alone, whose weights, moments and counts are what they should be."""
 
+import json
 import subprocess
 import sys
 import time
@@ -12,13 +13,16 @@ import numpy as np
 import pytest
 import torch
 from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink, delinked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.corpus import load_corpus
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model import Transformer
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.state import load_weights
+from pseudoreal_trainer.stream import Stream
 from torch.nn import functional as F
 
 TOKENS = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -103,6 +107,98 @@ def test_moments_are_divided_by_the_uses_that_fall_away(
         assert np.array_equal(after.tensor(name, moment), before.tensor(name, moment))
     assert after.manifest.updates.others == before.manifest.updates.others == 6
     assert after.manifest.updates.blocks == (0 if kind == "reset" else 6)
+
+
+def _squares_of_gradients(source: Reader, config: PhaseConfig) -> tuple[dict[str, float], dict[str, float]]:
+    """Of the step after a checkpoint: of the shared block and, in the mean, of copies of it; by plain autograd."""
+    windows = Stream(load_corpus(config.data, 16).train, 16, config.data.seed).windows(
+        source.manifest.global_cursor, source.manifest.global_cursor + config.batch.sequences
+    )
+    shared = _model(source)
+    copies = Transformer(source.manifest.model, Sharing(blocks=4)).double()
+    copies.load_state_dict(shared.state_dict(), strict=False)
+    for block in copies.blocks:
+        block.load_state_dict(shared.blocks[0].state_dict())
+    tokens = torch.from_numpy(windows).long()
+    for model in (shared, copies):
+        F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+
+    def squares(name: str, model: Transformer) -> list[float]:
+        return [float(block.get_parameter(name).grad.square().sum()) for block in model.blocks]
+
+    names = [name for name, _ in shared.blocks[0].named_parameters()]
+    return {n: squares(n, shared)[0] for n in names}, {n: sum(squares(n, copies)) / 4 for n in names}
+
+
+def test_measured_moments_are_divided_tensor_by_tensor(
+    job_body: dict[str, Any], tmp_path: Path, config: Any, delink_of: Any, train: Any
+) -> None:
+    """The one measured step is the sixth, from the checkpoint of step five."""
+    job_body["spec"]["delink"] = {"optimizerState": "measured", "measuredSteps": 1}
+    train(config(0))
+    delink(delink_of(1))
+    store = CheckpointStore(tmp_path / "work", UID)
+    fifth = next(manifest for manifest in store.committed("pseudo") if manifest.step == 5)
+    shared, single = _squares_of_gradients(store.reader(fifth), config(0))
+    before, after = (_newest(tmp_path, phase) for phase in ("pseudo", "real"))
+    assert after.manifest.optimizer_state == "measured"
+    ratios = {name: shared[name] / single[name] for name in shared}
+    assert 1 < min(ratios.values()) < 0.9 * max(ratios.values()), "one factor for all would not do"
+    for name, ratio in ratios.items():
+        for layer in range(4):
+            old, new = (
+                reader.tensor(f"blocks.{block}.{name}", "second_moment")
+                for reader, block in ((before, 0), (after, layer))
+            )
+            np.testing.assert_allclose(new, old / ratio, rtol=1e-9)
+            first = after.tensor(f"blocks.{layer}.{name}", "first_moment")
+            assert np.array_equal(first, before.tensor(f"blocks.0.{name}", "first_moment") / 4)
+    for name, moment in product(("embedding.weight", "head.weight", "norm.weight"), KINDS):
+        assert np.array_equal(after.tensor(name, moment), before.tensor(name, moment))
+
+
+def test_an_interrupted_phase_measures_the_same(
+    job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any
+) -> None:
+    job_body["spec"]["delink"] = {"optimizerState": "measured", "measuredSteps": 4}
+    train(config(0))
+    calls = iter(range(100))
+    train(config(0, "again"), stop=lambda: next(calls) == 3)
+    stopped = CheckpointStore(tmp_path / "again", UID).newest("pseudo")
+    assert stopped is not None
+    assert stopped.manifest.measurement is not None
+    assert stopped.manifest.measurement.steps == 2, "stopped after step four, the second that measures"
+    train(config(0, "again"))
+    whole, again = (CheckpointStore(tmp_path / work, UID).newest("pseudo") for work in ("work", "again"))
+    assert whole is not None
+    assert again is not None
+    assert whole.manifest.measurement == again.manifest.measurement
+    assert whole.manifest.measurement.steps == 4
+
+
+def test_what_was_not_measured_is_refused(job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any) -> None:
+    train(config(0))
+    unmeasured = _newest(tmp_path, "pseudo").manifest
+    with pytest.raises(TrainingError, match=r"pseudo-00000006 measured nothing.*4 blocks \(cycle\).*delink with scale"):
+        delinked(unmeasured, "real", Sharing(blocks=4), "measured")
+    job_body["spec"]["delink"] = {"optimizerState": "measured"}
+    train(config(0, "measured"))
+    measured = CheckpointStore(tmp_path / "measured", UID).newest("pseudo")
+    assert measured is not None
+    with pytest.raises(TrainingError, match=r"measured the gradients of 4 blocks \(cycle\), and not .* 2 blocks"):
+        delinked(measured.manifest, "real", Sharing(blocks=2), "measured")
+
+
+def test_layers_that_differ_end_the_phase(job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any) -> None:
+    """Every cosine is below 1: two checks, at steps two and four, end it."""
+    rule = {"below": "1.0", "everySteps": 2, "checks": 2}
+    job_body["spec"]["phases"][0]["until"] = {"steps": 9, "gradientCorrelation": rule}
+    message = train(config(0))
+    assert (message.outcome, message.step) == ("Succeeded", 4)
+    lines = [json.loads(line) for line in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()]
+    checked = {line["step"]: line["gradient_correlations"] for line in lines if line["gradient_correlations"]}
+    assert {step: len(found) for step, found in checked.items()} == {2: 3, 4: 3}
+    assert all(-1 < correlation < 1 for found in checked.values() for correlation in found)
 
 
 def test_two_delinks_after_each_other_divide_twice(tmp_path: Path, config: Any, train: Any) -> None:

@@ -34,6 +34,8 @@ class Case:
     pattern: str = "cycle"
     activation: str = "gelu"
     precision: str = "float64"
+    next_sharing: tuple[int, str] | None = None
+    """Blocks and pattern of the next phase; None: nothing is measured."""
 
     @property
     def world(self) -> int:
@@ -77,4 +79,12 @@ class Case:
             recompute=self.recompute,
             stash=self.stash,
             clipping=self.clipping,
+            measures=self.next_sharing is not None,
         )
+
+    @property
+    def next_blocks(self) -> tuple[int, ...]:
+        """Entry l is the block of layer l in the next phase."""
+        assert self.next_sharing is not None, "only of a case that measures"
+        blocks, pattern = self.next_sharing
+        return blocks_of_layers(Sharing(blocks=blocks, pattern=pattern), self.layers)

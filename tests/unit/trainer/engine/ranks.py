@@ -13,6 +13,7 @@ from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.grid import open_grid
 from pseudoreal_trainer.engine.modules import views
+from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.initial import initial_weights
@@ -41,6 +42,8 @@ class Result:
     """Of the steps, without the evaluation."""
     captured: dict[Kind, dict[int, tuple[int, Tensor]]] = field(default_factory=dict)
     """Kind -> unit -> where in the unit's flat vector this rank's part of it begins, and that part."""
+    measured: list[LayerGradients] = field(default_factory=list)
+    """For each step."""
     state_bytes: dict[str, int] = field(default_factory=dict)
     evaluation: float = 0.0
     """Sum of the losses of the first batch with the last weights; on the rank of the head."""
@@ -112,7 +115,10 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
     for step in range(STEPS):
         batch = CaseBatch(case, step, data_rank, ranks.device)
         tokens = batch_of(case, step)[:, :, 1:].numel()
-        agreement = engine.train(batch, Training(tokens, RATE, stop=False), step)
+        probe = engine.probe(case.next_blocks) if case.next_sharing else None
+        agreement = engine.train(batch, Training(tokens, RATE, stop=False), step, probe)
+        if probe is not None:
+            result.measured.append(probe.result())
         engine.settle()
         result.losses.append(agreement.loss_sum / tokens)
         result.moved.append(dict(engine.trace.moved))

@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_trainer.plan import lower
 from pseudoreal_trainer.plan.check import PlanError, check_plan
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.lower import measuring_plan, step_plan
 from pseudoreal_trainer.plan.steps import (
     Agree,
     Backward,
@@ -16,6 +16,7 @@ from pseudoreal_trainer.plan.steps import (
     Fetch,
     Flow,
     Forward,
+    Measure,
     Plan,
     RankPlan,
     Read,
@@ -35,9 +36,17 @@ OFFLOADED = make_layout(layers=6, data=2, sharding="full", homes=everywhere("dis
 """Rank 0: the embedding and layers 1, 3, 5 (units 0, 1, 3, 5); rank 1: layers 2, 4, 6 and the head (2, 4, 6, 7)."""
 TIED = make_layout(layers=6, layer_blocks=(0, 1, 2, 0, 1, 2))
 """Every block is used on both ranks."""
+MEASURED = replace(TIED, measures=True)
+"""Rank 0: layers 1, 3, 5, which use the blocks of layers 4, 6, 2 on rank 1."""
 EARLY = replace(OFFLOADED, clipping="perUnit")
 CROWDED = replace(TIED, micro_batches=1, order="gpipe", homes=everywhere("host", 3), window=1, clipping="perUnit")
 """Rank 1 goes on only when the gradient of the head is settled and gives its room to that of layer 6's block."""
+
+
+def _measured_last(steps: list[Step]) -> None:
+    """The first measured layer comes after all others."""
+    steps.append(steps.pop(place(steps, Measure)))
+
 
 Edit = Callable[[list[Step]], None]
 
@@ -160,6 +169,16 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     "nobody agrees": (EARLY, 0, without(Agree), "not all ranks have agreed"),
     "agreed twice": (OFFLOADED, 0, twice(Agree), "all ranks agree only once"),
     "agreed so late that ranks wait for each other": (CROWDED, 0, moved(Agree, 0, Drop, 3), "it never ends"),
+    "layer not measured": (MEASURED, 0, without(Measure), "some layers are measured and others are not"),
+    "measured before its gradient is complete": (MEASURED, 0, moved(Measure, 0, Backward, 1), "is not complete"),
+    "measured twice": (MEASURED, 0, twice(Measure), "was measured before"),
+    "layers measured in another order": (MEASURED, 1, _measured_last, "was measured before"),
+    "measured although it shares nothing": (
+        make_layout(measures=True),
+        0,
+        lambda steps: steps.append(Measure(1)),
+        "no other layer uses its block",
+    ),
     "agreed before the loss": (EARLY, 1, moved(Agree, 0, Backward, 0), "the loss is not known yet"),
 }
 
@@ -167,7 +186,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
 @pytest.mark.parametrize("name", DEFECTS)
 def test_a_defect_is_refused(name: str) -> None:
     layout, rank, edit, fault = DEFECTS[name]
-    good = step_plan(layout)
+    good = measuring_plan(layout) if layout.measures else step_plan(layout)
     check_plan(layout, good)
     with pytest.raises(PlanError, match=fault):
         check_plan(layout, _edited(good, rank, edit))

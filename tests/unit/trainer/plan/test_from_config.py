@@ -41,6 +41,7 @@ def test_sizes_in_the_precision_of_the_phase(job_body: dict[str, Any], config: C
         job_body["spec"]["precision"]["compute"] = compute
         sizes = phase_sizes(config(1))
         found.append((sizes.compute_bytes, sizes.master_bytes))
+        assert sizes.checkpoint_buffer == 256 << 20
         # 6 sequences, as two micro-batches, over two data ranks: two and one.
         assert (sizes.micro_batch, sizes.most_tokens(2)) == (3, 2 * 16)
     assert found == [(2, 4), (4, 4), (8, 8)]

@@ -91,6 +91,28 @@ def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected
     assert gradient_buffers(layout, 0) == expected
 
 
+@pytest.mark.parametrize(
+    ("blocks", "order", "gradients"),
+    # Of 6 layers: whole gradients under way, and four parts of each shared block.
+    [
+        ((0,) * 6, "layered", 1 + 4),
+        ((0, 1, 2) * 2, "layered", 1 + 12),
+        ((0,) * 6, "gpipe", 6 + 4),
+        (range(6), "layered", 0),
+    ],
+)
+def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int) -> None:
+    sizes = make_sizes(6, len(set(blocks)))
+    layout = make_layout(6, 1, layer_blocks=tuple(blocks), order=order)
+    more = held(replace(layout, measures=True), sizes, 0).device - held(layout, sizes, 0).device
+    assert more == gradients * 4 * sizes.units[1].numel
+
+
+def test_checkpoints_pass_through_host_memory() -> None:
+    layout, sizes = make_layout(6, 1), make_sizes(6)
+    assert held(layout, replace(sizes, checkpoint_buffer=1000), 0).host == held(layout, sizes, 0).host + 1000
+
+
 def walked(layout: Layout, sizes: Sizes) -> tuple[int, int]:
     peak = activation_peak(layout, sizes, 0, step_plan(layout)[0])
     return peak.device, peak.host

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.costs import UnitTime
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.lower import measuring_plan, step_plan
 from pseudoreal_trainer.plan.orders import check_interleaved
 from pseudoreal_trainer.plan.timeline import timeline
 
@@ -49,6 +49,7 @@ def _is_possible(layout: Layout) -> bool:
 def test_a_plan_passes_its_checker_and_ends(layout: Layout) -> None:
     plan = step_plan(layout)
     check_plan(layout, plan)
+    check_plan(layout, measuring_plan(layout))
     line = timeline(layout, plan, UnitTime(layout), steps=2)
     passes = layout.micro_batches * (1 + UnitTime(layout).backward)
     most = max(sum(0 < p < layout.head for p in layout.positions(rank)) for rank in range(layout.pipeline))

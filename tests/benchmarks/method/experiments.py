@@ -1,0 +1,126 @@
+"""What is compared: jobs on the same text with the same order of samples. Pure."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pseudoreal_api.spec import PseudoRealJob
+
+Regime = Literal["equal", "offload"]
+
+SEEDS = (0, 1, 2)
+STEPS = 400
+"""Of a job in the regime of equal steps."""
+RATE = "2e-3"
+OTHER_RATES = ("1e-3", "4e-3")
+OFFLOAD_STEPS = 150
+"""Of the unshared job in the regime of offload."""
+
+_REGIMES: dict[Regime, dict[str, Any]] = {
+    "equal": {
+        "model": {"layers": 12, "hidden": 96, "heads": 4, "sequence": 64, "ffn": {"hidden": 384}},
+        "sequences": 16,
+        "offload": {},
+    },
+    "offload": {
+        "model": {"layers": 12, "hidden": 384, "heads": 4, "sequence": 32, "ffn": {"hidden": 1536}},
+        "sequences": 2,
+        "offload": {"home": "disk"},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Pseudo:
+    """A pseudo phase; experiments with the same one have it in common."""
+
+    regime: Regime
+    steps: int
+    total_steps: int
+    blocks: int = 1
+    rate: str = RATE
+    adaptive: str | None = None
+    """It ends by the correlation of gradients below this, at `steps` at the latest."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    name: str
+    regime: Regime = "equal"
+    total_steps: int = STEPS
+    rate: str = RATE
+    pseudo: Pseudo | None = None
+    """None: every layer owns its weights from the start."""
+    optimizer_state: str = "measured"
+    warmup_steps: int = 0
+    """After the delink."""
+    seeds: tuple[int, ...] = SEEDS
+
+
+def _at(share: float, **more: Any) -> Pseudo:
+    return Pseudo("equal", round(STEPS * share), STEPS, **more)
+
+
+_THIRTY = _at(0.3)
+UNSHARED = Experiment("unshared")
+POLICIES = [
+    Experiment(f"30 %, {policy}", pseudo=_THIRTY, optimizer_state=policy)
+    for policy in ("measured", "scale", "copy", "reset")
+]
+WARMED = [
+    Experiment(f"30 %, {policy}, warmed up again", pseudo=_THIRTY, optimizer_state=policy, warmup_steps=25)
+    for policy in ("measured", "reset")
+]
+SHARES = [
+    Experiment("10 %, measured", pseudo=_at(0.1)),
+    Experiment("60 %, measured", pseudo=_at(0.6)),
+    Experiment("adaptive (0.5), measured", pseudo=_at(0.6, adaptive="0.5"), seeds=SEEDS[:1]),
+    Experiment("adaptive (0.99), measured", pseudo=_at(0.6, adaptive="0.99")),
+]
+BLOCKS = [Experiment(f"30 %, {blocks} blocks", pseudo=_at(0.3, blocks=blocks)) for blocks in (2, 4)]
+RATES = [
+    experiment
+    for rate in OTHER_RATES
+    for experiment in (
+        Experiment(f"unshared, rate {rate}", rate=rate, seeds=SEEDS[:1]),
+        Experiment(f"30 %, rate {rate}", rate=rate, pseudo=_at(0.3, rate=rate), seeds=SEEDS[:1]),
+    )
+]
+
+
+def _offloaded(pseudo_steps: int, real_steps: int) -> Experiment:
+    total = pseudo_steps + real_steps
+    pseudo = Pseudo("offload", pseudo_steps, total, rate="1e-3") if pseudo_steps else None
+    name = f"{pseudo_steps} pseudo + {real_steps} real" if pseudo_steps else "unshared, on disk"
+    return Experiment(name, "offload", total, "1e-3", pseudo)
+
+
+OFFLOADED = [
+    _offloaded(0, OFFLOAD_STEPS),
+    _offloaded(OFFLOAD_STEPS // 2, OFFLOAD_STEPS // 2),
+    _offloaded(2 * OFFLOAD_STEPS, OFFLOAD_STEPS // 2),
+    _offloaded(4 * OFFLOAD_STEPS, OFFLOAD_STEPS // 5),
+]
+EXPERIMENTS = [UNSHARED, *POLICIES, *WARMED, *SHARES, *BLOCKS, *RATES, *OFFLOADED]
+
+
+def job(experiment: Experiment, seed: int, corpus: str) -> PseudoRealJob:
+    regime, pseudo = _REGIMES[experiment.regime], experiment.pseudo
+    common = {"batch": {"sequences": regime["sequences"]}, "activations": {"recompute": False}}
+    phases = [{"name": "real", "until": {"steps": experiment.total_steps}, "offload": regime["offload"], **common}]
+    if pseudo is not None:
+        until: dict[str, Any] = {"steps": pseudo.steps}
+        if pseudo.adaptive is not None:
+            until["gradientCorrelation"] = {"below": pseudo.adaptive, "everySteps": 10}
+        phases.insert(0, {"name": "pseudo", "sharing": {"blocks": pseudo.blocks}, "until": until, **common})
+    spec = {
+        "model": regime["model"],
+        "data": {"path": corpus, "seed": seed, "validation": {"everySteps": 10, "sequences": 64}},
+        "optimizer": {"learningRate": experiment.rate, "warmupSteps": 25, "beta2": "0.99"},
+        "precision": {"compute": "float32"},
+        "phases": phases,
+        "delink": {"optimizerState": experiment.optimizer_state, "warmupSteps": experiment.warmup_steps},
+        "checkpoint": {"volume": {"claimName": "none"}, "everySteps": 100_000, "mode": "sync"},
+    }
+    metadata = {"name": "method", "uid": "method"}
+    body = {"apiVersion": "pseudoreal.dev/v1alpha1", "kind": "PseudoRealJob", "metadata": metadata, "spec": spec}
+    return PseudoRealJob.from_object(body)

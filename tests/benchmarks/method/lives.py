@@ -1,0 +1,140 @@
+"""Trains experiments, each phase in a process of its own, with the programs' own phases and delinks."""
+
+import json
+import logging
+import multiprocessing
+import re
+import shutil
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import structlog
+from pseudoreal_api.resolve import delink_config, phase_config
+from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_trainer.checkpoint.delink import delink
+from pydantic import BaseModel
+
+from tests.benchmarks.method.experiments import Experiment, job
+
+CORPUS = Path("examples/corpus/kjv")
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.unit.trainer.checkpoint.warm"])
+
+
+class Point(BaseModel, frozen=True):
+    """A validation."""
+
+    step: int
+    tokens: int
+    loss: float
+    """Nats per token."""
+
+
+class PhaseLife(BaseModel, frozen=True):
+    name: str
+    first_step: int
+    steps: int
+    seconds_per_step: float
+    """The median."""
+    peak_bytes: int
+    """Memory at most, beyond what the process had before."""
+    points: list[Point]
+    correlations: dict[int, list[float]]
+    """By step."""
+
+
+class Life(BaseModel, frozen=True):
+    experiment: str
+    seed: int
+    phases: list[PhaseLife]
+
+
+def quiet() -> None:
+    """No log but of errors, in this process."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+
+
+def live_family(family: list[Experiment], seed: int, folder: Path) -> list[Life]:
+    """Experiments with one pseudo phase, which is trained once."""
+    shared = folder / "pseudo"
+    before = [] if family[0].pseudo is None else [_phase(_pseudo_job(family[0], seed), 0, shared)]
+    return [_continued(experiment, seed, folder, before) for experiment in family]
+
+
+def _pseudo_job(experiment: Experiment, seed: int) -> PseudoRealJob:
+    """It measures, whatever the experiment needs of it."""
+    return job(replace(experiment, optimizer_state="measured"), seed, str(CORPUS))
+
+
+def _continued(experiment: Experiment, seed: int, folder: Path, before: list[PhaseLife]) -> Life:
+    work = folder / re.sub(r"\W+", "-", experiment.name)
+    body, index = job(experiment, seed, str(CORPUS)), len(before)
+    if before:
+        shutil.copytree(folder / "pseudo", work)
+        delink(delink_config(body, 1, attempt=1, work_directory=str(work)))
+    real = _phase(body, index, work)
+    shutil.rmtree(work)
+    return Life(experiment=experiment.name, seed=seed, phases=[*before, real])
+
+
+def _phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
+    work.mkdir(parents=True, exist_ok=True)
+    config = phase_config(
+        body, index, attempt=1, work_directory=str(work), offload_directory=str(work.resolve() / "offload")
+    )
+    process = _CONTEXT.Process(target=_train, args=(config,))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"the phase {config.phase} in {work} ended with exit code {process.exitcode}")
+    return PhaseLife.model_validate_json((work / "life.json").read_bytes())
+
+
+def _train(config: PhaseConfig) -> None:
+    import torch
+    from pseudoreal_trainer.corpus import load_corpus
+    from pseudoreal_trainer.phase import train_phase
+    from pseudoreal_trainer.ranks import Ranks
+
+    quiet()
+    torch.set_num_threads(1)
+    # The kernel's mark of the most memory starts anew (proc(5), clear_refs).
+    Path("/proc/self/clear_refs").write_text("5")
+    begin = _status("VmRSS")
+    message = train_phase(
+        config, load_corpus(config.data, config.model.sequence), Ranks(0, 1, torch.device("cpu")), lambda: False
+    )
+    assert message.outcome == "Succeeded", "nobody stops it"
+    found = _life(config, _status("VmHWM") - begin, message.start_validation_loss)
+    (Path(config.work_directory) / "life.json").write_text(found.model_dump_json())
+
+
+def _status(key: str) -> int:
+    """Bytes."""
+    found = re.search(rf"{key}:\s*(\d+) kB", Path("/proc/self/status").read_text())
+    assert found is not None, "Linux says so"
+    return int(found[1]) << 10
+
+
+def _life(config: PhaseConfig, peak_bytes: int, start_loss: float | None) -> PhaseLife:
+    lines = [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["phase"] == config.phase]
+    seconds = sorted(after["seconds"] - before["seconds"] for before, after in pairwise(lines))
+    first, tokens = lines[0]["step"], config.batch.sequences * config.model.sequence
+    points = [
+        Point(step=line["step"], tokens=line["tokens"], loss=line["validation_loss"])
+        for line in lines
+        if line["validation_loss"]
+    ]
+    start = [] if start_loss is None else [Point(step=first - 1, tokens=(first - 1) * tokens, loss=start_loss)]
+    return PhaseLife(
+        name=config.phase,
+        first_step=first,
+        steps=len(lines),
+        seconds_per_step=seconds[len(seconds) // 2],
+        peak_bytes=peak_bytes,
+        points=start + points,
+        correlations={line["step"]: line["gradient_correlations"] for line in lines if line["gradient_correlations"]},
+    )

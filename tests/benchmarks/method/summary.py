@@ -1,0 +1,61 @@
+"""From trained lives to the figures of the report: means over seeds, bumps, and where two curves meet. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, stdev
+
+from tests.benchmarks.method.lives import Life, PhaseLife, Point
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Median seconds of a step over all lives that made such steps: other programs disturb single ones."""
+
+    seconds: dict[tuple[str, str], float]
+    """(experiment, phase) ->"""
+
+    def at(self, life: Life, step: int) -> float:
+        """Seconds of training until a step is done."""
+        total = 0.0
+        for phase in life.phases:
+            done = min(max(step - phase.first_step + 1, 0), phase.steps)
+            total += done * self.seconds[life.experiment, phase.name]
+        return total
+
+
+def points(life: Life) -> list[Point]:
+    """Of all phases; at the delink, whose loss both have, one."""
+    found = {point.step: point for phase in life.phases for point in phase.points}
+    return [found[step] for step in sorted(found)]
+
+
+def final_loss(life: Life) -> float:
+    return points(life)[-1].loss
+
+
+def spread(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and standard deviation over seeds."""
+    return mean(values), stdev(values) if len(values) > 1 else 0.0
+
+
+def first_at(life: Life, loss: float) -> int | None:
+    """The first validated step with at most this loss; None when there is none."""
+    return next((point.step for point in points(life) if point.loss <= loss), None)
+
+
+@dataclass(frozen=True)
+class Bump:
+    height: float
+    """Nats above the loss at the delink, at most."""
+    steps: int | None
+    """Until the loss is below that of the delink for good; None: never."""
+
+
+def bump(life: Life) -> Bump:
+    real: PhaseLife = life.phases[-1]
+    before, after = real.points[0], real.points[1:]
+    above = [point for point in after if point.loss > before.loss]
+    if not above:
+        return Bump(0.0, 0)
+    later = [point.step for point in after if point.step > above[-1].step]
+    return Bump(max(point.loss for point in above) - before.loss, later[0] - before.step if later else None)

@@ -1,0 +1,106 @@
+"""Gradients of single layers, measured while they share blocks, against plain autograd on copies of the layers."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.model import Transformer, build_model
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import STEPS, Case
+from tests.unit.trainer.engine.ranks import SEED, Result, run_cases
+
+OWN = (4, "cycle")
+MEASURED = [
+    Case(blocks=1, next_sharing=OWN),
+    Case(blocks=1, next_sharing=OWN, recompute=False, clipping="global"),
+    Case(blocks=1, next_sharing=(2, "segment"), micro_batches=1),
+    Case(blocks=1, next_sharing=(2, "cycle"), homes="hD"),
+    Case(blocks=2, pattern="segment", next_sharing=OWN),
+    Case(blocks=2, pattern="cycle", next_sharing=OWN, order="1f1b"),
+    Case(blocks=1, next_sharing=OWN, data=2),
+    Case(blocks=1, next_sharing=(2, "cycle"), data=2, sharding="full", homes="h", clipping="perUnit"),
+    *(
+        Case(blocks=1, next_sharing=OWN, pipeline=2, order=order)
+        for order in ("layered", "gpipe", "1f1b", "interleaved")
+    ),
+    Case(blocks=1, next_sharing=(2, "segment"), pipeline=2, micro_batches=4),
+    Case(blocks=1, next_sharing=(2, "cycle"), pipeline=2, order="gpipe"),
+    Case(blocks=2, pattern="cycle", next_sharing=OWN, pipeline=2),
+    Case(blocks=2, pattern="segment", next_sharing=OWN, pipeline=2, clipping="perUnit"),
+    Case(blocks=1, layers=5, next_sharing=(5, "cycle"), pipeline=2),
+    Case(blocks=1, next_sharing=OWN, pipeline=4, micro_batches=4, clipping="global"),
+    Case(blocks=1, next_sharing=(2, "segment"), pipeline=2, data=2, sharding="full", homes="hD"),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
+    return run_cases(MEASURED, tmp_path_factory.mktemp("probe"))
+
+
+def _gradients_of_layers(case: Case) -> list[dict[str, Tensor]]:
+    """Of the first step, by ordinary autograd on a model in which each layer has a copy of its block."""
+    shared = build_model(case.model, case.sharing, SEED, torch.float64)
+    copies = Transformer(case.model, Sharing(blocks=case.layers)).double()
+    copies.load_state_dict(shared.state_dict(), strict=False)
+    for layer, block in enumerate(shared.layer_blocks):
+        copies.blocks[layer].load_state_dict(shared.blocks[block].state_dict())
+    windows = reference.batch_of(case, 0).flatten(0, 1)
+    F.cross_entropy(copies(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten()).backward()
+    return [{name: p.grad for name, p in block.named_parameters() if p.grad is not None} for block in copies.blocks]
+
+
+def _expected(case: Case) -> LayerGradients:
+    layers, blocks = _gradients_of_layers(case), case.layout.layer_blocks
+
+    def squares(group: list[int], name: str) -> float:
+        return float(sum(layers[layer][name] for layer in group).square().sum())
+
+    def layers_of(assignment: tuple[int, ...], block: int) -> list[int]:
+        return [layer for layer, used in enumerate(assignment) if used == block]
+
+    shared, single = {}, {}
+    for block in set(blocks):
+        uses = layers_of(blocks, block)
+        targets = sorted({case.next_blocks[layer] for layer in uses})
+        for name in layers[0]:
+            shared[f"blocks.{block}.{name}"] = squares(uses, name)
+            found = [squares(layers_of(case.next_blocks, target), name) for target in targets]
+            single[f"blocks.{block}.{name}"] = sum(found) / len(found)
+    pairs = [pair for block in sorted(set(blocks)) for pair in pairwise(layers_of(blocks, block))]
+    return LayerGradients(shared, single, tuple(_cosine(layers, *pair) for pair in sorted(pairs)))
+
+
+def _cosine(layers: list[dict[str, Tensor]], one: int, other: int) -> float:
+    flat = [torch.cat([gradient.flatten() for gradient in layers[layer].values()]) for layer in (one, other)]
+    return float(F.cosine_similarity(*flat, dim=0))
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
+def test_it_agrees_with_autograd_on_copies(case: Case, results: dict[Case, list[Result]]) -> None:
+    expected, found = _expected(case), results[case][0].measured[0]
+    assert found.shared == pytest.approx(expected.shared, rel=1e-10)
+    assert found.single == pytest.approx(expected.single, rel=1e-10)
+    assert found.correlations == pytest.approx(expected.correlations, rel=1e-10)
+    assert min(found.single.values()) > 0
+    assert len({round(c, 6) for c in found.correlations}) == len(found.correlations), "the pairs differ"
+
+
+@pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
+def test_all_ranks_have_the_same(case: Case, results: dict[Case, list[Result]]) -> None:
+    assert len(results[case]) == case.world
+    assert all(result.measured == results[case][0].measured for result in results[case])
+    assert len(results[case][0].measured) == STEPS
+
+
+@pytest.mark.parametrize("case", MEASURED[:8], ids=lambda case: case.name)
+def test_measuring_changes_nothing(case: Case, results: dict[Case, list[Result]]) -> None:
+    losses, weights = reference.train(case)
+    assert results[case][0].losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
+    for name, expected in weights.items():
+        torch.testing.assert_close(results[case][0].weights[name], expected, rtol=0, atol=1e-12)
