@@ -362,6 +362,20 @@ def test_a_part_that_is_refused_is_an_error_and_the_upload_is_given_up(
     assert train(config(0, attempt=3)).outcome == "Succeeded"
 
 
+def test_what_others_write_is_seen_at_once(bucket: Bucket) -> None:
+    folder = ObjectPath(bucket.url)
+    bucket.write("one/x", b"1")
+    assert ObjectStorage(folder).find("x") == [folder / "one" / "x"]
+    assert ObjectStorage(folder / "one" / "x").size() == 1
+    bucket.write("one/x", b"12")
+    bucket.write("two/x", b"1")
+    bucket.write("two/deeper/x", b"1")
+    assert ObjectStorage(folder).find("x") == [folder / "one" / "x", folder / "two" / "x"]
+    assert ObjectStorage(folder / "one" / "x").size() == 2
+    bucket.remove("one/x")
+    assert ObjectStorage(folder).find("x") == [folder / "two" / "x"]
+
+
 def test_ranges_are_read_in_blocks(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_storage, "_BLOCK_BYTES", 7)
     monkeypatch.setattr(object_storage, "_BLOCKS_AT_ONCE", 3)
