@@ -12,6 +12,8 @@ CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"
 CONFIG_FILE = "config.json"
 OFFLOAD_DIRECTORY = "/offload"
+WORK_DIRECTORY = "/scratch"
+"""Of jobs whose checkpoints are in object storage."""
 RENDEZVOUS_PORT = 29500
 
 
@@ -26,5 +28,5 @@ def delink_name(job: str, phase: str, attempt: int) -> str:
 
 
 def work_directory(checkpoint_path: str, job: str, uid: str) -> str:
-    """Folder of one job on its checkpoint volume. A job that is deleted and created anew gets a new one."""
+    """Folder of one job, on its volume or in object storage. A job that is deleted and created anew gets a new one."""
     return f"{checkpoint_path.rstrip('/')}/{job}-{uid[:8]}"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from math import ceil
 
+from pseudoreal_api.names import work_directory as folder_of_job
 from pseudoreal_api.phase_spec import Phase, Sharing
 from pseudoreal_api.resolved import CheckpointPolicy, DelinkConfig, JobIdentity, MeasureConfig, PhaseConfig
 from pseudoreal_api.run_spec import Checkpoint
@@ -58,6 +59,7 @@ def phase_config(
         offload_directory=offload_directory,
         checkpoint=_checkpoint_policy(spec.checkpoint),
         work_directory=work_directory,
+        object_storage=object_storage(job),
     )
 
 
@@ -95,7 +97,15 @@ def delink_config(job: PseudoRealJob, index: int, *, attempt: int, work_director
         to_sharing=explicit_sharing(job.spec, after),
         optimizer_state=job.spec.delink.optimizer_state,
         work_directory=work_directory,
+        object_storage=object_storage(job),
     )
+
+
+def object_storage(job: PseudoRealJob) -> str | None:
+    """URL of the job's folder. None: its checkpoints are in its work directory."""
+    if job.spec.checkpoint.volume is not None:
+        return None
+    return folder_of_job(job.spec.checkpoint.path, job.metadata.name, job.metadata.uid)
 
 
 def check_resolvable(spec: PseudoRealJobSpec) -> None:

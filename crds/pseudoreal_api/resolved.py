@@ -31,7 +31,19 @@ class MeasureConfig(ApiModel):
     next_sharing: Sharing = Field(description="Of the next phase, explicit.")
 
 
-class PhaseConfig(ApiModel):
+class _Kept(ApiModel):
+    """Where the results of a job are."""
+
+    work_directory: str = Field(description="Folder of metrics.jsonl and, without object storage, of checkpoints/.")
+    object_storage: str | None = Field(None, description="s3:// URL of the folder of checkpoints/. None: not used.")
+
+    @property
+    def storage(self) -> str:
+        """Folder of checkpoints/."""
+        return self.object_storage or self.work_directory
+
+
+class PhaseConfig(_Kept):
     """Everything that a trainer process needs to train one phase."""
 
     role: Literal["train"] = Field("train", description="Tells this file from that of a delink.")
@@ -59,14 +71,13 @@ class PhaseConfig(ApiModel):
     offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
-    work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")
 
     @property
     def ranks(self) -> int:
         return self.workers * self.processes_per_worker
 
 
-class DelinkConfig(ApiModel):
+class DelinkConfig(_Kept):
     """Everything that the delink between two phases needs."""
 
     role: Literal["delink"] = Field("delink", description="Tells this file from that of a phase.")
@@ -76,4 +87,3 @@ class DelinkConfig(ApiModel):
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
     optimizer_state: OptimizerState = Field(description="As in the spec.")
-    work_directory: str = Field(description="Folder of checkpoints/ and metrics.jsonl.")

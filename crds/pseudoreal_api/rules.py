@@ -210,6 +210,18 @@ SPEC_RULES = (
         "self.data.path",
     ),
     _job(
+        "!has(self.checkpoint.volume) || self.checkpoint.path.startsWith('/')",
+        "spec.checkpoint.path %s must be absolute, as spec.checkpoint.volume is mounted there; an s3:// URL needs no"
+        " volume",
+        "self.checkpoint.path",
+    ),
+    _job(
+        "has(self.checkpoint.volume) || self.checkpoint.path.matches('^s3://[^/]+')",
+        "spec.checkpoint.path %s needs spec.checkpoint.volume, which is mounted there; only s3://BUCKET/PREFIX needs"
+        " none",
+        "self.checkpoint.path",
+    ),
+    _job(
         f"self.pod.env.all(e, !({_IS_RESERVED}))",
         "spec.pod.env: the name %s is reserved for the operator; remove it",
         f"self.pod.env.filter(e, {_IS_RESERVED})[0].name",

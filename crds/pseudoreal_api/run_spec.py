@@ -55,12 +55,15 @@ class Volume(ApiModel):
 
 
 class Checkpoint(ApiModel):
-    volume: Volume = Field(description="Where checkpoints are kept between phases and restarts.")
+    volume: Volume | None = Field(
+        None, description="Where checkpoints are kept between phases and restarts. Omitted: in object storage."
+    )
     path: str = Field(
         "/checkpoints",
         min_length=1,
         max_length=1024,
-        description="Mount path of the volume. Under `pseudoreal run` there is no volume: the work directory is used.",
+        description="Mount path of the volume; without a volume, the place in object storage, as s3://BUCKET/PREFIX."
+        " `pseudoreal run` mounts no volume: it uses the work directory instead.",
     )
     every_steps: int = Field(500, ge=1, le=1_000_000_000, description="Steps between two checkpoints.")
     mode: CheckpointMode = Field(

@@ -62,15 +62,15 @@ def _say_success(console: Console, directory: RunDirectory, display: Display) ->
         click.echo(f"order-2 model of the same bytes: {display.baseline:.4f} nats per byte")
     if display.sample is not None:
         click.echo(f"sample, after {display.sample['prompt']!r}:\n{display.sample['text']}")
-    click.echo(f"checkpoints: {directory.path / 'checkpoints'}\nmetrics: {directory.path / METRICS_FILE}")
+    click.echo(f"checkpoints: {directory.store.folder}\nmetrics: {directory.path / METRICS_FILE}")
 
 
-@main.command()
+@main.command(cls=cli_checkpoint.Command)
 @click.argument("checkpoint", type=cli_checkpoint.CHECKPOINT)
 @click.option("--prompt", default="\n", help="Text to go on from; at least one byte.")
 @click.option("--bytes", "count", default=300, show_default=True, type=click.IntRange(min=1))
 def sample(checkpoint: cli_checkpoint.Opened, prompt: str, count: int) -> None:
-    """Print text that the model in the folder CHECKPOINT writes."""
+    """Print text that the model in the folder or s3:// URL CHECKPOINT writes."""
     from pseudoreal_trainer.model import Transformer
     from pseudoreal_trainer.sampling import generate, readable
     from pseudoreal_trainer.state import load_weights

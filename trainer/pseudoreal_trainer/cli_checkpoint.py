@@ -1,4 +1,4 @@
-"""The commands `pseudoreal inspect`, `verify`, `delink`, `export` and `prune`.
+"""The commands `pseudoreal inspect`, `verify`, `delink`, `export` and `prune`. Folders may be s3:// URLs.
 
 Exit codes: 0, 1 when a checkpoint is corrupt, 2 for a wrong command line (click's own), 78 when what is asked for
 cannot be done.
@@ -23,9 +23,11 @@ from rich.progress import track
 from pseudoreal_trainer.checkpoint.delink import delinked
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.materialize import materialize
+from pseudoreal_trainer.checkpoint.place import ObjectPath, Place, place_of
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, read_manifest
+from pseudoreal_trainer.checkpoint.storage import storage_of
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, manifests_in, read_manifest
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.export.formats import FORMATS, NotExportable
 from pseudoreal_trainer.quantity import readable_bytes
@@ -47,20 +49,47 @@ class _CheckpointFolder(click.ParamType[Opened]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Opened:
-        folder = Path(value).resolve()
+        folder = _place(value)
         try:
             manifest = read_manifest(folder)
         except TrainingError as error:
             self.fail(str(error), param, ctx)
         if manifest is None:
             self.fail(f"{folder} holds no readable manifest.json", param, ctx)
-        return Opened(CheckpointStore(folder.parents[1], manifest.job.uid), manifest)
+        return Opened(CheckpointStore(folder.parent.parent, manifest.job.uid), manifest)
+
+
+class _WorkDirectory(click.ParamType[Place]):
+    """A folder of checkpoints/, as an argument."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        place = _place(value)
+        if isinstance(place, Path) and not place.is_dir():
+            self.fail(f"{value} is no folder", param, ctx)
+        return place
+
+
+def _place(value: str) -> Place:
+    place = place_of(value)
+    return place if isinstance(place, ObjectPath) else place.resolve()
 
 
 CHECKPOINT = _CheckpointFolder()
 
 
-@click.command()
+class Command(click.Command):
+    """Tells a TrainingError as the sentence that it is."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TrainingError as error:
+            _refuse(error)
+
+
+@click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
 def inspect(checkpoint: Opened, as_json: bool) -> None:
@@ -91,7 +120,7 @@ def _described(checkpoint: Opened) -> dict[str, Any]:
     }
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 def verify(checkpoint: Opened) -> None:
     """Compare the files of the checkpoint in the folder CHECKPOINT with their digests. Exit code 1 when one differs."""
@@ -128,12 +157,12 @@ def _phase_name(_: click.Context, __: click.Parameter, name: str) -> str:
         raise click.BadParameter(f"{name} is no name of a phase: small letters, digits and hyphens") from None
 
 
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
+def _refuse_existing(path: Place) -> None:
+    if storage_of(path).exists():
         raise ValueError(f"{path} exists, and is not replaced; choose another name, or remove it first")
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--to", "phase", required=True, callback=_phase_name, help="Name of the phase that begins with it.")
 @click.option("--blocks", type=click.IntRange(min=1), help="Blocks of that phase. Default: one for each layer.")
@@ -156,12 +185,12 @@ def delink(
         if as_files:
             manifest = materialize(checkpoint.store.reader(manifest), target, _tracked)
         checkpoint.store.commit(manifest)
-    except (ValueError, TrainingError) as error:
+    except ValueError as error:
         _refuse(error)
     click.echo(str(target))
 
 
-@click.command()
+@click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--format", "name", type=click.Choice([*FORMATS]), required=True)
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="A folder to make.")
@@ -180,21 +209,20 @@ def export(checkpoint: Opened, name: str, output: Path) -> None:
         # Said before anything is written.
         output.rmdir()
         _refuse(error)
-    except (ValueError, CorruptCheckpoint) as error:
+    except ValueError as error:
         _refuse(error)
     click.echo(str(output))
 
 
-@click.command()
-@click.argument("workdir", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.command(cls=Command)
+@click.argument("workdir", type=_WorkDirectory())
 @click.option("--keep-last", type=click.IntRange(min=1), required=True)
 @click.option("--keep-every", type=click.IntRange(min=1))
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-def prune(workdir: Path, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
+def prune(workdir: Place, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
     """Remove checkpoints of the job in WORKDIR that the policy does not keep. The ends of phases, and what others refer
     to, always stay."""
-    manifests = [read_manifest(path.parent) for path in (workdir / "checkpoints").glob("*/manifest.json")]
-    jobs = {manifest.job.uid for manifest in manifests if manifest is not None}
+    jobs = {manifest.job.uid for manifest in manifests_in(workdir / "checkpoints")}
     for uid in jobs:
         store = CheckpointStore(workdir, uid)
         if dry_run:

@@ -52,9 +52,9 @@ def notice(spec: PseudoRealJobSpec) -> str:
     ignored = [f"spec.{field}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
     ignored += [f"spec.phases[{p.name}].resources" for p in spec.phases if _is_set(p, "resources")]
-    ignored += ["spec.checkpoint.volume", "spec.checkpoint.path"]
+    ignored += ["spec.checkpoint.volume", "spec.checkpoint.path"] if spec.checkpoint.volume is not None else []
     ignored += [f"spec.phases[{p.name}].offload.volume" for p in spec.phases if p.offload.volume is not None]
-    return f"ignored in a local run: {', '.join(ignored)}"
+    return f"ignored in a local run: {', '.join(ignored) or 'nothing'}"
 
 
 def _is_set(model: ApiModel, field: str) -> bool:

@@ -68,6 +68,7 @@ class Reporter:
     def __init__(self, config: PhaseConfig, meter: Meter, first_step: int) -> None:
         self._config, self._meter = config, meter
         self._path = Path(config.work_directory) / METRICS_FILE
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         forget_after(self._path, first_step)
         self._file = self._path.open("a", buffering=1)
         self._logged = -_LOG_SECONDS

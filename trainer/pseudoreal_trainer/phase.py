@@ -12,6 +12,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Updates
+from pseudoreal_trainer.checkpoint.place import place_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.corpus import Corpus
@@ -40,8 +41,8 @@ log = structlog.get_logger()
 
 def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool]) -> TerminationMessage:
     """Every rank calls this. Raises TrainingError."""
-    store = CheckpointStore(Path(config.work_directory), config.job.uid)
-    fence = Fence(Path(config.work_directory), config.attempt)
+    store = CheckpointStore(place_of(config.storage), config.job.uid)
+    fence = Fence(store.work_directory, config.attempt)
     if ranks.is_first:
         fence.claim()
     start = find_start(config, ranks)

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_api.base import ApiModel
+from pseudoreal_api.resolve import object_storage
 from pseudoreal_api.spec import PseudoRealJob
 
 from pseudoreal_trainer.checkpoint.durable import write_atomically
 from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.place import place_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
 
@@ -30,10 +32,13 @@ class RunDirectory:
     """With the uid that the run was given when it began."""
     attempt: int
 
+    @property
+    def store(self) -> CheckpointStore:
+        return CheckpointStore(place_of(object_storage(self.job) or str(self.path)), self.job.metadata.uid)
+
     def finished(self, phase: str) -> Manifest | None:
         """The checkpoint that ends the phase, once it is there."""
-        store = CheckpointStore(self.path, self.job.metadata.uid)
-        return next((m for m in store.committed(phase) if m.phase_complete), None)
+        return next((m for m in self.store.committed(phase) if m.phase_complete), None)
 
 
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:

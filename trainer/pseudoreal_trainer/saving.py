@@ -9,7 +9,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from pathlib import Path
 from typing import TypeVar
 
 import structlog
@@ -21,7 +20,9 @@ from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
+from pseudoreal_trainer.checkpoint.object_storage import StorageUnavailable
 from pseudoreal_trainer.checkpoint.pieces import Part, parts_of, spans_of, tensors_of
+from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
@@ -62,7 +63,7 @@ class Saved:
 class _Files:
     """Of this rank. They are opened in the thread that writes: a volume that refuses them is not the main thread's."""
 
-    def __init__(self, folder: Path, rank: int, units: list[list[Part]], dtype: str) -> None:
+    def __init__(self, folder: Place, rank: int, units: list[list[Part]], dtype: str) -> None:
         self._arguments = (folder, rank, units, dtype)
 
     @cached_property
@@ -111,10 +112,9 @@ class Saver:
     def start(self, manifest: Manifest) -> list[Saved]:
         """Begins to save the state of the step that was made last; the result has the one before, if that was still
         being written. Raises SavingFailed when that failed."""
-        before, start = self.finish(), self._start
+        before = self.finish()
         begin, held = time.perf_counter(), self._engine.held_seconds
-        unchanged = start is not None and manifest.name == start.name
-        done = self._restated(manifest) if unchanged else self._started(manifest)
+        done = self._restated(manifest) if self._is_start(manifest) else self._started(manifest)
         stalled = time.perf_counter() - begin
         self._running = _Running(done, begin, stalled, held)
         return before
@@ -151,6 +151,10 @@ class Saver:
         captured = engine.capture(spans, files, bytes_of(self._policy.buffer_bytes))
         return self._thread.submit(self._written, manifest, files, captured)
 
+    def _is_start(self, manifest: Manifest) -> bool:
+        """No step was made since."""
+        return self._start is not None and manifest.name == self._start.name
+
     def _make_folder(self, manifest: Manifest) -> None:
         try:
             self._store.begin(manifest)
@@ -158,7 +162,7 @@ class Saver:
             raise _failed(manifest, error) from error
 
     def _restated(self, manifest: Manifest) -> Future[_Committed]:
-        """No step was made since the start: its files stay, and what is said of them is replaced in one go."""
+        """Its files stay, and what is said of them is replaced in one go."""
         assert self._start is not None, "it has the name of the start"
         kept = {"tensors", "files", "link", "delinked", "parent"}
         manifest = manifest.model_copy(update={field: getattr(self._start, field) for field in kept})
@@ -188,11 +192,11 @@ class Saver:
 
     def _commit(self, manifest: Manifest) -> None:
         self._fence.check()
-        self._store.commit(manifest)
+        (self._store.restate if self._is_start(manifest) else self._store.commit)(manifest)
         try:
             verified = [] if self._start is None else [self._start.name]
             self._store.prune(self._policy.keep_last, self._policy.keep_every, verified)
-        except OSError as error:
+        except (OSError, StorageUnavailable) as error:
             # Training goes on: what is needed was written.
             log.warning("old_checkpoints_stay", error=str(error))
 

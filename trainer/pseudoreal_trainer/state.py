@@ -1,6 +1,5 @@
 """The first state of a phase: fresh, or from a checkpoint, of whatever layout that was saved in."""
 
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -11,6 +10,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
 from pseudoreal_trainer.checkpoint.pieces import parts_of
+from pseudoreal_trainer.checkpoint.place import place_of
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
@@ -40,7 +40,7 @@ def find_start(config: PhaseConfig, ranks: Ranks) -> Reader | None:
 
     The ranks verify it together, each some of its files. Raises TrainingError when a later phase has none.
     """
-    store = CheckpointStore(Path(config.work_directory), config.job.uid)
+    store = CheckpointStore(place_of(config.storage), config.job.uid)
     steps = [manifest.step for manifest in store.candidates(config.phase)] if ranks.is_first else []
     for place in range(ranks.from_first(len(steps))):
         manifest = _manifest_of(store, config.phase, ranks.from_first(steps[place] if ranks.is_first else 0))

@@ -16,6 +16,7 @@ from pseudoreal_api.names import (
     LABEL_ROLE,
     OFFLOAD_DIRECTORY,
     RENDEZVOUS_PORT,
+    WORK_DIRECTORY,
     work_directory,
 )
 from pseudoreal_api.phase_spec import Resources
@@ -95,7 +96,9 @@ def _object(kind: str, api_version: str, job: PseudoRealJob, run: Run) -> Json:
 
 
 def _config_map(job: PseudoRealJob, stage: Stage, run: Run) -> Json:
-    folder = work_directory(job.spec.checkpoint.path, job.metadata.name, job.metadata.uid)
+    checkpoint = job.spec.checkpoint
+    mounted = checkpoint.path if checkpoint.volume else WORK_DIRECTORY
+    folder = work_directory(mounted, job.metadata.name, job.metadata.uid)
     make = partial(phase_config, offload_directory=OFFLOAD_DIRECTORY) if stage.role is Role.TRAIN else delink_config
     config = make(job, stage.index, attempt=run.attempt, work_directory=folder)
     return _object("ConfigMap", "v1", job, run) | {"data": {CONFIG_FILE: config.to_json(indent=2)}}

@@ -3,8 +3,16 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pseudoreal_api.names import CONFIG_DIRECTORY, CONFIG_FILE, CONTAINER, OFFLOAD_DIRECTORY, RENDEZVOUS_PORT
+from pseudoreal_api.names import (
+    CONFIG_DIRECTORY,
+    CONFIG_FILE,
+    CONTAINER,
+    OFFLOAD_DIRECTORY,
+    RENDEZVOUS_PORT,
+    WORK_DIRECTORY,
+)
 from pseudoreal_api.phase_spec import Resources
+from pseudoreal_api.run_spec import Checkpoint
 from pseudoreal_api.spec import PseudoRealJob
 
 from pseudoreal_operator.manifests.overlay import merge
@@ -117,7 +125,7 @@ def _volumes(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     spec = job.spec
     volumes: list[Json] = [
         {"name": "config", "configMap": {"name": plan.name}},
-        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": spec.checkpoint.volume.claim_name}},
+        _work_volume(spec.checkpoint),
         {"name": "tmp", "emptyDir": {}},
     ]
     if spec.data.volume:
@@ -134,7 +142,7 @@ def _mounts(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     spec = job.spec
     mounts: list[Json] = [
         {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
-        {"name": "checkpoints", "mountPath": spec.checkpoint.path},
+        _work_mount(spec.checkpoint),
         {"name": "tmp", "mountPath": "/tmp"},
     ]
     if spec.data.volume:
@@ -144,6 +152,19 @@ def _mounts(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     if plan.disk is not None:
         mounts.append({"name": "offload", "mountPath": OFFLOAD_DIRECTORY})
     return mounts
+
+
+def _work_volume(checkpoint: Checkpoint) -> Json:
+    """Checkpoints in object storage leave only metrics.jsonl to the pod."""
+    if checkpoint.volume is None:
+        return {"name": "work", "emptyDir": {}}
+    return {"name": "checkpoints", "persistentVolumeClaim": {"claimName": checkpoint.volume.claim_name}}
+
+
+def _work_mount(checkpoint: Checkpoint) -> Json:
+    if checkpoint.volume is None:
+        return {"name": "work", "mountPath": WORK_DIRECTORY}
+    return {"name": "checkpoints", "mountPath": checkpoint.path}
 
 
 def _pod_security() -> Json:

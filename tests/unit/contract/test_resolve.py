@@ -89,6 +89,12 @@ def test_tokens_and_steps_count_over_all_phases() -> None:
     assert last_steps(spec) == [10, 21]
 
 
+def test_checkpoints_are_in_the_work_directory_or_in_object_storage() -> None:
+    assert _resolve().storage == "/w"
+    config = _resolve(metadata__uid="0123456789", spec__checkpoint={"path": "s3://bucket/prefix"})
+    assert (config.storage, config.work_directory) == ("s3://bucket/prefix/good-01234567", "/w")
+
+
 def test_configurations_survive_json() -> None:
     config = _resolve()
     assert PhaseConfig.model_validate_json(config.to_json()) == config

@@ -135,6 +135,22 @@ def test_there_is_time_to_save_and_a_last_word() -> None:
     assert environment()["PSEUDOREAL_TERMINATION_LOG"] == container()["terminationMessagePath"]
 
 
+@pytest.mark.parametrize("stage", [TRAIN, DELINK])
+def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
+    """The pod keeps only metrics.jsonl, in a folder of its own; the template says from which Secret the keys come."""
+    keys = {"secretRef": {"name": "s3"}}
+    template = {"spec": {"containers": [{"name": "trainer", "envFrom": [keys]}]}}
+    changes = {"spec__checkpoint": {"path": "s3://bucket/prefix/"}, "spec__pod": {"template": template}}
+    assert {"name": "work", "emptyDir": {}} in pod(stage, **changes)["volumes"]
+    assert "checkpoints" not in {volume["name"] for volume in pod(stage, **changes)["volumes"]}
+    assert {"name": "work", "mountPath": "/scratch"} in container(stage, **changes)["volumeMounts"]
+    assert container(stage, **changes)["envFrom"] == [keys]
+    kind = PhaseConfig if stage is TRAIN else DelinkConfig
+    config = kind.model_validate_json(made(stage, **changes)["ConfigMap"]["data"]["config.json"])
+    assert config.storage == f"s3://bucket/prefix/sim-{UID[:8]}"
+    assert config.work_directory == f"/scratch/sim-{UID[:8]}"
+
+
 def test_a_corpus_on_a_volume() -> None:
     claim = {"persistentVolumeClaim": {"claimName": "text"}}
     changes = {"spec__data": {"path": "/data", "volume": claim}}

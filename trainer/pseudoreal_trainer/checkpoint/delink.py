@@ -2,7 +2,6 @@
 that says from which bytes of the old one each block is read."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 from pseudoreal_api.messages import TerminationMessage
@@ -12,6 +11,7 @@ from pseudoreal_api.run_spec import OptimizerState
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updates
+from pseudoreal_trainer.checkpoint.place import place_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.sharing import blocks_of_layers, sources
@@ -24,14 +24,14 @@ def delink(config: DelinkConfig) -> TerminationMessage:
 
     Raises TrainingError when the phase before has no complete checkpoint, or the source is corrupt.
     """
-    store = CheckpointStore(Path(config.work_directory), config.job.uid)
+    store = CheckpointStore(place_of(config.storage), config.job.uid)
     source = store.newest(config.from_phase, complete=True)
     if source is None:
         raise TrainingError(
             f"phase {config.from_phase} has no complete checkpoint in {store.folder}; it must finish before"
             f" {config.phase} can be delinked from it"
         )
-    Fence(Path(config.work_directory), config.attempt).claim()
+    Fence(store.work_directory, config.attempt).claim()
     manifest = delinked(source.manifest, config.phase, config.to_sharing, config.optimizer_state)
     manifest = manifest.model_copy(update={"attempt": config.attempt})
     manifest = _already_there(store, manifest) or _committed(store, manifest)

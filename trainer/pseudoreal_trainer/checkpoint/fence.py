@@ -1,23 +1,23 @@
 """Keeps an attempt that was replaced from committing what its successor does not expect."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from pseudoreal_trainer.checkpoint.durable import write_atomically
+from pseudoreal_trainer.checkpoint.place import Place
+from pseudoreal_trainer.checkpoint.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
 
 @dataclass(frozen=True)
 class Fence:
-    work_directory: Path
+    work_directory: Place
     attempt: int
 
     def claim(self) -> None:
-        """Raises TrainingError when a later attempt has already begun, or the volume cannot be written to."""
+        """Raises TrainingError when a later attempt has already begun, or the storage cannot be written to."""
         self.check()
         try:
-            self.work_directory.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, str(self.attempt))
+            storage_of(self.work_directory).make_folder()
+            storage_of(self._path).replace(str(self.attempt))
         except OSError as error:
             raise TrainingError(
                 f"the work directory {self.work_directory} cannot be written to: {error}; every pod of the job needs a"
@@ -26,10 +26,16 @@ class Fence:
 
     def check(self) -> None:
         """Raises TrainingError when a later attempt has begun."""
-        newest = int(self._path.read_text()) if self._path.exists() else self.attempt
+        newest = self._newest()
         if newest > self.attempt:
             raise TrainingError(f"attempt {self.attempt} was replaced by attempt {newest}; it stops without saving")
 
+    def _newest(self) -> int:
+        try:
+            return int(storage_of(self._path).read())
+        except FileNotFoundError:
+            return self.attempt
+
     @property
-    def _path(self) -> Path:
+    def _path(self) -> Place:
         return self.work_directory / "attempt"

@@ -1,12 +1,13 @@
 """Writes the tensors of a checkpoint as plain files of its own, a tensor at a time."""
 
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from math import prod
-from pathlib import Path
 from typing import TypeVar
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, StoredTensor
 from pseudoreal_trainer.checkpoint.pieces import Part
+from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.plan.units import KINDS
@@ -16,19 +17,20 @@ Tracked = Callable[[Iterable[_T], str], Iterable[_T]]
 """Shows how far a loop is."""
 
 
-def materialize(source: Reader, folder: Path, tracked: Tracked[str]) -> Manifest:
+def materialize(source: Reader, folder: Place, tracked: Tracked[str]) -> Manifest:
     """The result is the manifest of the folder, not yet committed."""
     names = list(source.names)
     parts = {name: _whole(name, source.shape(name)) for name in names}
-    writer = RankWriter(folder, 0, [[parts[name]] for name in names], source.dtype)
-    for name in tracked(names, "writing"):
-        for kind in KINDS:
-            writer.write(kind, source.tensor(name, kind))
+    with closing(RankWriter(folder, 0, [[parts[name]] for name in names], source.dtype)) as writer:
+        for name in tracked(names, "writing"):
+            for kind in KINDS:
+                writer.write(kind, source.tensor(name, kind))
+        files = writer.finish()
     tensors = {
         name: StoredTensor(shape=part.shape, dtype=source.dtype, pieces=[Piece(file=0, begin=0, end=part.end)])
         for name, part in parts.items()
     }
-    return source.manifest.model_copy(update={"link": None, "files": writer.finish(), "tensors": tensors})
+    return source.manifest.model_copy(update={"link": None, "files": files, "tensors": tensors})
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> Part:

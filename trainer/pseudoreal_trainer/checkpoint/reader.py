@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from pathlib import Path
 
 import numpy as np
 
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, Link, Manifest, StoredTensor
+from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.plan.units import Kind, block_of, in_block
 
@@ -18,7 +18,7 @@ class Reader:
     """Trusts the files: `CheckpointStore.verify` is what compares them with their digests."""
 
     manifest: Manifest
-    checkpoints: Path
+    checkpoints: Place
     """Folder of all checkpoints of the job."""
 
     @property
@@ -64,8 +64,8 @@ class Reader:
         for piece in tensor.pieces:
             first, last = max(begin, piece.begin), min(end, piece.end)
             if first < last:
-                found = self._file(kind, piece.file).read(_key(source, kind), first - piece.begin, last - piece.begin)
-                out[first - begin : last - begin] = found
+                file, found = self._file(kind, piece.file), out[first - begin : last - begin]
+                file.read_into(_key(source, kind), first - piece.begin, found)
         if divisor != 1:
             out /= divisor
         return out

@@ -5,18 +5,17 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import structlog
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.durable import sync, write_atomically
 from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, FileDigest, Manifest
+from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
+from pseudoreal_trainer.checkpoint.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
 MANIFEST = "manifest.json"
@@ -32,17 +31,16 @@ class CorruptCheckpoint(TrainingError):
 class CheckpointStore:
     """All checkpoints of the job with this uid below its work directory."""
 
-    work_directory: Path
+    work_directory: Place
     job_uid: str
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> Place:
         return self.work_directory / "checkpoints"
 
     def committed(self, phase: str | None = None) -> list[Manifest]:
         """Oldest first. Raises TrainingError when one belongs to another job or was written by a later release."""
-        found = [read_manifest(path.parent) for path in self.folder.glob(f"*/{MANIFEST}")]
-        mine = [self._own(manifest) for manifest in found if manifest is not None]
+        mine = [self._own(manifest) for manifest in manifests_in(self.folder)]
         ordered = sorted(mine, key=lambda m: (m.phase_index, m.step))
         return [m for m in ordered if phase in (None, m.phase)]
 
@@ -84,24 +82,24 @@ class CheckpointStore:
         for name in sorted(manifest.files)[part::parts]:
             self._verify_file(self.folder / manifest.data_folder / name, manifest.files[name])
 
-    def begin(self, manifest: Manifest) -> Path:
+    def begin(self, manifest: Manifest) -> Place:
         """An empty folder for it; what stood under the same name is gone."""
         folder = self.folder / manifest.name
         remove(folder)
-        folder.mkdir(parents=True)
+        storage_of(folder).make_folder()
         return folder
 
     def commit(self, manifest: Manifest) -> None:
-        """All its files are on the disk already."""
-        folder = self.folder / manifest.name
-        folder.mkdir(parents=True, exist_ok=True)
-        sync(folder)
-        sync(self.folder)
-        write_atomically(folder / MANIFEST, manifest.to_json(indent=1))
+        """All its files are stored already, since `begin`."""
+        storage_of(self.folder / manifest.name / MANIFEST).complete(manifest.to_json(indent=1))
+
+    def restate(self, manifest: Manifest) -> None:
+        """Replaces what is said of the files of a committed checkpoint, which stay."""
+        storage_of(self.folder / manifest.name / MANIFEST).replace(manifest.to_json(indent=1))
 
     def digest(self, manifest: Manifest) -> str:
         """SHA-256 of the manifest, and so of everything that it names."""
-        return _digest(self.folder / manifest.name / MANIFEST).sha256
+        return hashlib.sha256(storage_of(self.folder / manifest.name / MANIFEST).read()).hexdigest()
 
     def prune(self, keep_last: int, keep_every: int | None, verified: Sequence[str] = ()) -> list[str]:
         """Removes what the policy does not keep; `verified` are known to be sound. The result names what went."""
@@ -110,12 +108,12 @@ class CheckpointStore:
             remove(self.folder / name)
         return names
 
-    def _verify_file(self, path: Path, expected: FileDigest) -> None:
+    def _verify_file(self, path: Place, expected: FileDigest) -> None:
         try:
-            size = path.stat().st_size
+            size = storage_of(path).size()
             if size != expected.size:
                 raise CorruptCheckpoint(f"{path} has {size:,} bytes; the manifest says {expected.size:,}")
-            found = _digest(path).sha256
+            found = storage_of(path).sha256()
         except OSError as error:
             raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
         if found != expected.sha256:
@@ -130,13 +128,19 @@ class CheckpointStore:
         return manifest
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def manifests_in(checkpoints: Place) -> list[Manifest]:
+    """Of all that are committed, in no order."""
+    found = [read_manifest(path.parent) for path in storage_of(checkpoints).find(MANIFEST)]
+    return [manifest for manifest in found if manifest is not None]
+
+
+def read_manifest(folder: Place) -> Manifest | None:
     """None, with a warning, when it cannot be read: such a checkpoint is taken as not committed.
 
     Raises TrainingError when a later release wrote it: to start from an older one would throw its training away.
     """
     try:
-        text = (folder / MANIFEST).read_bytes()
+        text = storage_of(folder / MANIFEST).read()
         return Manifest.model_validate_json(text)
     except OSError as error:
         log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error))
@@ -146,7 +150,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     return None
 
 
-def _refuse_later_version(folder: Path, text: bytes) -> None:
+def _refuse_later_version(folder: Place, text: bytes) -> None:
     try:
         version = json.loads(text)["formatVersion"]
     except (ValueError, KeyError, TypeError):
@@ -158,14 +162,6 @@ def _refuse_later_version(folder: Path, text: bytes) -> None:
         )
 
 
-def remove(folder: Path) -> None:
-    # The manifest goes first: a checkpoint that is half removed must not look committed.
-    (folder / MANIFEST).unlink(missing_ok=True)
-    if folder.exists():
-        sync(folder)
-        shutil.rmtree(folder)
-
-
-def _digest(path: Path) -> FileDigest:
-    with path.open("rb") as file:
-        return FileDigest(sha256=hashlib.file_digest(file, "sha256").hexdigest(), size=path.stat().st_size)
+def remove(folder: Place) -> None:
+    # A checkpoint that is half removed must not look committed.
+    storage_of(folder).remove_folder(first=MANIFEST)

@@ -1,11 +1,11 @@
 """The two files of a rank: weights, and moments."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest
 from pseudoreal_trainer.checkpoint.pieces import Part
+from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.plan.units import Kind
 
@@ -15,7 +15,7 @@ _MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
 class RankWriter:
     """Takes the vectors of its units' parts: unit by unit, of each the weights, the first and the second moments."""
 
-    def __init__(self, folder: Path, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
+    def __init__(self, folder: Place, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
         """`units`: the parts of each unit, in the order in which they come."""
         self._names = (WEIGHTS_FILE.format(rank), MOMENTS_FILE.format(rank))
         weights = {part.name: Form(part.stored_shape, dtype) for parts in units for part in parts}
@@ -37,5 +37,6 @@ class RankWriter:
         return dict(zip(self._names, (self._weights.finish(), self._moments.finish()), strict=True))
 
     def close(self) -> None:
+        """Files that were not finished are given up."""
         self._weights.close()
         self._moments.close()

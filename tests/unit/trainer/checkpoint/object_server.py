@@ -1,0 +1,77 @@
+"""A server that speaks S3, and a look at its buckets by another client than the one that is tested."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+_numbers = count()
+
+
+@dataclass(frozen=True)
+class Bucket:
+    client: Any
+    name: str
+
+    @property
+    def url(self) -> str:
+        return f"s3://{self.name}/prefix"
+
+    def found(self) -> list[str]:
+        """Keys below the prefix."""
+        listed = self.client.list_objects_v2(Bucket=self.name).get("Contents", [])
+        return [one["Key"].removeprefix("prefix/") for one in listed]
+
+    def read(self, key: str) -> bytes:
+        content: bytes = self.client.get_object(Bucket=self.name, Key=f"prefix/{key}")["Body"].read()
+        return content
+
+    def write(self, key: str, content: bytes) -> None:
+        self.client.put_object(Bucket=self.name, Key=f"prefix/{key}", Body=content)
+
+    def remove(self, key: str) -> None:
+        self.client.delete_object(Bucket=self.name, Key=f"prefix/{key}")
+
+    def unfinished(self) -> list[str]:
+        """Keys of uploads that were begun and neither finished nor given up."""
+        listed = self.client.list_multipart_uploads(Bucket=self.name).get("Uploads", [])
+        return [one["Key"].removeprefix("prefix/") for one in listed]
+
+    def part_sizes(self) -> list[int]:
+        """Of the one upload that is unfinished."""
+        (upload,) = self.client.list_multipart_uploads(Bucket=self.name)["Uploads"]
+        listed = self.client.list_parts(Bucket=self.name, Key=upload["Key"], UploadId=upload["UploadId"])
+        return [part["Size"] for part in listed.get("Parts", [])]
+
+
+@contextmanager
+def serving() -> Iterator[str]:
+    """The server's URL."""
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        yield f"http://{host}:{port}"
+    finally:
+        server.stop()
+
+
+def environment(endpoint: str) -> dict[str, str]:
+    """As a user sets it."""
+    keys = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "something", "AWS_DEFAULT_REGION": "us-east-1"}
+    nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
+    return {"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"} | keys | nowhere
+
+
+def make_bucket() -> Bucket:
+    """On the server of the environment."""
+    bucket = Bucket(boto3.client("s3"), f"bucket-{next(_numbers)}")
+    bucket.client.create_bucket(Bucket=bucket.name)
+    return bucket
