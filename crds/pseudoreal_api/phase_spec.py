@@ -168,7 +168,7 @@ class Phase(ApiModel):
     offload: Offload = Field(Offload(), description="Where the state of the layers lives between its uses.")
     compile: bool = Field(
         False,
-        description="Compile blocks with torch.compile, of a mixture of experts the attention alone; on GPUs, in an image"
-        " with a C compiler and Python's headers.",
+        description="Compile blocks with torch.compile, of a mixture of experts the attention alone; on GPUs, in an"
+        " image with a C compiler and Python's headers.",
     )
     resources: Resources = Field(Resources(), description="Compute resources of each pod of the phase.")
