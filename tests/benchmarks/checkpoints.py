@@ -69,6 +69,9 @@ class Measured(BaseModel, frozen=True):
     """`cat` of the same files to nowhere."""
     load_seconds: float
     """Ours, digests compared."""
+    cold_read_seconds: float
+    """The same two, of files that are not in memory."""
+    cold_load_seconds: float
     dcp_load_seconds: float
     step_seconds: float
     savings: list[Saving]
@@ -261,6 +264,7 @@ def _beside_cp(folder: Path, savings: list[Saving]) -> Measured:
     manifest = store.committed()[-1]
     files, twin = store.folder / manifest.name, folder / "copy"
     copies, reads, loads, theirs = [], [], [], []
+    cold_reads, cold_loads = [], []
     for _ in range(_SAVES):
         shutil.rmtree(twin, ignore_errors=True)
         copies.append(
@@ -269,6 +273,10 @@ def _beside_cp(folder: Path, savings: list[Saving]) -> Measured:
         reads.append(_seconds(lambda: subprocess.run(f"cat {files}/* > /dev/null", shell=True, check=True)))
         loads.append(_seconds(lambda: _load(store, manifest)))
         theirs.append(_seconds(lambda: _load_dcp(folder / "dcp")))
+        _forget(files)
+        cold_reads.append(_seconds(lambda: subprocess.run(f"cat {files}/* > /dev/null", shell=True, check=True)))
+        _forget(files)
+        cold_loads.append(_seconds(lambda: _load(store, manifest)))
     with _bench(folder) as bench:
         bench.step()
         steps = [bench.step() for _ in range(_SAVES)]
@@ -277,10 +285,20 @@ def _beside_cp(folder: Path, savings: list[Saving]) -> Measured:
         copy_seconds=median(copies),
         read_seconds=median(reads),
         load_seconds=median(loads),
+        cold_read_seconds=median(cold_reads),
+        cold_load_seconds=median(cold_loads),
         dcp_load_seconds=median(theirs),
         step_seconds=median(steps),
         savings=savings,
     )
+
+
+def _forget(files: Path) -> None:
+    """Takes them out of the system's memory."""
+    for path in files.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _seconds(act: Callable[[], object]) -> float:
@@ -314,6 +332,7 @@ def section() -> str:
     )
     sync = next(one for one in found.savings if one.way == "pseudoreal, sync")
     save_rate, load_rate = found.copy_seconds / sync.seconds, found.read_seconds / found.load_seconds
+    cold_rate = found.cold_read_seconds / found.cold_load_seconds
     return f"""## Checkpoints
 
 One rank, the larger model, {found.bytes / 2**20:.0f} MiB of state on the host, a buffer of {BUFFER_BYTES >> 20} MiB;
@@ -325,8 +344,10 @@ training goes on beside the asynchronous saves, in steps of {found.step_seconds:
 
 Saving, digests included, takes {sync.seconds:.2f} s, `cp` and `sync` of the same files {found.copy_seconds:.2f} s:
 {save_rate:.0%} of its rate. Loading, every file compared with its digest, takes {found.load_seconds:.2f} s,
-`cat` to nowhere {found.read_seconds:.2f} s: {load_rate:.0%} of its rate. torch.distributed.checkpoint, which compares
-nothing, takes {found.dcp_load_seconds:.2f} s{_deepspeed_loads(found)}."""
+`cat` to nowhere {found.read_seconds:.2f} s: {load_rate:.0%} of its rate. Where the files are not in memory
+yet, as after a restart, {found.cold_load_seconds:.2f} s and {found.cold_read_seconds:.2f} s: {cold_rate:.0%}.
+torch.distributed.checkpoint, which compares nothing, takes {found.dcp_load_seconds:.2f} s from
+memory{_deepspeed_loads(found)}."""
 
 
 def _deepspeed_loads(found: Measured) -> str:

