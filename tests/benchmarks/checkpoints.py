@@ -205,6 +205,7 @@ def _state(engine: Engine) -> dict[str, Tensor]:
 
 def _deepspeed(folder: Path) -> Saving:
     """It saves while training stands still, and leaves it to the system when the files reach the disk."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # as torchrun would
     dist.init_process_group("gloo", init_method=f"file://{folder.resolve()}/group", rank=0, world_size=1)
     work, target = _work(), folder / "deepspeed"
     engine = deepspeed_zero3.make_engine(work, 1, deepspeed_zero3.OFFLOAD)
