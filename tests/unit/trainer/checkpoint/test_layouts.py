@@ -78,7 +78,7 @@ def _do(task: Task, ranks: Ranks) -> None:
     with open_engine(config, phase_layout(config), ranks) as engine:
         fill(engine, config, start)
         saver = Saver(engine, CheckpointStore(work, config.job.uid), Fence(work, 1), config.checkpoint, None)
-        stepper = Stepper(config, Stream(corpus.train, config.model.sequence, config.data.seed), engine)
+        stepper = Stepper(config, Stream(corpus.train, config.model.sequence, config.data.seed), engine, begin=0)
         state = first_manifest(config) if start is None else start.manifest
         if start is not None:
             saver.start(state)
