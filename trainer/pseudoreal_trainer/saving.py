@@ -21,12 +21,13 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.object_storage import StorageUnavailable
-from pseudoreal_trainer.checkpoint.pieces import Part, parts_of, spans_of, tensors_of
+from pseudoreal_trainer.checkpoint.pieces import spans_of, tensors_of
 from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import Kind
 from pseudoreal_trainer.quantity import bytes_of
 

@@ -9,7 +9,6 @@ from pseudoreal_api.resolved import PhaseConfig
 from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
-from pseudoreal_trainer.checkpoint.pieces import parts_of
 from pseudoreal_trainer.checkpoint.place import place_of
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
@@ -17,6 +16,7 @@ from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.initial import initial_weights
 from pseudoreal_trainer.model import Transformer
+from pseudoreal_trainer.plan.parts import parts_of
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 from pseudoreal_trainer.ranks import Ranks
 

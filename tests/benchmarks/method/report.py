@@ -1,4 +1,4 @@
-"""Writes docs/method.md: tables and pictures. What follows from them is said by people, in docs/method-verdict.md."""
+"""Writes docs/method.md: tables and pictures. What follows from them is said by people, in verdict.md."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from tests.benchmarks.method.lives import Life
 from tests.benchmarks.method.summary import Pace, bump, final_loss, first_at, points, spread
 
 REPORT = Path("docs/method.md")
-VERDICT = Path("docs/method-verdict.md")
+VERDICT = Path(__file__).with_name("verdict.md")
 IMAGES = REPORT.parent / "images"
 _Group = tuple[str, Sequence[Life]]
 

@@ -5,34 +5,14 @@ of them in part, so that all of them write about as much.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from pseudoreal_trainer.checkpoint.manifest import Piece, StoredTensor
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.parts import parts_of
 from pseudoreal_trainer.plan.units import Unit
 
 Spans = dict[int, range]
 """Unit -> range of its flat vector."""
-
-
-@dataclass(frozen=True)
-class Part:
-    """Of a tensor."""
-
-    name: str
-    shape: tuple[int, ...]
-    """Of the whole tensor."""
-    begin: int
-    """First element, in the flattened tensor."""
-    end: int
-    offset: int
-    """Of its first element in the unit's flat vector."""
-
-    @property
-    def stored_shape(self) -> tuple[int, ...]:
-        """Its own when it is the whole tensor, else flat."""
-        flat = (self.end - self.begin,)
-        return self.shape if self.begin == 0 and self.end == _numel(self.shape) else flat
 
 
 def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
@@ -41,17 +21,6 @@ def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
     mine = [index for index in range(len(units)) if layout.users[index][0] == pipeline_rank]
     found = {index: _span(layout, units[index], data_rank) for index in mine}
     return {index: span for index, span in found.items() if span}
-
-
-def parts_of(unit: Unit, span: range) -> list[Part]:
-    """The parts of the unit's tensors that lie in a range of its flat vector."""
-    found, start = [], 0
-    for parameter in unit.parameters:
-        begin, end = max(span.start, start), min(span.stop, start + parameter.numel)
-        if begin < end:
-            found.append(Part(parameter.name, parameter.shape, begin - start, end - start, begin))
-        start += parameter.numel
-    return found
 
 
 def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, StoredTensor]:
@@ -68,10 +37,3 @@ def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, S
 def _span(layout: Layout, unit: Unit, data_rank: int) -> range:
     shard = unit.shard(data_rank, layout.data)
     return range(min(shard.start, unit.numel), min(shard.stop, unit.numel))
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    numel = 1
-    for length in shape:
-        numel *= length
-    return numel

@@ -13,10 +13,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.checkpoint.pieces import parts_of
 from pseudoreal_trainer.engine.gradients import Growing
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.plan.parts import parts_of
 from pseudoreal_trainer.plan.units import Unit
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, StoredTensor
-from pseudoreal_trainer.checkpoint.pieces import Part
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
+from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import KINDS
 
 

@@ -1,0 +1,37 @@
+"""Which parts of its tensors a range of a unit's flat vector holds. Pure."""
+
+from dataclasses import dataclass
+from math import prod
+
+from pseudoreal_trainer.plan.units import Unit
+
+
+@dataclass(frozen=True)
+class Part:
+    """Of a tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    begin: int
+    """First element, in the flattened tensor."""
+    end: int
+    offset: int
+    """Of its first element in the unit's flat vector."""
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        """Its own when it is the whole tensor, else flat."""
+        flat = (self.end - self.begin,)
+        return self.shape if self.begin == 0 and self.end == prod(self.shape) else flat
+
+
+def parts_of(unit: Unit, span: range) -> list[Part]:
+    """The parts of the unit's tensors that lie in a range of its flat vector."""
+    found, start = [], 0
+    for parameter in unit.parameters:
+        begin, end = max(span.start, start), min(span.stop, start + parameter.numel)
+        if begin < end:
+            found.append(Part(parameter.name, parameter.shape, begin - start, end - start, begin))
+        start += parameter.numel
+    return found
