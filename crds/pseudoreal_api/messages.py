@@ -15,20 +15,23 @@ PROGRESS_EVENT = "progress"
 
 
 class ExitCode(IntEnum):
-    """How a trainer process ends; 75 and 78 are EX_TEMPFAIL and EX_CONFIG of sysexits.h."""
+    """How a trainer process ends; 71, 75 and 78 are EX_OSERR, EX_TEMPFAIL and EX_CONFIG of
+    sysexits.h."""
 
     SUCCEEDED = 0
     FAILED = 1
+    OUT_OF_MEMORY = 71
     YIELDED = 75
     INVALID_JOB = 78
 
 
-Outcome = Literal["Succeeded", "Yielded", "InvalidJob", "Failed"]
+Outcome = Literal["Succeeded", "Yielded", "InvalidJob", "OutOfMemory", "Failed"]
 
 EXIT_CODES: dict[Outcome, ExitCode] = {
     "Succeeded": ExitCode.SUCCEEDED,
     "Yielded": ExitCode.YIELDED,
     "InvalidJob": ExitCode.INVALID_JOB,
+    "OutOfMemory": ExitCode.OUT_OF_MEMORY,
     "Failed": ExitCode.FAILED,
 }
 
@@ -46,6 +49,7 @@ class TerminationMessage(ApiModel):
     validation_loss: float | None = Field(None, description="Validation loss at the end.")
     checkpoint: str | None = Field(None, description="The newest committed checkpoint.")
     digest: str | None = Field(None, description="SHA-256 of that checkpoint's manifest.")
+    suspect: int | None = Field(None, description="The rank at fault, where it is not one of this pod's own.")
     message: str = Field("", max_length=2000, description="For people: what went wrong and what to change.")
 
     @property

@@ -6,7 +6,13 @@ LABEL_JOB = f"{GROUP}/job-name"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_PHASE = f"{GROUP}/phase"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
+"""1, and one more with each restart after a fault."""
+LABEL_EXECUTION_ATTEMPT = f"{GROUP}/execution-attempt"
+"""Of every set of pods its own; the one that the names have."""
 LABEL_ROLE = f"{GROUP}/role"
+
+ANNOTATION_FINISH_PHASE = f"{GROUP}/finish-phase"
+"""Names a phase that is to end now, through a committed checkpoint."""
 
 CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"
@@ -14,6 +20,10 @@ CONFIG_FILE = "config.json"
 OFFLOAD_DIRECTORY = "/offload"
 WORK_DIRECTORY = "/scratch"
 """Of jobs whose checkpoints are in object storage."""
+NCCL_CONFIG_FILE = "nccl.conf"
+REPORT_CA_FILE = "operator-ca.crt"
+REPORT_TOKEN_DIRECTORY = "/var/run/secrets/pseudoreal.dev"
+REPORT_TOKEN_FILE = "token"
 RENDEZVOUS_PORT = 29500
 
 
@@ -30,3 +40,8 @@ def delink_name(job: str, phase: str, attempt: int) -> str:
 def work_directory(checkpoint_path: str, job: str, uid: str) -> str:
     """Folder of one job, on its volume or in object storage. A job that is deleted and created anew gets a new one."""
     return f"{checkpoint_path.rstrip('/')}/{job}-{uid[:8]}"
+
+
+def claim_name(job: str) -> str:
+    """Name of the PersistentVolumeClaim that is made for a job."""
+    return f"{job}-checkpoints"

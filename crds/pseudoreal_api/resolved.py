@@ -24,6 +24,13 @@ class CheckpointPolicy(ApiModel):
     keep_every: int | None = Field(None, description="Also kept: those of steps that this divides.")
 
 
+class DiscardConfig(ApiModel):
+    """Checkpoints that are not resumed from: of attempts before this one, of this step or a later one."""
+
+    before_attempt: int = Field(description="Number of an attempt.")
+    from_step: int = Field(description="A step, from the job's start.")
+
+
 class MeasureConfig(ApiModel):
     """What the delink into the next phase needs to know of this one's gradients."""
 
@@ -69,6 +76,8 @@ class PhaseConfig(_Kept):
     offload: Offload = Field(description="As in the spec.")
     compile: bool = Field(description="As in the spec.")
     offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
+    preflight: bool = Field(False, description="Check ranks and links before the first step.")
+    discard: DiscardConfig | None = Field(None, description="Of this phase. None: every checkpoint counts.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
 
@@ -86,4 +95,6 @@ class DelinkConfig(_Kept):
     phase: str = Field(description="The phase that it leads into.")
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
+    from_discard: DiscardConfig | None = Field(None, description="Of the phase whose checkpoint is read.")
+    discard: DiscardConfig | None = Field(None, description="Of the phase that it leads into.")
     optimizer_state: OptimizerState = Field(description="As in the spec.")

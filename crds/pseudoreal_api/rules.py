@@ -73,6 +73,8 @@ _IS_RESERVED = " || ".join(
     [f"e.name in [{_RESERVED}]"] + [f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES]
 )
 
+_ONE_LIST = "[size(r.onExitCodes), size(r.onPodConditions), size(r.onReasons)].exists_one(n, n > 0)"
+
 SPEC_RULES = (
     _job(
         "self.model.hidden % (2 * self.model.heads) == 0",
@@ -220,6 +222,39 @@ SPEC_RULES = (
         "spec.checkpoint.path %s needs spec.checkpoint.volume, which is mounted there; only s3://BUCKET/PREFIX needs"
         " none",
         "self.checkpoint.path",
+    ),
+    _job(
+        "!has(self.checkpoint.volume) || has(self.checkpoint.volume.claimName) != has(self.checkpoint.volume.claim)",
+        "spec.checkpoint.volume: claimName is %s and claim is %s; set one of them: name a claim that exists, or"
+        " describe one to be made",
+        "has(self.checkpoint.volume.claimName) ? self.checkpoint.volume.claimName : 'not set'",
+        "has(self.checkpoint.volume.claim) ? 'set' : 'not set'",
+    ),
+    _job(
+        f"self.restart.rules.all(r, {_ONE_LIST})",
+        "spec.restart.rules: the rule with the action %s needs exactly one of onExitCodes, onPodConditions, onReasons",
+        f"self.restart.rules.filter(r, !({_ONE_LIST}))[0].action",
+    ),
+    _job(
+        "!has(self.restart.windowSeconds) || self.restart.maxRestarts <= 100",
+        "spec.restart.maxRestarts %d must be at most 100 beside spec.restart.windowSeconds, as each one is remembered",
+        "self.restart.maxRestarts",
+    ),
+    _job(
+        "double(self.hang.stragglerFactor) > 1.0",
+        "spec.hang.stragglerFactor %s must be greater than 1",
+        "self.hang.stragglerFactor",
+    ),
+    _job(
+        "!has(self.restartFrom) || self.phases.exists(p, p.name == self.restartFrom.phase)",
+        "spec.restartFrom.phase %s is none of spec.phases; name one of them",
+        "self.restartFrom.phase",
+    ),
+    _job(
+        "self.network.mode != 'RDMA' || has(self.network.rdmaResource) || self.network.hostNetwork",
+        "spec.network.mode %s needs adapters in the pods; set network.rdmaResource to the resource of an"
+        " RDMA device plugin, or network.hostNetwork",
+        "self.network.mode",
     ),
     _job(
         f"self.pod.env.all(e, !({_IS_RESERVED}))",

@@ -33,6 +33,14 @@ class Delink(ApiModel):
         " by L, second by how much larger the squared gradient of the block was than that of a layer, measured tensor"
         " by tensor. copy: as they were. scale: first moment divided by L, second by L squared. reset: zero.",
     )
+    timeout_seconds: int = Field(
+        1800, ge=1, le=2**31, description="From the end of a phase until the next one may start; restarts included."
+    )
+    on_timeout: Literal["Fail", "RollBack"] = Field(
+        "Fail",
+        description="Fail: the job fails. RollBack: the phase before goes on from its newest checkpoint before the one"
+        " at its end, makes that one anew, and the delink is tried again; counts as a restart.",
+    )
     warmup_steps: int = Field(
         0,
         ge=0,
@@ -48,10 +56,30 @@ class Delink(ApiModel):
     )
 
 
-class Volume(ApiModel):
-    claim_name: str = Field(
-        min_length=1, max_length=253, description="A PersistentVolumeClaim that all pods of the job can write to."
+class NewClaim(ApiModel):
+    """A PersistentVolumeClaim that the operator makes, named after the job."""
+
+    storage: Quantity = Field(description="Its size.")
+    storage_class_name: str | None = Field(
+        None, min_length=1, max_length=253, description="Storage class. Omitted: the cluster's default."
     )
+    access_mode: Literal["ReadWriteMany", "ReadWriteOnce"] = Field(
+        "ReadWriteMany", description="ReadWriteOnce is enough where all pods of the job run on one node."
+    )
+    policy: Literal["Retain", "Delete"] = Field(
+        "Retain",
+        description="When the job is deleted. Retain: it stays. Delete: it is deleted too, with all checkpoints.",
+    )
+
+
+class Volume(ApiModel):
+    claim_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=253,
+        description="A PersistentVolumeClaim that all pods of the job can write to.",
+    )
+    claim: NewClaim | None = Field(None, description="Instead of claimName: a claim that is made for the job.")
 
 
 class Checkpoint(ApiModel):
@@ -102,33 +130,17 @@ class Pod(ApiModel):
     env: Annotated[list[EnvVar], Field(max_length=100)] = Field(
         [], description="Added to the trainer container.", json_schema_extra=list_map("name")
     )
+    termination_grace_period_seconds: int = Field(
+        120,
+        ge=1,
+        le=86_400,
+        description="For the checkpoint that a pod saves when it is asked to stop; then it is killed.",
+    )
     template: dict[str, Any] = Field(
         {},
         description="Overlay on every pod, as {metadata, spec}: lists of named entries merge by name, the rest"
         " replaces. The container is called trainer.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
-    )
-
-
-class Network(ApiModel):
-    interface: str | None = Field(
-        None, min_length=1, max_length=64, description="Network interface of NCCL and gloo. Omitted: their own choice."
-    )
-    shared_memory: Quantity | None = Field(
-        None, description="Size of /dev/shm, which NCCL uses inside a pod; counts towards the memory limit."
-    )
-
-
-class Restart(ApiModel):
-    max_restarts: int = Field(3, ge=0, le=1_000_000, description="Restarts after a fault before the job fails.")
-    backoff_seconds: int = Field(
-        10, ge=0, le=86_400, description="Wait before the first restart; doubles with each, up to 300 s."
-    )
-
-
-class Deadlines(ApiModel):
-    active_seconds: int | None = Field(
-        None, ge=1, le=2**31, description="Seconds from the job's start after which it fails. Omitted: none."
     )
 
 

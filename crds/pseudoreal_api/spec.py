@@ -6,9 +6,11 @@ from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel, immutable, list_map
 from pseudoreal_api.model_spec import Data, Model, Optimizer, Precision
+from pseudoreal_api.network_spec import Network
 from pseudoreal_api.phase_spec import Phase
+from pseudoreal_api.recovery_spec import CleanUp, Deadlines, Hang, Restart, RestartFrom
 from pseudoreal_api.rules import METADATA_RULES, SPEC_RULES
-from pseudoreal_api.run_spec import Checkpoint, Deadlines, Delink, Network, Pod, Restart, Scheduling
+from pseudoreal_api.run_spec import Checkpoint, Delink, Pod, Scheduling
 
 
 class PseudoRealJobSpec(ApiModel):
@@ -38,9 +40,14 @@ class PseudoRealJobSpec(ApiModel):
         Network(), description="Networking between the pods.", json_schema_extra=immutable("network")
     )
     restart: Restart = Field(Restart(), description="What happens after a fault.")
+    hang: Hang = Field(Hang(), description="When training that stands still is noticed, and what happens then.")
     deadlines: Deadlines = Field(Deadlines(), description="Bounds on time.")
+    clean_up: CleanUp = Field(CleanUp(), description="What is left of a job that has ended.")
     scheduling: Scheduling = Field(
         Scheduling(), description="Queue and priority.", json_schema_extra=immutable("scheduling")
+    )
+    restart_from: RestartFrom | None = Field(
+        None, description="Asks to train a phase again. A job that has ended stays as it is."
     )
     suspend: bool = Field(
         False, description="true: save a checkpoint, free the pods and wait. false: go on from that checkpoint."

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 
 from pseudoreal_api.base import ApiModel, list_map
+from pseudoreal_api.recovery_spec import RestartFrom
 
 TIME: dict[str, Any] = {"format": "date-time"}
 
@@ -45,8 +46,37 @@ class Progress(StatusModel):
 
 
 class CheckpointStatus(StatusModel):
-    latest: str = Field(description="Name of the newest committed checkpoint that a finished pod reported.")
+    latest: str = Field(description="Name of the newest committed checkpoint that a pod reported.")
     step: int = Field(description="Its step.")
+    saved_time: str | None = Field(None, description="When it was committed.", json_schema_extra=TIME)
+
+
+class Discard(StatusModel):
+    """Checkpoints of a phase that must not be resumed from, as the phase is trained again."""
+
+    before_attempt: int = Field(description="Those of executions before this one,")
+    from_step: int = Field(description="of this step or a later one.")
+
+
+class Transition(StatusModel):
+    """From one phase to the next, by a delink."""
+
+    id: str = Field(description="Changes with every new try to get there.")
+    from_phase: str = Field(description="The phase that ended.")
+    to_phase: str = Field(description="The phase that is to start.")
+    checkpoint: str | None = Field(None, description="The checkpoint that is delinked.")
+    start_time: str = Field(description="When it began.", json_schema_extra=TIME)
+    deadline: str = Field(description="When delink.onTimeout applies.", json_schema_extra=TIME)
+
+
+class Fault(StatusModel):
+    """One that counts against restart.maxRestarts."""
+
+    attempt: int = Field(description="The execution that it ended.")
+    time: str = Field(description="When it ended.", json_schema_extra=TIME)
+    reason: str = Field(description="One word.")
+    pod: str | None = Field(None, description="Where it began.")
+    node: str | None = Field(None, description="The node of that pod.")
 
 
 class PhaseStatus(StatusModel):
@@ -55,6 +85,7 @@ class PhaseStatus(StatusModel):
     name: str = Field(description="Name of the phase in the spec.")
     state: Literal["Pending", "Delinking", "Running", "Succeeded", "Failed"] = Field(description="Where it is.")
     start_checkpoint: str | None = Field(None, description="Checkpoint that it started from. None: random weights.")
+    discard: Discard | None = Field(None, description="What is not resumed from. None: nothing.")
     end_checkpoint: str | None = Field(None, description="Checkpoint at its end.")
     step: int | None = Field(None, description="Step at its end.")
     tokens: int | None = Field(None, description="Tokens at its end.")
@@ -64,18 +95,40 @@ class PhaseStatus(StatusModel):
 
 
 class PseudoRealJobStatus(StatusModel):
+    @model_validator(mode="before")
+    @classmethod
+    def _read_older(cls, data: Any) -> Any:
+        """Release 0.1.0 called executionAttempt attempt, and restarts had no number of their own."""
+        if isinstance(data, dict) and data.get("attempt") and "executionAttempt" not in data:
+            return data | {"executionAttempt": data["attempt"], "attempt": 1 + data.get("restarts", 0)}
+        return data
+
     observed_generation: int = Field(0, description="The generation of the spec that this status speaks of.")
     phase: str = Field(
         "Pending",
         description="Summary for people: Pending, Delinking, Restarting, Suspended, Succeeded, Failed or the name of"
         " the phase that trains. More words may come; programs read the conditions.",
     )
-    attempt: int = Field(0, description="Number of the newest attempt; stands in the names of its children.")
-    restarts: int = Field(0, description="Restarts after faults that count against restart.maxRestarts.")
+    execution_attempt: int = Field(
+        0, description="Number of the newest set of pods, after faults, disruptions and resumes; stands in their names."
+    )
+    attempt: int = Field(0, description="1, and one more with each restart after a fault.")
+    restarts: int = Field(0, description="Restarts after faults, from the job's start.")
+    faults: Annotated[list[Fault], Field(max_length=100)] = Field(
+        [], description="The newest faults, as far as restart.windowSeconds and avoidNodesAfter need them."
+    )
+    restarted_from: RestartFrom | None = Field(None, description="The newest spec.restartFrom that was served.")
+    transition: Transition | None = Field(None, description="While the job goes from one phase to the next.")
+    attempt_time: str | None = Field(
+        None, description="When the newest set of pods was asked for.", json_schema_extra=TIME
+    )
     restart_after: str | None = Field(
         None, description="No new attempt starts before this time.", json_schema_extra=TIME
     )
     start_time: str | None = Field(None, description="When the job was first seen.", json_schema_extra=TIME)
+    active_since: str | None = Field(
+        None, description="When the job was first seen or last resumed.", json_schema_extra=TIME
+    )
     completion_time: str | None = Field(None, description="When it succeeded or failed.", json_schema_extra=TIME)
     replicas: Replicas = Field(Replicas(), description="Pods of the current phase.")
     progress: Progress | None = Field(None, description="How far the training is.")

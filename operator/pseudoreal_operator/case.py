@@ -32,8 +32,8 @@ class Case:
     def status(self) -> PseudoRealJobStatus:
         """The status, with an attempt that no child is ahead of, even if a status was lost."""
         runs = [job.run for job in self.seen.jobs] + [pod.run for pod in self.seen.pods]
-        attempt = max([1, self.seen.status.attempt, *(run.attempt for run in runs)])
-        return self.seen.status.model_copy(update={"attempt": attempt})
+        attempt = max([1, self.seen.status.execution_attempt, *(run.attempt for run in runs)])
+        return self.seen.status.model_copy(update={"execution_attempt": attempt})
 
     @cached_property
     def stage(self) -> Stage:
@@ -43,7 +43,7 @@ class Case:
 
     @property
     def run(self) -> Run:
-        return self.stage.run(self.status.attempt)
+        return self.stage.run(self.status.execution_attempt)
 
     @property
     def job_name(self) -> str:

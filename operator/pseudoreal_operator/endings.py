@@ -42,9 +42,11 @@ def restart(case: Case, sentence: str, *, counts: bool) -> Step:
     # From the failure's own time, so that an operator that was away does not wait again.
     since = clock.from_text(case.job.ended) if case.job and case.job.ended else case.now
     after = clock.to_text(since + timedelta(seconds=wait))
-    update = {"attempt": memory.attempt + 1, "restarts": memory.restarts + counts, "restart_after": after}
+    update: dict[str, object] = {"execution_attempt": memory.execution_attempt + 1, "attempt": memory.attempt + counts}
+    update |= {"restarts": memory.restarts + counts, "restart_after": after}
     place = f"checkpoint {memory.checkpoint.latest} or a newer one" if memory.checkpoint else "the newest checkpoint"
-    text = f"{sentence} Attempt {memory.attempt + 1} at {case.stage.title} goes on from {place}, not before {after}."
+    number = memory.execution_attempt + 1
+    text = f"{sentence} Execution {number} at {case.stage.title} goes on from {place}, not before {after}."
     return Step(memory.model_copy(update=update), "Restarting", stands("Restarting", text))
 
 

@@ -124,19 +124,21 @@ def _result(phase: PhaseStatus) -> str:
 
 def _of_attempt(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> Iterator[Event]:
     stage = _stage_number(new)
-    if old.restart_after and (new.restart_after is None or new.attempt > old.attempt) and not holds(new, "Suspended"):
-        yield Event(Reason.RESTART_STARTED, f"Attempt {old.attempt} starts.", stage, old.attempt)
-    if new.attempt > max(1, old.attempt) and not holds(old, "Suspended"):
+    more = new.execution_attempt > old.execution_attempt
+    if old.restart_after and (new.restart_after is None or more) and not holds(new, "Suspended"):
+        yield Event(Reason.RESTART_STARTED, f"Execution {old.execution_attempt} starts.", stage, old.execution_attempt)
+    if new.execution_attempt > max(1, old.execution_attempt) and not holds(old, "Suspended"):
         text = _message(new, "Progressing")
-        yield Event(Reason.ATTEMPT_FAILED, text, stage, old.attempt, type="Warning")
+        yield Event(Reason.ATTEMPT_FAILED, text, stage, old.execution_attempt, type="Warning")
 
 
 def _of_job(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> Iterator[Event]:
     stage = _stage_number(new)
     if holds(new, "Suspended") and not holds(old, "Suspended"):
-        yield Event(Reason.SUSPENDED, _message(new, "Suspended"), stage, new.attempt)
+        yield Event(Reason.SUSPENDED, _message(new, "Suspended"), stage, new.execution_attempt)
     if holds(old, "Suspended") and not holds(new, "Suspended"):
-        yield Event(Reason.RESUMED, f"The job goes on with attempt {new.attempt}.", stage, new.attempt)
+        text = f"The job goes on with execution {new.execution_attempt}."
+        yield Event(Reason.RESUMED, text, stage, new.execution_attempt)
     if holds(new, "Succeeded") and not holds(old, "Succeeded"):
         yield Event(Reason.SUCCEEDED, _message(new, "Succeeded"), stage, _LAST)
     if holds(new, "Failed") and not holds(old, "Failed"):

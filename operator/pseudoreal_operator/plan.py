@@ -68,8 +68,8 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
     status = _described(case.seen.status, step, case.metadata.generation, case.now)
     status = status.model_copy(update={"replicas": _replicas(case, step)})
     status = _unhurried(case.seen.status, status, case.now)
-    run = step.children.run(step.memory.attempt) if step.children else None
-    made = children(case.seen.job, step.children, step.memory.attempt, settings) if step.children and settings else []
+    run = step.children.run(step.memory.execution_attempt) if step.children else None
+    made = children(case.seen.job, step.children, step.memory, settings) if step.children and settings else []
     return Plan(
         status,
         delete=_running_jobs(case.seen, except_for=run),

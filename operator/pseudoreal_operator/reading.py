@@ -5,7 +5,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from pseudoreal_api.messages import PROGRESS_EVENT, ProgressReport, TerminationMessage
-from pseudoreal_api.names import CONTAINER, LABEL_ATTEMPT, LABEL_JOB_UID, LABEL_PHASE, LABEL_ROLE
+from pseudoreal_api.names import (
+    CONTAINER,
+    LABEL_ATTEMPT,
+    LABEL_EXECUTION_ATTEMPT,
+    LABEL_JOB_UID,
+    LABEL_PHASE,
+    LABEL_ROLE,
+)
 from pydantic import ValidationError
 
 from pseudoreal_operator.observed import ChildJob, JobState, Obstacle, Pod, PodPhase, Role, Run, Termination
@@ -77,7 +84,9 @@ def _labels(body: Json) -> dict[str, str]:
 
 def _run(body: Json) -> Run:
     labels = _labels(body)
-    return Run(labels[LABEL_PHASE], Role(labels[LABEL_ROLE]), int(labels[LABEL_ATTEMPT]))
+    # Release 0.1.0 labelled its children with the attempt alone.
+    number = labels.get(LABEL_EXECUTION_ATTEMPT) or labels[LABEL_ATTEMPT]
+    return Run(labels[LABEL_PHASE], Role(labels[LABEL_ROLE]), int(number))
 
 
 def _ending(job: Json) -> Json | None:

@@ -25,7 +25,7 @@ def first_sight(case: Case) -> Step | None:
         check(case.spec)
     except ValueError as error:
         return refuse(case.status, str(error), case.now)
-    update = {"start_time": clock.to_text(case.now), "phases": first_phases(case.spec)}
+    update = {"attempt": 1, "start_time": clock.to_text(case.now), "phases": first_phases(case.spec)}
     return Step(
         case.status.model_copy(update=update),
         "Pending",
@@ -82,7 +82,7 @@ def resumed(case: Case) -> Step | None:
         return None
     memory = case.status
     if is_started(memory.phases, case.stage):
-        update = {"attempt": memory.attempt + 1, "restart_after": clock.to_text(case.now)}
+        update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": clock.to_text(case.now)}
         memory = memory.model_copy(update=update)
     return Step(memory, _waiting_summary(case), progresses("Resumed", f"{case.stage.title} is about to go on."))
 
@@ -151,7 +151,7 @@ def start(case: Case) -> Step:
     return Step(
         started(case.status, case.stage),
         _summary(case),
-        progresses("Starting", f"Attempt {case.status.attempt} at {case.stage.title} starts."),
+        progresses("Starting", f"Execution {case.status.execution_attempt} at {case.stage.title} starts."),
         children=case.stage,
         wake_after=LOOK_SECONDS,
     )
@@ -192,4 +192,5 @@ def _activity(case: Case) -> Claim:
         text = f"{ready} of {wanted} pods run; if this lasts: kubectl describe job {case.job.name}"
         return progresses("Starting", text)
     doing = "training" if case.stage.role is Role.TRAIN else "delinking"
-    return progresses(doing.capitalize(), f"Attempt {case.status.attempt} at {case.stage.title} is {doing}.")
+    number = case.status.execution_attempt
+    return progresses(doing.capitalize(), f"Execution {number} at {case.stage.title} is {doing}.")

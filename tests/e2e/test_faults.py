@@ -45,7 +45,7 @@ def test_a_lost_worker_restarts_all_from_the_checkpoint(start: Callable[..., Job
     kubernetes.run("delete", "pod", victim, f"--namespace={NAMESPACE}", "--grace-period=0", "--force")
     status = job.wait("the end", lambda status: status.phase in ("Succeeded", "Failed"), 240)
     assert status.phase == "Succeeded"
-    assert status.attempt == 2
+    assert status.execution_attempt == 2
 
 
 def test_a_missing_corpus_fails_the_job_once_with_a_remedy(start: Callable[..., Job]) -> None:

@@ -10,6 +10,7 @@ from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.names import (
     CONFIG_FILE,
     LABEL_ATTEMPT,
+    LABEL_EXECUTION_ATTEMPT,
     LABEL_JOB,
     LABEL_JOB_UID,
     LABEL_PHASE,
@@ -22,6 +23,7 @@ from pseudoreal_api.names import (
 from pseudoreal_api.phase_spec import Resources
 from pseudoreal_api.resolve import delink_config, phase_config, resolve_layout
 from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.manifests.pod import PodPlan, pod_template
 from pseudoreal_operator.observed import Role, Run
@@ -33,12 +35,15 @@ Json = dict[str, Any]
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
-def children(job: PseudoRealJob, stage: Stage, attempt: int, settings: Settings) -> list[Json]:
+def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
     """In the order in which they must be made: the Job last."""
-    run = stage.run(attempt)
-    plan = _pod_plan(job, stage, run)
+    run = stage.run(status.execution_attempt)
+    plan = _pod_plan(job, stage, run, status.attempt)
     service = [_service(job, run)] if stage.role is Role.TRAIN else []
-    return [_config_map(job, stage, run), *service, _job(job, run, plan, settings)]
+    made = [_config_map(job, stage, run), *service, _job(job, run, plan, settings)]
+    for manifest in made:
+        manifest["metadata"]["labels"][LABEL_ATTEMPT] = str(status.attempt)
+    return made
 
 
 def labels(job: PseudoRealJob, run: Run) -> dict[str, str]:
@@ -48,13 +53,13 @@ def labels(job: PseudoRealJob, run: Run) -> dict[str, str]:
         LABEL_JOB: job.metadata.name,
         LABEL_JOB_UID: job.metadata.uid,
         LABEL_PHASE: run.phase,
-        LABEL_ATTEMPT: str(run.attempt),
+        LABEL_EXECUTION_ATTEMPT: str(run.attempt),
         LABEL_ROLE: run.role.value,
     }
 
 
-def _pod_plan(job: PseudoRealJob, stage: Stage, run: Run) -> PodPlan:
-    name, marks = run.name(job.metadata.name), labels(job, run)
+def _pod_plan(job: PseudoRealJob, stage: Stage, run: Run, attempt: int) -> PodPlan:
+    name, marks = run.name(job.metadata.name), labels(job, run) | {LABEL_ATTEMPT: str(attempt)}
     if stage.role is Role.DELINK:
         return PodPlan(name, marks, _without_devices(job.spec.phases[stage.index].resources))
     phase = job.spec.phases[stage.index]
@@ -106,7 +111,7 @@ def _config_map(job: PseudoRealJob, stage: Stage, run: Run) -> Json:
 
 def _service(job: PseudoRealJob, run: Run) -> Json:
     """Gives the pods host names, before they are ready: they become ready by finding one another."""
-    marks = (LABEL_JOB_UID, LABEL_PHASE, LABEL_ATTEMPT, LABEL_ROLE)
+    marks = (LABEL_JOB_UID, LABEL_PHASE, LABEL_EXECUTION_ATTEMPT, LABEL_ROLE)
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,

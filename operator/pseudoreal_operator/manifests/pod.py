@@ -10,6 +10,7 @@ from pseudoreal_api.names import (
     OFFLOAD_DIRECTORY,
     RENDEZVOUS_PORT,
     WORK_DIRECTORY,
+    claim_name,
 )
 from pseudoreal_api.phase_spec import Resources
 from pseudoreal_api.run_spec import Checkpoint
@@ -125,7 +126,7 @@ def _volumes(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     spec = job.spec
     volumes: list[Json] = [
         {"name": "config", "configMap": {"name": plan.name}},
-        _work_volume(spec.checkpoint),
+        _work_volume(job),
         {"name": "tmp", "emptyDir": {}},
     ]
     if spec.data.volume:
@@ -154,11 +155,13 @@ def _mounts(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     return mounts
 
 
-def _work_volume(checkpoint: Checkpoint) -> Json:
+def _work_volume(job: PseudoRealJob) -> Json:
     """Checkpoints in object storage leave only metrics.jsonl to the pod."""
-    if checkpoint.volume is None:
+    volume = job.spec.checkpoint.volume
+    if volume is None:
         return {"name": "work", "emptyDir": {}}
-    return {"name": "checkpoints", "persistentVolumeClaim": {"claimName": checkpoint.volume.claim_name}}
+    claim = volume.claim_name or claim_name(job.metadata.name)
+    return {"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}}
 
 
 def _work_mount(checkpoint: Checkpoint) -> Json:

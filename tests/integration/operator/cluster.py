@@ -171,7 +171,7 @@ class Job:
     def end(self, pod: Json, outcome: Outcome = "Succeeded", exit_code: int | None = None, **says: Any) -> None:
         """Ends a pod with a termination message; with `exit_code`, without one."""
         labels = pod["metadata"]["labels"]
-        attempt = int(labels["pseudoreal.dev/attempt"])
+        attempt = int(labels["pseudoreal.dev/execution-attempt"])
         message = TerminationMessage(outcome=outcome, phase=labels[LABEL_PHASE], attempt=attempt, **says)
         code = EXIT_CODES[outcome].value if exit_code is None else exit_code
         terminated = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}

@@ -16,7 +16,9 @@ def test_a_failed_worker_restarts_all_and_counts(cluster: Cluster) -> None:
     pods = job.run("wounded-real-a1", 2)
     job.end(pods[1], "Failed", message="the disk is full", checkpoint=None)
     # The Job controller deletes the partner; a kubelet would let it save first.
-    status = job.wait("the second attempt", lambda status: status.attempt == 2 and status.restart_after is None)
+    status = job.wait(
+        "the second attempt", lambda status: status.execution_attempt == 2 and status.restart_after is None
+    )
     assert status.restarts == 1
     complete_stage(job, "real", attempt=2)
     job.wait("the end", lambda status: status.phase == "Succeeded")
@@ -33,7 +35,9 @@ def test_a_worker_that_yields_does_not_count(cluster: Cluster) -> None:
     (pod,) = job.run("polite-pseudo-a1")
     job.end(pod, "Yielded", step=7, checkpoint="pseudo-7")
     job.pods("polite-pseudo-a2")
-    status = job.wait("the second attempt", lambda status: status.attempt == 2 and status.restart_after is None)
+    status = job.wait(
+        "the second attempt", lambda status: status.execution_attempt == 2 and status.restart_after is None
+    )
     assert status.restarts == 0
     assert status.checkpoint
     assert status.checkpoint.latest == "pseudo-7"
@@ -129,7 +133,7 @@ def test_suspending_frees_the_pods_and_resuming_goes_on(cluster: Cluster) -> Non
     job.suspend(False)
     complete_stage(job, "pseudo", attempt=2)
     status = job.wait("the next stage", lambda status: status.phases[0].state == "Succeeded")
-    assert (status.attempt, status.restarts) == (2, 0)
+    assert (status.execution_attempt, status.restarts) == (2, 0)
     reasons = job.reasons()
     assert [r for r in reasons if r in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
 
@@ -148,5 +152,7 @@ def test_a_deleted_child_is_replaced_by_a_new_attempt(cluster: Cluster) -> None:
     job.wait("training", lambda status: status.phase == "pseudo")
     cluster.delete_child_job("robbed-pseudo-a1")
     job.pods("robbed-pseudo-a2")
-    status = job.wait("the second attempt", lambda status: status.attempt == 2 and status.restart_after is None)
+    status = job.wait(
+        "the second attempt", lambda status: status.execution_attempt == 2 and status.restart_after is None
+    )
     assert status.restarts == 0

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
+from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator.acceptance import check
 from pseudoreal_operator.manifests.children import children
 from pseudoreal_operator.manifests.overlay import merge
@@ -19,8 +20,12 @@ TRAIN = Stage(1, "real", Role.TRAIN)
 DELINK = Stage(1, "real", Role.DELINK)
 
 
+def _status(execution: int) -> PseudoRealJobStatus:
+    return PseudoRealJobStatus(execution_attempt=execution, attempt=1)
+
+
 def made(stage: Stage = TRAIN, attempt: int = 3, **changes: Any) -> dict[str, Json]:
-    return {child["kind"]: child for child in children(make_job(**changes), stage, attempt, SETTINGS)}
+    return {child["kind"]: child for child in children(make_job(**changes), stage, _status(attempt), SETTINGS)}
 
 
 def pod(stage: Stage = TRAIN, **changes: Any) -> Json:
@@ -51,7 +56,7 @@ def test_names_labels_and_owner(stage: Stage, name: str) -> None:
         assert metadata["labels"]["pseudoreal.dev/job-name"] == "sim"
         assert metadata["labels"]["pseudoreal.dev/job-uid"] == UID
         assert metadata["labels"]["pseudoreal.dev/phase"] == "real"
-        assert metadata["labels"]["pseudoreal.dev/attempt"] == "3"
+        assert metadata["labels"]["pseudoreal.dev/execution-attempt"] == "3"
         assert metadata["labels"]["pseudoreal.dev/role"] == stage.role.value
     job = made(stage)["Job"]
     assert job["spec"]["template"]["metadata"]["labels"] == job["metadata"]["labels"]
@@ -79,7 +84,7 @@ def test_the_service_finds_the_pods_of_this_attempt_before_they_are_ready() -> N
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     labels = job["spec"]["template"]["metadata"]["labels"]
     assert service["selector"].items() <= labels.items()
-    assert service["selector"]["pseudoreal.dev/attempt"] == "3"
+    assert service["selector"]["pseudoreal.dev/execution-attempt"] == "3"
     assert pod()["subdomain"] == made()["Service"]["metadata"]["name"]
 
 
@@ -248,7 +253,7 @@ def test_an_overlay_adds_without_taking_away() -> None:
     spec = job["spec"]
     trainer, sidecar = spec["containers"]
     assert job["metadata"]["labels"]["team"] == "blue"
-    assert job["metadata"]["labels"]["pseudoreal.dev/attempt"] == "3"
+    assert job["metadata"]["labels"]["pseudoreal.dev/execution-attempt"] == "3"
     assert (spec["nodeSelector"], spec["terminationGracePeriodSeconds"]) == ({"pool": "gpu"}, 600)
     assert trainer["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert {"MINE", "PET_NNODES"} <= {e["name"] for e in trainer["env"]}

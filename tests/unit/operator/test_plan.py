@@ -43,7 +43,10 @@ def claims(world: World) -> dict[str, tuple[str, str]]:
 def test_the_first_pass_writes_the_status_and_makes_nothing() -> None:
     first = World(make_job()).plan()
     assert first.apply == ()
-    assert (first.status.attempt, [phase.state for phase in first.status.phases]) == (1, ["Pending", "Pending"])
+    assert (first.status.execution_attempt, [phase.state for phase in first.status.phases]) == (
+        1,
+        ["Pending", "Pending"],
+    )
     assert first.wake_after == 0
 
 
@@ -225,7 +228,7 @@ def test_a_job_that_somebody_deletes_while_it_runs_counts_as_gone() -> None:
     seen = world.observe()
     dying = tuple(replace(job, deleting=True) for job in seen.jobs)
     wanted = plan(replace(seen, jobs=dying), world.now, SETTINGS)
-    assert (wanted.status.attempt, wanted.delete) == (2, ())
+    assert (wanted.status.execution_attempt, wanted.delete) == (2, ())
 
 
 def test_a_stray_attempt_is_ended() -> None:
@@ -239,9 +242,9 @@ def test_a_lost_status_takes_the_attempt_from_the_children() -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
     fail_attempt(world)
     world.settle()
-    assert world.status.attempt == 2
+    assert world.status.execution_attempt == 2
     world.status = World(make_job()).status
-    assert world.plan().status.attempt == 2
+    assert world.plan().status.execution_attempt == 2
 
 
 def report(step: int, **changes: Any) -> ProgressReport:
@@ -302,7 +305,7 @@ def test_what_the_api_server_refuses_for_good_fails_the_job() -> None:
 def test_what_the_api_server_refuses_for_now_is_said() -> None:
     world = begun()
     wanted = plan_hindrance(world.observe(), "exceeded quota", world.now)
-    assert wanted.status.attempt == world.status.attempt
+    assert wanted.status.execution_attempt == world.status.execution_attempt
     assert any(c.type == "Progressing" and c.message == "exceeded quota" for c in wanted.status.conditions)
     assert wanted.wake_after
 

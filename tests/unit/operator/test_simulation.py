@@ -128,7 +128,7 @@ def test_every_world_ends_well(first_seed: int) -> None:
     # Otherwise this would show little.
     assert sum(world.status.phase == "Succeeded" for world in worlds) > 5
     assert sum(world.status.phase == "Failed" for world in worlds) > 0
-    assert sum(world.status.attempt > 3 for world in worlds) > 5
+    assert sum(world.status.execution_attempt > 3 for world in worlds) > 5
     assert sum("Resumed" in world.events.values() for world in worlds) > 5
 
 
@@ -157,7 +157,7 @@ def _step(simulation: Simulation) -> None:
 
 
 def _never_back(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> None:
-    assert new.attempt >= old.attempt
+    assert new.execution_attempt >= old.execution_attempt
     assert new.restarts >= old.restarts
     for before, after in zip(old.phases, new.phases, strict=False):
         assert after.state == "Failed" or STATES.index(after.state) >= STATES.index(before.state)

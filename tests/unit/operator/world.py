@@ -94,7 +94,9 @@ class World:
         for body in self.jobs_list():
             run = read_job(body).run
             state = next((phase.state for phase in status.phases if phase.name == run.phase), None)
-            if run.attempt == status.attempt and state == ("Running" if run.role is Role.TRAIN else "Delinking"):
+            if run.attempt == status.execution_attempt and state == (
+                "Running" if run.role is Role.TRAIN else "Delinking"
+            ):
                 self.begun.add(body["metadata"]["name"])
 
     def _post(self, event: Any) -> None:
