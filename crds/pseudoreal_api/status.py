@@ -99,7 +99,8 @@ class PseudoRealJobStatus(StatusModel):
     @classmethod
     def _read_older(cls, data: Any) -> Any:
         """Release 0.1.0 called executionAttempt attempt, and restarts had no number of their own."""
-        if isinstance(data, dict) and data.get("attempt") and "executionAttempt" not in data:
+        known = isinstance(data, dict) and data.keys() & {"executionAttempt", "execution_attempt"}
+        if isinstance(data, dict) and data.get("attempt") and not known:
             return data | {"executionAttempt": data["attempt"], "attempt": 1 + data.get("restarts", 0)}
         return data
 
