@@ -1,22 +1,31 @@
 """`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at :8080/healthz."""
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import kopf
 import structlog
 
 from pseudoreal_operator.handlers import register
 from pseudoreal_operator.kopf_settings import kopf_settings
+from pseudoreal_operator.lease import keep_lease
 from pseudoreal_operator.login import connect, register_login
 from pseudoreal_operator.logs import configure_logs
+from pseudoreal_operator.reports.board import Board
+from pseudoreal_operator.reports.server import serve_reports
 from pseudoreal_operator.settings import Settings, read_settings
 
 
 async def run(settings: Settings) -> None:
-    registry = kopf.OperatorRegistry()
+    registry, board = kopf.OperatorRegistry(), Board()
     register_login(registry)
-    async with connect() as api:
-        register(registry, api, settings)
+    async with AsyncExitStack() as stack:
+        api = await stack.enter_async_context(connect())
+        if settings.lease:
+            await stack.enter_async_context(keep_lease(api, settings.lease))
+        if settings.reports:
+            await stack.enter_async_context(serve_reports(api, board, settings.reports))
+        register(registry, api, board, settings)
         await kopf.operator(
             registry=registry,
             settings=kopf_settings(),

@@ -24,9 +24,11 @@ _COLLECTIONS = {
     "ConfigMap": ("api/v1", "configmaps"),
     "Event": ("api/v1", "events"),
     "Job": ("apis/batch/v1", "jobs"),
+    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
     "Pod": ("api/v1", "pods"),
     "PseudoRealJob": (f"apis/{GROUP}/{VERSION}", PLURAL),
     "Service": ("api/v1", "services"),
+    "TokenReview": ("apis/authentication.k8s.io/v1", "tokenreviews"),
 }
 
 
@@ -61,20 +63,28 @@ class Api:
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
         await self._json("PATCH", _path(kind, namespace, name), [], patch, "application/merge-patch+json")
 
+    async def ask(self, review: Json) -> Json:
+        """Posts an object of the cluster that is only an answer."""
+        return await self._json("POST", _path(review["kind"], None), [], review)
+
+    async def create(self, manifest: Json) -> None:
+        await self._json("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), [], manifest)
+
     async def post(self, manifest: Json) -> None:
         """Creates an object; one of that name that is there already is left as it is."""
         try:
-            await self._json("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), [], manifest)
+            await self.create(manifest)
         except ApiException as error:
             if error.status != 409:
                 raise
 
-    async def delete(self, kind: str, namespace: str, name: str) -> None:
-        """In the background, with what the object owns; no error when it is gone."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+        """In the background, with what the object owns; no error when it, or the one of that uid, is gone."""
+        options = {"preconditions": {"uid": uid}} if uid else None
         try:
-            await self._json("DELETE", _path(kind, namespace, name), [("propagationPolicy", "Background")])
+            await self._json("DELETE", _path(kind, namespace, name), [("propagationPolicy", "Background")], options)
         except ApiException as error:
-            if error.status != 404:
+            if error.status != 404 and not (uid and error.status == 409):
                 raise
 
     async def log_tail(self, namespace: str, pod: str, container: str, lines: int) -> str:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import kopf
@@ -9,12 +10,13 @@ import structlog
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
-from pseudoreal_api.names import LABEL_JOB
+from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB
 
 from pseudoreal_operator.api import Api, message_of
 from pseudoreal_operator.reconcile import Gone, reconcile
+from pseudoreal_operator.reports.board import Board
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.wakeups import Wakeups
+from pseudoreal_operator.wakeups import Key, Wakeups
 
 _BACKOFFS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Seconds between passes that fail."""
@@ -25,25 +27,27 @@ _START_SECONDS = 30.0
 log = structlog.get_logger()
 
 
-def register(registry: kopf.OperatorRegistry, api: Api, settings: Settings) -> None:
+def register(registry: kopf.OperatorRegistry, api: Api, board: Board, settings: Settings) -> None:
     wakeups = Wakeups()
     begun = time.monotonic()
 
     # kopf cancels the loop when the job is deleted or the operator ends; a pass may be cut off anywhere.
     @kopf.daemon(GROUP, VERSION, PLURAL, registry=registry, id="reconcile", cancellation_timeout=5.0)
-    async def keep_reconciling(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def keep_reconciling(namespace: str | None, name: str | None, uid: str | None, **_: Any) -> None:
         assert namespace is not None, "jobs are namespaced"
         assert name is not None, "stored objects have a name"
         structlog.contextvars.bind_contextvars(job=f"{namespace}/{name}")
         wakeups.add((namespace, name))
         try:
-            await _loop(api, settings, wakeups, namespace, name)
+            await _loop(lambda: reconcile(api, board, settings, namespace, name), wakeups, (namespace, name))
         finally:
             wakeups.remove((namespace, name))
+            board.forget(uid or "")
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(namespace: str | None, name: str | None, meta: kopf.Meta, **_: Any) -> None:
-        wakeups.wake_on_change((namespace or "", name or ""), meta.get("generation", 0))
+        wish = meta.annotations.get(ANNOTATION_FINISH_PHASE, "")
+        wakeups.wake_on_change((namespace or "", name or ""), (meta.get("generation", 0), wish))
 
     @kopf.on.event("batch", "v1", "jobs", registry=registry, labels={LABEL_JOB: kopf.PRESENT})
     async def child_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
@@ -76,12 +80,12 @@ def _log_failure(error: Exception, retry_after: float) -> None:
         log.exception("pass_failed", retry_after=retry_after)
 
 
-async def _loop(api: Api, settings: Settings, wakeups: Wakeups, namespace: str, name: str) -> None:
+async def _loop(one_pass: Callable[[], Awaitable[float | None]], wakeups: Wakeups, key: Key) -> None:
     """Passes until the job is gone. An error of a pass ends only that pass."""
     failures = 0
     while True:
         try:
-            wait = await reconcile(api, settings, namespace, name)
+            wait = await one_pass()
             failures = 0
         except Gone:
             return
@@ -90,4 +94,4 @@ async def _loop(api: Api, settings: Settings, wakeups: Wakeups, namespace: str, 
             failures += 1
             _log_failure(error, wait)
         if wait != 0:
-            await wakeups.wait((namespace, name), wait)
+            await wakeups.wait(key, wait)

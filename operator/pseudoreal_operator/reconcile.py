@@ -7,6 +7,7 @@ from typing import Any
 import structlog
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import API_VERSION, KIND
+from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
 from pseudoreal_api.spec import JobMetadata, PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pydantic import ValidationError
@@ -16,6 +17,7 @@ from pseudoreal_operator.events import to_manifest
 from pseudoreal_operator.observe import observe
 from pseudoreal_operator.observed import Observed
 from pseudoreal_operator.plan import Plan, plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.reports.board import Board
 from pseudoreal_operator.settings import Settings
 
 _INVALID = (400, 422)
@@ -29,7 +31,7 @@ class Gone(Exception):
     """The job is deleted, or being deleted: its children go with it."""
 
 
-async def reconcile(api: Api, settings: Settings, namespace: str, name: str) -> float | None:
+async def reconcile(api: Api, board: Board, settings: Settings, namespace: str, name: str) -> float | None:
     """Seconds until the next pass is due; None for not before something changes.
 
     Raises Gone; ApiException and OSError, after which another pass will find its way.
@@ -45,13 +47,18 @@ async def reconcile(api: Api, settings: Settings, namespace: str, name: str) -> 
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {error}"
         return await _carry_out(api, metadata, status, plan_unreadable(metadata, status, sentence, now))
-    seen = await observe(api, job, status)
+    board.ask_to_finish(metadata.uid, metadata.annotations.get(ANNOTATION_FINISH_PHASE))
+    seen = await observe(api, board, job, status, now)
     return await _attempt(api, seen, plan(seen, now, settings), now)
 
 
 async def _attempt(api: Api, seen: Observed, wanted: Plan, now: datetime) -> float | None:
     """Carries the plan out; when the API server refuses a child, says so in the status."""
     metadata = seen.job.metadata
+    if wanted.expire:
+        await api.delete("PseudoRealJob", metadata.namespace, metadata.name, metadata.uid)
+        log.info("expired", completed=seen.status.completion_time)
+        return None
     try:
         await _delete(api, metadata, wanted)
         for manifest in wanted.apply:

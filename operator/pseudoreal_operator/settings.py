@@ -1,10 +1,15 @@
 """What the operator's Deployment sets, from environment variables."""
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+from pseudoreal_operator.lease import Lease
+from pseudoreal_operator.reports.server import ReportServer
+
+REPORT_PORT = 8443
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
@@ -16,6 +21,10 @@ class Settings:
     pull_policy: PullPolicy
     namespaces: tuple[str, ...]
     health_port: int = 8080
+    reports: ReportServer | None = None
+    """None: pods have nobody to report to."""
+    lease: Lease | None = None
+    """None: nobody makes sure that this is the only operator."""
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -28,7 +37,28 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         choices = ", ".join(get_args(PullPolicy))
         raise ValueError(f"PSEUDOREAL_TRAINER_PULL_POLICY is {policy}; set it to one of {choices}")
     port = int(environment.get("PSEUDOREAL_HEALTH_PORT") or Settings.health_port)
-    return Settings(image, cast(PullPolicy, policy), read_namespaces(environment), port)
+    return Settings(
+        image,
+        cast(PullPolicy, policy),
+        read_namespaces(environment),
+        port,
+        reports=_read_reports(environment),
+        lease=_read_lease(environment),
+    )
+
+
+def _read_reports(environment: Mapping[str, str]) -> ReportServer | None:
+    folder = environment.get("PSEUDOREAL_TLS_DIRECTORY", "")
+    if not folder:
+        return None
+    port = int(environment.get("PSEUDOREAL_REPORT_PORT") or REPORT_PORT)
+    return ReportServer(port, f"{folder}/tls.crt", f"{folder}/tls.key")
+
+
+def _read_lease(environment: Mapping[str, str]) -> Lease | None:
+    namespace, _, name = environment.get("PSEUDOREAL_LEASE", "").partition("/")
+    holder = environment.get("PSEUDOREAL_POD_NAME") or socket.gethostname()
+    return Lease(namespace, name, holder) if name else None
 
 
 def read_namespaces(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
