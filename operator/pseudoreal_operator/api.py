@@ -24,6 +24,8 @@ _COLLECTIONS = {
     "ConfigMap": ("api/v1", "configmaps"),
     "Event": ("api/v1", "events"),
     "Job": ("apis/batch/v1", "jobs"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
     "Pod": ("api/v1", "pods"),
     "PseudoRealJob": (f"apis/{GROUP}/{VERSION}", PLURAL),
     "Service": ("api/v1", "services"),

@@ -17,7 +17,7 @@ from pseudoreal_operator.reading import belongs_to, newest_report, read_job, rea
 
 Json = dict[str, Any]
 
-OTHER_KINDS = ("ConfigMap", "Service", "Pod")
+OTHER_KINDS = ("ConfigMap", "Service", "NetworkPolicy", "Pod")
 LOG_LINES = 50
 
 log = structlog.get_logger()
