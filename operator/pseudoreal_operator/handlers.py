@@ -10,13 +10,13 @@ import structlog
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
-from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB
+from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB_UID
 
 from pseudoreal_operator.api import Api, message_of
-from pseudoreal_operator.reconcile import Gone, reconcile
+from pseudoreal_operator.reconcile import Gone, Identity, reconcile
 from pseudoreal_operator.reports.board import Board
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.wakeups import Key, Wakeups
+from pseudoreal_operator.wakeups import Wakeups
 
 _BACKOFFS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Seconds between passes that fail."""
@@ -36,22 +36,26 @@ def register(registry: kopf.OperatorRegistry, api: Api, board: Board, settings: 
     async def keep_reconciling(namespace: str | None, name: str | None, uid: str | None, **_: Any) -> None:
         assert namespace is not None, "jobs are namespaced"
         assert name is not None, "stored objects have a name"
+        assert uid is not None, "and a uid"
         structlog.contextvars.bind_contextvars(job=f"{namespace}/{name}")
-        wakeups.add((namespace, name))
+        wakeups.add(uid)
         try:
-            await _loop(lambda: reconcile(api, board, settings, namespace, name), wakeups, (namespace, name))
+            await _loop(lambda: reconcile(api, board, settings, Identity(namespace, name, uid)), wakeups, uid)
         finally:
-            wakeups.remove((namespace, name))
-            board.forget(uid or "")
+            wakeups.remove(uid)
+            board.forget(uid)
 
+    # Without its finalizer a job is gone at once, and kopf does not end its loop.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def job_changed(namespace: str | None, name: str | None, meta: kopf.Meta, **_: Any) -> None:
+    async def job_changed(type: str | None, uid: str | None, meta: kopf.Meta, **_: Any) -> None:
+        if type == "DELETED":
+            wakeups.wake(uid or "")
         wish = meta.annotations.get(ANNOTATION_FINISH_PHASE, "")
-        wakeups.wake_on_change((namespace or "", name or ""), (meta.get("generation", 0), wish))
+        wakeups.wake_on_change(uid or "", (meta.get("generation", 0), wish))
 
-    @kopf.on.event("batch", "v1", "jobs", registry=registry, labels={LABEL_JOB: kopf.PRESENT})
-    async def child_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
-        wakeups.wake((namespace or "", labels[LABEL_JOB]))
+    @kopf.on.event("batch", "v1", "jobs", registry=registry, labels={LABEL_JOB_UID: kopf.PRESENT})
+    async def child_changed(labels: kopf.Labels, **_: Any) -> None:
+        wakeups.wake(labels[LABEL_JOB_UID])
 
     @kopf.on.probe(registry=registry, id="watchers")
     async def watchers(**_: Any) -> int:
@@ -80,7 +84,7 @@ def _log_failure(error: Exception, retry_after: float) -> None:
         log.exception("pass_failed", retry_after=retry_after)
 
 
-async def _loop(one_pass: Callable[[], Awaitable[float | None]], wakeups: Wakeups, key: Key) -> None:
+async def _loop(one_pass: Callable[[], Awaitable[float | None]], wakeups: Wakeups, uid: str) -> None:
     """Passes until the job is gone. An error of a pass ends only that pass."""
     failures = 0
     while True:
@@ -94,4 +98,4 @@ async def _loop(one_pass: Callable[[], Awaitable[float | None]], wakeups: Wakeup
             failures += 1
             _log_failure(error, wait)
         if wait != 0:
-            await wakeups.wait(key, wait)
+            await wakeups.wait(uid, wait)
