@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 import kopf
 import structlog
 
+from pseudoreal_operator.forgotten import free_forgotten
 from pseudoreal_operator.handlers import register
 from pseudoreal_operator.kopf_settings import kopf_settings
 from pseudoreal_operator.lease import keep_lease
@@ -25,6 +26,7 @@ async def run(settings: Settings) -> None:
             await stack.enter_async_context(keep_lease(api, settings.lease))
         if settings.reports:
             await stack.enter_async_context(serve_reports(api, board, settings.reports))
+        await stack.enter_async_context(free_forgotten(api, settings.namespaces))
         register(registry, api, board, settings)
         await kopf.operator(
             registry=registry,

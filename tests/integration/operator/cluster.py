@@ -22,14 +22,16 @@ POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 30.0
 
 
-def wait_for(what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str) -> T:
+def wait_for(
+    what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str, patience: float = PATIENCE_SECONDS
+) -> T:
     """Polls until `probe` gives something true; fails with what `explain` says."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if found := probe():
             return found
         time.sleep(POLL_SECONDS)
-    pytest.fail(f"{what} did not happen within {PATIENCE_SECONDS:.0f} s: {explain()}")
+    pytest.fail(f"{what} did not happen within {patience:.0f} s: {explain()}")
 
 
 @dataclass(frozen=True)
@@ -164,9 +166,12 @@ class Job:
         """Lets the pods of a child Job run."""
         pods = self.pods(child, count)
         for pod in pods:
-            status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-            self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
+            self.start(pod)
         return pods
+
+    def start(self, pod: Json) -> None:
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
 
     def bind(self, pod: Json, node: str) -> None:
         """As the scheduler does."""

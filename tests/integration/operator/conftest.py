@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,17 @@ from tests.integration.operator.cluster import Cluster, wait_for
 
 USER = "pseudoreal-operator"
 CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
+SHUTDOWN_SECONDS = 25.0
+"""The grace period of its pod is 30 s."""
 CHART = paths.REPOSITORY / "charts" / "pseudoreal"
+
+
+def _reserved() -> socket.socket:
+    """A free port. While it is bound without a listener, connections do not take it, and the operator still can."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 @dataclass
@@ -33,8 +43,17 @@ class Operator:
     kubeconfig: Path
     namespace: str
     log: Path
-    port: int
+    address: socket.socket = field(default_factory=_reserved)
     process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def port(self) -> int:
+        port: int = self.address.getsockname()[1]
+        return port
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
         environment = os.environ | {
@@ -57,7 +76,7 @@ class Operator:
         """As Kubernetes does it; its exit code."""
         assert self.process is not None, "it was started"
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(SHUTDOWN_SECONDS)
 
     def health(self) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
@@ -69,9 +88,8 @@ def admin(control_plane: ControlPlane) -> client.ApiClient:
     """With the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
     kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
-    for command in (("apply", "--server-side"), ("wait", "--for=condition=Established", "--timeout=30s")):
-        subprocess.run([*kubectl, *command, "-f", CRD], check=True, stdout=subprocess.DEVNULL)
-    # Established, it still answers for a moment that its storage is initializing.
+    subprocess.run([*kubectl, "apply", "--server-side", "-f", CRD], check=True, stdout=subprocess.DEVNULL)
+    # `kubectl wait` fails when the definition has no condition yet, and an established one may still have no storage.
     wait_for(
         "the storage of jobs", lambda: subprocess.run([*kubectl, "get", "prj"], capture_output=True).returncode == 0
     )
@@ -90,8 +108,13 @@ def _chart_rules(api: client.ApiClient) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
-    """A namespace of its own for each test, in which pods can be made."""
+    """A namespace of its own for each test."""
     name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
+    return make_namespace(admin, name)
+
+
+def make_namespace(admin: client.ApiClient, name: str) -> Cluster:
+    """One in which pods can be made, and the operator may work."""
     core = client.CoreV1Api(admin)
     core.create_namespace({"metadata": {"name": name}})
     wait_for("the service account", lambda: core.list_namespaced_service_account(name).items)
@@ -113,11 +136,9 @@ def operator_kubeconfig(control_plane: ControlPlane) -> Path:
 @pytest.fixture
 def stopped_operator(cluster: Cluster, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Operator]:
     """Not started yet. Whatever it logs as an error fails the test."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    operator = Operator(operator_kubeconfig, cluster.namespace, tmp_path / "operator.log", port)
+    operator = Operator(operator_kubeconfig, cluster.namespace, tmp_path / "operator.log")
     yield operator
-    if operator.process and operator.process.poll() is None:
+    if operator.is_running:
         operator.kill()
     text = operator.log.read_text() if operator.log.exists() else ""
     errors = [line for line in text.splitlines() if "Traceback" in line or '"level": "error"' in line]
