@@ -12,7 +12,8 @@ from pseudoreal_operator.lease import keep_lease
 from pseudoreal_operator.login import connect, register_login
 from pseudoreal_operator.logs import configure_logs
 from pseudoreal_operator.reports.board import Board
-from pseudoreal_operator.reports.server import serve_reports
+from pseudoreal_operator.reports.identity import Identities
+from pseudoreal_operator.reports.server import Reports, serve_reports
 from pseudoreal_operator.settings import Settings, read_settings
 
 
@@ -24,7 +25,8 @@ async def run(settings: Settings) -> None:
         if settings.lease:
             await stack.enter_async_context(keep_lease(api, settings.lease))
         if settings.reports:
-            await stack.enter_async_context(serve_reports(api, board, settings.reports))
+            reports = Reports(Identities(api, settings.namespaces), board)
+            await stack.enter_async_context(serve_reports(reports, settings.reports))
         register(registry, api, board, settings)
         await kopf.operator(
             registry=registry,

@@ -42,7 +42,7 @@ def register(registry: kopf.OperatorRegistry, api: Api, board: Board, settings: 
             await _loop(lambda: reconcile(api, board, settings, namespace, name), wakeups, (namespace, name))
         finally:
             wakeups.remove((namespace, name))
-            board.forget(uid or "")
+            board.forget((namespace, uid or ""))
 
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
     async def job_changed(namespace: str | None, name: str | None, meta: kopf.Meta, **_: Any) -> None:
