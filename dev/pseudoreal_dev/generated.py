@@ -16,8 +16,12 @@ COPIES = (
 )
 REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
 KUBE_VERSION = "--kube-version=1.34.4"
-# The two shapes that the chart's templates branch on.
-VALUES: tuple[tuple[str, ...], ...] = ((), ("--set=watchNamespaces={a,b}", "--set=crds.keep=false"))
+# The shapes that the chart's templates branch on.
+VALUES: tuple[tuple[str, ...], ...] = (
+    (),
+    ("--set=watchNamespaces={a,b}", "--set=crds.keep=false", "--set=networkPolicy.enabled=true"),
+    ("--set=reports.tlsSecret=own", "--set=networkPolicy.enabled=true"),
+)
 
 
 def check() -> None:
