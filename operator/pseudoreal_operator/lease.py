@@ -51,6 +51,7 @@ class _Seen:
 
     version: str
     moment: float
+    holder: str
 
 
 class LeaseLost(Exception):
@@ -84,7 +85,7 @@ async def _acquire(api: Api, lease: Lease, times: Times) -> float:
     """When the request that acquired it was sent."""
     seen: _Seen | None = None
     while True:
-        asked = _now()
+        asked, before = _now(), seen
         try:
             seen = await _try(api, lease, times, seen)
         except _FAILURES as error:
@@ -92,6 +93,8 @@ async def _acquire(api: Api, lease: Lease, times: Times) -> float:
         else:
             if seen is None:
                 return asked
+            if before is None or before.holder != seen.holder:
+                log.info("lease_awaited", held_by=seen.holder)
         await asyncio.sleep(times.retry)
 
 
@@ -134,7 +137,7 @@ async def _try(api: Api, lease: Lease, times: Times, seen: _Seen | None, held_by
         version, holder = found["metadata"]["resourceVersion"], found.get("spec", {}).get("holderIdentity") or ""
         if holder not in ("", held_by or lease.holder):
             if seen is None or seen.version != version:
-                return _Seen(version, _now())
+                return _Seen(version, _now(), holder)
             if _now() - seen.moment < times.duration:
                 return seen
         # With the version, so that of two who try one fails.

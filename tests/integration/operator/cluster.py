@@ -11,6 +11,7 @@ from kubernetes import client
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_api.names import CONTAINER, LABEL_JOB, LABEL_PHASE
+from pseudoreal_api.reports import REPORT_AUDIENCE
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from tests.jobs import good_job
@@ -22,14 +23,16 @@ POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 30.0
 
 
-def wait_for(what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str) -> T:
+def wait_for(
+    what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str, patience: float = PATIENCE_SECONDS
+) -> T:
     """Polls until `probe` gives something true; fails with what `explain` says."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if found := probe():
             return found
         time.sleep(POLL_SECONDS)
-    pytest.fail(f"{what} did not happen within {PATIENCE_SECONDS:.0f} s: {explain()}")
+    pytest.fail(f"{what} did not happen within {patience:.0f} s: {explain()}")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,26 @@ class Cluster:
 
     def delete_pod(self, name: str) -> None:
         client.CoreV1Api(self.api).delete_namespaced_pod(name, self.namespace)
+
+    def place_pod(self, name: str, node: str) -> None:
+        """As the scheduler does it; the node need not exist."""
+        target = {"apiVersion": "v1", "kind": "Node", "name": node}
+        binding = {"metadata": {"name": name}, "target": target}
+        # The client cannot read the answer, which is no Binding.
+        client.CoreV1Api(self.api).create_namespaced_pod_binding(
+            name, self.namespace, binding, _preload_content=False
+        ).read()
+
+    def token(self, pod: Json | None, audience: str = REPORT_AUDIENCE) -> str:
+        """A token as the kubelet projects it into a pod; without a pod, one that anybody with the right can have."""
+        spec: Json = {"audiences": [audience], "expirationSeconds": 600}
+        if pod:
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+        made = client.CoreV1Api(self.api).create_namespaced_service_account_token(
+            "default", self.namespace, {"spec": spec}
+        )
+        return str(made.status.token)
 
     def delete_child_job(self, name: str) -> None:
         client.BatchV1Api(self.api).delete_namespaced_job(name, self.namespace, propagation_policy="Background")

@@ -13,28 +13,33 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client, config
 from pseudoreal_api import crd
 from pseudoreal_dev import binaries, paths
+from pseudoreal_dev.certificates import Authority
 from pseudoreal_dev.control_plane import ControlPlane
 
+from tests.integration.operator import chart
 from tests.integration.operator.cluster import Cluster, wait_for
 
 USER = "pseudoreal-operator"
 CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
-CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 
 
 @dataclass
 class Operator:
-    """A process that can be killed and started again."""
+    """A process that can be killed and started again. Whatever it logs as an error fails the test, but for
+    `expected`."""
 
     kubeconfig: Path
     namespace: str
+    tls: Path
     log: Path
     port: int
+    report_port: int
+    pod: str = "operator-1"
     process: subprocess.Popen[bytes] | None = None
+    expected: str | None = None
 
     def start(self) -> None:
         environment = os.environ | {
@@ -42,6 +47,10 @@ class Operator:
             "PSEUDOREAL_TRAINER_IMAGE": "registry.example/trainer:test",
             "PSEUDOREAL_NAMESPACES": self.namespace,
             "PSEUDOREAL_HEALTH_PORT": str(self.port),
+            "PSEUDOREAL_TLS_DIRECTORY": str(self.tls),
+            "PSEUDOREAL_REPORT_PORT": str(self.report_port),
+            "PSEUDOREAL_LEASE": f"{self.namespace}/{chart.RELEASE}",
+            "PSEUDOREAL_POD_NAME": self.pod,
         }
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
@@ -59,6 +68,20 @@ class Operator:
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
 
+    def lines(self, event: str) -> list[Any]:
+        """What it logged as `event`."""
+        text = self.log.read_text() if self.log.exists() else ""
+        found = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+        return [line for line in found if line["event"] == event]
+
+    def check(self) -> None:
+        """Ends it, if it runs; fails for unexpected errors."""
+        if self.process and self.process.poll() is None:
+            self.kill()
+        text = self.log.read_text() if self.log.exists() else ""
+        errors = [line for line in text.splitlines() if "Traceback" in line or '"level": "error"' in line]
+        assert not [line for line in errors if self.expected is None or self.expected not in line], "\n".join(errors)
+
     def health(self) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
             return json.load(answer)
@@ -69,39 +92,42 @@ def admin(control_plane: ControlPlane) -> client.ApiClient:
     """With the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
     kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
-    for command in (("apply", "--server-side"), ("wait", "--for=condition=Established", "--timeout=30s")):
-        subprocess.run([*kubectl, *command, "-f", CRD], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([*kubectl, "apply", "--server-side", "-f", CRD], check=True, stdout=subprocess.DEVNULL)
     # Established, it still answers for a moment that its storage is initializing.
     wait_for(
         "the storage of jobs", lambda: subprocess.run([*kubectl, "get", "prj"], capture_output=True).returncode == 0
     )
-    client.RbacAuthorizationV1Api(api).create_cluster_role({"metadata": {"name": USER}, "rules": _chart_rules(api)})
+    rbac, rendered = client.RbacAuthorizationV1Api(api), chart.render()
+    for name, given in ((USER, chart.RELEASE), (f"{USER}-reviews", f"{chart.RELEASE}-reviews")):
+        rules = chart.find(rendered, "ClusterRole", given)["rules"]
+        rbac.create_cluster_role({"metadata": {"name": name}, "rules": rules})
+    rbac.create_cluster_role_binding(_binding("ClusterRole", f"{USER}-reviews"))
     return api
 
 
-def _chart_rules(api: client.ApiClient) -> list[dict[str, Any]]:
-    version = client.VersionApi(api).get_code().git_version
-    command = [binaries.build().path("helm"), "template", "pseudoreal", CHART, f"--kube-version={version}"]
-    rendered = subprocess.run(command, check=True, capture_output=True, text=True)
-    roles = [doc for doc in yaml.safe_load_all(rendered.stdout) if doc and doc["kind"] == "ClusterRole"]
-    rules: list[dict[str, Any]] = next(r["rules"] for r in roles if r["metadata"]["name"] == "pseudoreal")
-    return rules
+@pytest.fixture(scope="session")
+def lease_rules() -> Any:
+    return chart.find(chart.render(), "Role", f"{chart.RELEASE}-lease")["rules"]
+
+
+def _binding(kind: str, role: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": role},
+        "subjects": [{"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}],
+        "roleRef": {"kind": kind, "name": role, "apiGroup": "rbac.authorization.k8s.io"},
+    }
 
 
 @pytest.fixture
-def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
-    """A namespace of its own for each test, in which pods can be made."""
+def cluster(admin: client.ApiClient, lease_rules: Any, request: pytest.FixtureRequest) -> Cluster:
+    """A namespace of its own for each test, in which pods can be made, and in which the operator may work."""
     name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
-    core = client.CoreV1Api(admin)
+    core, rbac = client.CoreV1Api(admin), client.RbacAuthorizationV1Api(admin)
     core.create_namespace({"metadata": {"name": name}})
     wait_for("the service account", lambda: core.list_namespaced_service_account(name).items)
-    subject = {"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}
-    binding = {
-        "metadata": {"name": USER},
-        "subjects": [subject],
-        "roleRef": {"kind": "ClusterRole", "name": USER, "apiGroup": "rbac.authorization.k8s.io"},
-    }
-    client.RbacAuthorizationV1Api(admin).create_namespaced_role_binding(name, binding)
+    rbac.create_namespaced_role_binding(name, _binding("ClusterRole", USER))
+    rbac.create_namespaced_role(name, {"metadata": {"name": f"{USER}-lease"}, "rules": lease_rules})
+    rbac.create_namespaced_role_binding(name, _binding("Role", f"{USER}-lease"))
     return Cluster(admin, name)
 
 
@@ -110,18 +136,43 @@ def operator_kubeconfig(control_plane: ControlPlane) -> Path:
     return control_plane.user(USER)[1]
 
 
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tls.crt, tls.key and ca.crt of the report endpoint."""
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    authority.issue("tls", hosts=["127.0.0.1"])
+    return authority.folder
+
+
 @pytest.fixture
-def stopped_operator(cluster: Cluster, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Operator]:
-    """Not started yet. Whatever it logs as an error fails the test."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    operator = Operator(operator_kubeconfig, cluster.namespace, tmp_path / "operator.log", port)
-    yield operator
-    if operator.process and operator.process.poll() is None:
-        operator.kill()
-    text = operator.log.read_text() if operator.log.exists() else ""
-    errors = [line for line in text.splitlines() if "Traceback" in line or '"level": "error"' in line]
-    assert not errors, "\n".join(errors)
+def make_operator(
+    cluster: Cluster, operator_kubeconfig: Path, tls: Path, tmp_path: Path
+) -> Iterator[Callable[[str], Operator]]:
+    """Operators by the names of their pods, not started yet."""
+    made: list[Operator] = []
+
+    def make(pod: str) -> Operator:
+        log, ports = tmp_path / f"{pod}-{len(made)}.log", free_ports(2)
+        made.append(Operator(operator_kubeconfig, cluster.namespace, tls, log, *ports, pod=pod))
+        return made[-1]
+
+    yield make
+    for operator in made:
+        operator.check()
+
+
+def free_ports(count: int) -> list[int]:
+    # All are held at once, so that no port is given twice.
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [opened.getsockname()[1] for opened in sockets]
+    for opened in sockets:
+        opened.close()
+    return ports
+
+
+@pytest.fixture
+def stopped_operator(make_operator: Callable[[str], Operator]) -> Operator:
+    return make_operator("operator-1")
 
 
 @pytest.fixture
