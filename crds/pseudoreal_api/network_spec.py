@@ -19,15 +19,15 @@ class HugePages(ApiModel):
 class Network(ApiModel):
     mode: Literal["Auto", "Socket", "RDMA"] = Field(
         "Auto",
-        description="Auto: what NCCL finds. Socket: TCP only. RDMA: InfiniBand or RoCE; needs rdmaResource or"
-        " hostNetwork.",
+        description="Auto: what NCCL finds. Socket: TCP only. RDMA: InfiniBand or RoCE, and no way back to TCP where"
+        " there is none; needs rdmaResource or hostNetwork.",
     )
     interface: str | None = Field(
         None,
         min_length=1,
         max_length=64,
-        description="Network interface of NCCL and gloo; for NCCL a prefix, or =NAME for exactly that. Omitted: their"
-        " own choice.",
+        description="Network interface of NCCL and gloo. For NCCL a prefix, =NAME for exactly that, ^NAME for all"
+        " others; gloo takes a whole name only. Omitted: their own choice.",
     )
     hca: str | None = Field(
         None, min_length=1, max_length=256, description="Adapters that NCCL uses (NCCL_IB_HCA), such as mlx5_0,mlx5_1."
@@ -53,14 +53,18 @@ class Network(ApiModel):
         description="Size of /dev/shm, which NCCL uses inside a pod. It is memory: the memory limit and request of the"
         " trainer are raised by as much. Omitted: what the container runtime gives, mostly 64 MiB.",
     )
-    huge_pages: HugePages | None = Field(None, description="Huge pages, mounted at /hugepages. Omitted: none.")
+    huge_pages: HugePages | None = Field(
+        None,
+        description="Huge pages, mounted at /hugepages; the resources of each phase must name cpu or memory."
+        " Omitted: none.",
+    )
     isolation: Literal["JobOnly", "None"] = Field(
         "JobOnly",
-        description="JobOnly: a NetworkPolicy lets only pods of the job reach its pods. It does not reach"
-        " attached networks nor the network of a node.",
+        description="JobOnly: a NetworkPolicy lets only pods of the job reach its pods. It does not cover"
+        " attached networks, and there is none with hostNetwork.",
     )
     preflight: bool = Field(
         False,
-        description="Before the first step of an attempt every rank multiplies matrices and talks to every other in"
-        " pairs; a rank that is wrong, silent or slow is named with its node, and a broken one ends the attempt.",
+        description="Before the first step of an attempt every rank multiplies matrices and talks to others in pairs;"
+        " a rank that is wrong, silent or slow is named with its node, and a broken one ends the attempt.",
     )

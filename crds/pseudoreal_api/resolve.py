@@ -57,6 +57,7 @@ def phase_config(
         offload=phase.offload,
         compile=phase.compile,
         offload_directory=offload_directory,
+        preflight=spec.network.preflight,
         checkpoint=_checkpoint_policy(spec.checkpoint),
         work_directory=work_directory,
         object_storage=object_storage(job),

@@ -1,7 +1,7 @@
 """Which rank holds up the others, from what all of them last said. Pure."""
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import median_low
 
 from pseudoreal_api.reports import RankSign
 
@@ -15,5 +15,5 @@ def suspects(signs: Sequence[RankSign]) -> list[int]:
 def stragglers(signs: Sequence[RankSign], factor: float) -> list[tuple[int, float]]:
     """(rank, ratio to the median) of those that compute more than `factor` times as long as the median rank."""
     busy = {sign.rank: sign.busy_seconds for sign in signs if sign.busy_seconds is not None}
-    middle = median(busy.values()) if len(busy) > 1 else 0.0
+    middle = median_low(busy.values()) if len(busy) > 1 else 0.0
     return [(rank, seconds / middle) for rank, seconds in busy.items() if middle and seconds > factor * middle]

@@ -21,6 +21,7 @@ VALUES: tuple[tuple[str, ...], ...] = (
     (),
     ("--set=watchNamespaces={a,b}", "--set=crds.keep=false", "--set=networkPolicy.enabled=true"),
     ("--set=reports.tlsSecret=own", "--set=networkPolicy.enabled=true"),
+    ("--set=trainer.ncclConfig=NCCL_IB_HCA=mlx5_0",),
 )
 
 

@@ -7,12 +7,15 @@ from pseudoreal_api.resolve import check_resolvable
 from pseudoreal_api.run_spec import RESERVED_ENV, RESERVED_ENV_PREFIXES
 from pseudoreal_api.spec import PseudoRealJobSpec
 
+from pseudoreal_operator.manifests.network import check_network
+
 _PARTS = ("metadata", "spec")
 
 
 def check(spec: PseudoRealJobSpec) -> None:
     """Raises ValueError with a sentence for the user."""
     check_resolvable(spec)
+    check_network(spec)
     check_template(spec.pod.template)
 
 

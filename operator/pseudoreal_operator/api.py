@@ -25,6 +25,8 @@ _COLLECTIONS = {
     "Event": ("api/v1", "events"),
     "Job": ("apis/batch/v1", "jobs"),
     "Lease": ("apis/coordination.k8s.io/v1", "leases"),
+    "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
+    "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
     "Pod": ("api/v1", "pods"),
     "PseudoRealJob": (f"apis/{GROUP}/{VERSION}", PLURAL),
     "Service": ("api/v1", "services"),

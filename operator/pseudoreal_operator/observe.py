@@ -18,7 +18,7 @@ from pseudoreal_operator.reports.board import QUIET_SECONDS, Board, JobKey, Spea
 
 Json = dict[str, Any]
 
-OTHER_KINDS = ("ConfigMap", "Service", "Pod")
+OTHER_KINDS = ("ConfigMap", "Service", "NetworkPolicy", "Pod")
 LOG_LINES = 50
 
 log = structlog.get_logger()
@@ -28,8 +28,10 @@ async def observe(api: Api, board: Board, job: PseudoRealJob, status: PseudoReal
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Jobs come first: when one has ended, the pods that are read after it tell how.
     by_kind = {"Job": await api.list("Job", namespace, f"{LABEL_JOB}={name}")}
-    lists = await asyncio.gather(*(api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in OTHER_KINDS))
-    by_kind |= dict(zip(OTHER_KINDS, lists, strict=True))
+    volume = job.spec.checkpoint.volume
+    kinds = (*OTHER_KINDS, "PersistentVolumeClaim") if volume and volume.claim else OTHER_KINDS
+    lists = await asyncio.gather(*(api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in kinds))
+    by_kind |= dict(zip(kinds, lists, strict=True))
     own = {kind: [c for c in found if belongs_to(uid, c)] for kind, found in by_kind.items()}
     pods = tuple(read_pod(body) for body in own["Pod"])
     heard = board.of_job((namespace, uid), _alive(pods))

@@ -16,6 +16,7 @@ from pseudoreal_operator.case import Case, Step, stands
 from pseudoreal_operator.endings import refuse
 from pseudoreal_operator.events import Event, transitions
 from pseudoreal_operator.manifests.children import children, identity
+from pseudoreal_operator.manifests.claims import claim
 from pseudoreal_operator.observed import JobState, Observed, PodPhase, Run
 from pseudoreal_operator.rules import LOOK_SECONDS, RULES, active_deadline, start
 from pseudoreal_operator.settings import Settings
@@ -84,14 +85,23 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
     status = status.model_copy(update={"replicas": _replicas(case, step)})
     status = _unhurried(case.seen.status, status, case.now)
     run = step.children.run(step.memory.execution_attempt) if step.children else None
-    made = children(case.seen.job, step.children, step.memory, settings) if step.children and settings else []
+    made = _made(case, step, settings) if settings else []
+    # The number of a new execution must be safe before anything of the old one goes: it says why.
+    announced = status.execution_attempt > case.seen.status.execution_attempt > 0
     return Plan(
         status,
-        delete=_running_jobs(case.seen, except_for=run),
+        delete=() if announced else _running_jobs(case.seen, except_for=run),
         apply=tuple(manifest for manifest in made if identity(manifest) not in case.seen.existing),
         events=tuple(transitions(case.seen.status, status)),
         wake_after=_before_deadlines(case, step),
     )
+
+
+def _made(case: Case, step: Step, settings: Settings) -> list[dict[str, Any]]:
+    if step.children is None:
+        return []
+    volume = claim(case.seen.job)
+    return [*([volume] if volume else []), *children(case.seen.job, step.children, step.memory, settings)]
 
 
 def _described(old: PseudoRealJobStatus, step: Step, generation: int, now: datetime) -> PseudoRealJobStatus:
@@ -133,12 +143,12 @@ def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
 
 def _before_deadlines(case: Case, step: Step) -> float | None:
     """Not later than the next moment at which a deadline passes."""
-    if step.ended or step.memory.start_time is None:
+    if step.ended or step.memory.start_time is None or step.suspended.status == "True":
         return step.wake_after
     moments = [] if step.wake_after is None else [step.wake_after]
     allowed, transition = case.spec.deadlines.active_seconds, step.memory.transition
     if allowed is not None:
         moments.append((active_deadline(case, allowed) - case.now).total_seconds())
-    if transition is not None and not case.spec.suspend:
+    if transition is not None:
         moments.append((clock.from_text(transition.deadline) - case.now).total_seconds())
     return max(0.0, min(moments)) if moments else None

@@ -26,7 +26,8 @@ _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
 def belongs_to(uid: str, child: Json) -> bool:
-    return _labels(child).get(LABEL_JOB_UID) == uid
+    """A claim that outlives jobs has no uid: it belongs to each job of its name in turn."""
+    return _labels(child).get(LABEL_JOB_UID, uid) == uid
 
 
 def read_job(body: Json) -> ChildJob:

@@ -43,25 +43,13 @@ def first_sight(case: Case) -> Step | None:
 
 def overdue(case: Case) -> Step | None:
     allowed = case.spec.deadlines.active_seconds
-    if allowed is None or case.now < active_deadline(case, allowed):
+    if allowed is None or _is_paused(case) or case.now < active_deadline(case, allowed):
         return None
     text = (
         f"The job was not done {allowed} s after it was started or resumed, which spec.deadlines.activeSeconds allows,"
         f" in {case.stage.title}. Its checkpoints remain; create a job with a later deadline."
     )
     return fail(case, case.status, "DeadlineExceeded", text)
-
-
-def asked_again(case: Case) -> Step | None:
-    wish = case.spec.restart_from
-    if wish is None or wish == case.status.restarted_from:
-        return None
-    index = next(i for i, phase in enumerate(case.status.phases) if phase.name == wish.phase)
-    if not is_untouched(case.status, index):
-        return train_again(case, index)
-    text = f"Phase {wish.phase}, which spec.restartFrom names, has not begun yet: nothing is done again."
-    memory = case.status.model_copy(update={"restarted_from": wish})
-    return Step(memory, _summary(case), progresses("NothingToRepeat", text))
 
 
 def stage_done(case: Case) -> Step | None:
@@ -81,21 +69,6 @@ def stage_done(case: Case) -> Step | None:
     memory = memory.model_copy(update={"transition": _transition(case, following)})
     summary = "Delinking" if following.role is Role.DELINK else following.phase
     return Step(memory, summary, progresses("StageDone", f"{done} is done; {following.title} is about to start."))
-
-
-def delink_overdue(case: Case) -> Step | None:
-    transition = case.status.transition
-    if case.stage.role is not Role.DELINK or transition is None or case.now < clock.from_text(transition.deadline):
-        return None
-    obstacle = describe_obstacle(case.job, case.pods) if case.job else None
-    why = obstacle.message if obstacle else f"What to do: {case.logs_command}"
-    sentence = (
-        f"{case.stage.title.capitalize()} was not done {case.spec.delink.timeout_seconds} s after the end of phase"
-        f" {transition.from_phase}, which spec.delink.timeoutSeconds allows. {why}"
-    )
-    if case.spec.delink.on_timeout == "RollBack":
-        return roll_back(case, sentence)
-    return fail(case, case.status, "DelinkTimeout", sentence)
 
 
 def suspended(case: Case) -> Step | None:
@@ -123,6 +96,36 @@ def resumed(case: Case) -> Step | None:
         update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": now, "attempt_time": None}
         memory = memory.model_copy(update=update)
     return Step(memory, _waiting_summary(case), progresses("Resumed", f"{case.stage.title} is about to go on."))
+
+
+def asked_again(case: Case) -> Step | None:
+    wish = case.spec.restart_from
+    if wish is None or wish == case.status.restarted_from:
+        return None
+    index = next(i for i, phase in enumerate(case.status.phases) if phase.name == wish.phase)
+    if not is_untouched(case.status, index):
+        return train_again(case, index)
+    text = f"Phase {wish.phase}, which spec.restartFrom names, has not begun yet: nothing is done again."
+    memory = case.status.model_copy(update={"restarted_from": wish})
+    runs = case.job is not None and case.job.state is JobState.ACTIVE
+    return Step(memory, case.status.phase, progresses("NothingToRepeat", text), children=case.stage if runs else None)
+
+
+def delink_overdue(case: Case) -> Step | None:
+    transition = case.status.transition
+    if case.stage.role is not Role.DELINK or transition is None or _is_paused(case):
+        return None
+    if case.now < clock.from_text(transition.deadline):
+        return None
+    obstacle = describe_obstacle(case.job, case.pods) if case.job else None
+    why = obstacle.message if obstacle else f"What to do: {case.logs_command}"
+    sentence = (
+        f"{case.stage.title.capitalize()} was not done {case.spec.delink.timeout_seconds} s after the end of phase"
+        f" {transition.from_phase}, which spec.delink.timeoutSeconds allows. {why}"
+    )
+    if case.spec.delink.on_timeout == "RollBack":
+        return roll_back(case, sentence)
+    return fail(case, case.status, "DelinkTimeout", sentence)
 
 
 def never_started(case: Case) -> Step | None:
@@ -216,11 +219,11 @@ def start(case: Case) -> Step:
 RULES = (
     first_sight,
     overdue,
-    asked_again,
     stage_done,
-    delink_overdue,
     suspended,
     resumed,
+    asked_again,
+    delink_overdue,
     never_started,
     hung,
     running,
@@ -253,6 +256,11 @@ def _transition(case: Case, following: Stage) -> Transition | None:
         start_time=clock.to_text(case.now),
         deadline=clock.to_text(case.now + timedelta(seconds=case.spec.delink.timeout_seconds)),
     )
+
+
+def _is_paused(case: Case) -> bool:
+    """Clocks stand still from the wish to suspend until the job is resumed."""
+    return case.spec.suspend or conditions.holds(case.status, "Suspended")
 
 
 def _renewed(case: Case) -> Transition | None:

@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 from pseudoreal_operator.lease import Lease
@@ -25,6 +26,12 @@ class Settings:
     """None: pods have nobody to report to."""
     lease: Lease | None = None
     """None: nobody makes sure that this is the only operator."""
+    nccl_config: str | None = None
+    """Text of the site's nccl.conf."""
+    report_url: str | None = None
+    """Where training pods report to. None: nowhere."""
+    report_ca: str | None = None
+    """Certificates, in PEM, by which they know who answers there."""
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -36,12 +43,14 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     if policy not in get_args(PullPolicy):
         choices = ", ".join(get_args(PullPolicy))
         raise ValueError(f"PSEUDOREAL_TRAINER_PULL_POLICY is {policy}; set it to one of {choices}")
-    port = int(environment.get("PSEUDOREAL_HEALTH_PORT") or Settings.health_port)
     return Settings(
-        image,
-        cast(PullPolicy, policy),
-        read_namespaces(environment),
-        port,
+        trainer_image=image,
+        pull_policy=cast(PullPolicy, policy),
+        namespaces=read_namespaces(environment),
+        health_port=int(environment.get("PSEUDOREAL_HEALTH_PORT") or Settings.health_port),
+        nccl_config=_text_of(environment, "PSEUDOREAL_NCCL_CONFIG"),
+        report_url=environment.get("PSEUDOREAL_REPORT_URL") or None,
+        report_ca=_text_of(environment, "PSEUDOREAL_REPORT_CA"),
         reports=_read_reports(environment),
         lease=_read_lease(environment),
     )
@@ -64,3 +73,14 @@ def _read_lease(environment: Mapping[str, str]) -> Lease | None:
 def read_namespaces(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     names = environment.get("PSEUDOREAL_NAMESPACES", "").split(",")
     return tuple(name.strip() for name in names if name.strip())
+
+
+def _text_of(environment: Mapping[str, str], variable: str) -> str | None:
+    """Of the file that the variable names. None when it is not set, or the file is empty."""
+    path = environment.get(variable)
+    if not path:
+        return None
+    try:
+        return Path(path).read_text() or None
+    except OSError as error:
+        raise ValueError(f"{variable} is {path}, which cannot be read ({error.strerror}); mount the file") from None

@@ -15,6 +15,7 @@ import structlog
 import torch
 import torch.distributed as dist
 from pseudoreal_api.messages import CheckpointCost
+from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved import CheckpointPolicy
 from torch import Tensor
 
@@ -29,7 +30,6 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import Kind
-from pseudoreal_trainer.quantity import bytes_of
 
 _T = TypeVar("_T")
 

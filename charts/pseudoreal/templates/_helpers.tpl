@@ -56,9 +56,10 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 {{- if not (hasKey .Values.reports "certificate") }}
 {{- $data := (lookup "v1" "Secret" .Release.Namespace (include "pseudoreal.tlsSecret" .) | default dict).data }}
 {{- if not (or $data .Values.reports.tlsSecret) }}
-{{- $authority := genCA "pseudoreal-reports-ca" 3650 }}
-{{- $host := include "pseudoreal.reportHost" . }}
-{{- $signed := genSignedCert "pseudoreal-reports" nil (list $host) 3650 $authority }}
+{{- /* Every report is a handshake, and signing with such keys costs a tenth of RSA. */}}
+{{- $authority := genCAWithKey "pseudoreal-reports-ca" 3650 (genPrivateKey "ecdsa") }}
+{{- $names := list (include "pseudoreal.reportHost" .) }}
+{{- $signed := genSignedCertWithKey "pseudoreal-reports" nil $names 3650 $authority (genPrivateKey "ecdsa") }}
 {{- $data = dict "ca.crt" ($authority.Cert | b64enc) "tls.crt" ($signed.Cert | b64enc) "tls.key" ($signed.Key | b64enc) }}
 {{- end }}
 {{- $_ := set .Values.reports "certificate" ($data | default dict) }}
@@ -85,6 +86,12 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 - apiGroups: [""]
   resources: [configmaps, services]
   verbs: [list, create, patch]
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [list, create, patch]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, create, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list]

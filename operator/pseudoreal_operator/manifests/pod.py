@@ -1,6 +1,8 @@
 """The pod template of a stage."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import ceil
 from typing import Any
 
 from pseudoreal_api.names import (
@@ -12,19 +14,21 @@ from pseudoreal_api.names import (
     WORK_DIRECTORY,
     claim_name,
 )
+from pseudoreal_api.network_spec import Network
 from pseudoreal_api.phase_spec import Resources
+from pseudoreal_api.reports import NODE_NAME
 from pseudoreal_api.run_spec import Checkpoint
 from pseudoreal_api.spec import PseudoRealJob
 
+from pseudoreal_operator.manifests import network, reporting
 from pseudoreal_operator.manifests.overlay import merge
+from pseudoreal_operator.manifests.placement import place
 from pseudoreal_operator.reading import COMPLETION_INDEX
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
 
 USER = 10001
-GRACE_SECONDS = 120
-"""For the checkpoint that a trainer saves when it is asked to stop."""
 TERMINATION_LOG = "/dev/termination-log"
 
 
@@ -32,8 +36,8 @@ TERMINATION_LOG = "/dev/termination-log"
 class PodPlan:
     """What differs between the stages.
 
-    `rendezvous_id` is None for a delink: it is one process. `disk` is the volume source for offloaded state, or None
-    where no state can be on disk.
+    `rendezvous_id` is None for a delink: it is one process, and its network is the default one. `disk` is the volume
+    source for offloaded state, or None where no state can be on disk.
     """
 
     name: str
@@ -42,29 +46,41 @@ class PodPlan:
     workers: int = 1
     processes: int = 1
     rendezvous_id: str | None = None
+    rendezvous_port: int = RENDEZVOUS_PORT
+    network: Network = field(default_factory=Network)
     disk: Json | None = None
 
+    @property
+    def trains(self) -> bool:
+        return self.rendezvous_id is not None
 
-def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
-    spec = job.spec
-    base: Json = {
-        "metadata": {"labels": plan.labels},
-        "spec": {
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": GRACE_SECONDS,
-            "automountServiceAccountToken": False,
-            "enableServiceLinks": False,
-            "securityContext": _pod_security(),
-            "containers": [_container(job, plan, settings)],
-            "volumes": _volumes(job, plan),
-        },
+
+def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str] = ()) -> Json:
+    template: Json = merge(_template(job, plan, settings), job.spec.pod.template)
+    alone = plan.network.host_network
+    return template | {"spec": place(template["spec"], job.metadata.uid, one_per_node=alone, avoid=avoid)}
+
+
+def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
+    scheduling = job.spec.scheduling
+    spec: Json = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.spec.pod.termination_grace_period_seconds,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": _pod_security(),
+        "containers": [_container(job, plan, settings)],
+        "volumes": _volumes(job, plan, settings),
     }
-    if plan.rendezvous_id:
-        base["spec"]["subdomain"] = plan.name
-    if spec.scheduling.priority_class_name:
-        base["spec"]["priorityClassName"] = spec.scheduling.priority_class_name
-    merged: Json = merge(base, spec.pod.template)
-    return merged
+    if plan.trains:
+        spec["subdomain"] = plan.name
+    if scheduling.priority_class_name:
+        spec["priorityClassName"] = scheduling.priority_class_name
+    metadata: Json = {"labels": plan.labels}
+    annotations = network.annotations(plan.network)
+    if annotations:
+        metadata["annotations"] = annotations
+    return {"metadata": metadata, "spec": spec | network.pod_fields(plan.network)}
 
 
 def _container(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
@@ -73,56 +89,73 @@ def _container(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
         "image": job.spec.pod.image or settings.trainer_image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "pseudoreal_trainer.pod", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
-        "env": _environment(job, plan),
-        "resources": plan.resources.to_dict(),
-        "volumeMounts": _mounts(job, plan),
+        "env": _environment(job, plan, settings),
+        "resources": network.resources(plan.network, plan.resources),
+        "volumeMounts": _mounts(job, plan, settings),
         "terminationMessagePath": TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
+            "capabilities": network.capabilities(plan.network),
         },
     }
 
 
-def _environment(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
+def _environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     values = {
         "HOME": "/tmp",
         "PYTHONUNBUFFERED": "1",
         "OMP_WAIT_POLICY": "passive",
         "PSEUDOREAL_TERMINATION_LOG": TERMINATION_LOG,
     }
-    if any(name.endswith("/gpu") for name in plan.resources.limits):
-        values["NCCL_DEBUG"] = "WARN"
-    if job.spec.network.interface:
-        values |= dict.fromkeys(("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"), job.spec.network.interface)
-    fixed: list[Json] = [{"name": name, "value": value} for name, value in values.items()]
+    of_training = _training_environment(job, plan, settings) if plan.trains else []
     chosen: list[Json] = [{"name": variable.name, "value": variable.value} for variable in job.spec.pod.env]
-    merged: list[Json] = merge(fixed + _rendezvous(plan), chosen)
+    merged: list[Json] = merge(_fixed(values) + of_training, chosen)
     return merged
 
 
-def _rendezvous(plan: PodPlan) -> list[Json]:
+def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
+    values = network.environment(plan.network)
+    values |= network.nccl_config(plan.network, of_site=settings.nccl_config is not None)
+    if any(name.endswith("/gpu") for name in plan.resources.limits):
+        values["NCCL_DEBUG"] = "WARN"
+    values |= reporting.environment(settings) | _rendezvous(job, plan)
+    named = [
+        _field(NODE_NAME, "spec.nodeName"),
+        _field("PET_NODE_RANK", f"metadata.annotations['{COMPLETION_INDEX}']"),
+    ]
+    return _fixed(values) + named + network.host_environment(plan.network)
+
+
+def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
     """torchrun reads its options from PET_*. The id has the attempt in it, so that a stale worker cannot join."""
-    if plan.rendezvous_id is None:
-        return []
-    values = {
+    assert plan.rendezvous_id is not None, "only training meets"
+    return {
         "PET_NNODES": str(plan.workers),
         "PET_NPROC_PER_NODE": str(plan.processes),
         "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{plan.name}-0.{plan.name}:{RENDEZVOUS_PORT}",
+        "PET_RDZV_ENDPOINT": f"{plan.name}-0.{plan.name}:{plan.rendezvous_port}",
         "PET_RDZV_ID": plan.rendezvous_id,
         "PET_MAX_RESTARTS": "0",
-        # torchrun kills its ranks this long after a SIGTERM: late enough for a checkpoint, before the kubelet kills it.
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE_SECONDS - 20),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_shutdown_seconds(job.spec.pod.termination_grace_period_seconds)),
     }
-    index = {"fieldRef": {"fieldPath": f"metadata.annotations['{COMPLETION_INDEX}']"}}
-    fixed: list[Json] = [{"name": name, "value": value} for name, value in values.items()]
-    return [*fixed, {"name": "PET_NODE_RANK", "valueFrom": index}]
 
 
-def _volumes(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
+def _shutdown_seconds(grace: int) -> int:
+    """After a SIGTERM, torchrun kills its ranks: late enough for a checkpoint, before the kubelet kills the pod."""
+    return max(1, grace - min(20, ceil(grace / 6)))
+
+
+def _fixed(values: dict[str, str]) -> list[Json]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _field(name: str, path: str) -> Json:
+    return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
+
+
+def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     spec = job.spec
     volumes: list[Json] = [
         {"name": "config", "configMap": {"name": plan.name}},
@@ -131,15 +164,13 @@ def _volumes(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     ]
     if spec.data.volume:
         volumes.append({"name": "data", **spec.data.volume})
-    if spec.network.shared_memory is not None:
-        size = str(spec.network.shared_memory)
-        volumes.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
     if plan.disk is not None:
         volumes.append({"name": "offload", **plan.disk})
-    return volumes
+    reports = reporting.volumes(settings) if plan.trains else []
+    return volumes + network.volumes(plan.network) + reports
 
 
-def _mounts(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
+def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     spec = job.spec
     mounts: list[Json] = [
         {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
@@ -148,11 +179,10 @@ def _mounts(job: PseudoRealJob, plan: PodPlan) -> list[Json]:
     ]
     if spec.data.volume:
         mounts.append({"name": "data", "mountPath": spec.data.path, "readOnly": True})
-    if spec.network.shared_memory is not None:
-        mounts.append({"name": "shared-memory", "mountPath": "/dev/shm"})
     if plan.disk is not None:
         mounts.append({"name": "offload", "mountPath": OFFLOAD_DIRECTORY})
-    return mounts
+    reports = reporting.mounts(settings) if plan.trains else []
+    return mounts + network.mounts(plan.network) + reports
 
 
 def _work_volume(job: PseudoRealJob) -> Json:

@@ -43,10 +43,14 @@ class Board:
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
 
-    def hear(self, speaker: Speaker, report: PodReport, now: datetime) -> None:
-        if followed := self._jobs.get(speaker.job):
-            key = (speaker.run, speaker.index)
-            followed.heard[key] = updated(followed.heard.get(key), speaker, report, now)
+    def hear(self, speaker: Speaker, report: PodReport, now: datetime) -> bool:
+        """Whether the job is followed."""
+        followed = self._jobs.get(speaker.job)
+        if followed is None:
+            return False
+        key = (speaker.run, speaker.index)
+        followed.heard[key] = updated(followed.heard.get(key), speaker, report, now)
+        return True
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
         """What a pod that does not report has logged: that it makes steps, and no more."""

@@ -73,15 +73,6 @@ class Cluster:
     def delete_pod(self, name: str) -> None:
         client.CoreV1Api(self.api).delete_namespaced_pod(name, self.namespace)
 
-    def place_pod(self, name: str, node: str) -> None:
-        """As the scheduler does it; the node need not exist."""
-        target = {"apiVersion": "v1", "kind": "Node", "name": node}
-        binding = {"metadata": {"name": name}, "target": target}
-        # The client cannot read the answer, which is no Binding.
-        client.CoreV1Api(self.api).create_namespaced_pod_binding(
-            name, self.namespace, binding, _preload_content=False
-        ).read()
-
     def token(self, pod: Json | None, audience: str = REPORT_AUDIENCE) -> str:
         """A token as the kubelet projects it into a pod; without a pod, one that anybody with the right can have."""
         spec: Json = {"audiences": [audience], "expirationSeconds": 600}
@@ -191,13 +182,37 @@ class Job:
             self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
         return pods
 
-    def end(self, pod: Json, outcome: Outcome = "Succeeded", exit_code: int | None = None, **says: Any) -> None:
+    def bind(self, pod: Json, node: str) -> None:
+        """As the scheduler does."""
+        name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"metadata": {"name": name}, "target": target}
+        # The client of Python would read the answer as another kind than it is.
+        client.CoreV1Api(self.cluster.api).create_namespaced_pod_binding(
+            name, self.cluster.namespace, body, _preload_content=False
+        )
+
+    def alive_pods(self) -> list[Json]:
+        return [pod for pod in self.children("api/v1 pods") if pod["status"]["phase"] in ("Pending", "Running")]
+
+    def keep_waiting(self, pod: Json, waiting: Json) -> None:
+        """The trainer container of the pod does not start."""
+        status = {"phase": "Pending"} | _container({"waiting": waiting})
+        self.cluster.patch_pod_status(pod["metadata"]["name"], status)
+
+    def end(
+        self,
+        pod: Json,
+        outcome: Outcome = "Succeeded",
+        exit_code: int | None = None,
+        reason: str | None = None,
+        **says: Any,
+    ) -> None:
         """Ends a pod with a termination message; with `exit_code`, without one."""
         labels = pod["metadata"]["labels"]
         attempt = int(labels["pseudoreal.dev/execution-attempt"])
         message = TerminationMessage(outcome=outcome, phase=labels[LABEL_PHASE], attempt=attempt, **says)
         code = EXIT_CODES[outcome].value if exit_code is None else exit_code
-        terminated = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}
+        terminated = {"exitCode": code, "reason": reason or ("Completed" if code == 0 else "Error")}
         if exit_code is None:
             terminated["message"] = message.to_json()
         phase = "Succeeded" if code == 0 else "Failed"

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 from pseudoreal_api import crd
+from pseudoreal_api.reports import REPORT_PATH
 from pseudoreal_dev import binaries, paths
 from pseudoreal_dev.certificates import Authority
 from pseudoreal_dev.control_plane import ControlPlane
@@ -49,6 +50,8 @@ class Operator:
             "PSEUDOREAL_HEALTH_PORT": str(self.port),
             "PSEUDOREAL_TLS_DIRECTORY": str(self.tls),
             "PSEUDOREAL_REPORT_PORT": str(self.report_port),
+            "PSEUDOREAL_REPORT_URL": f"https://127.0.0.1:{self.report_port}{REPORT_PATH}",
+            "PSEUDOREAL_REPORT_CA": str(self.tls / "ca.crt"),
             "PSEUDOREAL_LEASE": f"{self.namespace}/{chart.RELEASE}",
             "PSEUDOREAL_POD_NAME": self.pod,
         }

@@ -3,14 +3,16 @@
 import ssl
 import urllib.error
 import urllib.request
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pseudoreal_api.messages import ProgressReport
-from pseudoreal_api.reports import REPORT_PATH, Place, PodReport, RankSign, ReportAnswer, SavedCheckpoint
+from pseudoreal_api.names import REPORT_CA_FILE
+from pseudoreal_api.reports import REPORT_URL, Place, PodReport, RankSign, ReportAnswer, SavedCheckpoint
 
-from tests.integration.operator.cluster import wait_for
-from tests.integration.operator.conftest import Operator
+from tests.integration.operator.cluster import Cluster, wait_for
+
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -25,18 +27,29 @@ class Answer:
 
 @dataclass(frozen=True)
 class Reporter:
-    """A pod with its token."""
-
-    operator: Operator
+    url: str
+    authority: str
     token: str
 
+    @classmethod
+    def of(cls, cluster: Cluster, pod: Json) -> "Reporter":
+        """A pod that goes by its own spec, with the token that the kubelet would project into it."""
+        (container,) = pod["spec"]["containers"]
+        volumes = {volume["name"]: volume for volume in pod["spec"]["volumes"]}
+        (source,) = volumes["report-token"]["projected"]["sources"]
+        token = cluster.token(pod, source["serviceAccountToken"]["audience"])
+        url = next(entry["value"] for entry in container["env"] if entry["name"] == REPORT_URL)
+        name = volumes["config"]["configMap"]["name"]
+        config = next(found for found in cluster.list("api/v1 configmaps") if found["metadata"]["name"] == name)
+        return cls(url, config["data"][REPORT_CA_FILE], token)
+
+    def with_token(self, token: str) -> "Reporter":
+        return replace(self, token=token)
+
     def send(self, report: PodReport) -> Answer:
-        request = urllib.request.Request(
-            f"https://127.0.0.1:{self.operator.report_port}{REPORT_PATH}",
-            data=report.to_json().encode(),
-            headers={"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"},
-        )
-        trusted = ssl.create_default_context(cafile=str(self.operator.tls / "ca.crt"))
+        headers = {"Authorization": f"Bearer {self.token}", "Content-Type": "application/json"}
+        request = urllib.request.Request(self.url, data=report.to_json().encode(), headers=headers)
+        trusted = ssl.create_default_context(cadata=self.authority)
         try:
             with urllib.request.urlopen(request, timeout=10, context=trusted) as answer:
                 return Answer(answer.status, answer.read().decode())

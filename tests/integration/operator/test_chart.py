@@ -12,6 +12,7 @@ import pytest
 from kubernetes import client
 from pseudoreal_api.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_operator.lease import Lease
 from pseudoreal_operator.settings import Settings, read_settings
 
 from tests.integration.operator import chart
@@ -40,17 +41,34 @@ def checksum(documents: list[Json]) -> str:
     return str(find(documents, "Deployment")["spec"]["template"]["metadata"]["annotations"][CHECKSUM])
 
 
-def test_the_operator_finds_what_the_chart_sets() -> None:
+def write_secret(folder: Path, documents: list[Json]) -> dict[str, bytes]:
+    """Of the chart's own making, into a folder as the kubelet does it."""
+    files = {name: base64.b64decode(text) for name, text in find(documents, "Secret", "pseudoreal-tls")["data"].items()}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return files
+
+
+def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
     documents = render("--set=watchNamespaces={a,b}")
-    settings = read_settings(environment(documents))
+    secret = write_secret(tmp_path, documents)
+    (mount,) = [m for m in container(documents)["volumeMounts"] if m["name"] == "tls"]
+    set_here = {
+        name: value.replace(mount["mountPath"], str(tmp_path)) for name, value in environment(documents).items()
+    }
+    settings = read_settings(set_here)
     assert settings.namespaces == ("a", "b")
-    assert settings.lease
-    assert (settings.lease.namespace, settings.lease.name, settings.lease.holder) == ("operators", RELEASE, "pod-1")
+    assert settings.lease == Lease("operators", RELEASE, "pod-1")
+    assert settings.report_ca == secret["ca.crt"].decode()
     assert settings.reports
+    assert Path(settings.reports.key).read_bytes() == secret["tls.key"]
     ports = {port["name"]: port["containerPort"] for port in container(documents)["ports"]}
     assert ports == {"health": Settings.health_port, "reports": settings.reports.port}
-    (mount,) = [m for m in container(documents)["volumeMounts"] if m["name"] == "tls"]
-    assert Path(settings.reports.certificate).parent == Path(mount["mountPath"])
+
+
+def test_no_mount_lies_in_another_that_is_read_only() -> None:
+    folders = [Path(mount["mountPath"]) for mount in container(render("--set=trainer.ncclConfig=A=1"))["volumeMounts"]]
+    assert not [folder for folder in folders if set(folder.parents) & set(folders)]
 
 
 def test_pods_are_told_where_the_service_is() -> None:
@@ -80,10 +98,7 @@ def test_every_role_is_bound_to_the_operator() -> None:
 
 
 def test_the_certificate_is_one_that_strict_clients_trust(tmp_path: Path) -> None:
-    data = find(render(), "Secret", "pseudoreal-tls")["data"]
-    for name, encoded in data.items():
-        (tmp_path / name).write_bytes(base64.b64decode(encoded))
-    assert sorted(data) == ["ca.crt", "tls.crt", "tls.key"]
+    assert sorted(write_secret(tmp_path, render())) == ["ca.crt", "tls.crt", "tls.key"]
     trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
     # The default from Python 3.13 on.
     trusted.verify_flags |= ssl.VERIFY_X509_STRICT

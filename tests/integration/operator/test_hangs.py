@@ -6,10 +6,9 @@ import pytest
 from pseudoreal_api.reports import PodReport
 
 from tests.integration.operator.cluster import Cluster, Job
-from tests.integration.operator.conftest import Operator
 from tests.integration.operator.endpoint import Reporter, progress, sign
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
 
 NODE = "node-7"
 TWO_WORKERS: dict[str, Any] = {
@@ -19,14 +18,14 @@ TWO_WORKERS: dict[str, Any] = {
 
 
 @pytest.fixture
-def stuck(cluster: Cluster, operator: Operator, request: pytest.FixtureRequest) -> Job:
+def stuck(cluster: Cluster, request: pytest.FixtureRequest) -> Job:
     """A job of two workers that stands still: rank 0 waits for rank 1, which computes, on NODE."""
     job = cluster.create("stuck", spec__hang={"stepSeconds": 2, "action": request.param}, **TWO_WORKERS)
     pods = job.run("stuck-pseudo-a1", 2)
-    cluster.place_pod(pods[1]["metadata"]["name"], NODE)
+    job.bind(pods[1], NODE)
     says = [PodReport(ranks=[sign(0, 3, "waiting")], progress=progress(3)), PodReport(ranks=[sign(1, 3)])]
     for pod, report in zip(pods, says, strict=True):
-        Reporter(operator, cluster.token(pod)).tell(report)
+        Reporter.of(cluster, pod).tell(report)
     return job
 
 

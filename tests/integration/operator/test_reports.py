@@ -16,15 +16,16 @@ from tests.integration.operator.endpoint import Reporter, at
 pytestmark = pytest.mark.integration
 
 
-def begin(cluster: Cluster, operator: Operator, name: str, **changes: Any) -> tuple[Job, Reporter]:
+def begin(cluster: Cluster, name: str, **changes: Any) -> tuple[Job, Reporter]:
     """A job whose first pod runs, and that pod."""
     job = cluster.create(name, **changes)
     (pod,) = job.run(f"{name}-pseudo-a1")
-    return job, Reporter(operator, cluster.token(pod))
+    return job, Reporter.of(cluster, pod)
 
 
-def test_progress_comes_from_reports(cluster: Cluster, operator: Operator) -> None:
-    job, pod = begin(cluster, operator, "live")
+@pytest.mark.usefixtures("operator")
+def test_progress_comes_from_reports(cluster: Cluster) -> None:
+    job, pod = begin(cluster, "live")
     pod.tell(at(5, SavedCheckpoint(name="pseudo-4", step=4, seconds=90)))
     status = job.wait("the progress", lambda status: status.progress is not None)
     assert status.progress
@@ -47,17 +48,19 @@ def test_progress_comes_from_reports(cluster: Cluster, operator: Operator) -> No
     assert job.condition("Progressing")["reason"] == "Training"
 
 
-def test_a_token_speaks_for_its_own_job_alone(cluster: Cluster, operator: Operator) -> None:
-    mine, pod = begin(cluster, operator, "mine")
-    yours, other = begin(cluster, operator, "yours")
+@pytest.mark.usefixtures("operator")
+def test_a_token_speaks_for_its_own_job_alone(cluster: Cluster) -> None:
+    mine, pod = begin(cluster, "mine")
+    yours, other = begin(cluster, "yours")
     pod.tell(at(7))
     other.tell(at(2))
     for job, step in ((mine, 7), (yours, 2)):
         job.wait("its own progress", lambda status, step=step: bool(status.progress and status.progress.step == step))
 
 
-def test_tokens_that_are_refused(cluster: Cluster, operator: Operator) -> None:
-    job, reporter = begin(cluster, operator, "guarded")
+@pytest.mark.usefixtures("operator")
+def test_tokens_that_are_refused(cluster: Cluster) -> None:
+    job, reporter = begin(cluster, "guarded")
     reporter.tell(at(3))
     (pod,) = job.pods("guarded-pseudo-a1")
     stranger = _foreign_pod(cluster)
@@ -68,7 +71,7 @@ def test_tokens_that_are_refused(cluster: Cluster, operator: Operator) -> None:
         "of a pod that is not ours": cluster.token(stranger),
         "changed": cluster.token(pod)[:-8] + "AAAAAAAA",
     }
-    statuses = {what: Reporter(operator, token).send(at(9)).status for what, token in refused.items()}
+    statuses = {what: reporter.with_token(token).send(at(9)).status for what, token in refused.items()}
     assert statuses == {
         "for the API server": 401,
         "for somebody else": 401,
@@ -76,34 +79,37 @@ def test_tokens_that_are_refused(cluster: Cluster, operator: Operator) -> None:
         "of a pod that is not ours": 403,
         "changed": 401,
     }
-    assert Reporter(operator, cluster.token(pod)).send(at(4)).status == 200, "another token of the same pod"
+    assert reporter.with_token(cluster.token(pod)).send(at(4)).status == 200, "another token of the same pod"
 
 
-def test_the_token_of_a_deleted_pod_is_refused(cluster: Cluster, operator: Operator) -> None:
+@pytest.mark.usefixtures("operator")
+def test_the_token_of_a_deleted_pod_is_refused(cluster: Cluster) -> None:
     job = cluster.create("bygone")
     (pod,) = job.pods("bygone-pseudo-a1")
-    token = cluster.token(pod)
+    reporter = Reporter.of(cluster, pod)
     name = pod["metadata"]["name"]
     cluster.delete_pod(name)
     wait_for("the deletion", lambda: name not in [p["metadata"]["name"] for p in cluster.list("api/v1 pods")])
-    assert Reporter(operator, token).send(at(3)).status == 401
+    assert reporter.send(at(3)).status == 401
 
 
-def test_a_pod_of_another_namespace_is_refused_whatever_its_labels_say(cluster: Cluster, operator: Operator) -> None:
-    job, reporter = begin(cluster, operator, "envied")
+@pytest.mark.usefixtures("operator")
+def test_a_pod_of_another_namespace_is_refused_whatever_its_labels_say(cluster: Cluster) -> None:
+    job, reporter = begin(cluster, "envied")
     reporter.tell(at(3))
     (pod,) = job.pods("envied-pseudo-a1")
     elsewhere = Cluster(cluster.api, "default")
     forged = _foreign_pod(elsewhere, pod["metadata"]["labels"])
     try:
-        answer = Reporter(operator, elsewhere.token(forged)).send(at(9))
+        answer = reporter.with_token(elsewhere.token(forged)).send(at(9))
         assert (answer.status, answer.text) == (403, "this operator does not watch namespace default")
     finally:
         elsewhere.delete_pod(forged["metadata"]["name"])
 
 
-def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster, operator: Operator) -> None:
-    job, pod = begin(cluster, operator, "hasty", spec__phases__0__until__steps=1000, spec__phases__1__until__steps=2000)
+@pytest.mark.usefixtures("operator")
+def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster) -> None:
+    job, pod = begin(cluster, "hasty", spec__phases__0__until__steps=1000, spec__phases__1__until__steps=2000)
     pod.tell(at(1))
     first = job.wait("the progress", lambda status: status.progress is not None).progress
     begun, version, step = time.monotonic(), job.body["metadata"]["resourceVersion"], 1
@@ -121,8 +127,9 @@ def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster, operato
     assert second.step == step
 
 
-def test_a_phase_is_asked_to_finish(cluster: Cluster, operator: Operator) -> None:
-    job, pod = begin(cluster, operator, "ended-early")
+@pytest.mark.usefixtures("operator")
+def test_a_phase_is_asked_to_finish(cluster: Cluster) -> None:
+    job, pod = begin(cluster, "ended-early")
     assert not pod.tell(at(1)).finish_phase
     cluster.patch_job(job.name, {"metadata": {"annotations": {ANNOTATION_FINISH_PHASE: "pseudo"}}})
     wait_for("the wish in the answer", lambda: _asks_to_finish(pod))
@@ -136,7 +143,7 @@ def test_a_phase_is_asked_to_finish(cluster: Cluster, operator: Operator) -> Non
 
 
 def test_a_restarted_operator_hears_its_pods_again(cluster: Cluster, operator: Operator) -> None:
-    job, pod = begin(cluster, operator, "patient")
+    job, pod = begin(cluster, "patient")
     assert pod.tell(at(2)).status == 200
     operator.kill()
     operator.start()

@@ -5,44 +5,18 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
-from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator.acceptance import check
-from pseudoreal_operator.manifests.children import children
 from pseudoreal_operator.manifests.overlay import merge
-from pseudoreal_operator.observed import Role
 from pseudoreal_operator.stages import Stage
 
+from tests.unit.operator.rendered import DELINK, TRAIN, container, environment, made, pod
 from tests.unit.operator.world import SETTINGS, UID, make_job
 
 Json = dict[str, Any]
 
-TRAIN = Stage(1, "real", Role.TRAIN)
-DELINK = Stage(1, "real", Role.DELINK)
-
-
-def _status(execution: int) -> PseudoRealJobStatus:
-    return PseudoRealJobStatus(execution_attempt=execution, attempt=1)
-
-
-def made(stage: Stage = TRAIN, attempt: int = 3, **changes: Any) -> dict[str, Json]:
-    return {child["kind"]: child for child in children(make_job(**changes), stage, _status(attempt), SETTINGS)}
-
-
-def pod(stage: Stage = TRAIN, **changes: Any) -> Json:
-    spec: Json = made(stage, **changes)["Job"]["spec"]["template"]["spec"]
-    return spec
-
-
-def container(stage: Stage = TRAIN, **changes: Any) -> Json:
-    return next(c for c in pod(stage, **changes)["containers"] if c["name"] == "trainer")
-
-
-def environment(stage: Stage = TRAIN, **changes: Any) -> dict[str, str]:
-    return {e["name"]: e["value"] for e in container(stage, **changes)["env"] if "value" in e}
-
 
 def test_the_job_is_made_last() -> None:
-    assert list(made()) == ["ConfigMap", "Service", "Job"]
+    assert list(made()) == ["ConfigMap", "Service", "NetworkPolicy", "Job"]
     assert list(made(DELINK)) == ["ConfigMap", "Job"]
 
 
@@ -136,8 +110,18 @@ def test_a_read_only_root_leaves_a_place_to_write() -> None:
 
 def test_there_is_time_to_save_and_a_last_word() -> None:
     assert pod()["terminationGracePeriodSeconds"] == 120
+    assert environment()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "100"
     assert container()["terminationMessagePolicy"] == "FallbackToLogsOnError"
     assert environment()["PSEUDOREAL_TERMINATION_LOG"] == container()["terminationMessagePath"]
+
+
+@pytest.mark.parametrize(("grace", "shutdown"), [(1, 1), (2, 1), (6, 5), (30, 25), (121, 101), (86_400, 86_380)])
+def test_ranks_are_killed_a_little_before_the_pod(grace: int, shutdown: int) -> None:
+    """torchrun takes only whole seconds, and the kubelet no grace below two."""
+    changes = {"spec__pod": {"terminationGracePeriodSeconds": grace}}
+    assert pod(**changes)["terminationGracePeriodSeconds"] == grace
+    assert pod(DELINK, **changes)["terminationGracePeriodSeconds"] == grace
+    assert environment(**changes)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(shutdown)
 
 
 @pytest.mark.parametrize("stage", [TRAIN, DELINK])
@@ -194,19 +178,12 @@ def test_state_that_is_never_on_disk_has_no_volume(offload: Json) -> None:
     assert "/offload" not in {mount["mountPath"] for mount in container(**changes)["volumeMounts"]}
 
 
-def test_gpus_and_networking() -> None:
+def test_gpus() -> None:
     limits = {"nvidia.com/gpu": 4, "memory": "16Gi"}
-    changes = {
-        "spec__phases__1__resources": {"limits": limits},
-        "spec__phases__1__batch": {"sequences": 8},
-        "spec__network": {"interface": "eth1", "sharedMemory": "8Gi"},
-    }
+    changes = {"spec__phases__1__resources": {"limits": limits}, "spec__phases__1__batch": {"sequences": 8}}
     found = environment(**changes)
     assert (found["NCCL_DEBUG"], found["PET_NPROC_PER_NODE"]) == ("WARN", "4")
-    assert (found["NCCL_SOCKET_IFNAME"], found["GLOO_SOCKET_IFNAME"]) == ("eth1", "eth1")
     assert container(**changes)["resources"]["limits"] == limits
-    volume = next(v for v in pod(**changes)["volumes"] if v["name"] == "shared-memory")
-    assert volume["emptyDir"] == {"medium": "Memory", "sizeLimit": "8Gi"}
     # A delink copies bytes.
     assert container(DELINK, **changes)["resources"]["limits"] == {"memory": "16Gi"}
     assert "NCCL_DEBUG" not in environment()

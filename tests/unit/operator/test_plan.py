@@ -101,7 +101,7 @@ def test_the_wait_before_a_restart_doubles_up_to_a_bound(restarts: int, seconds:
     waiting = world.plan()
     assert (waiting.apply, waiting.wake_after) == ((), seconds)
     world.tick(seconds)
-    assert [manifest["kind"] for manifest in world.plan().apply] == ["ConfigMap", "Service", "Job"]
+    assert [manifest["kind"] for manifest in world.plan().apply] == ["ConfigMap", "Service", "NetworkPolicy", "Job"]
 
 
 def test_an_operator_that_was_away_does_not_wait_again() -> None:

@@ -1,6 +1,7 @@
 """The parts around the plan: settings, wake-ups, the probe, kopf's settings."""
 
 import asyncio
+from pathlib import Path
 
 import kopf
 import pytest
@@ -33,11 +34,30 @@ def test_the_endpoint_and_the_lease_are_optional() -> None:
     assert settings.reports.port == 9443
 
 
+def test_settings_that_are_files(tmp_path: Path) -> None:
+    (tmp_path / "nccl.conf").write_text("NCCL_IB_HCA=mlx5_0\n")
+    (tmp_path / "ca.crt").write_text("")
+    settings = read_settings(
+        {
+            "PSEUDOREAL_TRAINER_IMAGE": "t:1",
+            "PSEUDOREAL_NCCL_CONFIG": str(tmp_path / "nccl.conf"),
+            "PSEUDOREAL_REPORT_URL": "https://operator.example",
+            "PSEUDOREAL_REPORT_CA": str(tmp_path / "ca.crt"),
+        }
+    )
+    assert settings.nccl_config == "NCCL_IB_HCA=mlx5_0\n"
+    assert (settings.report_url, settings.report_ca) == ("https://operator.example", None)
+
+
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
         ({}, "PSEUDOREAL_TRAINER_IMAGE is not set"),
         ({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_TRAINER_PULL_POLICY": "Maybe"}, "one of Always, IfNotPresent"),
+        (
+            {"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_NCCL_CONFIG": "/none"},
+            "NCCL_CONFIG is /none, which",
+        ),
     ],
 )
 def test_wrong_settings(environment: dict[str, str], says: str) -> None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.errors import InvalidJobError
@@ -9,7 +10,6 @@ from pseudoreal_trainer.plan.homes import bounds_of, choose_homes, shortfalls
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
-from pseudoreal_trainer.quantity import bytes_of
 from pseudoreal_trainer.sharing import blocks_of_layers
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from pseudoreal_api.phase_spec import Home, Offload, OffloadBudget
+from pseudoreal_api.quantity import bytes_of
 
 from pseudoreal_trainer.plan.activations import Peak, activation_peak
 from pseudoreal_trainer.plan.layout import Layout
@@ -15,7 +16,7 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory import held, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import EMBEDDING, HEAD
-from pseudoreal_trainer.quantity import bytes_of, readable_bytes
+from pseudoreal_trainer.quantity import readable_bytes
 
 
 @dataclass(frozen=True)

@@ -97,7 +97,7 @@ def test_executions_that_are_not_asked_for_are_forgotten(board: Board) -> None:
 
 def test_a_job_that_is_not_followed_is_not_heard() -> None:
     board = Board()
-    board.hear(SPEAKER, at(1), NOON)
+    assert not board.hear(SPEAKER, at(1), NOON)
     board.read_log(SPEAKER, progress(1), NOON)
     board.follow(JOB, None)
     assert board.of_job(JOB, {RUN}) == ()
@@ -113,7 +113,7 @@ def test_pods_that_outlive_their_job_leave_nothing_behind(board: Board) -> None:
 
 def test_a_pod_in_another_namespace_does_not_speak_for_the_job(board: Board) -> None:
     stranger = Speaker(("elsewhere", JOB[1]), RUN, 0)
-    board.hear(stranger, at(1), NOON)
+    assert not board.hear(stranger, at(1), NOON)
     board.follow(JOB, "pseudo")
     assert board.of_job(JOB, {RUN}) == ()
     assert not board.is_to_finish(stranger)

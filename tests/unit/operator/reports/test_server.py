@@ -201,6 +201,15 @@ async def test_an_api_server_that_cannot_tell(endpoint: Endpoint, api: FakeApi, 
     assert (await endpoint.post()).status == 200
 
 
+async def test_a_pod_whose_job_is_not_followed_yet_reports_again(endpoint: Endpoint, board: Board) -> None:
+    board.forget(JOB)
+    answer = await endpoint.post()
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
+    assert "does not follow the job" in await answer.text()
+    board.follow(JOB, None)
+    assert (await endpoint.post()).status == 200
+
+
 async def test_other_paths_and_methods(endpoint: Endpoint) -> None:
     for method, url, status in (("GET", endpoint.url, 405), ("POST", f"{endpoint.url}s", 404)):
         async with endpoint.session.request(method, url, ssl=endpoint.trusted, server_hostname=HOST) as answer:

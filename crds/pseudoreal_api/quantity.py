@@ -1,0 +1,31 @@
+"""Kubernetes quantities as numbers of bytes, and back."""
+
+from fractions import Fraction
+
+from pseudoreal_api.base import Quantity
+
+_BINARY = {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", start=1)}
+_SUFFIXES = {
+    **{unit: Fraction(factor) for unit, factor in _BINARY.items()},
+    **{letter: Fraction(1000) ** power for power, letter in enumerate("kMGTPE", start=1)},
+    **{letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", start=1)},
+}
+
+
+def bytes_of(quantity: Quantity) -> int:
+    """2Gi -> 2147483648. Rounded up, as Kubernetes does."""
+    text = str(quantity)
+    for suffix, factor in _SUFFIXES.items():
+        if text.endswith(suffix):
+            return _rounded_up(Fraction(text.removesuffix(suffix)) * factor)
+    return _rounded_up(Fraction(text))
+
+
+def quantity_of(amount: int) -> str:
+    """2147483648 bytes -> 2Gi: in the largest binary unit that says it exactly."""
+    units = [unit for unit, factor in _BINARY.items() if amount and amount % factor == 0]
+    return f"{amount // _BINARY[units[-1]]}{units[-1]}" if units else str(amount)
+
+
+def _rounded_up(amount: Fraction) -> int:
+    return -(-amount.numerator // amount.denominator)

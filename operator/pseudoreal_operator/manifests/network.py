@@ -1,0 +1,149 @@
+"""What spec.network asks of a pod: environment, devices, volumes, rights. Pure.
+
+A pod without a network of its own, such as that of a delink, has the Network of all defaults, which asks for nothing.
+"""
+
+from typing import Any
+from zlib import crc32
+
+from pseudoreal_api.names import CONFIG_DIRECTORY, NCCL_CONFIG_FILE, RENDEZVOUS_PORT
+from pseudoreal_api.network_spec import Network
+from pseudoreal_api.phase_spec import Phase, Resources
+from pseudoreal_api.quantity import bytes_of, quantity_of
+from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
+
+Json = dict[str, Any]
+
+NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
+HUGE_PAGES_DIRECTORY = "/hugepages"
+_NCCL_DIRECTORY = "/etc/pseudoreal-nccl"
+"""Of the user's own ConfigMap. A file cannot be mounted below CONFIG_DIRECTORY, which is read-only."""
+
+# Below the ports that kernels give to clients (32768..) and Kubernetes to node ports (30000..).
+_HOST_PORTS = range(20_000, 30_000)
+
+# NCCL_NET forbids NCCL to fall back on another network, which it would do without a word.
+_MODES: dict[str, dict[str, str]] = {
+    "Auto": {},
+    "Socket": {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"},
+    "RDMA": {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"},
+}
+
+
+def environment(network: Network) -> dict[str, str]:
+    found = dict(_MODES[network.mode])
+    if network.interface:
+        found["NCCL_SOCKET_IFNAME"] = network.interface
+        # gloo knows only whole names.
+        if not network.interface.startswith("^"):
+            found["GLOO_SOCKET_IFNAME"] = network.interface.removeprefix("=")
+    if network.hca:
+        found["NCCL_IB_HCA"] = network.hca
+    if network.gid_index is not None:
+        found["NCCL_IB_GID_INDEX"] = str(network.gid_index)
+    return found
+
+
+def nccl_config(network: Network, *, of_site: bool) -> dict[str, str]:
+    """The variable for NCCL's file: the job's own, else that of the site."""
+    directory = _NCCL_DIRECTORY if network.nccl_config else CONFIG_DIRECTORY if of_site else None
+    return {"NCCL_CONF_FILE": f"{directory}/{NCCL_CONFIG_FILE}"} if directory else {}
+
+
+def host_environment(network: Network) -> list[Json]:
+    """Other pods cannot resolve the name of a node, which is what torchrun would tell them."""
+    if not network.host_network:
+        return []
+    return [{"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
+
+
+def resources(network: Network, given: Resources) -> Json:
+    """Those of the phase, the adapters and huge pages, and the memory of /dev/shm on top."""
+    extra = _devices(network)
+    limits, requests = (_with_shared_memory(network, amounts) for amounts in (given.limits, given.requests))
+    return Resources(limits=limits | extra, requests=requests | extra).to_dict()
+
+
+def _devices(network: Network) -> dict[str, int | str]:
+    found: dict[str, int | str] = {}
+    if network.rdma_resource:
+        found[network.rdma_resource] = network.rdma_count
+    if network.huge_pages:
+        found[f"hugepages-{network.huge_pages.page_size}"] = network.huge_pages.amount
+    return found
+
+
+def _with_shared_memory(network: Network, amounts: dict[str, int | str]) -> dict[str, int | str]:
+    if network.shared_memory is None or "memory" not in amounts:
+        return amounts
+    return amounts | {"memory": quantity_of(bytes_of(amounts["memory"]) + bytes_of(network.shared_memory))}
+
+
+def volumes(network: Network) -> list[Json]:
+    found: list[Json] = []
+    if network.nccl_config:
+        items = [{"key": NCCL_CONFIG_FILE, "path": NCCL_CONFIG_FILE}]
+        found.append({"name": "nccl-config", "configMap": {"name": network.nccl_config, "items": items}})
+    if network.shared_memory is not None:
+        size = str(network.shared_memory)
+        found.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
+    if network.huge_pages:
+        found.append({"name": "huge-pages", "emptyDir": {"medium": f"HugePages-{network.huge_pages.page_size}"}})
+    return found
+
+
+def mounts(network: Network) -> list[Json]:
+    found: list[Json] = []
+    if network.nccl_config:
+        found.append({"name": "nccl-config", "mountPath": _NCCL_DIRECTORY, "readOnly": True})
+    if network.shared_memory is not None:
+        found.append({"name": "shared-memory", "mountPath": "/dev/shm"})
+    if network.huge_pages:
+        found.append({"name": "huge-pages", "mountPath": HUGE_PAGES_DIRECTORY})
+    return found
+
+
+def capabilities(network: Network) -> Json:
+    """Adapters reach only memory that is locked."""
+    uses_rdma = network.mode == "RDMA" or (network.mode == "Auto" and network.rdma_resource is not None)
+    return {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if uses_rdma else {})
+
+
+def annotations(network: Network) -> dict[str, str]:
+    return {NETWORKS_ANNOTATION: ",".join(network.networks)} if network.networks else {}
+
+
+def pod_fields(network: Network) -> Json:
+    """Without its DNS policy, a pod in its node's network would not find the other pods by name."""
+    return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if network.host_network else {}
+
+
+def rendezvous_port(job: PseudoRealJob) -> int:
+    """In the network of a node, jobs share its ports: each has one of its own there, most likely."""
+    if not job.spec.network.host_network:
+        return RENDEZVOUS_PORT
+    return _HOST_PORTS[crc32(job.metadata.uid.encode()) % len(_HOST_PORTS)]
+
+
+def check_network(spec: PseudoRealJobSpec) -> None:
+    """Raises ValueError for what Kubernetes would refuse in the pods."""
+    pages = spec.network.huge_pages
+    if pages and (bytes_of(pages.amount) == 0 or bytes_of(pages.amount) % bytes_of(pages.page_size)):
+        raise ValueError(
+            f"spec.network.hugePages.amount {pages.amount} must be a multiple of pageSize {pages.page_size}, and not 0"
+        )
+    for phase in spec.phases:
+        _check_resources(spec.network, phase)
+
+
+def _check_resources(network: Network, phase: Phase) -> None:
+    where, given = f"spec.phases[{phase.name}].resources", phase.resources.limits | phase.resources.requests
+    if network.huge_pages and not {"cpu", "memory"} & given.keys():
+        raise ValueError(
+            f"{where} has neither cpu nor memory, one of which Kubernetes wants beside spec.network.hugePages; set one"
+        )
+    for name in _devices(network):
+        if name in given:
+            raise ValueError(
+                f"{where} sets {name} to {given[name]}, and spec.network sets it too; remove it from the resources"
+            )
