@@ -43,7 +43,7 @@ def register(registry: kopf.OperatorRegistry, api: Api, board: Board, settings: 
             await _loop(lambda: reconcile(api, board, settings, Identity(namespace, name, uid)), wakeups, uid)
         finally:
             wakeups.remove(uid)
-            board.forget(uid)
+            board.forget((namespace, uid))
 
     # Without its finalizer a job is gone at once, and kopf does not end its loop.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)

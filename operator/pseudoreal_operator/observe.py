@@ -12,9 +12,9 @@ from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.api import Api
-from pseudoreal_operator.observed import Heard, Observed, Pod, PodPhase, Role
+from pseudoreal_operator.observed import Heard, Observed, Pod, PodPhase, Role, Run
 from pseudoreal_operator.reading import belongs_to, newest_report, read_job, read_pod
-from pseudoreal_operator.reports.board import QUIET_SECONDS, Board, Speaker
+from pseudoreal_operator.reports.board import QUIET_SECONDS, Board, JobKey, Speaker
 
 Json = dict[str, Any]
 
@@ -34,9 +34,9 @@ async def observe(api: Api, board: Board, job: PseudoRealJob, status: PseudoReal
     by_kind |= dict(zip(kinds, lists, strict=True))
     own = {kind: [c for c in found if belongs_to(uid, c)] for kind, found in by_kind.items()}
     pods = tuple(read_pod(body) for body in own["Pod"])
-    heard = board.of_job(uid, {pod.run for pod in pods})
-    if await _read_log(api, board, namespace, uid, _unheard(pods, heard, now), now):
-        heard = board.of_job(uid, {pod.run for pod in pods})
+    heard = board.of_job((namespace, uid), _alive(pods))
+    if await _read_log(api, board, (namespace, uid), _unheard(pods, heard, now), now):
+        heard = board.of_job((namespace, uid), _alive(pods))
     return Observed(
         job=job,
         status=status,
@@ -48,6 +48,11 @@ async def observe(api: Api, board: Board, job: PseudoRealJob, status: PseudoReal
     )
 
 
+def _alive(pods: tuple[Pod, ...]) -> set[Run]:
+    """Ended pods may stay for ever, for their logs; what they reported need not."""
+    return {pod.run for pod in pods if pod.is_alive}
+
+
 def _unheard(pods: tuple[Pod, ...], heard: tuple[Heard, ...], now: datetime) -> Pod | None:
     """The pod of rank 0, if it runs and does not report."""
     speaker = next((p for p in pods if p.phase is PodPhase.RUNNING and p.run.role is Role.TRAIN and p.index == 0), None)
@@ -57,17 +62,17 @@ def _unheard(pods: tuple[Pod, ...], heard: tuple[Heard, ...], now: datetime) -> 
     return speaker if last is None or (now - last).total_seconds() > QUIET_SECONDS else None
 
 
-async def _read_log(api: Api, board: Board, namespace: str, uid: str, speaker: Pod | None, now: datetime) -> bool:
+async def _read_log(api: Api, board: Board, job: JobKey, speaker: Pod | None, now: datetime) -> bool:
     """Whether the log of that pod had something to say. Nothing depends on it."""
     if speaker is None:
         return False
     try:
-        report = newest_report(await api.log_tail(namespace, speaker.name, CONTAINER, LOG_LINES))
+        report = newest_report(await api.log_tail(job[0], speaker.name, CONTAINER, LOG_LINES))
     except (ApiException, ClientError, OSError) as error:
         log.debug("log_unreadable", pod=speaker.name, error=str(error))
         return False
     if report is not None:
-        board.read_log(Speaker(uid, speaker.run, 0), report, now)
+        board.read_log(Speaker(job, speaker.run, 0), report, now)
     return report is not None
 
 

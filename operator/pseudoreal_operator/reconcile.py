@@ -67,7 +67,7 @@ async def reconcile(api: Api, board: Board, settings: Settings, who: Identity) -
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {error}"
         return await _carry_out(api, read, plan_unreadable(metadata, status, sentence, now))
-    board.ask_to_finish(metadata.uid, metadata.annotations.get(ANNOTATION_FINISH_PHASE))
+    board.follow((who.namespace, who.uid), metadata.annotations.get(ANNOTATION_FINISH_PHASE))
     seen = await observe(api, board, job, status, now)
     return await _attempt(api, read, seen, plan(seen, now, settings), now)
 

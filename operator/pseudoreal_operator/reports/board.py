@@ -1,7 +1,6 @@
 """What was heard from the pods, in memory: nothing is lost with it but the time until they report again."""
 
-from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 
 from pseudoreal_api.messages import ProgressReport
@@ -12,52 +11,64 @@ from pseudoreal_operator.observed import Heard, Run
 QUIET_SECONDS = 20.0
 """A pod that was not heard for so long is silent: it reports every few seconds."""
 
+JobKey = tuple[str, str]
+"""Namespace and uid. Anybody may label a pod with the uid of a job in another namespace: it is not heard."""
+
 
 @dataclass(frozen=True)
 class Speaker:
     """A pod, as its labels say."""
 
-    job_uid: str
+    job: JobKey
     run: Run
     index: int
 
 
-class Board:
-    def __init__(self) -> None:
-        self._heard: dict[str, dict[tuple[Run, int], Heard]] = defaultdict(dict)
-        self._finish: dict[str, str] = {}
+@dataclass
+class _Followed:
+    finish_phase: str | None = None
+    heard: dict[tuple[Run, int], Heard] = field(default_factory=dict)
 
-    def hear(self, speaker: Speaker, report: PodReport, now: datetime) -> None:
-        known = self._heard[speaker.job_uid].get((speaker.run, speaker.index))
-        self._heard[speaker.job_uid][speaker.run, speaker.index] = updated(known, speaker, report, now)
+
+class Board:
+    """Of the jobs that this operator follows: pods of a deleted job may report until they end."""
+
+    def __init__(self) -> None:
+        self._jobs: dict[JobKey, _Followed] = {}
+
+    def follow(self, job: JobKey, finish_phase: str | None) -> None:
+        """`finish_phase` is to end now, if it is the one that trains."""
+        self._jobs.setdefault(job, _Followed()).finish_phase = finish_phase
+
+    def forget(self, job: JobKey) -> None:
+        self._jobs.pop(job, None)
+
+    def hear(self, speaker: Speaker, report: PodReport, now: datetime) -> bool:
+        """Whether the job is followed."""
+        followed = self._jobs.get(speaker.job)
+        if followed is None:
+            return False
+        key = (speaker.run, speaker.index)
+        followed.heard[key] = updated(followed.heard.get(key), speaker, report, now)
+        return True
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
         """What a pod that does not report has logged: that it makes steps, and no more."""
-        known = self._heard[speaker.job_uid].get((speaker.run, speaker.index))
+        followed = self._jobs.get(speaker.job, _Followed())
+        known = followed.heard.get((speaker.run, speaker.index))
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankSign(rank=0, place="computing", seconds=0, step=progress.step)]
             self.hear(speaker, PodReport(ranks=ranks, progress=progress), now)
 
-    def of_job(self, uid: str, runs: set[Run]) -> tuple[Heard, ...]:
+    def of_job(self, job: JobKey, runs: set[Run]) -> tuple[Heard, ...]:
         """Of these runs; what is known of others is forgotten."""
-        kept = {key: heard for key, heard in self._heard.get(uid, {}).items() if heard.run in runs}
-        if uid in self._heard:
-            self._heard[uid] = kept
-        return tuple(kept.values())
-
-    def forget(self, uid: str) -> None:
-        self._heard.pop(uid, None)
-        self._finish.pop(uid, None)
-
-    def ask_to_finish(self, uid: str, phase: str | None) -> None:
-        """The phase of a job that is to end now; None for none."""
-        if phase is None:
-            self._finish.pop(uid, None)
-        else:
-            self._finish[uid] = phase
+        followed = self._jobs.get(job, _Followed())
+        followed.heard = {key: heard for key, heard in followed.heard.items() if heard.run in runs}
+        return tuple(followed.heard.values())
 
     def is_to_finish(self, speaker: Speaker) -> bool:
-        return self._finish.get(speaker.job_uid) == speaker.run.phase
+        followed = self._jobs.get(speaker.job)
+        return followed is not None and followed.finish_phase == speaker.run.phase
 
 
 def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:

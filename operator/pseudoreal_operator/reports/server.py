@@ -1,6 +1,7 @@
 """The endpoint that training pods report to: HTTPS, and only for the job of the pod that calls."""
 
-import ssl
+import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,14 +13,17 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_api.reports import REPORT_BYTES, REPORT_PATH, PodReport, ReportAnswer
 from pydantic import ValidationError
 
-from pseudoreal_operator.api import Api
-from pseudoreal_operator.reports.board import Board
-from pseudoreal_operator.reports.identity import Identities, NotAllowed
-from pseudoreal_operator.reports.limits import Limiter
+from pseudoreal_operator.reports.board import Board, Speaker
+from pseudoreal_operator.reports.certificate import fresh_certificate
+from pseudoreal_operator.reports.identity import Identities, Refused
+from pseudoreal_operator.reports.limits import Clock, Limiter
 
 PER_SECOND, BURST = 1.0, 5.0
 """Reports of one pod, which sends one every few seconds."""
-_RETRY = {"Retry-After": "10"}
+READ_SECONDS = 10.0
+"""For the body of a report."""
+RETRY_SECONDS = 10
+_AGAIN_LATER = (429, 503)
 
 log = structlog.get_logger()
 
@@ -34,46 +38,63 @@ class ReportServer:
 
 
 class Reports:
-    def __init__(self, identities: Identities, board: Board) -> None:
+    def __init__(self, identities: Identities, board: Board, clock: Clock = time.monotonic) -> None:
         self._identities, self._board = identities, board
-        self._limiter = Limiter(PER_SECOND, BURST)
+        # Of pods, not of tokens: those are made anew as often as their owner likes.
+        self._limiter = Limiter(PER_SECOND, BURST, clock)
+        self._complaints = Limiter(per_second=0.1, burst=1, clock=clock)
 
     async def receive(self, request: web.Request) -> web.Response:
         try:
-            return await self._received(request)
-        except NotAllowed as refusal:
-            headers = _RETRY if refusal.status == 429 else {}
+            speaker = await self._speaker(request)
+            if not self._limiter.allows(speaker):
+                raise Refused(429, "one report a second is enough")
+            if not self._board.hear(speaker, await _report(request), datetime.now(UTC)):
+                raise Refused(503, "the operator does not follow the job of this pod yet, or not any more")
+        except Refused as refusal:
+            headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in _AGAIN_LATER else {}
             return web.Response(status=refusal.status, text=str(refusal), headers=headers)
-        except ValidationError as error:
-            return web.Response(status=400, text=f"not a report: {error.error_count()} fields are wrong")
-        except (ApiException, ClientError, OSError) as error:
-            log.warning("report_unverified", error=str(error))
-            return web.Response(status=503, text="the API server cannot tell whose token this is", headers=_RETRY)
-
-    async def _received(self, request: web.Request) -> web.Response:
-        kind, _, token = request.headers.get("Authorization", "").partition(" ")
-        if kind != "Bearer" or not token:
-            raise NotAllowed(401, "send the projected token as Authorization: Bearer")
-        if not self._limiter.allows(token):
-            raise NotAllowed(429, "one report a second is enough")
-        speaker = await self._identities.of(token)
-        report = PodReport.model_validate_json(await request.read())
-        self._board.hear(speaker, report, datetime.now(UTC))
         answer = ReportAnswer(finish_phase=self._board.is_to_finish(speaker))
         return web.Response(text=answer.to_json(), content_type="application/json")
 
+    async def _speaker(self, request: web.Request) -> Speaker:
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        if kind != "Bearer" or not token:
+            raise Refused(401, "send the projected token as Authorization: Bearer")
+        try:
+            return await self._identities.of(token, request.remote or "")
+        except (ApiException, ClientError, OSError) as error:
+            if self._complaints.allows("all"):
+                log.warning("tokens_unverified", error=str(error))
+            raise Refused(503, "the API server cannot tell whose token this is; report again later") from error
+
+
+async def _report(request: web.Request) -> PodReport:
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return PodReport.model_validate_json(await request.read())
+    except TimeoutError:
+        raise Refused(408, f"the report did not arrive within {READ_SECONDS:.0f} s") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise Refused(400, f"this is no report: {f'{where}: ' if where else ''}{first['msg']}") from None
+
+
+def application(reports: Reports) -> web.Application:
+    made = web.Application(client_max_size=REPORT_BYTES)
+    made.router.add_post(REPORT_PATH, reports.receive)
+    return made
+
 
 @asynccontextmanager
-async def serve_reports(api: Api, board: Board, where: ReportServer) -> AsyncIterator[None]:
-    application = web.Application(client_max_size=REPORT_BYTES)
-    application.router.add_post(REPORT_PATH, Reports(Identities(api), board).receive)
-    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    tls.load_cert_chain(where.certificate, where.key)
-    runner = web.AppRunner(application, access_log=None, shutdown_timeout=2.0)
-    await runner.setup()
-    await web.TCPSite(runner, port=where.port, ssl_context=tls).start()
-    log.info("reports_served", port=where.port)
-    try:
-        yield
-    finally:
-        await runner.cleanup()
+async def serve_reports(reports: Reports, where: ReportServer) -> AsyncIterator[None]:
+    runner = web.AppRunner(application(reports), access_log=None, shutdown_timeout=2.0)
+    async with fresh_certificate(where.certificate, where.key) as tls:
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, port=where.port, ssl_context=tls).start()
+            log.info("reports_served", port=where.port)
+            yield
+        finally:
+            await runner.cleanup()

@@ -11,6 +11,7 @@ from kubernetes import client
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_api.names import CONTAINER, LABEL_JOB, LABEL_PHASE
+from pseudoreal_api.reports import REPORT_AUDIENCE
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from tests.jobs import good_job
@@ -71,6 +72,17 @@ class Cluster:
 
     def delete_pod(self, name: str) -> None:
         client.CoreV1Api(self.api).delete_namespaced_pod(name, self.namespace)
+
+    def token(self, pod: Json | None, audience: str = REPORT_AUDIENCE) -> str:
+        """A token as the kubelet projects it into a pod; without a pod, one that anybody with the right can have."""
+        spec: Json = {"audiences": [audience], "expirationSeconds": 600}
+        if pod:
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+        made = client.CoreV1Api(self.api).create_namespaced_service_account_token(
+            "default", self.namespace, {"spec": spec}
+        )
+        return str(made.status.token)
 
     def delete_child_job(self, name: str) -> None:
         client.BatchV1Api(self.api).delete_namespaced_job(name, self.namespace, propagation_policy="Background")
