@@ -45,12 +45,15 @@ def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callabl
     fence = Fence(store.work_directory, config.attempt)
     if ranks.is_first:
         fence.claim()
+    ranks.stamps.does("verifies checkpoints")
     start = find_start(config, ranks)
     if start is not None and start.manifest.phase_complete:
         log.info("phase_already_complete", phase=config.phase, checkpoint=start.manifest.name)
         return termination("Succeeded", config, start.manifest, store)
+    ranks.stamps.does("makes the engine")
     layout = phase_layout(config)
     with open_engine(config, layout, ranks) as engine:
+        ranks.stamps.does("loads weights")
         fill(engine, config, start)
         resumed = start.manifest if start else None
         saver = Saver(engine, store, fence, config.checkpoint, resumed)
@@ -131,8 +134,9 @@ class _Phase:
         if self.ranks.is_first and self.config.index == 0 and resumed is None:
             log_corpus(self.config, self.corpus, self.validation)
         state = self._adopted(resumed)
+        self.ranks.stamps.stands(state.step)
         if state.start_validation_loss is None:
-            loss = self.validation.measure(self.engine)
+            loss = self._validated()
             state = state.model_copy(update={"start_validation_loss": loss, "validation_loss": loss})
             state = self.rules.after_loss(state)
         if self.ranks.is_first:
@@ -151,7 +155,7 @@ class _Phase:
         stepper = self._stepper(state.phase_begin)
         first = state.step + 1
         while not self.rules.is_over(state):
-            with self.meter:
+            with self.meter, self.ranks.stamps.step():
                 result = stepper.take(state.step + 1, state.global_cursor, stop(), self._probe(state))
             before, state = state, self._advanced(state, result)
             if result.gradients is not None:
@@ -159,7 +163,7 @@ class _Phase:
             self._report(self.saver.poll(), reporter)
             validated = self._validation_due(state)
             if validated:
-                state = state.model_copy(update={"validation_loss": self.validation.measure(self.engine)})
+                state = state.model_copy(update={"validation_loss": self._validated()})
                 state = self.rules.after_loss(state)
             over = self.rules.is_over(state)
             if reporter:
@@ -206,6 +210,10 @@ class _Phase:
 
     def _validation_due(self, state: Manifest) -> bool:
         return state.step % self.config.data.validation.every_steps == 0 or self.rules.is_over(state)
+
+    def _validated(self) -> float:
+        self.ranks.stamps.does("validates")
+        return self.validation.measure(self.engine)
 
     def _end(self, state: Manifest, reporter: Reporter | None, stopped: bool) -> TerminationMessage:
         state = self._save(state.model_copy(update={"phase_complete": not stopped}), reporter)

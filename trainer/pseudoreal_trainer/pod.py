@@ -23,6 +23,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, ended_badly, pod_outcome, write_termination
+from pseudoreal_trainer.pod_folder import memory_directory
 
 _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
     Annotated[PhaseConfig | DelinkConfig, Field(discriminator="role")]
@@ -52,7 +53,7 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
 
 
 def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage:
-    with tempfile.TemporaryDirectory(prefix="pseudoreal-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="pseudoreal-", dir=memory_directory()) as temporary:
         folder = Path(os.environ.get(OUTCOME_DIRECTORY) or temporary)
         folder.mkdir(parents=True, exist_ok=True)
         exit_code = _run_torchrun(path, _environment(config, folder), stop)

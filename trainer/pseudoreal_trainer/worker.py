@@ -17,7 +17,9 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, ended_badly, leave_outcome
+from pseudoreal_trainer.outcome import ended_badly, leave_outcome
+from pseudoreal_trainer.pod_folder import pod_folder
+from pseudoreal_trainer.stamps import FileStamps, Stamps
 
 log = structlog.get_logger()
 
@@ -27,16 +29,20 @@ def main() -> None:
     # Before torch is imported, which takes seconds in which a SIGTERM would otherwise kill the process.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     configure_logs()
+    local_rank, folder = int(os.environ.get("LOCAL_RANK", "0")), pod_folder()
+    # This as well: an import that hangs is seen.
+    stamps = Stamps() if folder is None else FileStamps(folder.stamps(local_rank), int(os.environ.get("RANK", "0")))
     config = PhaseConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-    message = _outcome(config, stop)
-    if OUTCOME_DIRECTORY in os.environ:
-        leave_outcome(Path(os.environ[OUTCOME_DIRECTORY]), int(os.environ.get("LOCAL_RANK", "0")), message)
+    message = _outcome(config, stop, stamps)
+    if folder is not None:
+        leave_outcome(folder.path, local_rank, message)
+    stamps.ends()
     sys.exit(message.exit_code)
 
 
-def _outcome(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
+def _outcome(config: PhaseConfig, stop: threading.Event, stamps: Stamps) -> TerminationMessage:
     try:
-        return _train(config, stop)
+        return _train(config, stop, stamps)
     except InvalidJobError as error:
         log.error("invalid_job", phase=config.phase, error=str(error))
         return ended_badly("InvalidJob", config, str(error))
@@ -45,13 +51,15 @@ def _outcome(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
         return ended_badly("Failed", config, f"{type(error).__name__}: {error}")
 
 
-def _train(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
+def _train(config: PhaseConfig, stop: threading.Event, stamps: Stamps) -> TerminationMessage:
+    stamps.does("reads the corpus")
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
     corpus = load_corpus(config.data, config.model.sequence)
+    stamps.does("imports torch")
     from pseudoreal_trainer.phase import train_phase
     from pseudoreal_trainer.ranks import open_ranks
 
-    with open_ranks() as ranks:
+    with open_ranks(stamps) as ranks:
         return train_phase(config, corpus, ranks, stop.is_set)
 
 

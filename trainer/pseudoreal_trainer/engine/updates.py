@@ -55,6 +55,7 @@ class Updates:
     ) -> None:
         self._spec, self._grid, self._layout, self._states = spec, grid, grid.layout, states
         self._gradients, self._lanes, self._trace = gradients, lanes, trace
+        self._waits = grid.ranks.stamps.updates
         self._thread = ThreadPoolExecutor(1, "updates", initializer=lanes.enter_thread)
         self._failure: BaseException | None = None
         self._squares: dict[int, float] = {}
@@ -97,9 +98,7 @@ class Updates:
     def _finish(self, step: Reduce, reduction: Reduction) -> None:
         state, at_home = self._states[step.unit], self._layout.home(step.unit) == "device"
         with self._trace.span("reduce", step), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
-            if reduction.work is not None:
-                reduction.work.wait()
-            self._lanes.follow(reduction.mark)
+            self._await(step, reduction)
             if self._layout.clipping != "none" and len(self._layout.users[step.unit]) == 1:
                 self._squares[step.unit] = _square(reduction.result)
             state.keep_gradient(reduction.result)
@@ -109,18 +108,28 @@ class Updates:
             reach(self._lanes.mark())
             self._gradients.give_back(reduction)
 
+    def _await(self, step: Reduce, reduction: Reduction) -> None:
+        with self._waits.wait(f"reduces unit {step.unit}"):
+            if reduction.work is not None:
+                reduction.work.wait()
+            self._lanes.follow(reduction.mark)
+            # On a GPU only this waits, for the passes of this rank and for the other ranks.
+            reach(self._lanes.mark())
+
     def _tie(self, step: Tie) -> None:
         users, state = self._layout.users[step.unit], self._states[step.unit]
         with self._trace.span("reduce", step), self._lanes.on(Lane.UPDATE):
             gradient = state.gradient()
-            dist.all_reduce(gradient, group=self._grid.ties[users])
+            with self._waits.wait(f"sums unit {step.unit} over stages"):
+                dist.all_reduce(gradient, group=self._grid.ties[users])
             self._trace.move("collective", gradient.nbytes * 2 * (len(users) - 1) // len(users))
             state.keep_gradient(gradient)
             self._squares[step.unit] = _square(gradient)
 
     def _agree(self, step: Agree, loss: Tensor | None, computed: Mark, stop: bool) -> Agreement:
         # On a lane: what is read on that of compute waits for all passes that are called already.
-        with self._trace.span("agree", step), self._lanes.on(Lane.UPDATE):
+        span, lane = self._trace.span("agree", step), self._lanes.on(Lane.UPDATE)
+        with span, lane, self._waits.wait("agrees on the step"):
             self._lanes.follow(computed)
             square = self._own_square() if self._layout.clipping == "global" else 0.0
             values = [0.0 if loss is None else float(loss), float(stop), square]
@@ -164,7 +173,8 @@ class Updates:
         if self._layout.clipping == "perUnit":
             square = torch.tensor([self._squares.pop(unit)], dtype=torch.float64)
             group = self._grid.host_data if self._layout.shards > 1 else None
-            norm = math.sqrt(self._summed(square, group)[0])
+            with self._waits.wait(f"sums the norm of unit {unit}"):
+                norm = math.sqrt(self._summed(square, group)[0])
         return min(1.0, float(self._spec.clipping.norm) / (norm + _TINY))
 
     def _summed(self, values: Tensor, group: dist.ProcessGroup | None) -> list[float]:
