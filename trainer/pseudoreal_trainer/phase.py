@@ -28,6 +28,7 @@ from pseudoreal_trainer.metrics import Meter, Reporter
 from pseudoreal_trainer.plan.from_config import phase_layout
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.pod_folder import PodFolder
 from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.saving import Saved, Saver
 from pseudoreal_trainer.sharing import blocks_of_layers
@@ -39,8 +40,10 @@ from pseudoreal_trainer.validation import Validation, build_validation
 log = structlog.get_logger()
 
 
-def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool]) -> TerminationMessage:
-    """Every rank calls this. Raises TrainingError."""
+def train_phase(
+    config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool], pod: PodFolder | None = None
+) -> TerminationMessage:
+    """Every rank calls this. `pod`: whose supervisor hears of it. Raises TrainingError."""
     store = CheckpointStore(place_of(config.storage), config.job.uid)
     fence = Fence(store.work_directory, config.attempt)
     if ranks.is_first:
@@ -57,7 +60,9 @@ def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callabl
         fill(engine, config, start)
         resumed = start.manifest if start else None
         saver = Saver(engine, store, fence, config.checkpoint, resumed)
-        phase = _Phase(config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter(), Rules(config))
+        phase = _Phase(
+            config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter(), Rules(config), pod
+        )
         try:
             return phase.run(resumed, stop)
         finally:
@@ -119,9 +124,11 @@ class _Phase:
     validation: Validation
     meter: Meter
     rules: Rules
+    pod: PodFolder | None
 
     def run(self, resumed: Manifest | None, stop: Callable[[], bool]) -> TerminationMessage:
-        reporter = Reporter(self.config, self.meter, resumed.step if resumed else 0) if self.ranks.is_first else None
+        first = resumed.step if resumed else 0
+        reporter = Reporter(self.config, self.meter, first, self.pod) if self.ranks.is_first else None
         try:
             state = self._begin(resumed)
             state, stopped = self._train(state, reporter, stop)
@@ -235,4 +242,4 @@ class _Phase:
         for saved in committed:
             if reporter:
                 log_saved(saved)
-                reporter.saved(saved.cost)
+                reporter.saved(saved.manifest, saved.cost)

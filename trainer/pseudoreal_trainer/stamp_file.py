@@ -5,6 +5,7 @@ writer was stopped in the middle of it, finds the other. A third record, of anot
 """
 
 import mmap
+import os
 import struct
 from dataclasses import dataclass
 from math import isnan
@@ -47,7 +48,8 @@ class StampFile:
 
     def __init__(self, path: Path, pid: int, rank: int) -> None:
         with path.open("wb+") as file:
-            file.truncate(_SIZE)
+            # Room that the first word does not find would end the process.
+            os.posix_fallocate(file.fileno(), 0, _SIZE)
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._pid, self._rank, self._turn = pid, rank, 0
 
