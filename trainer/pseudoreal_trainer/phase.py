@@ -162,11 +162,14 @@ class _Phase:
         stepper = self._stepper(state.phase_begin)
         first = state.step + 1
         while not self.rules.is_over(state):
+            finish, probe = self.pod is not None and self.pod.is_asked_to_finish(), self._probe(state)
             with self.meter, self.ranks.stamps.step():
-                result = stepper.take(state.step + 1, state.global_cursor, stop(), self._probe(state))
+                result = stepper.take(state.step + 1, state.global_cursor, stop=stop(), finish=finish, probe=probe)
             before, state = state, self._advanced(state, result)
             if result.gradients is not None:
                 state = self._learned(before, state, result.gradients, reporter)
+            if result.finish:
+                state = self.rules.after_request(state)
             self._report(self.saver.poll(), reporter)
             validated = self._validation_due(state)
             if validated:

@@ -34,9 +34,12 @@ class Agreement:
 
     loss_sum: float
     """Nats, over all tokens of the batch."""
-    stop: bool
     norm: float
     """Of the whole gradient; with clipping other than global, 0."""
+    stop: bool
+    """Some rank was asked to."""
+    finish: bool
+    """Some rank was asked to."""
 
     @property
     def trains(self) -> bool:
@@ -71,10 +74,10 @@ class Updates:
     def tie(self, step: Tie) -> None:
         self._later(lambda: self._tie(step))
 
-    def agree(self, step: Agree, loss: Tensor | None, stop: bool) -> Future[Agreement]:
+    def agree(self, step: Agree, loss: Tensor | None, *, stop: bool, finish: bool) -> Future[Agreement]:
         """`loss`: this rank's part of the batch's sum, a scalar."""
         computed = self._lanes.mark()
-        return self._later(lambda: self._agree(step, loss, computed, stop))
+        return self._later(lambda: self._agree(step, loss, computed, (stop, finish)))
 
     def update(self, step: Update, rate: float) -> Future[Mark]:
         hold = self.holds.pop(step.unit, None)
@@ -126,16 +129,16 @@ class Updates:
             state.keep_gradient(gradient)
             self._squares[step.unit] = _square(gradient)
 
-    def _agree(self, step: Agree, loss: Tensor | None, computed: Mark, stop: bool) -> Agreement:
+    def _agree(self, step: Agree, loss: Tensor | None, computed: Mark, asked: tuple[bool, bool]) -> Agreement:
         # On a lane: what is read on that of compute waits for all passes that are called already.
         span, lane = self._trace.span("agree", step), self._lanes.on(Lane.UPDATE)
         with span, lane, self._waits.wait("agrees on the step"):
             self._lanes.follow(computed)
             square = self._own_square() if self._layout.clipping == "global" else 0.0
-            values = [0.0 if loss is None else float(loss), float(stop), square]
+            values = [0.0 if loss is None else float(loss), square, *map(float, asked)]
             sums = self._summed(torch.tensor(values, dtype=torch.float64), self._grid.host_world)
             self._squares = {} if self._layout.clipping == "global" else self._squares
-            self._agreement = Agreement(sums[0], sums[1] > 0, math.sqrt(sums[2]))
+            self._agreement = Agreement(sums[0], math.sqrt(sums[1]), stop=sums[2] > 0, finish=sums[3] > 0)
             return self._agreement
 
     def _own_square(self) -> float:
