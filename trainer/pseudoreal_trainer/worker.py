@@ -17,6 +17,8 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.memory_use import memory_use
+from pseudoreal_trainer.out_of_memory import lack_of_memory, rank_sentence
 from pseudoreal_trainer.outcome import ended_badly, leave_outcome
 from pseudoreal_trainer.pod_folder import PodFolder, pod_folder
 from pseudoreal_trainer.stamps import FileStamps, Stamps
@@ -56,6 +58,8 @@ def _outcome(config: PhaseConfig, stop: threading.Event, stamps: Stamps, pod: Po
         return ended_badly("InvalidJob", config, str(error))
     except Exception as error:
         log.exception("phase_failed", phase=config.phase)
+        if (lack := lack_of_memory(error)) is not None:
+            return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
         return ended_badly("Failed", config, f"{type(error).__name__}: {error}")
 
 
