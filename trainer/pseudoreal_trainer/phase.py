@@ -12,8 +12,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Updates
-from pseudoreal_trainer.checkpoint.place import place_of
-from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.corpus import Corpus
 from pseudoreal_trainer.ending import Rules
@@ -44,7 +43,7 @@ def train_phase(
     config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool], pod: PodFolder | None = None
 ) -> TerminationMessage:
     """Every rank calls this. `pod`: whose supervisor hears of it. Raises TrainingError."""
-    store = CheckpointStore(place_of(config.storage), config.job.uid)
+    store = store_of(config)
     fence = Fence(store.work_directory, config.attempt)
     if ranks.is_first:
         fence.claim()

@@ -18,8 +18,7 @@ from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 from pydantic import Field, TypeAdapter
 
 from pseudoreal_trainer.checkpoint.delink import delink
-from pseudoreal_trainer.checkpoint.place import place_of
-from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.endpoint import endpoint_of_pod
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.logs import configure_logs
@@ -73,7 +72,7 @@ def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage
 
 def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
     """Completes the message of a pod whose ranks could not say where the training stands."""
-    store = CheckpointStore(place_of(config.storage), config.job.uid)
+    store = store_of(config)
     try:
         newest = store.committed(config.phase)[-1:]
     except TrainingError:
