@@ -1,5 +1,6 @@
 """Phases that are trained again: at the user's wish, and when a delink is not done in time."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -168,3 +169,20 @@ def test_a_phase_that_is_still_delinked_for_is_not_trained_again() -> None:
     again(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-real-delink-a1"]
+
+
+def config(world: World, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(world.objects["ConfigMap", name]["data"]["config.json"])
+    return found
+
+
+def test_the_trainer_is_told_what_counts_no_more() -> None:
+    world = until(World(make_job(**QUICK)), "real")
+    assert "discard" not in config(world, "sim-real-a1")
+    again(world, "pseudo")
+    settle_without_orphans(world)
+    until(world, "real")
+    assert config(world, "sim-pseudo-a2")["discard"] == {"beforeAttempt": 2, "fromStep": 0}
+    delink = config(world, "sim-real-delink-a2")
+    assert delink["fromDiscard"] == delink["discard"] == {"beforeAttempt": 2, "fromStep": 0}
+    assert config(world, "sim-real-a2")["discard"] == {"beforeAttempt": 2, "fromStep": 0}
