@@ -34,8 +34,7 @@ class Ranks:
 @contextmanager
 def open_ranks() -> Iterator[Ranks]:
     """Under torchrun all its processes; without it, this one alone."""
-    world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    device = _device(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank()
     if world == 1:
         yield Ranks(0, 1, device)
         return
@@ -46,7 +45,9 @@ def open_ranks() -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _device(local_rank: int, local_ranks: int) -> torch.device:
+def device_of_rank() -> torch.device:
+    """Of this process; that of CUDA becomes the current one."""
+    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # Two ranks on one GPU would make NCCL fail; the CPU is slow, but right.
     if torch.cuda.device_count() < local_ranks:
         return torch.device("cpu")

@@ -15,9 +15,10 @@ from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.corpus import load_corpus
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, ended_badly, leave_outcome
+from pseudoreal_trainer.preflight.start import run_preflight
 
 log = structlog.get_logger()
 
@@ -42,12 +43,15 @@ def _outcome(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
         return ended_badly("InvalidJob", config, str(error))
     except Exception as error:
         log.exception("phase_failed", phase=config.phase)
-        return ended_badly("Failed", config, f"{type(error).__name__}: {error}")
+        suspect = error.suspect if isinstance(error, TrainingError) else None
+        return ended_badly("Failed", config, f"{type(error).__name__}: {error}", suspect)
 
 
 def _train(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
     corpus = load_corpus(config.data, config.model.sequence)
+    if config.preflight:
+        run_preflight(config, Path(sys.argv[1]))
     from pseudoreal_trainer.phase import train_phase
     from pseudoreal_trainer.ranks import open_ranks
 
