@@ -3,6 +3,7 @@
 import json
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 from pseudoreal_trainer.preflight import measure
 from pseudoreal_trainer.preflight import start as preflight_start
+from pseudoreal_trainer.preflight.check import Limits, Self
+from pseudoreal_trainer.preflight.check import check as check_rank
 from pseudoreal_trainer.preflight.findings import Verdict
 
 from tests.unit.trainer.preflight.rank import LIMITS, start, wrong
@@ -116,6 +119,17 @@ def test_a_rank_that_does_not_answer_is_named_in_time(check: Check) -> None:
         assert "rank 1 on node node-1 began and did not answer" in fault.text
     rounds = 3
     assert time.monotonic() - begin < LIMITS.start + LIMITS.product + rounds * LIMITS.meeting + 2 * LIMITS.answer
+
+
+def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = threading.Event()
+    monkeypatch.setattr(measure, "product", lambda _: hanging.wait(30))
+    own = Self(rank=0, workers=1, processes=1, node="node-0", device=torch.device("cpu"))
+    begin = time.monotonic()
+    (fault,) = check_rank(own, Limits(product=0.01))[0].broken
+    assert time.monotonic() - begin < 20
+    hanging.set()
+    assert fault.text == "rank 0 on node node-0 computed no product (it never ended)"
 
 
 def test_the_answer_is_known_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
