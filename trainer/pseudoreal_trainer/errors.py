@@ -6,4 +6,8 @@ class InvalidJobError(ValueError):
 
 
 class TrainingError(RuntimeError):
-    """The phase cannot go on; the text says why and what to do."""
+    """The phase cannot go on; the text says why and what to do. `suspect` is the rank of another pod that caused it."""
+
+    def __init__(self, text: str, suspect: int | None = None) -> None:
+        super().__init__(text)
+        self.suspect = suspect

@@ -23,8 +23,12 @@ class RankOutcome(ApiModel):
     message: TerminationMessage
 
 
-def ended_badly(outcome: Outcome, config: PhaseConfig | DelinkConfig, text: str) -> TerminationMessage:
-    return TerminationMessage(outcome=outcome, phase=config.phase, attempt=config.attempt, message=text[:2000])
+def ended_badly(
+    outcome: Outcome, config: PhaseConfig | DelinkConfig, text: str, suspect: int | None = None
+) -> TerminationMessage:
+    return TerminationMessage(
+        outcome=outcome, phase=config.phase, attempt=config.attempt, message=text[:2000], suspect=suspect
+    )
 
 
 def leave_outcome(folder: Path, local_rank: int, message: TerminationMessage) -> None:
@@ -67,6 +71,7 @@ def pod_outcome(
         config,
         f"local rank {', '.join(map(str, silent))} ended without a word, as a process does that is killed (for instance"
         f" for using too much memory); torchrun's {_describe(exit_code)}{others}",
+        first_error.suspect if first_error else None,
     )
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -95,7 +96,15 @@ def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
         # Threads that spin while they wait steal the time of the other ranks on the machine.
         "OMP_WAIT_POLICY": "passive",
     }
-    return defaults | dict(os.environ) | {OUTCOME_DIRECTORY: str(outcomes)}
+    return defaults | dict(os.environ) | rendezvous_host(os.environ) | {OUTCOME_DIRECTORY: str(outcomes)}
+
+
+def rendezvous_host(environment: Mapping[str, str]) -> dict[str, str]:
+    """Worker 0 holds the rendezvous. torchrun would compare names of hosts to find that out, and in its node's network
+    a pod has the name of the node."""
+    if environment.get("PET_RDZV_BACKEND") != "c10d":
+        return {}
+    return {"PET_RDZV_CONF": f"is_host={'true' if environment.get('PET_NODE_RANK') == '0' else 'false'}"}
 
 
 def _run_torchrun(config: Path, environment: dict[str, str], stop: "_Stop") -> int:

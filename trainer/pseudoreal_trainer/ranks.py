@@ -39,8 +39,7 @@ class Ranks:
 def open_ranks(stamps: Stamps | None = None) -> Iterator[Ranks]:
     """Under torchrun all its processes; without it, this one alone."""
     stamps = stamps or Stamps()
-    world, local = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("LOCAL_RANK", "0"))
-    device = _device(local, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank()
     if world == 1:
         yield Ranks(0, 1, device, stamps)
         return
@@ -52,7 +51,9 @@ def open_ranks(stamps: Stamps | None = None) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _device(local_rank: int, local_ranks: int) -> torch.device:
+def device_of_rank() -> torch.device:
+    """Of this process; that of CUDA becomes the current one."""
+    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # Two ranks on one GPU would make NCCL fail; the CPU is slow, but right.
     if torch.cuda.device_count() < local_ranks:
         return torch.device("cpu")

@@ -15,12 +15,13 @@ from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.corpus import load_corpus
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.memory_use import memory_use
 from pseudoreal_trainer.out_of_memory import lack_of_memory, rank_sentence
 from pseudoreal_trainer.outcome import ended_badly, leave_outcome
 from pseudoreal_trainer.pod_folder import PodFolder, pod_folder
+from pseudoreal_trainer.preflight.start import run_preflight
 from pseudoreal_trainer.stamps import FileStamps, Stamps
 
 log = structlog.get_logger()
@@ -60,13 +61,17 @@ def _outcome(config: PhaseConfig, stop: threading.Event, stamps: Stamps, pod: Po
         log.exception("phase_failed", phase=config.phase)
         if (lack := lack_of_memory(error)) is not None:
             return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
-        return ended_badly("Failed", config, f"{type(error).__name__}: {error}")
+        suspect = error.suspect if isinstance(error, TrainingError) else None
+        return ended_badly("Failed", config, f"{type(error).__name__}: {error}", suspect)
 
 
 def _train(config: PhaseConfig, stop: threading.Event, stamps: Stamps, pod: PodFolder | None) -> TerminationMessage:
     stamps.does("reads the corpus")
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
     corpus = load_corpus(config.data, config.model.sequence)
+    if config.preflight:
+        stamps.does("checks ranks and links")
+        run_preflight(config, Path(sys.argv[1]))
     stamps.does("imports torch")
     from pseudoreal_trainer.phase import train_phase
     from pseudoreal_trainer.ranks import open_ranks

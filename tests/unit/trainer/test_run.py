@@ -18,6 +18,7 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli import main
+from pseudoreal_trainer.pod import rendezvous_host
 
 STEPS = 150
 DEADLINE = 120.0
@@ -176,7 +177,8 @@ def test_settings_of_the_cluster_are_named_as_ignored(
 def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
     job_body: dict[str, Any], config: Any, tmp_path: Path
 ) -> None:
-    """The pod that was not asked must not wait for the torchrun of the one that is gone."""
+    """The pod that was not asked must not wait for the torchrun of the one that is gone. Before, both are checked."""
+    job_body["spec"]["network"] = {"preflight": True}
     first, second = job_body["spec"]["phases"]
     first |= {"workers": 2, "until": {"steps": 100_000}}
     second["until"] = {"steps": 100_001}
@@ -186,6 +188,10 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
         port = str(free.getsockname()[1])
     pods = [_start_pod(phase, tmp_path / str(rank), rank, port) for rank in (0, 1)]
     _wait_for_lines(Path(phase.work_directory) / "metrics.jsonl", 3, pods[0])
+    said = "".join((tmp_path / str(rank) / "log").read_text() for rank in (0, 1))
+    assert said.count('"event": "preflight"') == 1
+    assert '"node": "node-0"' in said
+    assert '"node": "node-1"' in said
     pods[1].terminate()
     assert [pod.wait(timeout=25) for pod in pods] == [75, 75]
     messages = [json.loads((tmp_path / str(rank) / "termination").read_text()) for rank in (0, 1)]
@@ -194,14 +200,25 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
     assert (tmp_path / "work" / "checkpoints" / messages[0]["checkpoint"] / "manifest.json").exists()
 
 
+def test_worker_0_holds_the_rendezvous() -> None:
+    """Whatever the machine is called: in its node's network a pod has the name of the node."""
+    c10d = {"PET_RDZV_BACKEND": "c10d"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false"}
+    assert rendezvous_host({"PET_NODE_RANK": "0"}) == {}
+
+
 def _start_pod(config: PhaseConfig, folder: Path, rank: int, port: str) -> subprocess.Popen[str]:
     folder.mkdir()
     (folder / "config.json").write_text(config.to_json())
     rendezvous = {
         "PET_NNODES": "2",
         "PET_NODE_RANK": str(rank),
-        "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": port,
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+        "PET_RDZV_ID": "job-phase-1",
+        "PET_LOCAL_ADDR": "127.0.0.1",
+        "PSEUDOREAL_NODE_NAME": f"node-{rank}",
     }
     local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     environment = dict(os.environ) | rendezvous | local | {"PSEUDOREAL_TERMINATION_LOG": str(folder / "termination")}

@@ -1,0 +1,31 @@
+"""The check before the first step, on GPUs and over NCCL."""
+
+import socket
+
+import pytest
+import torch
+from pseudoreal_trainer.preflight import measure
+from torch import multiprocessing
+from torch.distributed import TCPStore
+
+pytestmark = pytest.mark.gpu
+
+
+def test_a_product_is_right_to_the_bit(gpu: torch.device) -> None:
+    seconds, is_right = measure.product(gpu)
+    assert is_right
+    assert 0 < seconds < 1
+
+
+def test_two_ranks_talk_over_nccl() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("NCCL gives each rank a GPU of its own, and this machine has only one")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    multiprocessing.spawn(_talk, (port,), nprocs=2)
+
+
+def _talk(place: int, port: int) -> None:
+    store = TCPStore("127.0.0.1", port, is_master=place == 0, wait_for_workers=False)
+    assert measure.sums(store, place, torch.device("cuda", place), 60.0) > 0

@@ -1,0 +1,64 @@
+"""A rank under check with a defect put in, as its program or as a process forked from one that knows torch already."""
+
+import multiprocessing
+import os
+import signal
+import sys
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_trainer.preflight import measure
+from pseudoreal_trainer.preflight.__main__ import main
+from pseudoreal_trainer.preflight.check import Limits
+
+# A silent rank costs all of product, meetings and answer.
+LIMITS = Limits(start=30, product=4, meeting=2, answer=3)
+
+_multiply = measure.multiply
+
+
+def slow(left: Any, right: Any) -> Any:
+    for _ in range(9):
+        _multiply(left, right)
+    return _multiply(left, right)
+
+
+def wrong(left: Any, right: Any) -> Any:
+    """One element of many, by one."""
+    answer = _multiply(left, right)
+    answer[100, 200] += 1
+    return answer
+
+
+def silent(*_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def killed(*_: Any) -> Any:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+DEFECTS = {"none": _multiply, "slow": slow, "wrong": wrong, "silent": silent, "killed": killed}
+
+
+def start(environment: dict[str, str], defect: str, config: Path, verdict: Path, log: Path) -> ForkServerProcess:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    process = context.Process(target=_run, args=(environment, defect, [str(config), str(verdict)], log))
+    process.start()
+    return process
+
+
+def _run(environment: dict[str, str], defect: str, arguments: list[str], log: Path) -> None:
+    os.environ.update(environment)
+    sys.argv = ["", *arguments]
+    with log.open("w") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+    measure.multiply = DEFECTS[defect]
+    main(LIMITS)
+
+
+if __name__ == "__main__":
+    measure.multiply = DEFECTS[sys.argv.pop(1)]
+    main(LIMITS)

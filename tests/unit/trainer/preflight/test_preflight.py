@@ -1,0 +1,178 @@
+"""Real ranks, joined by gloo over the loopback interface, some of them with a defect."""
+
+import json
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from pseudoreal_trainer import worker
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
+from pseudoreal_trainer.preflight import measure
+from pseudoreal_trainer.preflight import start as preflight_start
+from pseudoreal_trainer.preflight.check import Limits, Self
+from pseudoreal_trainer.preflight.check import check as check_rank
+from pseudoreal_trainer.preflight.findings import Verdict
+
+from tests.unit.trainer.preflight.rank import LIMITS, start, wrong
+
+WORLD = 4
+
+Check = Callable[[dict[int, str]], "Ranks"]
+
+
+class Ranks:
+    """Processes with the environment that torchrun would give them. Rank 0 holds the store."""
+
+    def __init__(self, folder: Path, config: Path, defects: dict[int, str]) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        common = {"WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1"}
+        common |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        self.log = folder / "rank-0.log"
+        self.files = [folder / f"verdict-{rank}.json" for rank in range(WORLD)]
+        self.processes = []
+        for rank, file in enumerate(self.files):
+            own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "PSEUDOREAL_NODE_NAME": f"node-{rank}"}
+            log = folder / f"rank-{rank}.log"
+            self.processes.append(start(common | own, defects.get(rank, "none"), config, file, log))
+
+    def verdict(self, rank: int) -> Verdict:
+        self.processes[rank].join(60)
+        assert self.processes[rank].exitcode == 0
+        return Verdict.model_validate_json(self.files[rank].read_bytes())
+
+    def events(self) -> list[dict[str, Any]]:
+        """Of rank 0."""
+        return [json.loads(line) for line in self.log.read_text().splitlines()]
+
+    def kill(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.join()
+
+
+@pytest.fixture
+def config_file(config: Any, tmp_path: Path) -> Path:
+    file = tmp_path / "config.json"
+    file.write_text(config(0).model_copy(update={"workers": WORLD, "processes_per_worker": 1}).to_json())
+    return file
+
+
+@pytest.fixture
+def check(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
+    # Of the process that ranks are forked from, too: threads that wait for each other on a busy machine look slow.
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    started: list[Ranks] = []
+
+    def run(defects: dict[int, str]) -> Ranks:
+        started.append(Ranks(tmp_path, config_file, defects))
+        return started[-1]
+
+    yield run
+    for ranks in started:
+        ranks.kill()
+
+
+def test_sound_ranks_name_nobody(check: Check) -> None:
+    ranks = check({})
+    assert [ranks.verdict(rank) for rank in range(WORLD)] == [Verdict()] * WORLD
+    event = next(event for event in ranks.events() if event["event"] == "preflight")
+    assert (event["ranks"], event["broken"]) == (WORLD, 0)
+    assert {row["node"] for row in event["slowest"]} == {f"node-{rank}" for rank in range(WORLD)}
+    assert all(row["product_ms"] > 0 and row["across_ms"] > 0 for row in event["slowest"])
+    assert event["median"]["within_ms"] is None
+
+
+def test_a_slow_rank_is_named_and_the_training_may_begin(check: Check) -> None:
+    ranks = check({1: "slow"})
+    assert [ranks.verdict(rank).broken for rank in range(WORLD)] == [[]] * WORLD
+    (fault,) = ranks.verdict(0).slow
+    assert fault.ranks == [1]
+    assert "rank 1 on node node-1 took" in fault.text
+    assert "for a product" in fault.text
+    warning = next(event for event in ranks.events() if event["event"] == "preflight_slow")
+    assert (warning["level"], warning["rank"]) == ("warning", 1)
+
+
+def test_a_rank_that_computes_a_wrong_product_is_named_to_all(check: Check) -> None:
+    ranks = check({2: "wrong"})
+    for rank in range(WORLD):
+        (fault,) = ranks.verdict(rank).broken
+        assert (fault.ranks, fault.text) == ([2], "rank 2 on node node-2 computed a wrong product")
+
+
+def test_a_rank_that_does_not_answer_is_named_in_time(check: Check) -> None:
+    ranks = check({1: "silent"})
+    begin = time.monotonic()
+    for rank in (0, 2, 3):
+        (fault,) = ranks.verdict(rank).broken
+        assert fault.ranks == [1]
+        assert "rank 1 on node node-1 began and did not answer" in fault.text
+    rounds = 3
+    assert time.monotonic() - begin < LIMITS.start + LIMITS.product + rounds * LIMITS.meeting + 2 * LIMITS.answer
+
+
+def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    hanging = threading.Event()
+    monkeypatch.setattr(measure, "product", lambda _: hanging.wait(30))
+    own = Self(rank=0, workers=1, processes=1, node="node-0", device=torch.device("cpu"))
+    begin = time.monotonic()
+    (fault,) = check_rank(own, Limits(product=0.01))[0].broken
+    assert time.monotonic() - begin < 20
+    hanging.set()
+    assert fault.text == "rank 0 on node node-0 computed no product (it never ended)"
+
+
+def test_the_answer_is_known_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert measure.product(torch.device("cpu"))[1]
+    monkeypatch.setattr(measure, "multiply", wrong)
+    assert not measure.product(torch.device("cpu"))[1]
+
+
+def _defective(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
+    command = (sys.executable, "-m", "tests.unit.trainer.preflight.rank", defect)
+    monkeypatch.setattr(preflight_start, "COMMAND", command)
+    monkeypatch.setenv("PSEUDOREAL_NODE_NAME", "node-a")
+
+
+@pytest.mark.parametrize(
+    ("defect", "says"),
+    [
+        ("wrong", "found: rank 0 on node node-a computed a wrong product. Look at that node's accelerators"),
+        ("killed", "the check of rank 0 on node node-a before the first step ended with signal 9"),
+    ],
+)
+def test_a_worker_goes_no_further(config: Any, tmp_path: Path, monkeypatch: Any, defect: str, says: str) -> None:
+    """A check of one rank, which multiplies and talks to nobody."""
+    file = tmp_path / "config.json"
+    file.write_text(config(0).to_json())
+    _defective(monkeypatch, defect)
+    with pytest.raises(TrainingError, match=says):
+        preflight_start.run_preflight(config(0), file)
+
+
+def test_the_last_word_of_a_pod_names_the_suspect(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise TrainingError("rank 5 on node n5 computed a wrong product", suspect=5)
+
+    file = tmp_path / "config.json"
+    file.write_text(config(0).model_copy(update={"preflight": True}).to_json())
+    for name, value in (("run_preflight", refuse), ("configure_logs", lambda: None), ("signal", Mock())):
+        monkeypatch.setattr(worker, name, value)
+    monkeypatch.setattr(sys, "argv", ["worker", str(file)])
+    monkeypatch.setenv(OUTCOME_DIRECTORY, str(tmp_path / "outcomes"))
+    (tmp_path / "outcomes").mkdir()
+    with pytest.raises(SystemExit):
+        worker.main()
+    message = pod_outcome(collect_outcomes(tmp_path / "outcomes"), config(0), 1, False)
+    assert (message.outcome, message.suspect) == ("Failed", 5)
+    assert "rank 5 on node n5" in message.message

@@ -1,0 +1,39 @@
+"""Checks one rank: `python -m pseudoreal_trainer.preflight CONFIG.json VERDICT.json`, with torchrun's environment."""
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+from pseudoreal_api.reports import NODE_NAME
+from pseudoreal_api.resolved import PhaseConfig
+
+from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.preflight.check import Limits, Self, check
+from pseudoreal_trainer.preflight.report import log_check
+from pseudoreal_trainer.ranks import device_of_rank
+
+
+def main(limits: Limits) -> None:
+    configure_logs()
+    config, file = PhaseConfig.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])
+    # A collective of NCCL that hangs becomes an error.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    own = Self(
+        rank=int(os.environ.get("RANK", "0")),
+        workers=config.workers,
+        processes=config.processes_per_worker,
+        node=os.environ.get(NODE_NAME) or socket.gethostname(),
+        device=device_of_rank(),
+    )
+    verdict, findings = check(own, limits)
+    if own.rank == 0:
+        log_check(verdict, findings)
+    file.write_text(verdict.to_json())
+    sys.stdout.flush()
+    # Whatever hangs in a thread would hold up an ordinary end.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(Limits())

@@ -1,0 +1,142 @@
+"""The check of one rank. Rank 0 leads: it hears all the others and judges."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import torch
+from torch.distributed.distributed_c10d import Store
+
+from pseudoreal_trainer.preflight import measure
+from pseudoreal_trainer.preflight.board import Board, connect, is_held_by_torchrun, part_of
+from pseudoreal_trainer.preflight.findings import Finding, Talk, Verdict
+from pseudoreal_trainer.preflight.judge import judge, judge_silent_leader, judge_start
+from pseudoreal_trainer.preflight.pairs import Meeting, meetings
+
+_QUOTED = 200
+"""Characters of an error."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds. Nothing takes so long unless it hangs."""
+
+    start: float = 600.0
+    """Until all ranks have begun: some may still read their corpus."""
+    product: float = 60.0
+    meeting: float = 20.0
+    answer: float = 10.0
+    """Through the store."""
+
+
+@dataclass(frozen=True)
+class Self:
+    """The rank that this process checks."""
+
+    rank: int
+    workers: int
+    processes: int
+    node: str
+    device: torch.device
+
+    @property
+    def world(self) -> int:
+        return self.workers * self.processes
+
+    def meetings(self) -> list[Meeting | None]:
+        return meetings(self.rank, self.workers, self.processes)
+
+    def measuring(self, limits: Limits) -> float:
+        """Seconds, at most."""
+        return limits.product + len(self.meetings()) * limits.meeting
+
+
+@dataclass
+class _Notes:
+    """Of the thread that measures, which may hang: what it has come to know is always here."""
+
+    product_seconds: float | None = None
+    product_right: bool = False
+    error: str = ""
+    talks: list[Talk] = field(default_factory=list)
+
+
+def check(own: Self, limits: Limits) -> tuple[Verdict, list[Finding]]:
+    """Every rank calls this; the findings are rank 0's to know. Raises torch's errors when there is no store."""
+    if own.world == 1:
+        finding = _measured(own, limits)
+        return judge({0: own.node}, [finding], limits.product), [finding]
+    store = connect(limits.start, holds=own.rank == 0 and not is_held_by_torchrun())
+    board = Board(store)
+    board.begin(own.rank, own.node)
+    return _lead(own, board, limits) if own.rank == 0 else (_follow(own, board, limits), [])
+
+
+def _lead(own: Self, board: Board, limits: Limits) -> tuple[Verdict, list[Finding]]:
+    everybody = range(own.world)
+    nodes = board.nodes(everybody, limits.start)
+    verdict, findings = judge_start(own.world, nodes, limits.start), list[Finding]()
+    board.go(not verdict.broken)
+    if not verdict.broken:
+        until = time.monotonic() + own.measuring(limits) + limits.answer
+        board.answer(_measured(own, limits))
+        findings = board.findings(everybody, until - time.monotonic())
+        verdict = judge(nodes, findings, own.measuring(limits) + limits.answer)
+    board.publish(verdict)
+    alive = [finding.rank for finding in findings] or nodes
+    board.wait_until_heard([rank for rank in alive if rank != 0], limits.answer)
+    return verdict, findings
+
+
+def _follow(own: Self, board: Board, limits: Limits) -> Verdict:
+    if board.may_go(limits.start):
+        board.answer(_measured(own, limits))
+    seconds = own.measuring(limits) + 2 * limits.answer
+    return board.verdict(own.rank, seconds) or judge_silent_leader(board.nodes([0], 0), seconds)
+
+
+def _measured(own: Self, limits: Limits) -> Finding:
+    notes = _Notes()
+    thread = threading.Thread(target=_measure, args=(own, limits, notes), daemon=True)
+    thread.start()
+    thread.join(own.measuring(limits))
+    return Finding(
+        rank=own.rank,
+        node=own.node,
+        product_seconds=notes.product_seconds,
+        product_right=notes.product_right,
+        error=notes.error,
+        talks=list(notes.talks),
+    )
+
+
+def _measure(own: Self, limits: Limits, notes: _Notes) -> None:
+    begun = time.monotonic()
+    try:
+        # A connection of its own: one that waits in vain would hold up the answer.
+        store = connect(limits.answer) if own.world > 1 else None
+        notes.product_seconds, notes.product_right = measure.product(own.device)
+    except Exception as error:
+        notes.error = _words(error)
+        return
+    for number, meeting in enumerate(own.meetings(), start=1):
+        if meeting is not None and store is not None:
+            # By the same clock for both: a partner that was held up before may come late, and still in time.
+            until = begun + limits.product + number * limits.meeting
+            notes.talks.append(Talk(link=meeting.link, partner=meeting.partner))
+            notes.talks[-1] = _talk(own, meeting, store, max(1.0, until - time.monotonic()))
+
+
+def _talk(own: Self, meeting: Meeting, store: Store, seconds: float) -> Talk:
+    first, second = sorted((own.rank, meeting.partner))
+    of_pair = part_of(store, f"{meeting.link}/{first}/{second}", seconds)
+    spent, error = None, ""
+    try:
+        spent = measure.sums(of_pair, int(own.rank == second), own.device, seconds)
+    except Exception as caught:
+        error = _words(caught)
+    return Talk(link=meeting.link, partner=meeting.partner, seconds=spent, error=error)
+
+
+def _words(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_QUOTED]

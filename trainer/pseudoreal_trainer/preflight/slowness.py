@@ -1,0 +1,39 @@
+"""Which ranks take much longer than the others. Pure."""
+
+from collections.abc import Collection, Mapping
+from statistics import median_low
+from typing import get_args
+
+from pseudoreal_trainer.preflight.findings import Fault, Finding
+from pseudoreal_trainer.preflight.pairs import Link
+
+SLOW = 3.0
+"""Times the median."""
+
+_DOING = {"across": "to talk to another pod", "within": "to talk to another rank of its pod"}
+
+
+def slow_ranks(findings: Collection[Finding]) -> list[Fault]:
+    nodes = {finding.rank: finding.node for finding in findings}
+    products = {f.rank: f.product_seconds for f in findings if f.product_seconds is not None}
+    faults = _slower(products, nodes, "for a product")
+    for link in get_args(Link):
+        talks = {f.rank: seconds for f in findings if (seconds := f.seconds(link)) is not None}
+        faults += _slower(talks, nodes, _DOING[link])
+    return faults
+
+
+def _slower(seconds: Mapping[int, float], nodes: Mapping[int, str], doing: str) -> list[Fault]:
+    if not seconds:
+        return []
+    # Of two ranks, the faster one is the measure.
+    usual = median_low(seconds.values())
+    return [
+        Fault(
+            ranks=[rank],
+            text=f"rank {rank} on node {nodes[rank]} took {1000 * spent:.1f} ms {doing},"
+            f" {spent / usual:.1f} times the median",
+        )
+        for rank, spent in sorted(seconds.items())
+        if spent > SLOW * usual
+    ]

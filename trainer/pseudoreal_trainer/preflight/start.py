@@ -1,0 +1,55 @@
+"""What a worker does with the check: starts it, waits for it, and goes no further when a rank is broken."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from pseudoreal_api.reports import NODE_NAME
+from pseudoreal_api.resolved import PhaseConfig
+
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.preflight.findings import Verdict
+from pseudoreal_trainer.preflight.report import sentence
+
+COMMAND = (sys.executable, "-m", "pseudoreal_trainer.preflight")
+
+_SECONDS = 1200.0
+"""The check keeps its own, shorter limits; this is for one that hangs as a whole."""
+
+
+def run_preflight(config: PhaseConfig, path: Path) -> None:
+    """Every rank calls this, with the file of its configuration. Raises TrainingError when a rank is broken."""
+    rank = int(os.environ.get("RANK", "0"))
+    with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
+        file = Path(folder) / "verdict.json"
+        ending = _run(path, file)
+        if not file.exists():
+            node = os.environ.get(NODE_NAME) or socket.gethostname()
+            raise TrainingError(f"the check of rank {rank} on node {node} before the first step {ending}")
+        verdict = Verdict.model_validate_json(file.read_bytes())
+    if verdict.broken:
+        raise TrainingError(sentence(verdict), suspect_elsewhere(verdict.suspect, rank, config.processes_per_worker))
+
+
+def _run(config: Path, verdict: Path) -> str:
+    """How it ended, should there be no verdict."""
+    # A session of its own: a signal for the worker is not for the check, which is about to end anyway.
+    process = subprocess.Popen([*COMMAND, config, verdict], start_new_session=True)
+    try:
+        code = process.wait(_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return f"did not end within {_SECONDS:.0f} s"
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    return f"ended with {how} and without a verdict"
+
+
+def suspect_elsewhere(suspect: int | None, rank: int, processes: int) -> int | None:
+    """The suspect, unless it is a rank of this very pod."""
+    if suspect is None or suspect // processes == rank // processes:
+        return None
+    return suspect
