@@ -209,6 +209,20 @@ def test_one_request_that_hangs_does_not_cost_the_lease() -> None:
     virtual_time.run(main())
 
 
+def test_a_late_answer_does_not_lengthen_the_lease() -> None:
+    async def main() -> None:
+        async with two(Server()) as (first, _):
+            delays = iter([0.0, 0.0, 0.0, 4.5])
+            # The renewal arrives at once, and its answer late; after that nothing arrives.
+            first.client.delay = lambda: next(delays, None)
+            begun = now()
+            await asyncio.sleep(20)
+            assert first.ended
+            assert 10 <= first.ended - begun <= 12
+
+    virtual_time.run(main())
+
+
 def test_a_lease_that_is_stolen_is_lost_at_once() -> None:
     async def main() -> None:
         server = Server()
