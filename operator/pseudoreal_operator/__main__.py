@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, suppress
 import kopf
 import structlog
 
+from pseudoreal_operator.forgotten import free_forgotten
 from pseudoreal_operator.handlers import register
 from pseudoreal_operator.kopf_settings import kopf_settings
 from pseudoreal_operator.lease import LeaseLost, keep_lease
@@ -30,6 +31,7 @@ async def run(settings: Settings) -> None:
         if settings.reports:
             reports = Reports(Identities(api, settings.namespaces), board)
             await stack.enter_async_context(serve_reports(reports, settings.reports))
+        await stack.enter_async_context(free_forgotten(api, settings.namespaces))
         register(registry, api, board, settings)
         await kopf.operator(
             registry=registry,

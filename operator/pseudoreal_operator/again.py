@@ -72,6 +72,5 @@ def _not_begun(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
 
 
 def is_untouched(status: PseudoRealJobStatus, index: int) -> bool:
-    """The phase has not begun, so there is nothing to train again."""
-    phase = status.phases[index]
-    return phase.state == "Pending" and phase.start_checkpoint is None
+    """The phase has not been trained yet, so there is nothing to train again."""
+    return status.phases[index].state in ("Pending", "Delinking")

@@ -77,7 +77,8 @@ class Api:
         try:
             await self.create(manifest)
         except ApiException as error:
-            if error.status != 409:
+            # Other conflicts, such as that of two writers of a quota, mean that nothing was made.
+            if _status_of(error).get("reason") != "AlreadyExists":
                 raise
 
     async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
@@ -127,10 +128,16 @@ class Api:
 
 def message_of(error: ApiException) -> str:
     """The API server's sentence, if it sent one."""
+    return str(_status_of(error).get("message") or f"{error.status} {error.reason}")
+
+
+def _status_of(error: ApiException) -> Json:
+    """The Status that the API server sent; empty when the answer is another's."""
     try:
-        return str(json.loads(error.body or "")["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{error.status} {error.reason}"
+        found = json.loads(error.body or "")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _path(kind: str, namespace: str | None, *rest: str) -> str:

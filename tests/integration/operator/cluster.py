@@ -178,9 +178,12 @@ class Job:
         """Lets the pods of a child Job run."""
         pods = self.pods(child, count)
         for pod in pods:
-            status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-            self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
+            self.start(pod)
         return pods
+
+    def start(self, pod: Json) -> None:
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
 
     def bind(self, pod: Json, node: str) -> None:
         """As the scheduler does."""

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ from tests.integration.operator.cluster import Cluster, wait_for
 
 USER = "pseudoreal-operator"
 CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
+SHUTDOWN_SECONDS = 25.0
+"""The grace period of its pod is 30 s."""
+
+
+def _reserved() -> socket.socket:
+    """A free port. While it is bound without a listener, connections do not take it, and the operator still can."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 @dataclass
@@ -34,13 +45,24 @@ class Operator:
 
     kubeconfig: Path
     namespace: str
-    tls: Path
     log: Path
-    port: int
-    report_port: int
-    pod: str = "operator-1"
+    tls: Path | None = None
+    """None: without an endpoint."""
+    pod: str = ""
+    """Empty: without a Lease."""
+    address: socket.socket = field(default_factory=_reserved)
+    report_address: socket.socket = field(default_factory=_reserved)
     process: subprocess.Popen[bytes] | None = None
     expected: str | None = None
+
+    @property
+    def port(self) -> int:
+        port: int = self.address.getsockname()[1]
+        return port
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
         environment = os.environ | {
@@ -48,13 +70,18 @@ class Operator:
             "PSEUDOREAL_TRAINER_IMAGE": "registry.example/trainer:test",
             "PSEUDOREAL_NAMESPACES": self.namespace,
             "PSEUDOREAL_HEALTH_PORT": str(self.port),
-            "PSEUDOREAL_TLS_DIRECTORY": str(self.tls),
-            "PSEUDOREAL_REPORT_PORT": str(self.report_port),
-            "PSEUDOREAL_REPORT_URL": f"https://127.0.0.1:{self.report_port}{REPORT_PATH}",
-            "PSEUDOREAL_REPORT_CA": str(self.tls / "ca.crt"),
-            "PSEUDOREAL_LEASE": f"{self.namespace}/{chart.RELEASE}",
-            "PSEUDOREAL_POD_NAME": self.pod,
         }
+        if self.tls:
+            report_port = self.report_address.getsockname()[1]
+            environment |= {
+                "PSEUDOREAL_TLS_DIRECTORY": str(self.tls),
+                "PSEUDOREAL_REPORT_PORT": str(report_port),
+                "PSEUDOREAL_REPORT_URL": f"https://127.0.0.1:{report_port}{REPORT_PATH}",
+                "PSEUDOREAL_REPORT_CA": str(self.tls / "ca.crt"),
+            }
+        if self.pod:
+            lease = f"{self.namespace}/{chart.RELEASE}"
+            environment |= {"PSEUDOREAL_LEASE": lease, "PSEUDOREAL_POD_NAME": self.pod}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pseudoreal_operator"], env=environment, stdout=log, stderr=log
@@ -69,17 +96,17 @@ class Operator:
         """As Kubernetes does it; its exit code."""
         assert self.process is not None, "it was started"
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(SHUTDOWN_SECONDS)
 
     def lines(self, event: str) -> list[Any]:
         """What it logged as `event`."""
         text = self.log.read_text() if self.log.exists() else ""
-        found = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+        found = (json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}"))
         return [line for line in found if line["event"] == event]
 
     def check(self) -> None:
         """Ends it, if it runs; fails for unexpected errors."""
-        if self.process and self.process.poll() is None:
+        if self.is_running:
             self.kill()
         text = self.log.read_text() if self.log.exists() else ""
         errors = [line for line in text.splitlines() if "Traceback" in line or '"level": "error"' in line]
@@ -96,7 +123,7 @@ def admin(control_plane: ControlPlane) -> client.ApiClient:
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
     kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
     subprocess.run([*kubectl, "apply", "--server-side", "-f", CRD], check=True, stdout=subprocess.DEVNULL)
-    # Established, it still answers for a moment that its storage is initializing.
+    # `kubectl wait` fails when the definition has no condition yet, and an established one may still have no storage.
     wait_for(
         "the storage of jobs", lambda: subprocess.run([*kubectl, "get", "prj"], capture_output=True).returncode == 0
     )
@@ -108,8 +135,8 @@ def admin(control_plane: ControlPlane) -> client.ApiClient:
     return api
 
 
-@pytest.fixture(scope="session")
-def lease_rules() -> Any:
+@cache
+def _lease_rules() -> Any:
     return chart.find(chart.render(), "Role", f"{chart.RELEASE}-lease")["rules"]
 
 
@@ -122,14 +149,19 @@ def _binding(kind: str, role: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def cluster(admin: client.ApiClient, lease_rules: Any, request: pytest.FixtureRequest) -> Cluster:
-    """A namespace of its own for each test, in which pods can be made, and in which the operator may work."""
+def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
+    """A namespace of its own for each test."""
     name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
+    return make_namespace(admin, name)
+
+
+def make_namespace(admin: client.ApiClient, name: str) -> Cluster:
+    """One in which pods can be made, and the operator may work."""
     core, rbac = client.CoreV1Api(admin), client.RbacAuthorizationV1Api(admin)
     core.create_namespace({"metadata": {"name": name}})
     wait_for("the service account", lambda: core.list_namespaced_service_account(name).items)
     rbac.create_namespaced_role_binding(name, _binding("ClusterRole", USER))
-    rbac.create_namespaced_role(name, {"metadata": {"name": f"{USER}-lease"}, "rules": lease_rules})
+    rbac.create_namespaced_role(name, {"metadata": {"name": f"{USER}-lease"}, "rules": _lease_rules()})
     rbac.create_namespaced_role_binding(name, _binding("Role", f"{USER}-lease"))
     return Cluster(admin, name)
 
@@ -155,22 +187,12 @@ def make_operator(
     made: list[Operator] = []
 
     def make(pod: str) -> Operator:
-        log, ports = tmp_path / f"{pod}-{len(made)}.log", free_ports(2)
-        made.append(Operator(operator_kubeconfig, cluster.namespace, tls, log, *ports, pod=pod))
+        made.append(Operator(operator_kubeconfig, cluster.namespace, tmp_path / f"{pod}.log", tls, pod))
         return made[-1]
 
     yield make
     for operator in made:
         operator.check()
-
-
-def free_ports(count: int) -> list[int]:
-    # All are held at once, so that no port is given twice.
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
 
 
 @pytest.fixture

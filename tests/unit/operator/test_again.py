@@ -161,3 +161,10 @@ def test_the_clock_of_a_delink_stands_still_while_the_job_is_suspended() -> None
     assert find(world.status, "Failed") is None
     world.run_fairly()
     assert world.status.phase == "Succeeded"
+
+
+def test_a_phase_that_is_still_delinked_for_is_not_trained_again() -> None:
+    world = until(World(make_job(**QUICK)), "real-delink")
+    again(world, "real")
+    settle_without_orphans(world)
+    assert world.active_jobs() == ["sim-real-delink-a1"]

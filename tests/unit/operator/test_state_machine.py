@@ -55,10 +55,21 @@ class Life(RuleBasedStateMachine):
         hang=st.sampled_from(["Event", "Restart", "Fail"]),
         startup=st.sampled_from([None, 500]),
         active=st.sampled_from([None, None, 2000]),
+        stages=st.integers(0, 4),
+        failures=st.integers(0, 3),
     )
     def create(
-        self, restarts: int, window: int | None, on_timeout: str, hang: str, startup: int | None, active: int | None
+        self,
+        restarts: int,
+        window: int | None,
+        on_timeout: str,
+        hang: str,
+        startup: int | None,
+        active: int | None,
+        stages: int,
+        failures: int,
     ) -> None:
+        """Some lives begin in the middle: with stages that are done, and executions that failed."""
         restart = {"maxRestarts": restarts, "backoffSeconds": 5} | ({"windowSeconds": window} if window else {})
         deadlines = {k: v for k, v in (("startupSeconds", startup), ("activeSeconds", active)) if v}
         self.world = World(
@@ -71,6 +82,11 @@ class Life(RuleBasedStateMachine):
             )
         )
         self.before = self.world.status
+        for _ in range(stages):
+            self.a_stage_is_done()
+        for _ in range(failures):
+            self.an_execution_fails({"outcome": "Failed"})
+            self.world.tick(301)
 
     # The operator.
 
@@ -244,8 +260,9 @@ def _is_later(before: PhaseStatus, after: PhaseStatus) -> bool:
 def _is_done_again(old: PseudoRealJobStatus, new: PseudoRealJobStatus, before: PhaseStatus, after: PhaseStatus) -> bool:
     """For a reason: the user's new wish, or a delink that was not done in time. The old checkpoints count no more."""
     asked = new.restarted_from != old.restarted_from
-    rolled_back = bool(new.faults and new.faults[-1].reason == "DelinkTimeout" and new.restarts > old.restarts)
-    marked = after.discard is not None and after.discard.before_attempt == new.execution_attempt
+    rolled_back = any(f.reason == "DelinkTimeout" and f.attempt >= old.execution_attempt for f in new.faults)
+    # One rule may make several passes.
+    marked = after.discard is not None and after.discard.before_attempt > old.execution_attempt
     return (asked or rolled_back) and marked and after.discard != before.discard
 
 
