@@ -23,6 +23,8 @@ PER_SECOND, BURST = 1.0, 5.0
 READ_SECONDS = 10.0
 """For the body of a report."""
 RETRY_SECONDS = 10
+_LARGEST = {int: 2**63 - 1, float: 1e10}
+"""What the API server takes for an integer, and what may be seconds: some more before now there is no date."""
 _AGAIN_LATER = (429, 503)
 
 log = structlog.get_logger()
@@ -72,13 +74,24 @@ class Reports:
 async def _report(request: web.Request) -> PodReport:
     try:
         async with asyncio.timeout(READ_SECONDS):
-            return PodReport.model_validate_json(await request.read())
+            report = PodReport.model_validate_json(await request.read())
     except TimeoutError:
         raise Refused(408, f"the report did not arrive within {READ_SECONDS:.0f} s") from None
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
         raise Refused(400, f"this is no report: {f'{where}: ' if where else ''}{first['msg']}") from None
+    if not _fits_a_status(report):
+        raise Refused(400, "this is no report: a number in it is not finite, or too large")
+    return report
+
+
+def _fits_a_status(report: PodReport) -> bool:
+    """Where a number does not, every pass over the job would fail."""
+    parts = [part.model_dump() for part in (report.progress, report.checkpoint) if part]
+    numbers = [value for part in parts for value in part.values() if isinstance(value, int | float)]
+    # Nothing holds for NaN.
+    return all(abs(value) <= _LARGEST[type(value)] for value in numbers)
 
 
 def application(reports: Reports) -> web.Application:

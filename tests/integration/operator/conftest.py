@@ -47,21 +47,17 @@ class Operator:
     namespace: str
     log: Path
     tls: Path | None = None
-    """Of the report endpoint. None: it serves none, and holds no lease."""
-    pod: str = "operator-1"
-    health_address: socket.socket = field(default_factory=_reserved)
+    """None: without an endpoint."""
+    pod: str = ""
+    """Empty: without a Lease."""
+    address: socket.socket = field(default_factory=_reserved)
     report_address: socket.socket = field(default_factory=_reserved)
     process: subprocess.Popen[bytes] | None = None
     expected: str | None = None
 
     @property
     def port(self) -> int:
-        port: int = self.health_address.getsockname()[1]
-        return port
-
-    @property
-    def report_port(self) -> int:
-        port: int = self.report_address.getsockname()[1]
+        port: int = self.address.getsockname()[1]
         return port
 
     @property
@@ -75,21 +71,21 @@ class Operator:
             "PSEUDOREAL_NAMESPACES": self.namespace,
             "PSEUDOREAL_HEALTH_PORT": str(self.port),
         }
-        environment |= self._as_installed(self.tls) if self.tls else {}
+        if self.tls:
+            report_port = self.report_address.getsockname()[1]
+            environment |= {
+                "PSEUDOREAL_TLS_DIRECTORY": str(self.tls),
+                "PSEUDOREAL_REPORT_PORT": str(report_port),
+                "PSEUDOREAL_REPORT_URL": f"https://127.0.0.1:{report_port}{REPORT_PATH}",
+                "PSEUDOREAL_REPORT_CA": str(self.tls / "ca.crt"),
+            }
+        if self.pod:
+            lease = f"{self.namespace}/{chart.RELEASE}"
+            environment |= {"PSEUDOREAL_LEASE": lease, "PSEUDOREAL_POD_NAME": self.pod}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pseudoreal_operator"], env=environment, stdout=log, stderr=log
             )
-
-    def _as_installed(self, tls: Path) -> dict[str, str]:
-        return {
-            "PSEUDOREAL_TLS_DIRECTORY": str(tls),
-            "PSEUDOREAL_REPORT_PORT": str(self.report_port),
-            "PSEUDOREAL_REPORT_URL": f"https://127.0.0.1:{self.report_port}{REPORT_PATH}",
-            "PSEUDOREAL_REPORT_CA": str(tls / "ca.crt"),
-            "PSEUDOREAL_LEASE": f"{self.namespace}/{chart.RELEASE}",
-            "PSEUDOREAL_POD_NAME": self.pod,
-        }
 
     def kill(self) -> None:
         assert self.process is not None, "it was started"
@@ -105,7 +101,7 @@ class Operator:
     def lines(self, event: str) -> list[Any]:
         """What it logged as `event`."""
         text = self.log.read_text() if self.log.exists() else ""
-        found = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+        found = (json.loads(line) for line in text.splitlines() if line.startswith("{") and line.endswith("}"))
         return [line for line in found if line["event"] == event]
 
     def check(self) -> None:
@@ -139,6 +135,11 @@ def admin(control_plane: ControlPlane) -> client.ApiClient:
     return api
 
 
+@cache
+def _lease_rules() -> Any:
+    return chart.find(chart.render(), "Role", f"{chart.RELEASE}-lease")["rules"]
+
+
 def _binding(kind: str, role: str) -> dict[str, Any]:
     return {
         "metadata": {"name": role},
@@ -165,11 +166,6 @@ def make_namespace(admin: client.ApiClient, name: str) -> Cluster:
     return Cluster(admin, name)
 
 
-@cache
-def _lease_rules() -> Any:
-    return chart.find(chart.render(), "Role", f"{chart.RELEASE}-lease")["rules"]
-
-
 @pytest.fixture(scope="session")
 def operator_kubeconfig(control_plane: ControlPlane) -> Path:
     return control_plane.user(USER)[1]
@@ -191,8 +187,7 @@ def make_operator(
     made: list[Operator] = []
 
     def make(pod: str) -> Operator:
-        log = tmp_path / f"{pod}-{len(made)}.log"
-        made.append(Operator(operator_kubeconfig, cluster.namespace, log, tls, pod))
+        made.append(Operator(operator_kubeconfig, cluster.namespace, tmp_path / f"{pod}.log", tls, pod))
         return made[-1]
 
     yield make

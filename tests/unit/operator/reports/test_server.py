@@ -1,6 +1,7 @@
 """The endpoint over TLS, by a real client."""
 
 import asyncio
+import json
 import shutil
 import ssl
 from collections.abc import AsyncIterator
@@ -113,6 +114,28 @@ async def test_garbage(endpoint: Endpoint, board: Board, body: Any, says: str) -
     assert answer.status == 400
     assert says in await answer.text()
     assert board.of_job(JOB, {RUN}) == ()
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("progress", "loss", float("nan")),
+        ("progress", "remaining_seconds", float("inf")),
+        ("progress", "step", 2**63),
+        ("progress", "tokens", -(2**64)),
+        ("checkpoint", "seconds", 1e300),
+        ("checkpoint", "step", 2**63),
+    ],
+)
+async def test_numbers_that_no_status_holds(endpoint: Endpoint, part: str, key: str, value: float) -> None:
+    progress = {"phase": "pseudo", "step": 3, "total_steps": 9, "tokens": 2**62, "loss": 1.5, "global_cursor": 8}
+    progress |= dict.fromkeys(("learning_rate", "tokens_per_second", "seconds", "remaining_seconds"), 2.5)
+    body: dict[str, Any] = {"progress": progress, "checkpoint": {"name": "pseudo-2", "step": 2, "seconds": 7.5}}
+    assert (await endpoint.post(json.dumps(body))).status == 200
+    body[part][key] = value
+    answer = await endpoint.post(json.dumps(body))
+    assert answer.status == 400
+    assert "not finite, or too large" in await answer.text()
 
 
 @pytest.mark.parametrize("header", ["", "Basic Z29vZA==", "Bearer", "Bearer ", "good"])
