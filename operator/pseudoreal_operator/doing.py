@@ -36,6 +36,8 @@ def _at_work(case: Case) -> Claim:
     where = f"Execution {case.run.attempt} at {case.stage.title}"
     if case.stage.role is Role.DELINK:
         return progresses("Delinking", f"{where} is delinking.")
+    if case.heard and not any(heard.begun for heard in case.heard):
+        return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
     wish = case.asked_to_finish
     if wish == case.stage.phase:
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")

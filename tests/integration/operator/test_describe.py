@@ -9,10 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pseudoreal_api.reports import PodReport
 from pseudoreal_dev import binaries, paths
 from pseudoreal_dev.control_plane import ControlPlane
 
 from tests.integration.operator.cluster import Cluster, Job, complete_stage, wait_for
+from tests.integration.operator.endpoint import Reporter, progress, sign
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
 
@@ -81,6 +83,18 @@ def config_error(cluster: Cluster) -> Job:
     job = _job(cluster)
     (pod,) = job.run("llm-pseudo-a1")
     job.end(pod, "InvalidJob", message="spec.data.path corpus does not exist in the pod; mount it by spec.data.volume")
+    return job
+
+
+@situation
+def hang(cluster: Cluster) -> Job:
+    phase = {"spec__phases__0__workers": 2, "spec__hang": {"stepSeconds": 2, "action": "Event"}}
+    job = _job(cluster, **phase)
+    pods = job.run("llm-pseudo-a1", 2)
+    job.bind(pods[1], "node-17")
+    says = [PodReport(ranks=[sign(0, 3, "waiting")], progress=progress(3)), PodReport(ranks=[sign(1, 3)])]
+    for pod, report in zip(pods, says, strict=True):
+        Reporter.of(cluster, pod).tell(report)
     return job
 
 
@@ -163,7 +177,7 @@ def _renew(path: Path, describe: Callable[[], str]) -> None:
 
     def at_rest() -> bool:
         seen.append(describe())
-        return len(seen) > 25 and len(set(seen[-25:])) == 1
+        return len(seen) > 8 and len(set(seen[-8:])) == 1
 
     wait_for("rest", at_rest)
     path.parent.mkdir(parents=True, exist_ok=True)
