@@ -142,7 +142,3 @@ class PseudoRealJobStatus(StatusModel):
     conditions: list[Condition] = Field(
         [], description="The state of the job; the truth for programs.", json_schema_extra=list_map("type")
     )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Without empty lists: people read this."""
-        return {key: value for key, value in super().to_dict().items() if value != []}
