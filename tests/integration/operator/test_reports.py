@@ -1,13 +1,16 @@
 """What pods report over HTTPS, with real tokens: whose they are, and what becomes of it in the status."""
 
 import time
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes import client, config
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
-from pseudoreal_api.reports import SavedCheckpoint
+from pseudoreal_api.reports import ReportAnswer, SavedCheckpoint
+from pseudoreal_trainer.endpoint import Endpoint, Refused
 
 from tests.integration.operator.cluster import Cluster, Job, wait_for
 from tests.integration.operator.conftest import USER, Operator
@@ -46,6 +49,22 @@ def test_progress_comes_from_reports(cluster: Cluster) -> None:
     age = datetime.now(UTC) - datetime.fromisoformat(status.checkpoint.saved_time)
     assert timedelta(seconds=88) < age < timedelta(seconds=120)
     assert job.condition("Progressing")["reason"] == "Training"
+
+
+@pytest.mark.usefixtures("operator")
+def test_the_trainer_s_own_client_is_heard(cluster: Cluster, tmp_path: Path) -> None:
+    job, pod = begin(cluster, "spoken")
+    (tmp_path / "token").write_text(pod.token)
+    (tmp_path / "ca.crt").write_text(pod.authority)
+    own = Endpoint(pod.url, tmp_path / "token", tmp_path / "ca.crt")
+
+    def answer() -> ReportAnswer | None:
+        with suppress(Refused):
+            return own.send(at(3))
+        return None
+
+    assert wait_for("an answer", answer) == ReportAnswer(finish_phase=False)
+    job.wait("the progress", lambda status: bool(status.progress and status.progress.step == 3))
 
 
 @pytest.mark.usefixtures("operator")
