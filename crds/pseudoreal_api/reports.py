@@ -24,7 +24,13 @@ Place = Literal["starting", "computing", "waiting", "ended"]
 """Where the main thread of a rank is: before its first step, in its own work, in a collective, at its end."""
 
 
-class RankSign(ApiModel):
+class _Said(ApiModel):
+    """A newer trainer may say more than this operator knows."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class RankSign(_Said):
     """What the main thread of one rank last said. Its ages are by the clock of its own machine."""
 
     rank: int = Field(ge=0, description="Of all ranks of the attempt.")
@@ -40,13 +46,13 @@ class RankSign(ApiModel):
     process: str = Field("", max_length=1, description="State of its process in /proc; T is stopped, Z is dead.")
 
 
-class SavedCheckpoint(ApiModel):
+class SavedCheckpoint(_Said):
     name: str = Field(max_length=253, description="Of the newest checkpoint that this attempt committed.")
     step: int = Field(ge=0, description="Its step.")
     seconds: float = Field(ge=0, description="Since it was committed.")
 
 
-class PodReport(ApiModel):
+class PodReport(_Said):
     """What a pod tells the operator every few seconds; whose it is, its token says."""
 
     ranks: list[RankSign] = Field([], max_length=64, description="Of the pod's own ranks.")

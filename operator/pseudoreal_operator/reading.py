@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from math import isfinite
 from typing import Any
 
 from pseudoreal_api.messages import PROGRESS_EVENT, ProgressReport, TerminationMessage
@@ -76,7 +77,8 @@ def _report(line: str) -> ProgressReport | None:
     try:
         event = json.loads(line)
         if isinstance(event, dict) and event.get("event") == PROGRESS_EVENT:
-            return ProgressReport.model_validate(event)
+            report = ProgressReport.model_validate(event)
+            return report if isfinite(report.remaining_seconds) else None
     except ValueError:
         # Other lines, lines that were cut, and lines of other programs.
         pass
