@@ -32,6 +32,7 @@ PRINTER_COLUMNS = [
     _column("Ready", ".status.replicas.ready", "integer", wide=True, description="Running pods."),
     _column("Val-Loss", ".status.progress.validationLoss", wide=True, description="Validation loss, nats per token."),
     _column("Checkpoint", ".status.checkpoint.latest", wide=True, description="Newest checkpoint."),
+    _column("Saved", ".status.checkpoint.savedTime", "date", wide=True, description="Time since it was saved."),
     _column(
         "Reason",
         '.status.conditions[?(@.type=="Failed")].reason',

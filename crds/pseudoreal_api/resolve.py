@@ -5,7 +5,14 @@ from math import ceil
 
 from pseudoreal_api.names import work_directory as folder_of_job
 from pseudoreal_api.phase_spec import Phase, Sharing
-from pseudoreal_api.resolved import CheckpointPolicy, DelinkConfig, JobIdentity, MeasureConfig, PhaseConfig
+from pseudoreal_api.resolved import (
+    CheckpointPolicy,
+    DelinkConfig,
+    DiscardConfig,
+    JobIdentity,
+    MeasureConfig,
+    PhaseConfig,
+)
 from pseudoreal_api.run_spec import Checkpoint
 from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
 
@@ -28,7 +35,13 @@ class Layout:
 
 
 def phase_config(
-    job: PseudoRealJob, index: int, *, attempt: int, work_directory: str, offload_directory: str
+    job: PseudoRealJob,
+    index: int,
+    *,
+    attempt: int,
+    work_directory: str,
+    offload_directory: str,
+    discard: DiscardConfig | None = None,
 ) -> PhaseConfig:
     """The configuration of the phase at `index`. Raises UnresolvableJob."""
     spec, phase = job.spec, job.spec.phases[index]
@@ -59,6 +72,7 @@ def phase_config(
         offload_directory=offload_directory,
         preflight=spec.network.preflight,
         checkpoint=_checkpoint_policy(spec.checkpoint),
+        discard=discard,
         work_directory=work_directory,
         object_storage=object_storage(job),
     )
@@ -87,8 +101,16 @@ def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:
     )
 
 
-def delink_config(job: PseudoRealJob, index: int, *, attempt: int, work_directory: str) -> DelinkConfig:
-    """The configuration of the delink that leads into the phase at `index` >= 1."""
+def delink_config(
+    job: PseudoRealJob,
+    index: int,
+    *,
+    attempt: int,
+    work_directory: str,
+    from_discard: DiscardConfig | None = None,
+    discard: DiscardConfig | None = None,
+) -> DelinkConfig:
+    """The configuration of the delink that leads into the phase at `index` >= 1; `from_discard`: of the one before."""
     before, after = job.spec.phases[index - 1], job.spec.phases[index]
     return DelinkConfig(
         job=_identity(job),
@@ -96,6 +118,8 @@ def delink_config(job: PseudoRealJob, index: int, *, attempt: int, work_director
         phase=after.name,
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
+        from_discard=from_discard,
+        discard=discard,
         optimizer_state=job.spec.delink.optimizer_state,
         work_directory=work_directory,
         object_storage=object_storage(job),

@@ -64,7 +64,6 @@ class Transition(StatusModel):
     id: str = Field(description="Changes with every new try to get there.")
     from_phase: str = Field(description="The phase that ended.")
     to_phase: str = Field(description="The phase that is to start.")
-    checkpoint: str | None = Field(None, description="The checkpoint that is delinked.")
     start_time: str = Field(description="When it began.", json_schema_extra=TIME)
     deadline: str = Field(description="When delink.onTimeout applies.", json_schema_extra=TIME)
 
@@ -118,6 +117,9 @@ class PseudoRealJobStatus(StatusModel):
     faults: Annotated[list[Fault], Field(max_length=100)] = Field(
         [], description="The newest faults, as far as restart.windowSeconds and avoidNodesAfter need them."
     )
+    avoided_nodes: Annotated[list[str], Field(max_length=100)] = Field(
+        [], description="Where faults of this job began again and again; its pods go elsewhere if they can."
+    )
     restarted_from: RestartFrom | None = Field(None, description="The newest spec.restartFrom that was served.")
     transition: Transition | None = Field(None, description="While the job goes from one phase to the next.")
     attempt_time: str | None = Field(
@@ -140,3 +142,7 @@ class PseudoRealJobStatus(StatusModel):
     conditions: list[Condition] = Field(
         [], description="The state of the job; the truth for programs.", json_schema_extra=list_map("type")
     )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Without empty lists: people read this."""
+        return {key: value for key, value in super().to_dict().items() if value != []}

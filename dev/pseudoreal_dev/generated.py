@@ -19,7 +19,8 @@ KUBE_VERSION = "--kube-version=1.34.4"
 # The shapes that the chart's templates branch on.
 VALUES: tuple[tuple[str, ...], ...] = (
     (),
-    ("--set=watchNamespaces={a,b}", "--set=crds.keep=false"),
+    ("--set=watchNamespaces={a,b}", "--set=crds.keep=false", "--set=networkPolicy.enabled=true"),
+    ("--set=reports.tlsSecret=own", "--set=networkPolicy.enabled=true"),
     ("--set=trainer.ncclConfig=NCCL_IB_HCA=mlx5_0",),
 )
 

@@ -1,22 +1,38 @@
 """`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at :8080/healthz."""
 
 import asyncio
+import signal
+import sys
+from contextlib import AsyncExitStack, suppress
 
 import kopf
 import structlog
 
+from pseudoreal_operator.forgotten import free_forgotten
 from pseudoreal_operator.handlers import register
 from pseudoreal_operator.kopf_settings import kopf_settings
+from pseudoreal_operator.lease import LeaseLost, keep_lease
 from pseudoreal_operator.login import connect, register_login
 from pseudoreal_operator.logs import configure_logs
+from pseudoreal_operator.reports.board import Board
+from pseudoreal_operator.reports.identity import Identities
+from pseudoreal_operator.reports.server import Reports, serve_reports
 from pseudoreal_operator.settings import Settings, read_settings
 
 
 async def run(settings: Settings) -> None:
-    registry = kopf.OperatorRegistry()
+    registry, board = kopf.OperatorRegistry(), Board()
     register_login(registry)
-    async with connect() as api:
-        register(registry, api, settings)
+    _end_on_sigterm()
+    async with AsyncExitStack() as stack:
+        api = await stack.enter_async_context(connect())
+        if settings.lease:
+            await stack.enter_async_context(keep_lease(api, settings.lease))
+        if settings.reports:
+            reports = Reports(Identities(api, settings.namespaces), board)
+            await stack.enter_async_context(serve_reports(reports, settings.reports))
+        await stack.enter_async_context(free_forgotten(api, settings.namespaces))
+        register(registry, api, board, settings)
         await kopf.operator(
             registry=registry,
             settings=kopf_settings(),
@@ -27,11 +43,23 @@ async def run(settings: Settings) -> None:
         )
 
 
+def _end_on_sigterm() -> None:
+    """Until kopf handles signals: the first process of a container ignores those that it does not handle."""
+    task = asyncio.current_task()
+    assert task is not None, "this runs in a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
 def main() -> None:
     configure_logs()
     settings = read_settings()
     structlog.get_logger().info("started", image=settings.trainer_image, namespaces=settings.namespaces or "all")
-    asyncio.run(run(settings))
+    try:
+        with suppress(asyncio.CancelledError):
+            asyncio.run(run(settings))
+    except LeaseLost as lost:
+        structlog.get_logger().error("lease_lost", error=str(lost))
+        sys.exit(1)
 
 
 if __name__ == "__main__":

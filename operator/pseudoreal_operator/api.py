@@ -24,11 +24,13 @@ _COLLECTIONS = {
     "ConfigMap": ("api/v1", "configmaps"),
     "Event": ("api/v1", "events"),
     "Job": ("apis/batch/v1", "jobs"),
+    "Lease": ("apis/coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("apis/networking.k8s.io/v1", "networkpolicies"),
     "PersistentVolumeClaim": ("api/v1", "persistentvolumeclaims"),
     "Pod": ("api/v1", "pods"),
     "PseudoRealJob": (f"apis/{GROUP}/{VERSION}", PLURAL),
     "Service": ("api/v1", "services"),
+    "TokenReview": ("apis/authentication.k8s.io/v1", "tokenreviews"),
 }
 
 
@@ -63,20 +65,29 @@ class Api:
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
         await self._json("PATCH", _path(kind, namespace, name), [], patch, "application/merge-patch+json")
 
+    async def ask(self, review: Json) -> Json:
+        """Posts an object of the cluster that is only an answer."""
+        return await self._json("POST", _path(review["kind"], None), [], review)
+
+    async def create(self, manifest: Json) -> None:
+        await self._json("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), [], manifest)
+
     async def post(self, manifest: Json) -> None:
         """Creates an object; one of that name that is there already is left as it is."""
         try:
-            await self._json("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), [], manifest)
+            await self.create(manifest)
         except ApiException as error:
-            if error.status != 409:
+            # Other conflicts, such as that of two writers of a quota, mean that nothing was made.
+            if _status_of(error).get("reason") != "AlreadyExists":
                 raise
 
-    async def delete(self, kind: str, namespace: str, name: str) -> None:
-        """In the background, with what the object owns; no error when it is gone."""
+    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
+        """In the background, with what the object owns; no error when it, or the one of that uid, is gone."""
+        options = {"preconditions": {"uid": uid}} if uid else None
         try:
-            await self._json("DELETE", _path(kind, namespace, name), [("propagationPolicy", "Background")])
+            await self._json("DELETE", _path(kind, namespace, name), [("propagationPolicy", "Background")], options)
         except ApiException as error:
-            if error.status != 404:
+            if error.status != 404 and not (uid and error.status == 409):
                 raise
 
     async def log_tail(self, namespace: str, pod: str, container: str, lines: int) -> str:
@@ -117,10 +128,16 @@ class Api:
 
 def message_of(error: ApiException) -> str:
     """The API server's sentence, if it sent one."""
+    return str(_status_of(error).get("message") or f"{error.status} {error.reason}")
+
+
+def _status_of(error: ApiException) -> Json:
+    """The Status that the API server sent; empty when the answer is another's."""
     try:
-        return str(json.loads(error.body or "")["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"{error.status} {error.reason}"
+        found = json.loads(error.body or "")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _path(kind: str, namespace: str | None, *rest: str) -> str:

@@ -1,16 +1,29 @@
-"""Steps that end a job or an attempt. Pure."""
+"""Steps that end a job or an execution. Pure."""
 
-from dataclasses import replace
+from collections import Counter
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.status import Fault, PseudoRealJobStatus
 
 from pseudoreal_operator import clock, results
 from pseudoreal_operator.case import Case, Step, stands
 from pseudoreal_operator.conditions import Claim, refused
+from pseudoreal_operator.observed import Pod
 from pseudoreal_operator.stages import changed, started
 
 MAX_BACKOFF_SECONDS = 300
+REMEMBERED_FAULTS = 100
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why an execution ends: one word, a sentence, where it began if that is known, and whether it counts."""
+
+    word: str
+    sentence: str
+    pod: Pod | None = None
+    counts: bool = True
 
 
 def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Step:
@@ -35,29 +48,92 @@ def succeed(memory: PseudoRealJobStatus, now: datetime) -> Step:
     )
 
 
-def restart(case: Case, sentence: str, *, counts: bool) -> Step:
-    """Announces the next attempt. Its children come later, when the number is safe in the status."""
+def restart_or_fail(case: Case, why: Reason) -> Step:
+    """Another execution, as long as spec.restart allows one."""
+    exhausted = exhaustion(case) if why.counts else None
+    if exhausted is None:
+        return restart(case, why)
+    memory = results.with_checkpoints(case.status, case.pods)
+    return fail(case, memory, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {case.logs_command}")
+
+
+def exhaustion(case: Case) -> str | None:
+    """A sentence, when spec.restart allows no more restarts."""
+    allowed, window = case.spec.restart.max_restarts, case.spec.restart.window_seconds
+    used = len(recent_faults(case)) if window else case.status.restarts
+    if used < allowed:
+        return None
+    within = f" within {window} s (spec.restart.windowSeconds)" if window else ""
+    return f"That was after {used} restarts{within}, and spec.restart.maxRestarts allows {allowed}."
+
+
+def restart(case: Case, why: Reason) -> Step:
+    """Announces the next execution. Its children come later, when the number is safe in the status."""
     memory = results.with_checkpoints(started(case.status, case.stage), case.pods)
-    wait = _backoff_seconds(case, memory.restarts if counts else 0)
+    memory = with_fault(case, memory, why) if why.counts else memory
+    return announce(case, memory, "Restarting", f"{why.sentence} {_continuation(case, memory)}", counts=why.counts)
+
+
+def announce(case: Case, memory: PseudoRealJobStatus, reason: str, text: str, *, counts: bool) -> Step:
+    """A new execution of whatever stage the memory is at, after a back-off."""
+    wait = _backoff_seconds(case) if counts else case.spec.restart.backoff_seconds
     # From the failure's own time, so that an operator that was away does not wait again.
     since = clock.from_text(case.job.ended) if case.job and case.job.ended else case.now
     after = clock.to_text(since + timedelta(seconds=wait))
-    update: dict[str, object] = {"execution_attempt": memory.execution_attempt + 1, "attempt": memory.attempt + counts}
-    update |= {"restarts": memory.restarts + counts, "restart_after": after}
+    update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": after, "attempt_time": None}
+    return Step(memory.model_copy(update=update), "Restarting", stands(reason, f"{text}, not before {after}."))
+
+
+def with_fault(case: Case, memory: PseudoRealJobStatus, why: Reason) -> PseudoRealJobStatus:
+    pod = why.pod
+    fault = Fault(
+        attempt=case.run.attempt,
+        time=clock.to_text(case.now),
+        reason=why.word,
+        pod=pod.name if pod else None,
+        node=(pod.node or None) if pod else None,
+    )
+    faults = [*recent_faults(case), fault][-REMEMBERED_FAULTS:]
+    return memory.model_copy(
+        update={
+            "attempt": memory.attempt + 1,
+            "restarts": memory.restarts + 1,
+            "faults": faults,
+            "avoided_nodes": _avoided(memory.avoided_nodes, faults, case.spec.restart.avoid_nodes_after),
+        }
+    )
+
+
+def recent_faults(case: Case) -> list[Fault]:
+    """Those that spec.restart.windowSeconds still counts; without a window, all that are remembered."""
+    window = case.spec.restart.window_seconds
+    if window is None:
+        return case.status.faults
+    oldest = case.now - timedelta(seconds=window)
+    return [fault for fault in case.status.faults if clock.from_text(fault.time) > oldest]
+
+
+def _avoided(known: list[str], faults: list[Fault], limit: int) -> list[str]:
+    counts = Counter(fault.node for fault in faults if fault.node)
+    new = [node for node, count in counts.items() if count >= limit and node not in known]
+    return [*known, *new][-REMEMBERED_FAULTS:]
+
+
+def _continuation(case: Case, memory: PseudoRealJobStatus) -> str:
     place = f"checkpoint {memory.checkpoint.latest} or a newer one" if memory.checkpoint else "the newest checkpoint"
-    number = memory.execution_attempt + 1
-    text = f"{sentence} Execution {number} at {case.stage.title} goes on from {place}, not before {after}."
-    return Step(memory.model_copy(update=update), "Restarting", stands("Restarting", text))
+    return f"Execution {memory.execution_attempt + 1} at {case.stage.title} goes on from {place}"
 
 
-def _backoff_seconds(case: Case, restarts: int) -> int:
+def _backoff_seconds(case: Case) -> int:
     # Ten doublings are beyond the cap already; more would only make a huge integer.
-    return min(MAX_BACKOFF_SECONDS, case.spec.restart.backoff_seconds << min(restarts, 10))
+    doublings = min(10, len(recent_faults(case)))
+    return min(MAX_BACKOFF_SECONDS, case.spec.restart.backoff_seconds << doublings)
 
 
 def _failed(memory: PseudoRealJobStatus, reason: str, sentence: str, now: datetime) -> Step:
+    update = {"completion_time": clock.to_text(now), "restart_after": None, "transition": None}
     return Step(
-        memory.model_copy(update={"completion_time": clock.to_text(now), "restart_after": None}),
+        memory.model_copy(update=update),
         "Failed",
         stands("Failed", "The job failed; the condition Failed says why."),
         ended=Claim("Failed", "True", reason, sentence),

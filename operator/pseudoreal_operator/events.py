@@ -1,12 +1,13 @@
 """One event for each transition, found by comparing the status before with the status after. Pure.
 
 The name of an event follows from what it tells, so posting it again after a crash meets the one that is there.
-Stage and attempt never go back, so the names sort in the order of the transitions: kubectl shows the events of one
-second in that order.
+Stage and execution never go back, except when a phase is trained again, which begins a new round; so the names sort in
+the order of the transitions, and kubectl shows the events of one second in that order.
 """
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, Literal
@@ -24,7 +25,7 @@ _MESSAGE_CHARACTERS = 1000
 
 
 class Reason(StrEnum):
-    """In the order in which they can follow one another within one attempt at one stage."""
+    """In the order in which they can follow one another within one execution of one stage."""
 
     ACCEPTED = "Accepted"
     RESUMED = "Resumed"
@@ -32,8 +33,14 @@ class Reason(StrEnum):
     DELINK_STARTED = "DelinkStarted"
     DELINK_COMPLETED = "DelinkCompleted"
     PHASE_STARTED = "PhaseStarted"
+    FINISH_REQUESTED = "FinishRequested"
+    STRAGGLER_DETECTED = "StragglerDetected"
+    HANG_DETECTED = "HangDetected"
     PHASE_SUCCEEDED = "PhaseSucceeded"
+    PHASE_RESTARTED = "PhaseRestarted"
+    DELINK_ROLLED_BACK = "DelinkRolledBack"
     ATTEMPT_FAILED = "AttemptFailed"
+    NODE_AVOIDED = "NodeAvoided"
     SUSPENDED = "Suspended"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -41,22 +48,28 @@ class Reason(StrEnum):
 
 _ORDER = tuple(Reason)
 _FIRST, _LAST = 0, 9999
-"""In place of an attempt's number, for what happens once in a stage: before and after all its attempts."""
+"""In place of an execution's number, for what happens once in a stage: before and after all its executions."""
+
+_STALLED = ("StartStalled", "StepStalled", "CheckpointStalled")
 
 
 @dataclass(frozen=True)
 class Event:
-    """`stage` and `attempt` say when it happened, and with `reason` what."""
+    """`round`, `stage` and `execution` say when it happened, and with `reason` what; `mark` tells those of one moment
+    apart. A round is the number of the execution that began to train a phase again, or 0."""
 
     reason: Reason
     message: str
     stage: int
-    attempt: int
+    execution: int
     type: Literal["Normal", "Warning"] = "Normal"
+    mark: str = ""
+    round: int = 0
 
     def name(self, job: JobMetadata) -> str:
-        place = f"{self.stage:02}-{self.attempt:04}-{_ORDER.index(self.reason):02}"
-        return f"{job.name}.{job.uid[:8]}.{place}-{self.reason.lower()}"
+        place = f"{self.round:04}-{self.stage:02}-{self.execution:04}-{_ORDER.index(self.reason):02}"
+        mark = f"-{self.mark}" if self.mark else ""
+        return f"{job.name}.{job.uid[:8]}.{place}-{self.reason.lower()}{mark}"
 
 
 def transitions(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> list[Event]:
@@ -67,7 +80,9 @@ def transitions(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> list[Even
     found = [
         event for index, phase in enumerate(new.phases) for event in _of_phase(index, before.get(phase.name), phase)
     ]
-    return [*found, *_of_attempt(old, new), *_of_job(old, new)]
+    found += [*_of_attempt(old, new), *_of_activity(old, new), *_of_job(old, new)]
+    number = max((phase.discard.before_attempt for phase in old.phases if phase.discard), default=0)
+    return [replace(event, round=number) for event in found]
 
 
 def to_manifest(event: Event, job: JobMetadata, now: datetime, instance: str) -> dict[str, Any]:
@@ -123,13 +138,51 @@ def _result(phase: PhaseStatus) -> str:
 
 
 def _of_attempt(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> Iterator[Event]:
-    stage = _stage_number(new)
-    more = new.execution_attempt > old.execution_attempt
+    stage, number = _stage_number(new), old.execution_attempt
+    more = new.execution_attempt > number
     if old.restart_after and (new.restart_after is None or more) and not holds(new, "Suspended"):
-        yield Event(Reason.RESTART_STARTED, f"Execution {old.execution_attempt} starts.", stage, old.execution_attempt)
-    if new.execution_attempt > max(1, old.execution_attempt) and not holds(old, "Suspended"):
-        text = _message(new, "Progressing")
-        yield Event(Reason.ATTEMPT_FAILED, text, stage, old.execution_attempt, type="Warning")
+        yield Event(Reason.RESTART_STARTED, f"Execution {number} starts.", stage, number)
+    if new.faults and new.faults[-1:] != old.faults[-1:] and new.faults[-1].reason in _STALLED:
+        text = _message(new, "Progressing") or _message(new, "Failed")
+        yield Event(Reason.HANG_DETECTED, text, _stage_number(old), max(1, number), "Warning", "restart")
+    if new.execution_attempt > max(1, number) and not holds(old, "Suspended"):
+        reason, kind = _of_restart(new)
+        yield Event(reason, _message(new, "Progressing"), _stage_number(old), max(1, number), type=kind)
+    for node in set(new.avoided_nodes) - set(old.avoided_nodes):
+        text = f"Faults of this job began on node {node} again and again; its pods go elsewhere if they can."
+        yield Event(Reason.NODE_AVOIDED, text, _stage_number(old), max(1, number), "Warning", _marked(node))
+
+
+def _of_restart(new: PseudoRealJobStatus) -> tuple[Reason, Literal["Normal", "Warning"]]:
+    why = find(new, "Progressing")
+    if why and why.reason == "TrainingAgain":
+        return Reason.PHASE_RESTARTED, "Normal"
+    if why and why.reason == "RolledBack":
+        return Reason.DELINK_ROLLED_BACK, "Warning"
+    return Reason.ATTEMPT_FAILED, "Warning"
+
+
+def _of_activity(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> Iterator[Event]:
+    """What a running execution is noticed to do, once for each time that it begins."""
+    before, after = find(old, "Progressing"), find(new, "Progressing")
+    if after is None or (before and before.reason == after.reason):
+        return
+    stage, number = _stage_number(new), max(1, new.execution_attempt)
+    if after.reason in _STALLED:
+        yield Event(Reason.HANG_DETECTED, after.message, stage, number, "Warning", _step_mark(new))
+    if after.reason == "Straggling":
+        yield Event(Reason.STRAGGLER_DETECTED, after.message, stage, number, "Warning", _step_mark(new))
+    if after.reason == "Finishing":
+        yield Event(Reason.FINISH_REQUESTED, after.message, stage, number)
+
+
+def _step_mark(status: PseudoRealJobStatus) -> str:
+    return f"step-{status.progress.step}" if status.progress else ""
+
+
+def _marked(text: str) -> str:
+    """A part of an object's name."""
+    return re.sub(r"[^a-z0-9.-]", "-", text.lower())[:60].strip("-.")
 
 
 def _of_job(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> Iterator[Event]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import kopf
@@ -9,45 +10,52 @@ import structlog
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
-from pseudoreal_api.names import LABEL_JOB
+from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB_UID
 
 from pseudoreal_operator.api import Api, message_of
-from pseudoreal_operator.reconcile import Gone, reconcile
+from pseudoreal_operator.reconcile import Gone, Identity, reconcile
+from pseudoreal_operator.reports.board import Board
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.wakeups import Wakeups
 
 _BACKOFFS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Seconds between passes that fail."""
 _WATCHED_KINDS = 2
-_START_SECONDS = 30.0
-"""Until kopf has found the kinds to watch. When there is no such kind, it never looks again."""
+_START_SECONDS = 10.0
+"""Until kopf has found the kinds to watch."""
 
 log = structlog.get_logger()
 
 
-def register(registry: kopf.OperatorRegistry, api: Api, settings: Settings) -> None:
+def register(registry: kopf.OperatorRegistry, api: Api, board: Board, settings: Settings) -> None:
     wakeups = Wakeups()
     begun = time.monotonic()
 
     # kopf cancels the loop when the job is deleted or the operator ends; a pass may be cut off anywhere.
     @kopf.daemon(GROUP, VERSION, PLURAL, registry=registry, id="reconcile", cancellation_timeout=5.0)
-    async def keep_reconciling(namespace: str | None, name: str | None, **_: Any) -> None:
+    async def keep_reconciling(namespace: str | None, name: str | None, uid: str | None, **_: Any) -> None:
         assert namespace is not None, "jobs are namespaced"
         assert name is not None, "stored objects have a name"
+        assert uid is not None, "and a uid"
         structlog.contextvars.bind_contextvars(job=f"{namespace}/{name}")
-        wakeups.add((namespace, name))
+        wakeups.add(uid)
         try:
-            await _loop(api, settings, wakeups, namespace, name)
+            await _loop(lambda: reconcile(api, board, settings, Identity(namespace, name, uid)), wakeups, uid)
         finally:
-            wakeups.remove((namespace, name))
+            wakeups.remove(uid)
+            board.forget((namespace, uid))
 
+    # Without its finalizer a job is gone at once, and kopf does not end its loop.
     @kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)
-    async def job_changed(namespace: str | None, name: str | None, meta: kopf.Meta, **_: Any) -> None:
-        wakeups.wake_on_change((namespace or "", name or ""), meta.get("generation", 0))
+    async def job_changed(type: str | None, uid: str | None, meta: kopf.Meta, **_: Any) -> None:
+        if type == "DELETED":
+            wakeups.wake(uid or "")
+        wish = meta.annotations.get(ANNOTATION_FINISH_PHASE, "")
+        wakeups.wake_on_change(uid or "", (meta.get("generation", 0), wish))
 
-    @kopf.on.event("batch", "v1", "jobs", registry=registry, labels={LABEL_JOB: kopf.PRESENT})
-    async def child_changed(namespace: str | None, labels: kopf.Labels, **_: Any) -> None:
-        wakeups.wake((namespace or "", labels[LABEL_JOB]))
+    @kopf.on.event("batch", "v1", "jobs", registry=registry, labels={LABEL_JOB_UID: kopf.PRESENT})
+    async def child_changed(labels: kopf.Labels, **_: Any) -> None:
+        wakeups.wake(labels[LABEL_JOB_UID])
 
     @kopf.on.probe(registry=registry, id="watchers")
     async def watchers(**_: Any) -> int:
@@ -58,7 +66,8 @@ def register(registry: kopf.OperatorRegistry, api: Api, settings: Settings) -> N
 def live_watchers(expected: int) -> int:
     """How many watches run. Raises PermanentError, which fails the probe, when they are fewer than expected.
 
-    kopf does not restart a watch that ends with an error, and nothing else tells (kopf 1.45.2).
+    A kind that is not there when kopf starts is never watched, and nothing else tells. When a watch ends with an error
+    kopf ends the operator, but not in all of its releases (seen with kopf 1.45.2).
     """
     names = [task.get_name() for task in asyncio.all_tasks() if not task.done()]
     alive = sum(name.startswith("watcher for ") for name in names)
@@ -76,12 +85,12 @@ def _log_failure(error: Exception, retry_after: float) -> None:
         log.exception("pass_failed", retry_after=retry_after)
 
 
-async def _loop(api: Api, settings: Settings, wakeups: Wakeups, namespace: str, name: str) -> None:
+async def _loop(one_pass: Callable[[], Awaitable[float | None]], wakeups: Wakeups, uid: str) -> None:
     """Passes until the job is gone. An error of a pass ends only that pass."""
     failures = 0
     while True:
         try:
-            wait = await reconcile(api, settings, namespace, name)
+            wait = await one_pass()
             failures = 0
         except Gone:
             return
@@ -90,4 +99,4 @@ async def _loop(api: Api, settings: Settings, wakeups: Wakeups, namespace: str, 
             failures += 1
             _log_failure(error, wait)
         if wait != 0:
-            await wakeups.wait((namespace, name), wait)
+            await wakeups.wait(uid, wait)

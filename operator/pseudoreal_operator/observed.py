@@ -1,10 +1,12 @@
 """What one pass sees of a job: plain data, read from the API server, judged by nobody yet."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from enum import StrEnum
 
-from pseudoreal_api.messages import ProgressReport, TerminationMessage
+from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.names import delink_name, train_name
+from pseudoreal_api.reports import PodReport
 from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 
@@ -44,6 +46,8 @@ class ChildJob:
     deleting: bool = False
     queued: bool = False
     """Suspended by somebody else than us: a queue that has not admitted it."""
+    begun: str | None = None
+    """When it was first made, or last admitted by its queue, in RFC 3339."""
 
 
 class PodPhase(StrEnum):
@@ -85,13 +89,37 @@ class Pod:
     termination: Termination | None = None
     disruption: str | None = None
     """Set when Kubernetes itself ended the pod: preemption, eviction, a lost node."""
+    conditions: frozenset[str] = frozenset()
+    """Types of those that are True."""
+    reason: str = ""
+    """Kubernetes' word for what became of the pod as a whole."""
     complaint: str = ""
-    """Kubernetes' reason and message for the pod as a whole."""
+    """That word, and a message."""
     obstacle: Obstacle | None = None
+    memory_limit: str = ""
+    """Of the trainer container, as the pod says it."""
 
     @property
     def is_alive(self) -> bool:
         return self.phase in (PodPhase.PENDING, PodPhase.RUNNING)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a pod of a training stage has reported. All moments are of the operator's clock."""
+
+    run: Run
+    index: int
+    first: datetime
+    """When it was first heard."""
+    last: datetime
+    """When it was last heard."""
+    report: PodReport
+    """Its newest."""
+    begun: datetime | None = None
+    """When a rank of it was first seen at work."""
+    stepped: datetime | None = None
+    """When its steps were last seen to grow."""
 
 
 @dataclass(frozen=True)
@@ -105,4 +133,4 @@ class Observed:
     pods: tuple[Pod, ...] = ()
     existing: frozenset[tuple[str, str]] = frozenset()
     foreign: tuple[str, ...] = ()
-    report: ProgressReport | None = None
+    heard: tuple[Heard, ...] = ()

@@ -16,11 +16,12 @@ from pseudoreal_operator.case import Case, Step, stands
 from pseudoreal_operator.endings import refuse
 from pseudoreal_operator.events import Event, transitions
 from pseudoreal_operator.manifests.children import children, identity
-from pseudoreal_operator.observed import JobState, Observed, PodPhase, Role, Run
-from pseudoreal_operator.rules import LOOK_SECONDS, RULES, start
+from pseudoreal_operator.manifests.claims import claim
+from pseudoreal_operator.observed import JobState, Observed, PodPhase, Run
+from pseudoreal_operator.rules import LOOK_SECONDS, RULES, active_deadline, start
 from pseudoreal_operator.settings import Settings
 
-PROGRESS_SECONDS = 5.0
+PROGRESS_SECONDS = 10.0
 """Between two writes of the status for progress alone."""
 
 
@@ -29,6 +30,8 @@ class Plan:
     """To be carried out in this order: delete Jobs (by name), apply manifests, post events, write the status."""
 
     status: PseudoRealJobStatus
+    expire: bool = False
+    """The job itself is to be deleted, and nothing else is to be done."""
     delete: tuple[str, ...] = ()
     apply: tuple[dict[str, Any], ...] = ()
     events: tuple[Event, ...] = ()
@@ -36,11 +39,24 @@ class Plan:
 
 
 def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
-    if conditions.has_ended(seen.status):
-        return Plan(seen.status, delete=_running_jobs(seen, except_for=None))
     case = Case(seen, now)
+    if conditions.has_ended(seen.status):
+        return _afterwards(case)
     step = next((step for rule in RULES if (step := rule(case))), None) or start(case)
     return _carry_out(case, step, settings)
+
+
+def _afterwards(case: Case) -> Plan:
+    """The job has ended: nothing of it runs, and what its owner does not want to keep goes."""
+    seen, ttl = case.seen, case.spec.deadlines.ttl_seconds_after_finished
+    left = None
+    if ttl is not None and seen.status.completion_time:
+        left = (clock.from_text(seen.status.completion_time) + timedelta(seconds=ttl) - case.now).total_seconds()
+    if left is not None and left <= 0:
+        return Plan(seen.status, expire=True)
+    kept = case.spec.clean_up.children == "Keep"
+    jobs = _running_jobs(seen, except_for=None) if kept else tuple(job.name for job in seen.jobs if not job.deleting)
+    return Plan(seen.status, delete=jobs, wake_after=left)
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
@@ -69,14 +85,23 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
     status = status.model_copy(update={"replicas": _replicas(case, step)})
     status = _unhurried(case.seen.status, status, case.now)
     run = step.children.run(step.memory.execution_attempt) if step.children else None
-    made = children(case.seen.job, step.children, step.memory, settings) if step.children and settings else []
+    made = _made(case, step, settings) if settings else []
+    # The number of a new execution must be safe before anything of the old one goes: it says why.
+    announced = status.execution_attempt > case.seen.status.execution_attempt > 0
     return Plan(
         status,
-        delete=_running_jobs(case.seen, except_for=run),
+        delete=() if announced else _running_jobs(case.seen, except_for=run),
         apply=tuple(manifest for manifest in made if identity(manifest) not in case.seen.existing),
         events=tuple(transitions(case.seen.status, status)),
-        wake_after=_before_deadline(case, step.wake_after),
+        wake_after=_before_deadlines(case, step),
     )
+
+
+def _made(case: Case, step: Step, settings: Settings) -> list[dict[str, Any]]:
+    if step.children is None:
+        return []
+    volume = claim(case.seen.job)
+    return [*([volume] if volume else []), *children(case.seen.job, step.children, step.memory, settings)]
 
 
 def _described(old: PseudoRealJobStatus, step: Step, generation: int, now: datetime) -> PseudoRealJobStatus:
@@ -94,7 +119,7 @@ def _described(old: PseudoRealJobStatus, step: Step, generation: int, now: datet
 def _replicas(case: Case, step: Step) -> Replicas:
     if step.children is None:
         return Replicas()
-    desired = case.spec.phases[step.children.index].workers if step.children.role is Role.TRAIN else 1
+    desired = case.workers
     failed = sum(pod.phase is PodPhase.FAILED for pod in case.pods)
     return Replicas(desired=desired, ready=sum(pod.ready for pod in case.pods), failed=failed)
 
@@ -104,9 +129,11 @@ def _unhurried(old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
     if not old.progress or not new.progress:
         return new
     same_time = new.progress.model_copy(update={"last_updated_time": old.progress.last_updated_time})
-    alone = new.model_copy(update={"progress": old.progress}) == old
+    if same_time == old.progress:
+        new = new.model_copy(update={"progress": old.progress})
+    alone = new.model_copy(update={"progress": old.progress, "checkpoint": old.checkpoint}) == old
     soon = now < clock.from_text(old.progress.last_updated_time) + timedelta(seconds=PROGRESS_SECONDS)
-    return new.model_copy(update={"progress": old.progress}) if same_time == old.progress or (alone and soon) else new
+    return old if alone and soon else new
 
 
 def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
@@ -114,9 +141,14 @@ def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
     return tuple(job.name for job in running if job.run != except_for)
 
 
-def _before_deadline(case: Case, wake_after: float | None) -> float | None:
-    allowed, begun = case.spec.deadlines.active_seconds, case.status.start_time
-    if allowed is None or begun is None:
-        return wake_after
-    left = (clock.from_text(begun) + timedelta(seconds=allowed) - case.now).total_seconds()
-    return max(0.0, left) if wake_after is None else max(0.0, min(wake_after, left))
+def _before_deadlines(case: Case, step: Step) -> float | None:
+    """Not later than the next moment at which a deadline passes."""
+    if step.ended or step.memory.start_time is None or step.suspended.status == "True":
+        return step.wake_after
+    moments = [] if step.wake_after is None else [step.wake_after]
+    allowed, transition = case.spec.deadlines.active_seconds, step.memory.transition
+    if allowed is not None:
+        moments.append((active_deadline(case, allowed) - case.now).total_seconds())
+    if transition is not None:
+        moments.append((clock.from_text(transition.deadline) - case.now).total_seconds())
+    return max(0.0, min(moments)) if moments else None

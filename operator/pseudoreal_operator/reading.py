@@ -26,7 +26,8 @@ _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
 def belongs_to(uid: str, child: Json) -> bool:
-    return _labels(child).get(LABEL_JOB_UID) == uid
+    """A claim that outlives jobs has no uid: it belongs to each job of its name in turn."""
+    return _labels(child).get(LABEL_JOB_UID, uid) == uid
 
 
 def read_job(body: Json) -> ChildJob:
@@ -38,6 +39,7 @@ def read_job(body: Json) -> ChildJob:
         ended=ended.get("lastTransitionTime") if ended else None,
         deleting="deletionTimestamp" in body["metadata"],
         queued=bool(body.get("spec", {}).get("suspend")),
+        begun=body.get("status", {}).get("startTime"),
     )
 
 
@@ -53,8 +55,11 @@ def read_pod(body: Json) -> Pod:
         node=body.get("spec", {}).get("nodeName", ""),
         termination=_termination(container.get("state", {}).get("terminated")),
         disruption=_disruption(status),
+        conditions=frozenset(c["type"] for c in status.get("conditions") or [] if c["status"] == "True"),
+        reason=status.get("reason", ""),
         complaint=_joined(status.get("reason"), status.get("message")),
         obstacle=_obstacle(status),
+        memory_limit=_memory_limit(body.get("spec", {})),
     )
 
 
@@ -103,6 +108,12 @@ def _phase(status: Json) -> PodPhase:
 def _container(status: Json) -> Json:
     found: Iterable[Json] = status.get("containerStatuses") or []
     return next((c for c in found if c["name"] == CONTAINER), {})
+
+
+def _memory_limit(spec: Json) -> str:
+    containers: Iterable[Json] = spec.get("containers") or []
+    trainer = next((c for c in containers if c["name"] == CONTAINER), {})
+    return str(trainer.get("resources", {}).get("limits", {}).get("memory", ""))
 
 
 def _termination(terminated: Json | None) -> Termination | None:

@@ -1,12 +1,14 @@
 """One pass over one job: observe, plan, carry out."""
 
 import socket
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 import structlog
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import API_VERSION, KIND
+from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
 from pseudoreal_api.spec import JobMetadata, PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pydantic import ValidationError
@@ -16,11 +18,14 @@ from pseudoreal_operator.events import to_manifest
 from pseudoreal_operator.observe import observe
 from pseudoreal_operator.observed import Observed
 from pseudoreal_operator.plan import Plan, plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.reports.board import Board
 from pseudoreal_operator.settings import Settings
 
 _INVALID = (400, 422)
 _FORBIDDEN = 403
+_CONFLICT = 409
 _SERVER_ERROR = 500
+_AGAIN_SECONDS = 0.1
 
 log = structlog.get_logger()
 
@@ -29,29 +34,51 @@ class Gone(Exception):
     """The job is deleted, or being deleted: its children go with it."""
 
 
-async def reconcile(api: Api, settings: Settings, namespace: str, name: str) -> float | None:
+@dataclass(frozen=True)
+class Identity:
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class _Read:
+    """What a pass begins with, and the version of the object that said so."""
+
+    metadata: JobMetadata
+    status: PseudoRealJobStatus
+    version: str
+
+
+async def reconcile(api: Api, board: Board, settings: Settings, who: Identity) -> float | None:
     """Seconds until the next pass is due; None for not before something changes.
 
     Raises Gone; ApiException and OSError, after which another pass will find its way.
     """
-    body = await api.find("PseudoRealJob", namespace, name)
-    if body is None or "deletionTimestamp" in body["metadata"]:
+    body = await api.find("PseudoRealJob", who.namespace, who.name)
+    if body is None or body["metadata"]["uid"] != who.uid or "deletionTimestamp" in body["metadata"]:
         raise Gone
     now = datetime.now(UTC)
     metadata = JobMetadata.model_validate(body["metadata"])
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
+    read = _Read(metadata, status, body["metadata"]["resourceVersion"])
     try:
         job = PseudoRealJob.from_object(body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {error}"
-        return await _carry_out(api, metadata, status, plan_unreadable(metadata, status, sentence, now))
-    seen = await observe(api, job, status)
-    return await _attempt(api, seen, plan(seen, now, settings), now)
+        return await _carry_out(api, read, plan_unreadable(metadata, status, sentence, now))
+    board.follow((who.namespace, who.uid), metadata.annotations.get(ANNOTATION_FINISH_PHASE))
+    seen = await observe(api, board, job, status, now)
+    return await _attempt(api, read, seen, plan(seen, now, settings), now)
 
 
-async def _attempt(api: Api, seen: Observed, wanted: Plan, now: datetime) -> float | None:
+async def _attempt(api: Api, read: _Read, seen: Observed, wanted: Plan, now: datetime) -> float | None:
     """Carries the plan out; when the API server refuses a child, says so in the status."""
-    metadata = seen.job.metadata
+    metadata = read.metadata
+    if wanted.expire:
+        await api.delete("PseudoRealJob", metadata.namespace, metadata.name, metadata.uid)
+        log.info("expired", completed=seen.status.completion_time)
+        return None
     try:
         await _delete(api, metadata, wanted)
         for manifest in wanted.apply:
@@ -60,18 +87,18 @@ async def _attempt(api: Api, seen: Observed, wanted: Plan, now: datetime) -> flo
     except ApiException as error:
         text = f"The API server refuses a child of this job: {message_of(error)}"
         if error.status in _INVALID:
-            return await _carry_out(api, metadata, seen.status, plan_refusal(seen, text, now))
+            return await _carry_out(api, read, plan_refusal(seen, text, now))
         if error.status == _FORBIDDEN or error.status >= _SERVER_ERROR:
             log.warning("hindered", error=text)
-            return await _carry_out(api, metadata, seen.status, plan_hindrance(seen, text, now))
+            return await _carry_out(api, read, plan_hindrance(seen, text, now))
         raise
-    return await _tell(api, metadata, seen.status, wanted)
+    return await _tell(api, read, wanted)
 
 
-async def _carry_out(api: Api, metadata: JobMetadata, old: PseudoRealJobStatus, wanted: Plan) -> float | None:
+async def _carry_out(api: Api, read: _Read, wanted: Plan) -> float | None:
     """A plan that makes no children."""
-    await _delete(api, metadata, wanted)
-    return await _tell(api, metadata, old, wanted)
+    await _delete(api, read.metadata, wanted)
+    return await _tell(api, read, wanted)
 
 
 async def _delete(api: Api, metadata: JobMetadata, wanted: Plan) -> None:
@@ -80,21 +107,24 @@ async def _delete(api: Api, metadata: JobMetadata, wanted: Plan) -> None:
         log.info("deleted", kind="Job", name=name)
 
 
-async def _tell(api: Api, metadata: JobMetadata, old: PseudoRealJobStatus, wanted: Plan) -> float | None:
+async def _tell(api: Api, read: _Read, wanted: Plan) -> float | None:
     """Events come before the status that records their transition: a crash between the two loses none."""
     for event in wanted.events:
-        await api.post(to_manifest(event, metadata, datetime.now(UTC), socket.gethostname()))
+        await api.post(to_manifest(event, read.metadata, datetime.now(UTC), socket.gethostname()))
         log.info("event", reason=event.reason.value, message=event.message)
-    if wanted.status != old:
-        await api.apply(_status_manifest(metadata, wanted.status), "status")
+    if wanted.status == read.status:
+        return wanted.wake_after
+    try:
+        await api.apply(_status_manifest(read, wanted.status), "status")
+    except ApiException as error:
+        if error.status != _CONFLICT:
+            raise
+        return _AGAIN_SECONDS
     return wanted.wake_after
 
 
-def _status_manifest(metadata: JobMetadata, status: PseudoRealJobStatus) -> dict[str, Any]:
-    return {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        # With the uid, a job that was deleted and created anew meanwhile is a conflict.
-        "metadata": {"name": metadata.name, "namespace": metadata.namespace, "uid": metadata.uid},
-        "status": status.to_dict(),
-    }
+def _status_manifest(read: _Read, status: PseudoRealJobStatus) -> dict[str, Any]:
+    # With the version, a job that somebody changed after it was read is a conflict, and so is another job of that name:
+    # a status is written whatever the uid is.
+    metadata = {"name": read.metadata.name, "namespace": read.metadata.namespace, "resourceVersion": read.version}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}

@@ -19,10 +19,10 @@ log = structlog.get_logger()
 async def release(api: Api, namespaces: tuple[str, ...]) -> None:
     for namespace in namespaces or (None,):
         for job in await api.list("PseudoRealJob", namespace):
-            await _release_one(api, job["metadata"])
+            await release_one(api, job["metadata"])
 
 
-async def _release_one(api: Api, metadata: dict[str, object]) -> None:
+async def release_one(api: Api, metadata: dict[str, object]) -> None:
     finalizers = metadata.get("finalizers")
     if not isinstance(finalizers, list) or FINALIZER not in finalizers:
         return

@@ -1,7 +1,7 @@
 """What the pods' reports mean for the status: results of phases, checkpoints, progress. Pure."""
 
-from collections.abc import Iterable
-from datetime import datetime
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
 
 from pseudoreal_api.messages import ProgressReport, TerminationMessage
 from pseudoreal_api.resolve import last_steps
@@ -9,7 +9,7 @@ from pseudoreal_api.spec import PseudoRealJobSpec
 from pseudoreal_api.status import CheckpointStatus, Progress, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.observed import Pod, PodPhase, Role
+from pseudoreal_operator.observed import Heard, Pod, PodPhase, Role
 from pseudoreal_operator.stages import Stage, changed
 
 
@@ -23,12 +23,14 @@ def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
     return None
 
 
-def recorded(status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage) -> PseudoRealJobStatus:
-    """The status once the stage is done."""
+def recorded(
+    status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage, ended: str | None
+) -> PseudoRealJobStatus:
+    """The status once the stage is done, which was at `ended`."""
     return status.model_copy(
         update={
             "phases": changed(status.phases, stage.index, **_outcome(stage, message)),
-            "checkpoint": _newer(status.checkpoint, message),
+            "checkpoint": _newer(status.checkpoint, message, ended),
         }
     )
 
@@ -38,8 +40,21 @@ def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> Pseudo
     checkpoint = status.checkpoint
     for pod in pods:
         if pod.termination and pod.termination.message:
-            checkpoint = _newer(checkpoint, pod.termination.message)
+            checkpoint = _newer(checkpoint, pod.termination.message, pod.termination.finished)
     return status.model_copy(update={"checkpoint": checkpoint})
+
+
+def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datetime) -> PseudoRealJobStatus:
+    """The status with what the pods of the running execution say."""
+    for one in heard:
+        report = one.report
+        if report.progress:
+            status = status.model_copy(update={"progress": live_progress(report.progress, now)})
+        if report.checkpoint and (status.checkpoint is None or report.checkpoint.name != status.checkpoint.latest):
+            saved = clock.to_text(one.last - timedelta(seconds=report.checkpoint.seconds))
+            update = CheckpointStatus(latest=report.checkpoint.name, step=report.checkpoint.step, saved_time=saved)
+            status = status.model_copy(update={"checkpoint": update})
+    return status
 
 
 def live_progress(report: ProgressReport, now: datetime) -> Progress:
@@ -89,10 +104,12 @@ def _outcome(stage: Stage, message: TerminationMessage) -> dict[str, object]:
     }
 
 
-def _newer(known: CheckpointStatus | None, message: TerminationMessage) -> CheckpointStatus | None:
+def _newer(known: CheckpointStatus | None, message: TerminationMessage, ended: str | None) -> CheckpointStatus | None:
     if message.checkpoint is None or (known and known.step > message.step):
         return known
-    return CheckpointStatus(latest=message.checkpoint, step=message.step)
+    if known and known.latest == message.checkpoint:
+        return known
+    return CheckpointStatus(latest=message.checkpoint, step=message.step, saved_time=ended or None)
 
 
 def _percent(step: int, total: int) -> int:

@@ -1,19 +1,24 @@
 """The rules, in order: the first that applies decides what to do. Pure."""
 
-from datetime import timedelta
+from datetime import datetime, timedelta
+
+from pseudoreal_api.status import Transition
 
 from pseudoreal_operator import clock, conditions, results
 from pseudoreal_operator.acceptance import check
+from pseudoreal_operator.again import is_untouched, roll_back, train_again
 from pseudoreal_operator.case import Case, Step, progresses, stands
-from pseudoreal_operator.classify import Cause, classify
+from pseudoreal_operator.classify import classify
 from pseudoreal_operator.conditions import Claim
-from pseudoreal_operator.endings import fail, refuse, restart, succeed
-from pseudoreal_operator.observed import JobState, Role
+from pseudoreal_operator.doing import activity
+from pseudoreal_operator.endings import Reason, fail, refuse, restart, restart_or_fail, succeed
+from pseudoreal_operator.hang import find_stall
+from pseudoreal_operator.observed import JobState, Pod, Role
 from pseudoreal_operator.obstacles import describe_obstacle
-from pseudoreal_operator.stages import current_stage, first_phases, is_started, started
+from pseudoreal_operator.stages import Stage, current_stage, first_phases, is_started, started
 
 LOOK_SECONDS = 5.0
-"""Between two looks at a running attempt: its progress, and what keeps its pods from starting, raise no event."""
+"""Between two looks at a running execution: its progress, and what keeps its pods from starting, raise no event."""
 WAIT_SECONDS = 2.0
 """Between two looks at pods that must end."""
 
@@ -25,7 +30,10 @@ def first_sight(case: Case) -> Step | None:
         check(case.spec)
     except ValueError as error:
         return refuse(case.status, str(error), case.now)
-    update = {"attempt": 1, "start_time": clock.to_text(case.now), "phases": first_phases(case.spec)}
+    now = clock.to_text(case.now)
+    update = {"attempt": 1, "start_time": now, "active_since": now, "phases": first_phases(case.spec)}
+    # There is nothing yet that could be done again.
+    update["restarted_from"] = case.spec.restart_from
     return Step(
         case.status.model_copy(update=update),
         "Pending",
@@ -35,11 +43,11 @@ def first_sight(case: Case) -> Step | None:
 
 def overdue(case: Case) -> Step | None:
     allowed = case.spec.deadlines.active_seconds
-    if allowed is None or case.now < clock.from_text(case.status.start_time or "") + timedelta(seconds=allowed):
+    if allowed is None or _is_paused(case) or case.now < active_deadline(case, allowed):
         return None
     text = (
-        f"The job was not done {allowed} s after its start, which spec.deadlines.activeSeconds allows, in"
-        f" {case.stage.title}. Its checkpoints remain; create a job with a later deadline."
+        f"The job was not done {allowed} s after it was started or resumed, which spec.deadlines.activeSeconds allows,"
+        f" in {case.stage.title}. Its checkpoints remain; create a job with a later deadline."
     )
     return fail(case, case.status, "DeadlineExceeded", text)
 
@@ -49,15 +57,16 @@ def stage_done(case: Case) -> Step | None:
         return None
     message = results.result_of(case.stage, case.pods)
     if message is None:
-        return restart(case, f"Job {case.job.name} is complete, but its pod's result is gone.", counts=False)
-    memory = results.recorded(started(case.status, case.stage), case.stage, message)
+        return restart(case, Reason("ResultGone", f"The result of Job {case.job.name}'s pod is gone.", counts=False))
+    memory = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
     following = current_stage(memory.phases)
     if case.stage.role is Role.TRAIN:
         progress = results.final_progress(case.spec, memory.progress, message, is_last=following is None, now=case.now)
         memory = memory.model_copy(update={"progress": progress})
     if following is None:
-        return succeed(memory, case.now)
+        return succeed(memory.model_copy(update={"transition": None}), case.now)
     done = case.stage.title.capitalize() if case.stage.role is Role.DELINK else f"Phase {case.stage.phase}"
+    memory = memory.model_copy(update={"transition": _transition(case, following)})
     summary = "Delinking" if following.role is Role.DELINK else following.phase
     return Step(memory, summary, progresses("StageDone", f"{done} is done; {following.title} is about to start."))
 
@@ -68,8 +77,9 @@ def suspended(case: Case) -> Step | None:
     alive = [pod.name for pod in case.seen.pods if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
+    memory = results.with_checkpoints(case.status, case.pods)
     return Step(
-        case.status.model_copy(update={"restart_after": None}),
+        memory.model_copy(update={"restart_after": None}),
         "Suspended",
         stands("Suspended", "The job is suspended."),
         suspended=Claim("Suspended", "True", "Requested", text),
@@ -80,46 +90,94 @@ def suspended(case: Case) -> Step | None:
 def resumed(case: Case) -> Step | None:
     if not conditions.holds(case.status, "Suspended"):
         return None
-    memory = case.status
+    now = clock.to_text(case.now)
+    memory = case.status.model_copy(update={"active_since": now, "transition": _renewed(case)})
     if is_started(memory.phases, case.stage):
-        update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": clock.to_text(case.now)}
+        update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": now, "attempt_time": None}
         memory = memory.model_copy(update=update)
     return Step(memory, _waiting_summary(case), progresses("Resumed", f"{case.stage.title} is about to go on."))
+
+
+def asked_again(case: Case) -> Step | None:
+    wish = case.spec.restart_from
+    if wish is None or wish == case.status.restarted_from:
+        return None
+    index = next(i for i, phase in enumerate(case.status.phases) if phase.name == wish.phase)
+    if not is_untouched(case.status, index):
+        return train_again(case, index)
+    text = f"Phase {wish.phase}, which spec.restartFrom names, has not begun yet: nothing is done again."
+    memory = case.status.model_copy(update={"restarted_from": wish})
+    runs = case.job is not None and case.job.state is JobState.ACTIVE
+    return Step(memory, case.status.phase, progresses("NothingToRepeat", text), children=case.stage if runs else None)
+
+
+def delink_overdue(case: Case) -> Step | None:
+    transition = case.status.transition
+    if case.stage.role is not Role.DELINK or transition is None or _is_paused(case):
+        return None
+    if case.now < clock.from_text(transition.deadline):
+        return None
+    obstacle = describe_obstacle(case.job, case.pods) if case.job else None
+    why = obstacle.message if obstacle else f"What to do: {case.logs_command}"
+    sentence = (
+        f"{case.stage.title.capitalize()} was not done {case.spec.delink.timeout_seconds} s after the end of phase"
+        f" {transition.from_phase}, which spec.delink.timeoutSeconds allows. {why}"
+    )
+    if case.spec.delink.on_timeout == "RollBack":
+        return roll_back(case, sentence)
+    return fail(case, case.status, "DelinkTimeout", sentence)
+
+
+def never_started(case: Case) -> Step | None:
+    """Not all pods run in time. The time in a queue does not count."""
+    allowed, asked = case.spec.deadlines.startup_seconds, case.status.attempt_time
+    if allowed is None or asked is None or case.job is None or case.job.state is not JobState.ACTIVE:
+        return None
+    if case.job.queued or case.started_pods >= case.workers or case.now < startup_deadline(case, allowed):
+        return None
+    obstacle = describe_obstacle(case.job, case.pods)
+    why = obstacle.message if obstacle else f"What to do: kubectl describe job {case.job.name}"
+    text = (
+        f"{case.started_pods} of {case.workers} pods ran {allowed} s after they were asked for, which"
+        f" spec.deadlines.startupSeconds allows. {why}"
+    )
+    return fail(case, case.status, "StartupDeadlineExceeded", text)
+
+
+def hung(case: Case) -> Step | None:
+    if case.stage.role is not Role.TRAIN or case.job is None or case.job.state is not JobState.ACTIVE:
+        return None
+    stall = find_stall(case)
+    if stall is None or case.spec.hang.action == "Event":
+        return None
+    if case.spec.hang.action == "Fail":
+        return fail(case, case.status, stall.reason, f"{stall.sentence} spec.hang.action is Fail.")
+    return restart_or_fail(case, Reason(stall.reason, stall.sentence, stall.culprit))
 
 
 def running(case: Case) -> Step | None:
     if case.job is None or case.job.state is not JobState.ACTIVE:
         return None
-    memory = started(case.status, case.stage)
-    if case.seen.report and case.stage.role is Role.TRAIN:
-        progress = results.live_progress(case.seen.report, case.now)
-        memory = memory.model_copy(update={"progress": progress})
-    return Step(memory, _summary(case), _activity(case), children=case.stage, wake_after=LOOK_SECONDS)
+    memory = results.with_reports(started(case.status, case.stage), case.heard, case.now)
+    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=LOOK_SECONDS)
 
 
 def attempt_failed(case: Case) -> Step | None:
     if case.job is None or case.job.state is not JobState.FAILED:
         return None
-    verdict = classify(case.job.name, case.pods)
-    memory = results.with_checkpoints(case.status, case.pods)
-    if verdict.cause is Cause.INVALID_JOB:
-        return fail(case, memory, "InvalidJob", verdict.sentence)
-    if verdict.cause is Cause.DISRUPTION:
-        return restart(case, verdict.sentence, counts=False)
-    if memory.restarts < case.spec.restart.max_restarts:
-        return restart(case, verdict.sentence, counts=True)
-    text = (
-        f"{verdict.sentence} That was the last of {memory.restarts} restarts, which spec.restart.maxRestarts allows."
-        f" What to do: {case.logs_command}"
-    )
-    return fail(case, memory, "RestartsExhausted", text)
+    verdict = classify(case.job.name, case.pods, case.spec.restart.rules)
+    if verdict.action == "Fail":
+        memory = results.with_checkpoints(case.status, case.pods)
+        return fail(case, memory, verdict.reason, verdict.sentence)
+    counts = verdict.action == "Restart"
+    return restart_or_fail(case, Reason(verdict.reason, verdict.sentence, _origin(case, verdict.pod), counts))
 
 
 def vanished(case: Case) -> Step | None:
-    """The status says that the attempt began, and its Job is gone."""
+    """The status says that the execution began, and its Job is gone."""
     if not is_started(case.status.phases, case.stage) or case.status.restart_after is not None:
         return None
-    return restart(case, f"Job {case.job_name} was deleted.", counts=False)
+    return restart(case, Reason("JobDeleted", f"Job {case.job_name} was deleted.", counts=False))
 
 
 def backing_off(case: Case) -> Step | None:
@@ -127,17 +185,17 @@ def backing_off(case: Case) -> Step | None:
     if after is None or clock.from_text(after) <= case.now:
         return None
     before = conditions.find(case.status, "Progressing")
-    text = before.message if before else f"The next attempt starts not before {after}."
+    text = before.message if before else f"The next execution starts not before {after}."
     wait = (clock.from_text(after) - case.now).total_seconds()
     return Step(case.status, "Restarting", stands("Restarting", text), wake_after=wait)
 
 
 def leftovers(case: Case) -> Step | None:
-    """Attempts must not overlap, nor must a job and a deleted one of the same name share children's names."""
+    """Executions must not overlap, nor must a job and a deleted one of the same name share children's names."""
     old = next((pod for pod in case.seen.pods if pod.is_alive), None)
     if old:
         text = (
-            f"Waiting for pod {old.name} of an earlier attempt to end. If its node {old.node or '(none)'} is lost,"
+            f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
             f" delete the pod: kubectl delete pod {old.name} -n {case.metadata.namespace} --force"
         )
     elif case.seen.foreign:
@@ -148,10 +206,11 @@ def leftovers(case: Case) -> Step | None:
 
 
 def start(case: Case) -> Step:
+    memory = started(case.status, case.stage).model_copy(update={"attempt_time": clock.to_text(case.now)})
     return Step(
-        started(case.status, case.stage),
+        memory,
         _summary(case),
-        progresses("Starting", f"Execution {case.status.execution_attempt} at {case.stage.title} starts."),
+        progresses("Starting", f"Execution {case.run.attempt} at {case.stage.title} starts."),
         children=case.stage,
         wake_after=LOOK_SECONDS,
     )
@@ -163,6 +222,10 @@ RULES = (
     stage_done,
     suspended,
     resumed,
+    asked_again,
+    delink_overdue,
+    never_started,
+    hung,
     running,
     attempt_failed,
     vanished,
@@ -172,25 +235,52 @@ RULES = (
 """`start` is what remains."""
 
 
+def active_deadline(case: Case, allowed: int) -> datetime:
+    since = case.status.active_since or case.status.start_time or clock.to_text(case.now)
+    return clock.from_text(since) + timedelta(seconds=allowed)
+
+
+def startup_deadline(case: Case, allowed: int) -> datetime:
+    begun = [case.status.attempt_time or clock.to_text(case.now)]
+    begun += [case.job.begun] if case.job and case.job.begun else []
+    return max(map(clock.from_text, begun)) + timedelta(seconds=allowed)
+
+
+def _transition(case: Case, following: Stage) -> Transition | None:
+    if following.role is not Role.DELINK:
+        return None
+    return Transition(
+        id=f"{case.stage.phase}-{following.phase}-e{case.run.attempt}",
+        from_phase=case.stage.phase,
+        to_phase=following.phase,
+        start_time=clock.to_text(case.now),
+        deadline=clock.to_text(case.now + timedelta(seconds=case.spec.delink.timeout_seconds)),
+    )
+
+
+def _is_paused(case: Case) -> bool:
+    """Clocks stand still from the wish to suspend until the job is resumed."""
+    return case.spec.suspend or conditions.holds(case.status, "Suspended")
+
+
+def _renewed(case: Case) -> Transition | None:
+    """The clock of a transition stands still while the job is suspended; it starts anew."""
+    if case.status.transition is None:
+        return None
+    later = case.now + timedelta(seconds=case.spec.delink.timeout_seconds)
+    return case.status.transition.model_copy(update={"deadline": clock.to_text(later)})
+
+
+def _origin(case: Case, pod: Pod | None) -> Pod | None:
+    """Where a fault began: a pod may say that the rank of another one is to blame."""
+    message = pod.termination.message if pod and pod.termination else None
+    suspect = message.suspect if message else None
+    return pod if suspect is None else case.pod_of_rank(suspect) or pod
+
+
 def _summary(case: Case) -> str:
     return case.stage.phase if case.stage.role is Role.TRAIN else "Delinking"
 
 
 def _waiting_summary(case: Case) -> str:
     return "Restarting" if case.status.restart_after else _summary(case)
-
-
-def _activity(case: Case) -> Claim:
-    assert case.job is not None, "there is a Job that runs"
-    obstacle = describe_obstacle(case.job, case.pods)
-    if obstacle:
-        return stands(obstacle.reason, obstacle.message)
-    wanted = case.spec.phases[case.stage.index].workers if case.stage.role is Role.TRAIN else 1
-    ready = sum(pod.ready for pod in case.pods)
-    # Pods that have done their part are not ready any more.
-    if not case.pods or (ready < wanted and any(pod.is_alive for pod in case.pods)):
-        text = f"{ready} of {wanted} pods run; if this lasts: kubectl describe job {case.job.name}"
-        return progresses("Starting", text)
-    doing = "training" if case.stage.role is Role.TRAIN else "delinking"
-    number = case.status.execution_attempt
-    return progresses(doing.capitalize(), f"Execution {number} at {case.stage.title} is {doing}.")

@@ -1,11 +1,16 @@
 """What the operator's Deployment sets, from environment variables."""
 
 import os
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
+from pseudoreal_operator.lease import Lease
+from pseudoreal_operator.reports.server import ReportServer
+
+REPORT_PORT = 8443
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
@@ -17,6 +22,10 @@ class Settings:
     pull_policy: PullPolicy
     namespaces: tuple[str, ...]
     health_port: int = 8080
+    reports: ReportServer | None = None
+    """None: pods have nobody to report to."""
+    lease: Lease | None = None
+    """None: nobody makes sure that this is the only operator."""
     nccl_config: str | None = None
     """Text of the site's nccl.conf."""
     report_url: str | None = None
@@ -42,7 +51,23 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         nccl_config=_text_of(environment, "PSEUDOREAL_NCCL_CONFIG"),
         report_url=environment.get("PSEUDOREAL_REPORT_URL") or None,
         report_ca=_text_of(environment, "PSEUDOREAL_REPORT_CA"),
+        reports=_read_reports(environment),
+        lease=_read_lease(environment),
     )
+
+
+def _read_reports(environment: Mapping[str, str]) -> ReportServer | None:
+    folder = environment.get("PSEUDOREAL_TLS_DIRECTORY", "")
+    if not folder:
+        return None
+    port = int(environment.get("PSEUDOREAL_REPORT_PORT") or REPORT_PORT)
+    return ReportServer(port, f"{folder}/tls.crt", f"{folder}/tls.key")
+
+
+def _read_lease(environment: Mapping[str, str]) -> Lease | None:
+    namespace, _, name = environment.get("PSEUDOREAL_LEASE", "").partition("/")
+    holder = environment.get("PSEUDOREAL_POD_NAME") or socket.gethostname()
+    return Lease(namespace, name, holder) if name else None
 
 
 def read_namespaces(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:

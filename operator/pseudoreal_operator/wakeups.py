@@ -2,38 +2,38 @@
 
 import asyncio
 
-Key = tuple[str, str]
-"""Namespace and name of a PseudoRealJob."""
+Wish = tuple[int, str]
+"""What a user can change of a job: its spec, by generation, and the annotation that ends a phase."""
 
 
 class Wakeups:
-    """Events for jobs without a loop are dropped: a loop begins by reading everything."""
+    """By the uids of jobs. Events for jobs without a loop are dropped: a loop begins by reading everything."""
 
     def __init__(self) -> None:
-        self._events: dict[Key, asyncio.Event] = {}
-        self._generations: dict[Key, int] = {}
+        self._events: dict[str, asyncio.Event] = {}
+        self._wishes: dict[str, Wish] = {}
 
-    def add(self, key: Key) -> None:
-        self._events[key] = asyncio.Event()
+    def add(self, uid: str) -> None:
+        self._events[uid] = asyncio.Event()
 
-    def remove(self, key: Key) -> None:
-        self._events.pop(key, None)
-        self._generations.pop(key, None)
+    def remove(self, uid: str) -> None:
+        self._events.pop(uid, None)
+        self._wishes.pop(uid, None)
 
-    def wake(self, key: Key) -> None:
-        if key in self._events:
-            self._events[key].set()
+    def wake(self, uid: str) -> None:
+        if uid in self._events:
+            self._events[uid].set()
 
-    def wake_on_change(self, key: Key, generation: int) -> None:
-        """Only for a new spec: most events of a job are the echo of our own status."""
-        if key in self._events and self._generations.get(key) != generation:
-            self._generations[key] = generation
-            self.wake(key)
+    def wake_on_change(self, uid: str, wish: Wish) -> None:
+        """Only for a new wish of the user: most events of a job are the echo of our own status."""
+        if uid in self._events and self._wishes.get(uid) != wish:
+            self._wishes[uid] = wish
+            self.wake(uid)
 
-    async def wait(self, key: Key, seconds: float | None) -> None:
+    async def wait(self, uid: str, seconds: float | None) -> None:
         """Until the job is woken or the time is over; None waits for ever. A wake-up during a pass is not lost."""
         try:
-            await asyncio.wait_for(self._events[key].wait(), seconds)
+            await asyncio.wait_for(self._events[uid].wait(), seconds)
         except TimeoutError:
             return
-        self._events[key].clear()
+        self._events[uid].clear()

@@ -36,6 +36,10 @@ class Rules:
             return state
         return self._ending_soon(state)
 
+    def after_request(self, state: Manifest) -> Manifest:
+        """The state once somebody has asked for the end of the phase."""
+        return self._ending_soon(state)
+
     def after_check(self, state: Manifest, correlations: tuple[float, ...]) -> Manifest:
         """The state once the gradients of its step are compared."""
         rule = self.config.until.gradient_correlation

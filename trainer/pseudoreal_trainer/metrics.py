@@ -14,6 +14,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.pod_folder import PodFolder
 from pseudoreal_trainer.schedule import phase_rate
 
 METRICS_FILE = "metrics.jsonl"
@@ -65,8 +66,9 @@ class Meter:
 class Reporter:
     """Writes a line for every step, and logs one a second at most, except that it logs every validation."""
 
-    def __init__(self, config: PhaseConfig, meter: Meter, first_step: int) -> None:
-        self._config, self._meter = config, meter
+    def __init__(self, config: PhaseConfig, meter: Meter, first_step: int, pod: PodFolder | None = None) -> None:
+        """`pod`: whose supervisor is told as well."""
+        self._config, self._meter, self._pod = config, meter, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
         forget_after(self._path, first_step)
@@ -78,9 +80,11 @@ class Reporter:
     def close(self) -> None:
         self._file.close()
 
-    def saved(self, cost: CheckpointCost) -> None:
+    def saved(self, manifest: Manifest, cost: CheckpointCost) -> None:
         """The next line says what the checkpoint cost."""
         self._saved = cost
+        if self._pod is not None:
+            self._pod.leave_checkpoint(manifest.name, manifest.step)
 
     def checked(self, found: LayerGradients) -> None:
         """The next line has the correlations."""
@@ -97,6 +101,8 @@ class Reporter:
         if important or validated or now - self._logged >= _LOG_SECONDS:
             self._logged = now
             log.info(PROGRESS_EVENT, **report.model_dump())
+            if self._pod is not None:
+                self._pod.leave_progress(report)
 
     def _report(self, state: Manifest) -> ProgressReport:
         config, pace = self._config, self._meter.seconds_per_step

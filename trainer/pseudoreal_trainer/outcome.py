@@ -8,6 +8,9 @@ from pseudoreal_api.base import ApiModel
 from pseudoreal_api.messages import TERMINATION_MESSAGE_BYTES, Outcome, TerminationMessage
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 
+from pseudoreal_trainer.memory_use import PodMemory
+from pseudoreal_trainer.out_of_memory import killed_sentence
+
 OUTCOME_DIRECTORY = "PSEUDOREAL_OUTCOME_DIRECTORY"
 TERMINATION_LOG = "PSEUDOREAL_TERMINATION_LOG"
 
@@ -37,20 +40,30 @@ def collect_outcomes(folder: Path) -> list[RankOutcome]:
     return [RankOutcome.model_validate_json(path.read_bytes()) for path in folder.glob("*.json")]
 
 
-def pod_outcome(outcomes: list[RankOutcome], config: PhaseConfig, exit_code: int, stopped: bool) -> TerminationMessage:
+def pod_outcome(
+    outcomes: list[RankOutcome],
+    config: PhaseConfig,
+    exit_code: int,
+    stopped: bool,
+    exhausted: PodMemory | None = None,
+) -> TerminationMessage:
     """One message for all ranks of the pod. Pure.
 
-    `exit_code` is torchrun's; `stopped` says that the pod was asked to stop. The first real error wins: those that
-    follow are mostly of ranks that lost their partner. A rank that was killed leaves no word at all.
+    `exit_code` is torchrun's; `stopped`: the pod was asked to stop; `exhausted`: its memory, for which the system has
+    ended processes. An error that has its cause in a rank itself wins, then the first: those that follow are mostly of
+    ranks that lost their partner. A rank that was killed leaves no word at all.
     """
-    errors = [o for o in outcomes if o.message.outcome in ("Failed", "InvalidJob")]
+    errors = [o for o in outcomes if o.message.outcome in ("Failed", "InvalidJob", "OutOfMemory")]
     silent = sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes})
-    first_error = min(errors, key=lambda o: o.time_ns).message if errors else None
+    errors.sort(key=lambda o: (o.message.outcome == "Failed", o.time_ns))
+    first_error = errors[0].message if errors else None
     if not silent:
         return first_error or min(outcomes, key=lambda o: o.local_rank).message
+    if exhausted is not None:
+        return ended_badly("OutOfMemory", config, killed_sentence(silent, exhausted, config))
     if stopped:
         return ended_badly("Yielded", config, "asked to stop before anything could be saved")
-    if first_error is not None and first_error.outcome == "InvalidJob":
+    if first_error is not None and first_error.outcome in ("InvalidJob", "OutOfMemory"):
         return first_error
     others = f"; another rank then said: {first_error.message}" if first_error else ""
     return ended_badly(

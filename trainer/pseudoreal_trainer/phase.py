@@ -12,8 +12,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Updates
-from pseudoreal_trainer.checkpoint.place import place_of
-from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.corpus import Corpus
 from pseudoreal_trainer.ending import Rules
@@ -28,6 +27,7 @@ from pseudoreal_trainer.metrics import Meter, Reporter
 from pseudoreal_trainer.plan.from_config import phase_layout
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.pod_folder import PodFolder
 from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.saving import Saved, Saver
 from pseudoreal_trainer.sharing import blocks_of_layers
@@ -39,22 +39,29 @@ from pseudoreal_trainer.validation import Validation, build_validation
 log = structlog.get_logger()
 
 
-def train_phase(config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool]) -> TerminationMessage:
-    """Every rank calls this. Raises TrainingError."""
-    store = CheckpointStore(place_of(config.storage), config.job.uid)
+def train_phase(
+    config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool], pod: PodFolder | None = None
+) -> TerminationMessage:
+    """Every rank calls this. `pod`: whose supervisor hears of it. Raises TrainingError."""
+    store = store_of(config)
     fence = Fence(store.work_directory, config.attempt)
     if ranks.is_first:
         fence.claim()
+    ranks.stamps.does("verifies checkpoints")
     start = find_start(config, ranks)
     if start is not None and start.manifest.phase_complete:
         log.info("phase_already_complete", phase=config.phase, checkpoint=start.manifest.name)
         return termination("Succeeded", config, start.manifest, store)
+    ranks.stamps.does("makes the engine")
     layout = phase_layout(config)
     with open_engine(config, layout, ranks) as engine:
+        ranks.stamps.does("loads weights")
         fill(engine, config, start)
         resumed = start.manifest if start else None
         saver = Saver(engine, store, fence, config.checkpoint, resumed)
-        phase = _Phase(config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter(), Rules(config))
+        phase = _Phase(
+            config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter(), Rules(config), pod
+        )
         try:
             return phase.run(resumed, stop)
         finally:
@@ -116,9 +123,11 @@ class _Phase:
     validation: Validation
     meter: Meter
     rules: Rules
+    pod: PodFolder | None
 
     def run(self, resumed: Manifest | None, stop: Callable[[], bool]) -> TerminationMessage:
-        reporter = Reporter(self.config, self.meter, resumed.step if resumed else 0) if self.ranks.is_first else None
+        first = resumed.step if resumed else 0
+        reporter = Reporter(self.config, self.meter, first, self.pod) if self.ranks.is_first else None
         try:
             state = self._begin(resumed)
             state, stopped = self._train(state, reporter, stop)
@@ -131,8 +140,9 @@ class _Phase:
         if self.ranks.is_first and self.config.index == 0 and resumed is None:
             log_corpus(self.config, self.corpus, self.validation)
         state = self._adopted(resumed)
+        self.ranks.stamps.stands(state.step)
         if state.start_validation_loss is None:
-            loss = self.validation.measure(self.engine)
+            loss = self._validated()
             state = state.model_copy(update={"start_validation_loss": loss, "validation_loss": loss})
             state = self.rules.after_loss(state)
         if self.ranks.is_first:
@@ -151,15 +161,18 @@ class _Phase:
         stepper = self._stepper(state.phase_begin)
         first = state.step + 1
         while not self.rules.is_over(state):
-            with self.meter:
-                result = stepper.take(state.step + 1, state.global_cursor, stop(), self._probe(state))
+            finish, probe = self.pod is not None and self.pod.is_asked_to_finish(), self._probe(state)
+            with self.meter, self.ranks.stamps.step():
+                result = stepper.take(state.step + 1, state.global_cursor, stop=stop(), finish=finish, probe=probe)
             before, state = state, self._advanced(state, result)
             if result.gradients is not None:
                 state = self._learned(before, state, result.gradients, reporter)
+            if result.finish:
+                state = self.rules.after_request(state)
             self._report(self.saver.poll(), reporter)
             validated = self._validation_due(state)
             if validated:
-                state = state.model_copy(update={"validation_loss": self.validation.measure(self.engine)})
+                state = state.model_copy(update={"validation_loss": self._validated()})
                 state = self.rules.after_loss(state)
             over = self.rules.is_over(state)
             if reporter:
@@ -207,6 +220,10 @@ class _Phase:
     def _validation_due(self, state: Manifest) -> bool:
         return state.step % self.config.data.validation.every_steps == 0 or self.rules.is_over(state)
 
+    def _validated(self) -> float:
+        self.ranks.stamps.does("validates")
+        return self.validation.measure(self.engine)
+
     def _end(self, state: Manifest, reporter: Reporter | None, stopped: bool) -> TerminationMessage:
         state = self._save(state.model_copy(update={"phase_complete": not stopped}), reporter)
         # Also those that do not write end only when it is committed.
@@ -227,4 +244,4 @@ class _Phase:
         for saved in committed:
             if reporter:
                 log_saved(saved)
-                reporter.saved(saved.cost)
+                reporter.saved(saved.manifest, saved.cost)

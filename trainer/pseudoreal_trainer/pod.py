@@ -19,15 +19,20 @@ from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 from pydantic import Field, TypeAdapter
 
 from pseudoreal_trainer.checkpoint.delink import delink
-from pseudoreal_trainer.checkpoint.place import place_of
-from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.store import store_of
+from pseudoreal_trainer.endpoint import endpoint_of_pod
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.memory_use import pod_memory
 from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, ended_badly, pod_outcome, write_termination
+from pseudoreal_trainer.pod_folder import PodFolder, memory_directory
+from pseudoreal_trainer.reporting import reporting
 
 _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
     Annotated[PhaseConfig | DelinkConfig, Field(discriminator="role")]
 )
+
+WORKER = "pseudoreal_trainer.worker"
 
 log = structlog.get_logger()
 
@@ -53,17 +58,22 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
 
 
 def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage:
-    with tempfile.TemporaryDirectory(prefix="pseudoreal-") as temporary:
+    # Errors: the thread that reports may look into it until the end.
+    with tempfile.TemporaryDirectory(dir=memory_directory(), ignore_cleanup_errors=True) as temporary:
         folder = Path(os.environ.get(OUTCOME_DIRECTORY) or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        exit_code = _run_torchrun(path, _environment(config, folder), stop)
-        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked)
+        kills = pod_memory().kills
+        with reporting(PodFolder(folder), endpoint_of_pod()):
+            exit_code = _run_torchrun(path, _environment(config, folder), stop)
+        memory = pod_memory()
+        exhausted = memory if memory.kills > kills else None
+        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, exhausted)
     return message if message.checkpoint else _with_newest_checkpoint(message, config)
 
 
 def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
     """Completes the message of a pod whose ranks could not say where the training stands."""
-    store = CheckpointStore(place_of(config.storage), config.job.uid)
+    store = store_of(config)
     try:
         newest = store.committed(config.phase)[-1:]
     except TrainingError:
@@ -100,7 +110,7 @@ def rendezvous_host(environment: Mapping[str, str]) -> dict[str, str]:
 def _run_torchrun(config: Path, environment: dict[str, str], stop: "_Stop") -> int:
     """torchrun's exit code."""
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0"]
-    command += ["--module", "pseudoreal_trainer.worker", str(config)]
+    command += ["--module", WORKER, str(config)]
     process = subprocess.Popen(command, env=environment)
     stop.pass_on_to(process)
     return process.wait()

@@ -3,11 +3,13 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from pseudoreal_trainer.stamps import Stamps
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,7 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    stamps: Stamps = field(default_factory=Stamps, compare=False)
 
     @property
     def is_first(self) -> bool:
@@ -23,7 +26,8 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replaces the tensor by its sum over all ranks: the same bits on each."""
         if self.world > 1:
-            dist.all_reduce(tensor)
+            with self.stamps.wait("sum over all ranks"):
+                dist.all_reduce(tensor)
         return tensor
 
     def from_first(self, value: int) -> int:
@@ -32,15 +36,17 @@ class Ranks:
 
 
 @contextmanager
-def open_ranks() -> Iterator[Ranks]:
+def open_ranks(stamps: Stamps | None = None) -> Iterator[Ranks]:
     """Under torchrun all its processes; without it, this one alone."""
+    stamps = stamps or Stamps()
     world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank()
     if world == 1:
-        yield Ranks(0, 1, device)
+        yield Ranks(0, 1, device, stamps)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    with stamps.wait("rendezvous of all ranks"):
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        yield Ranks(dist.get_rank(), world, device)
+        yield Ranks(dist.get_rank(), world, device, stamps)
     finally:
         dist.destroy_process_group()
 

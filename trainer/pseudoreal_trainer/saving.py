@@ -107,6 +107,7 @@ class Saver:
     ) -> None:
         """`start`: the checkpoint that training goes on from, whose files were read and are sound."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
+        self._stamps = engine.grid.ranks.stamps
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: _Running | None = None
 
@@ -114,6 +115,7 @@ class Saver:
         """Begins to save the state of the step that was made last; the result has the one before, if that was still
         being written. Raises SavingFailed when that failed."""
         before = self.finish()
+        self._stamps.save_begins()
         begin, held = time.perf_counter(), self._engine.held_seconds
         done = self._restated(manifest) if self._is_start(manifest) else self._started(manifest)
         stalled = time.perf_counter() - begin
@@ -130,7 +132,7 @@ class Saver:
             return []
         running, begin = self._running, time.perf_counter()
         self._running = None
-        committed = running.done.result()
+        committed = self._stamps.result(running.done, self._stamps.saving)
         waited = time.perf_counter() - begin
         held = self._engine.held_seconds - running.held
         return [Saved(committed.manifest, committed.moment - running.begin, running.stalled + held + waited)]
@@ -189,6 +191,7 @@ class Saver:
             if isinstance(error, TrainingError):
                 raise error
             raise _failed(manifest, error or "the first rank says why") from error
+        self._stamps.save_ends()
         return _Committed(manifest, time.perf_counter())
 
     def _commit(self, manifest: Manifest) -> None:
@@ -208,7 +211,8 @@ class Saver:
         if self._engine.grid.saving is None:
             everyone = [mine]
         else:
-            dist.all_gather(everyone, mine, group=self._engine.grid.saving)
+            with self._stamps.saving.wait("files of all ranks"):
+                dist.all_gather(everyone, mine, group=self._engine.grid.saving)
         decoded = [_decoded(rank, digests) for rank, digests in enumerate(everyone)]
         if any(files is None for files in decoded):
             return None
@@ -217,7 +221,8 @@ class Saver:
     def _all_succeeded(self, mine: bool) -> bool:
         failures = torch.tensor(int(not mine))
         if self._engine.grid.saving is not None:
-            dist.all_reduce(failures, group=self._engine.grid.saving)
+            with self._stamps.saving.wait("commit of the checkpoint"):
+                dist.all_reduce(failures, group=self._engine.grid.saving)
         return int(failures) == 0
 
 

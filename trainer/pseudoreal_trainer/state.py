@@ -9,9 +9,8 @@ from pseudoreal_api.resolved import PhaseConfig
 from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
-from pseudoreal_trainer.checkpoint.place import place_of
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.initial import initial_weights
@@ -40,7 +39,7 @@ def find_start(config: PhaseConfig, ranks: Ranks) -> Reader | None:
 
     The ranks verify it together, each some of its files. Raises TrainingError when a later phase has none.
     """
-    store = CheckpointStore(place_of(config.storage), config.job.uid)
+    store = store_of(config)
     steps = [manifest.step for manifest in store.candidates(config.phase)] if ranks.is_first else []
     for place in range(ranks.from_first(len(steps))):
         manifest = _manifest_of(store, config.phase, ranks.from_first(steps[place] if ranks.is_first else 0))

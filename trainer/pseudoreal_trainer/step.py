@@ -20,10 +20,12 @@ from pseudoreal_trainer.stream import Stream, rank_parts
 class StepResult:
     loss: float
     """Of the whole batch, nats per token."""
-    stop: bool
-    """Some rank was asked to stop."""
     norm: float
     """Of the whole gradient, where clipping needs it; else 0."""
+    stop: bool
+    """Some rank was asked to stop."""
+    finish: bool
+    """Some rank was asked to end the phase."""
     gradients: LayerGradients | None
     """Where they were measured."""
 
@@ -56,8 +58,10 @@ class Stepper:
     begin: int
     """Step at which the phase began."""
 
-    def take(self, step: int, cursor: int, stop: bool, probe: Probe | None = None) -> StepResult:
-        """Makes step `step` (the first is 1) from the samples at `cursor`.
+    def take(
+        self, step: int, cursor: int, *, stop: bool = False, finish: bool = False, probe: Probe | None = None
+    ) -> StepResult:
+        """Makes step `step` (the first is 1) from the samples at `cursor`. This rank was asked to stop, or to finish.
 
         The loss, the gradients and the update are the same on every rank, and up to the order of sums the same in
         every layout. A loss or gradient that is not finite changes no weight.
@@ -67,9 +71,10 @@ class Stepper:
         tokens = batch.sequences * self.config.model.sequence
         rate = phase_rate(self.config, step, self.begin)
         windows = StreamBatch(self.stream, parts, grid.device)
-        agreement: Agreement = self.engine.train(windows, Training(tokens, rate, stop), step, probe)
+        agreement: Agreement = self.engine.train(windows, Training(tokens, rate, stop, finish), step, probe)
         gradients = None if probe is None else probe.result()
-        return StepResult(agreement.loss_sum / tokens, agreement.stop, agreement.norm, gradients)
+        loss = agreement.loss_sum / tokens
+        return StepResult(loss, agreement.norm, agreement.stop, agreement.finish, gradients)
 
 
 def tokens_of(windows: NDArray[Any], device: torch.device) -> Tensor:

@@ -17,8 +17,12 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, ended_badly, leave_outcome
+from pseudoreal_trainer.memory_use import memory_use
+from pseudoreal_trainer.out_of_memory import lack_of_memory, rank_sentence
+from pseudoreal_trainer.outcome import ended_badly, leave_outcome
+from pseudoreal_trainer.pod_folder import PodFolder, pod_folder
 from pseudoreal_trainer.preflight.start import run_preflight
+from pseudoreal_trainer.stamps import FileStamps, Stamps
 
 log = structlog.get_logger()
 
@@ -28,35 +32,52 @@ def main() -> None:
     # Before torch is imported, which takes seconds in which a SIGTERM would otherwise kill the process.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     configure_logs()
+    local_rank, pod = int(os.environ.get("LOCAL_RANK", "0")), pod_folder()
+    stamps = _stamps(pod, local_rank)  # before torch as well: an import that hangs is seen
     config = PhaseConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-    message = _outcome(config, stop)
-    if OUTCOME_DIRECTORY in os.environ:
-        leave_outcome(Path(os.environ[OUTCOME_DIRECTORY]), int(os.environ.get("LOCAL_RANK", "0")), message)
+    message = _outcome(config, stop, stamps, pod)
+    if pod is not None:
+        leave_outcome(pod.path, local_rank, message)
+    stamps.ends()
     sys.exit(message.exit_code)
 
 
-def _outcome(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
+def _stamps(pod: PodFolder | None, local_rank: int) -> Stamps:
+    if pod is not None:
+        try:
+            return FileStamps(pod.stamps(local_rank), int(os.environ.get("RANK", "0")))
+        except OSError as error:
+            log.warning("rank_gives_no_sign", error=str(error))
+    return Stamps()
+
+
+def _outcome(config: PhaseConfig, stop: threading.Event, stamps: Stamps, pod: PodFolder | None) -> TerminationMessage:
     try:
-        return _train(config, stop)
+        return _train(config, stop, stamps, pod)
     except InvalidJobError as error:
         log.error("invalid_job", phase=config.phase, error=str(error))
         return ended_badly("InvalidJob", config, str(error))
     except Exception as error:
         log.exception("phase_failed", phase=config.phase)
+        if (lack := lack_of_memory(error)) is not None:
+            return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
         suspect = error.suspect if isinstance(error, TrainingError) else None
         return ended_badly("Failed", config, f"{type(error).__name__}: {error}", suspect)
 
 
-def _train(config: PhaseConfig, stop: threading.Event) -> TerminationMessage:
+def _train(config: PhaseConfig, stop: threading.Event, stamps: Stamps, pod: PodFolder | None) -> TerminationMessage:
+    stamps.does("reads the corpus")
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
     corpus = load_corpus(config.data, config.model.sequence)
     if config.preflight:
+        stamps.does("checks ranks and links")
         run_preflight(config, Path(sys.argv[1]))
+    stamps.does("imports torch")
     from pseudoreal_trainer.phase import train_phase
     from pseudoreal_trainer.ranks import open_ranks
 
-    with open_ranks() as ranks:
-        return train_phase(config, corpus, ranks, stop.is_set)
+    with open_ranks(stamps) as ranks:
+        return train_phase(config, corpus, ranks, stop.is_set, pod)
 
 
 if __name__ == "__main__":

@@ -42,11 +42,37 @@ readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end }}
 
+{{- define "pseudoreal.reportHost" -}}
+{{ include "pseudoreal.fullname" . }}.{{ .Release.Namespace }}.svc
+{{- end }}
+
+{{- define "pseudoreal.tlsSecret" -}}
+{{ .Values.reports.tlsSecret | default (printf "%s-tls" (include "pseudoreal.fullname" .)) }}
+{{- end }}
+
+{{- /* The data of the endpoint's Secret: what the cluster has, else a new certificate, made once for all templates.
+The authority's key is not kept, so it can sign nothing else. */ -}}
+{{- define "pseudoreal.certificate" -}}
+{{- if not (hasKey .Values.reports "certificate") }}
+{{- $data := (lookup "v1" "Secret" .Release.Namespace (include "pseudoreal.tlsSecret" .) | default dict).data }}
+{{- if not (or $data .Values.reports.tlsSecret) }}
+{{- /* Every report is a handshake, and signing with such keys costs a tenth of RSA. */}}
+{{- $authority := genCAWithKey "pseudoreal-reports-ca" 3650 (genPrivateKey "ecdsa") }}
+{{- $names := list (include "pseudoreal.reportHost" .) }}
+{{- $signed := genSignedCertWithKey "pseudoreal-reports" nil $names 3650 $authority (genPrivateKey "ecdsa") }}
+{{- $data = dict "ca.crt" ($authority.Cert | b64enc) "tls.crt" ($signed.Cert | b64enc) "tls.key" ($signed.Key | b64enc) }}
+{{- end }}
+{{- $_ := set .Values.reports "certificate" ($data | default dict) }}
+{{- end }}
+{{- toYaml .Values.reports.certificate }}
+{{- end }}
+
 {{- /* What the operator may do with the jobs of a namespace. No secrets, no nodes. */ -}}
 {{- define "pseudoreal.rules" -}}
 - apiGroups: [pseudoreal.dev]
   resources: [pseudorealjobs]
-  verbs: [get, list, watch, patch]
+  # delete: spec.deadlines.ttlSecondsAfterFinished.
+  verbs: [get, list, watch, patch, delete]
 - apiGroups: [pseudoreal.dev]
   resources: [pseudorealjobs/status]
   verbs: [patch]
@@ -68,7 +94,7 @@ capabilities: {drop: [ALL]}
   verbs: [get, list, create, patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [list]
+  verbs: [get, list]
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]

@@ -4,7 +4,6 @@ They never change once they are made: what they depend on is immutable in the sp
 """
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from pseudoreal_api.names import (
@@ -17,8 +16,9 @@ from pseudoreal_api.names import (
 )
 from pseudoreal_api.phase_spec import Resources
 from pseudoreal_api.resolve import delink_config, phase_config, resolve_layout
+from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
 from pseudoreal_api.spec import PseudoRealJob
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.status import Discard, PseudoRealJobStatus
 
 from pseudoreal_operator.manifests import reporting
 from pseudoreal_operator.manifests.isolation import is_isolated, network_policy
@@ -34,22 +34,16 @@ Json = dict[str, Any]
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
-def children(
-    job: PseudoRealJob,
-    stage: Stage,
-    status: PseudoRealJobStatus,
-    settings: Settings,
-    avoid: Sequence[str] = (),
-) -> list[Json]:
-    """In the order in which they must be made: the Job last. `avoid` are names of nodes to be left to the last."""
+def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
+    """In the order in which they must be made: the Job last. Of the status they take the numbers and the nodes."""
     run = stage.run(status.execution_attempt)
     plan = _pod_plan(job, stage, run, status.attempt)
-    made = [_config_map(job, stage, run, settings)]
+    made = [_config_map(job, stage, run, status, settings)]
     if stage.role is Role.TRAIN:
         made.append(_service(job, run))
         if is_isolated(job):
             made.append(network_policy(job, run))
-    made.append(_job(job, run, plan, settings, avoid))
+    made.append(_job(job, run, plan, settings, status.avoided_nodes))
     for manifest in made:
         manifest["metadata"]["labels"][LABEL_ATTEMPT] = str(status.attempt)
     return made
@@ -83,16 +77,27 @@ def _without_devices(resources: Resources) -> Resources:
     return Resources(limits=plain(resources.limits), requests=plain(resources.requests))
 
 
-def _config_map(job: PseudoRealJob, stage: Stage, run: Run, settings: Settings) -> Json:
-    checkpoint = job.spec.checkpoint
-    mounted = checkpoint.path if checkpoint.volume else WORK_DIRECTORY
-    folder = work_directory(mounted, job.metadata.name, job.metadata.uid)
-    make = partial(phase_config, offload_directory=OFFLOAD_DIRECTORY) if stage.role is Role.TRAIN else delink_config
-    config = make(job, stage.index, attempt=run.attempt, work_directory=folder)
-    data = {CONFIG_FILE: config.to_json(indent=2)}
+def _config_map(job: PseudoRealJob, stage: Stage, run: Run, status: PseudoRealJobStatus, settings: Settings) -> Json:
+    data = {CONFIG_FILE: _config(job, stage, run, status).to_json(indent=2)}
     if stage.role is Role.TRAIN:
         data |= _site_files(job, settings) | reporting.files(settings)
     return child("ConfigMap", "v1", job, run) | {"data": data}
+
+
+def _config(job: PseudoRealJob, stage: Stage, run: Run, status: PseudoRealJobStatus) -> PhaseConfig | DelinkConfig:
+    checkpoint = job.spec.checkpoint
+    mounted = checkpoint.path if checkpoint.volume else WORK_DIRECTORY
+    folder = work_directory(mounted, job.metadata.name, job.metadata.uid)
+    here: Json = {"attempt": run.attempt, "work_directory": folder}
+    discards = [_discard(phase.discard) for phase in status.phases] or [None] * len(job.spec.phases)
+    discard = discards[stage.index]
+    if stage.role is Role.TRAIN:
+        return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, discard=discard, **here)
+    return delink_config(job, stage.index, from_discard=discards[stage.index - 1], discard=discard, **here)
+
+
+def _discard(known: Discard | None) -> DiscardConfig | None:
+    return None if known is None else DiscardConfig.model_validate(known.to_dict())
 
 
 def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:

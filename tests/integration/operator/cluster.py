@@ -11,6 +11,7 @@ from kubernetes import client
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_api.names import CONTAINER, LABEL_JOB, LABEL_PHASE
+from pseudoreal_api.reports import REPORT_AUDIENCE
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from tests.jobs import good_job
@@ -22,14 +23,16 @@ POLL_SECONDS = 0.1
 PATIENCE_SECONDS = 30.0
 
 
-def wait_for(what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str) -> T:
+def wait_for(
+    what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str, patience: float = PATIENCE_SECONDS
+) -> T:
     """Polls until `probe` gives something true; fails with what `explain` says."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + patience
     while time.monotonic() < deadline:
         if found := probe():
             return found
         time.sleep(POLL_SECONDS)
-    pytest.fail(f"{what} did not happen within {PATIENCE_SECONDS:.0f} s: {explain()}")
+    pytest.fail(f"{what} did not happen within {patience:.0f} s: {explain()}")
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,17 @@ class Cluster:
 
     def delete_pod(self, name: str) -> None:
         client.CoreV1Api(self.api).delete_namespaced_pod(name, self.namespace)
+
+    def token(self, pod: Json | None, audience: str = REPORT_AUDIENCE) -> str:
+        """A token as the kubelet projects it into a pod; without a pod, one that anybody with the right can have."""
+        spec: Json = {"audiences": [audience], "expirationSeconds": 600}
+        if pod:
+            name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+            spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
+        made = client.CoreV1Api(self.api).create_namespaced_service_account_token(
+            "default", self.namespace, {"spec": spec}
+        )
+        return str(made.status.token)
 
     def delete_child_job(self, name: str) -> None:
         client.BatchV1Api(self.api).delete_namespaced_job(name, self.namespace, propagation_policy="Background")
@@ -164,17 +178,44 @@ class Job:
         """Lets the pods of a child Job run."""
         pods = self.pods(child, count)
         for pod in pods:
-            status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
-            self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
+            self.start(pod)
         return pods
 
-    def end(self, pod: Json, outcome: Outcome = "Succeeded", exit_code: int | None = None, **says: Any) -> None:
+    def start(self, pod: Json) -> None:
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+        self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
+
+    def bind(self, pod: Json, node: str) -> None:
+        """As the scheduler does."""
+        name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
+        body = {"metadata": {"name": name}, "target": target}
+        # The client of Python would read the answer as another kind than it is.
+        client.CoreV1Api(self.cluster.api).create_namespaced_pod_binding(
+            name, self.cluster.namespace, body, _preload_content=False
+        )
+
+    def alive_pods(self) -> list[Json]:
+        return [pod for pod in self.children("api/v1 pods") if pod["status"]["phase"] in ("Pending", "Running")]
+
+    def keep_waiting(self, pod: Json, waiting: Json) -> None:
+        """The trainer container of the pod does not start."""
+        status = {"phase": "Pending"} | _container({"waiting": waiting})
+        self.cluster.patch_pod_status(pod["metadata"]["name"], status)
+
+    def end(
+        self,
+        pod: Json,
+        outcome: Outcome = "Succeeded",
+        exit_code: int | None = None,
+        reason: str | None = None,
+        **says: Any,
+    ) -> None:
         """Ends a pod with a termination message; with `exit_code`, without one."""
         labels = pod["metadata"]["labels"]
         attempt = int(labels["pseudoreal.dev/execution-attempt"])
         message = TerminationMessage(outcome=outcome, phase=labels[LABEL_PHASE], attempt=attempt, **says)
         code = EXIT_CODES[outcome].value if exit_code is None else exit_code
-        terminated = {"exitCode": code, "reason": "Completed" if code == 0 else "Error"}
+        terminated = {"exitCode": code, "reason": reason or ("Completed" if code == 0 else "Error")}
         if exit_code is None:
             terminated["message"] = message.to_json()
         phase = "Succeeded" if code == 0 else "Failed"

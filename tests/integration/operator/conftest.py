@@ -8,33 +8,65 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client, config
 from pseudoreal_api import crd
+from pseudoreal_api.reports import REPORT_PATH
 from pseudoreal_dev import binaries, paths
+from pseudoreal_dev.certificates import Authority
 from pseudoreal_dev.control_plane import ControlPlane
 
+from tests.integration.operator import chart
 from tests.integration.operator.cluster import Cluster, wait_for
 
 USER = "pseudoreal-operator"
 CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
-CHART = paths.REPOSITORY / "charts" / "pseudoreal"
+SHUTDOWN_SECONDS = 25.0
+"""The grace period of its pod is 30 s."""
+
+
+def _reserved() -> socket.socket:
+    """A free port. While it is bound without a listener, connections do not take it, and the operator still can."""
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 @dataclass
 class Operator:
-    """A process that can be killed and started again."""
+    """A process that can be killed and started again. Whatever it logs as an error fails the test, but for
+    `expected`."""
 
     kubeconfig: Path
     namespace: str
     log: Path
-    port: int
+    tls: Path | None = None
+    """Of the report endpoint. None: it serves none, and holds no lease."""
+    pod: str = "operator-1"
+    health_address: socket.socket = field(default_factory=_reserved)
+    report_address: socket.socket = field(default_factory=_reserved)
     process: subprocess.Popen[bytes] | None = None
+    expected: str | None = None
+
+    @property
+    def port(self) -> int:
+        port: int = self.health_address.getsockname()[1]
+        return port
+
+    @property
+    def report_port(self) -> int:
+        port: int = self.report_address.getsockname()[1]
+        return port
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def start(self) -> None:
         environment = os.environ | {
@@ -43,10 +75,21 @@ class Operator:
             "PSEUDOREAL_NAMESPACES": self.namespace,
             "PSEUDOREAL_HEALTH_PORT": str(self.port),
         }
+        environment |= self._as_installed(self.tls) if self.tls else {}
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "pseudoreal_operator"], env=environment, stdout=log, stderr=log
             )
+
+    def _as_installed(self, tls: Path) -> dict[str, str]:
+        return {
+            "PSEUDOREAL_TLS_DIRECTORY": str(tls),
+            "PSEUDOREAL_REPORT_PORT": str(self.report_port),
+            "PSEUDOREAL_REPORT_URL": f"https://127.0.0.1:{self.report_port}{REPORT_PATH}",
+            "PSEUDOREAL_REPORT_CA": str(tls / "ca.crt"),
+            "PSEUDOREAL_LEASE": f"{self.namespace}/{chart.RELEASE}",
+            "PSEUDOREAL_POD_NAME": self.pod,
+        }
 
     def kill(self) -> None:
         assert self.process is not None, "it was started"
@@ -57,7 +100,21 @@ class Operator:
         """As Kubernetes does it; its exit code."""
         assert self.process is not None, "it was started"
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(20)
+        return self.process.wait(SHUTDOWN_SECONDS)
+
+    def lines(self, event: str) -> list[Any]:
+        """What it logged as `event`."""
+        text = self.log.read_text() if self.log.exists() else ""
+        found = (json.loads(line) for line in text.splitlines() if line.startswith("{"))
+        return [line for line in found if line["event"] == event]
+
+    def check(self) -> None:
+        """Ends it, if it runs; fails for unexpected errors."""
+        if self.is_running:
+            self.kill()
+        text = self.log.read_text() if self.log.exists() else ""
+        errors = [line for line in text.splitlines() if "Traceback" in line or '"level": "error"' in line]
+        assert not [line for line in errors if self.expected is None or self.expected not in line], "\n".join(errors)
 
     def health(self) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
@@ -69,40 +126,48 @@ def admin(control_plane: ControlPlane) -> client.ApiClient:
     """With the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
     kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
-    for command in (("apply", "--server-side"), ("wait", "--for=condition=Established", "--timeout=30s")):
-        subprocess.run([*kubectl, *command, "-f", CRD], check=True, stdout=subprocess.DEVNULL)
-    # Established, it still answers for a moment that its storage is initializing.
+    subprocess.run([*kubectl, "apply", "--server-side", "-f", CRD], check=True, stdout=subprocess.DEVNULL)
+    # `kubectl wait` fails when the definition has no condition yet, and an established one may still have no storage.
     wait_for(
         "the storage of jobs", lambda: subprocess.run([*kubectl, "get", "prj"], capture_output=True).returncode == 0
     )
-    client.RbacAuthorizationV1Api(api).create_cluster_role({"metadata": {"name": USER}, "rules": _chart_rules(api)})
+    rbac, rendered = client.RbacAuthorizationV1Api(api), chart.render()
+    for name, given in ((USER, chart.RELEASE), (f"{USER}-reviews", f"{chart.RELEASE}-reviews")):
+        rules = chart.find(rendered, "ClusterRole", given)["rules"]
+        rbac.create_cluster_role({"metadata": {"name": name}, "rules": rules})
+    rbac.create_cluster_role_binding(_binding("ClusterRole", f"{USER}-reviews"))
     return api
 
 
-def _chart_rules(api: client.ApiClient) -> list[dict[str, Any]]:
-    version = client.VersionApi(api).get_code().git_version
-    command = [binaries.build().path("helm"), "template", "pseudoreal", CHART, f"--kube-version={version}"]
-    rendered = subprocess.run(command, check=True, capture_output=True, text=True)
-    roles = [doc for doc in yaml.safe_load_all(rendered.stdout) if doc and doc["kind"] == "ClusterRole"]
-    rules: list[dict[str, Any]] = next(r["rules"] for r in roles if r["metadata"]["name"] == "pseudoreal")
-    return rules
+def _binding(kind: str, role: str) -> dict[str, Any]:
+    return {
+        "metadata": {"name": role},
+        "subjects": [{"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}],
+        "roleRef": {"kind": kind, "name": role, "apiGroup": "rbac.authorization.k8s.io"},
+    }
 
 
 @pytest.fixture
 def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
-    """A namespace of its own for each test, in which pods can be made."""
+    """A namespace of its own for each test."""
     name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
-    core = client.CoreV1Api(admin)
+    return make_namespace(admin, name)
+
+
+def make_namespace(admin: client.ApiClient, name: str) -> Cluster:
+    """One in which pods can be made, and the operator may work."""
+    core, rbac = client.CoreV1Api(admin), client.RbacAuthorizationV1Api(admin)
     core.create_namespace({"metadata": {"name": name}})
     wait_for("the service account", lambda: core.list_namespaced_service_account(name).items)
-    subject = {"kind": "User", "name": USER, "apiGroup": "rbac.authorization.k8s.io"}
-    binding = {
-        "metadata": {"name": USER},
-        "subjects": [subject],
-        "roleRef": {"kind": "ClusterRole", "name": USER, "apiGroup": "rbac.authorization.k8s.io"},
-    }
-    client.RbacAuthorizationV1Api(admin).create_namespaced_role_binding(name, binding)
+    rbac.create_namespaced_role_binding(name, _binding("ClusterRole", USER))
+    rbac.create_namespaced_role(name, {"metadata": {"name": f"{USER}-lease"}, "rules": _lease_rules()})
+    rbac.create_namespaced_role_binding(name, _binding("Role", f"{USER}-lease"))
     return Cluster(admin, name)
+
+
+@cache
+def _lease_rules() -> Any:
+    return chart.find(chart.render(), "Role", f"{chart.RELEASE}-lease")["rules"]
 
 
 @pytest.fixture(scope="session")
@@ -110,18 +175,34 @@ def operator_kubeconfig(control_plane: ControlPlane) -> Path:
     return control_plane.user(USER)[1]
 
 
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """tls.crt, tls.key and ca.crt of the report endpoint."""
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    authority.issue("tls", hosts=["127.0.0.1"])
+    return authority.folder
+
+
 @pytest.fixture
-def stopped_operator(cluster: Cluster, operator_kubeconfig: Path, tmp_path: Path) -> Iterator[Operator]:
-    """Not started yet. Whatever it logs as an error fails the test."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    operator = Operator(operator_kubeconfig, cluster.namespace, tmp_path / "operator.log", port)
-    yield operator
-    if operator.process and operator.process.poll() is None:
-        operator.kill()
-    text = operator.log.read_text() if operator.log.exists() else ""
-    errors = [line for line in text.splitlines() if "Traceback" in line or '"level": "error"' in line]
-    assert not errors, "\n".join(errors)
+def make_operator(
+    cluster: Cluster, operator_kubeconfig: Path, tls: Path, tmp_path: Path
+) -> Iterator[Callable[[str], Operator]]:
+    """Operators by the names of their pods, not started yet."""
+    made: list[Operator] = []
+
+    def make(pod: str) -> Operator:
+        log = tmp_path / f"{pod}-{len(made)}.log"
+        made.append(Operator(operator_kubeconfig, cluster.namespace, log, tls, pod))
+        return made[-1]
+
+    yield make
+    for operator in made:
+        operator.check()
+
+
+@pytest.fixture
+def stopped_operator(make_operator: Callable[[str], Operator]) -> Operator:
+    return make_operator("operator-1")
 
 
 @pytest.fixture

@@ -83,6 +83,14 @@ def test_deleting_a_job_deletes_its_children(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("operator")
+def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster) -> None:
+    job = cluster.create("transient", spec__deadlines={"ttlSecondsAfterFinished": 1})
+    (pod,) = job.run("transient-pseudo-a1")
+    job.end(pod, "InvalidJob", message="no corpus")
+    wait_for("the deletion", lambda: cluster.find("transient") is None)
+
+
+@pytest.mark.usefixtures("operator")
 def test_a_job_created_anew_waits_for_the_children_of_the_old_one(cluster: Cluster) -> None:
     old = cluster.create("reborn")
     old.run("reborn-pseudo-a1")
@@ -137,4 +145,5 @@ def _wait_for_no_children(job: Job) -> None:
     def gone() -> bool:
         return not any(job.children(path) for path in CHILD_PATHS)
 
-    wait_for("the end of the children", gone, lambda: [job.children(path) for path in CHILD_PATHS])
+    # The garbage collector looks for new kinds, such as that of the owner, every 30 s.
+    wait_for("the end of the children", gone, lambda: [job.children(path) for path in CHILD_PATHS], patience=60)

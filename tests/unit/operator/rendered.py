@@ -26,8 +26,9 @@ def made(stage: Stage = TRAIN, attempt: int = 3, **changes: Any) -> dict[str, Js
 
 def rendered(stage: Stage, attempt: int, options: dict[str, Any], **changes: Any) -> dict[str, Json]:
     """`options` are settings and avoid."""
-    status = PseudoRealJobStatus(execution_attempt=attempt, attempt=1)
-    found = children(make_job(**changes), stage, status, options.get("settings", SETTINGS), options.get("avoid", ()))
+    avoided = list(options.get("avoid", ()))
+    status = PseudoRealJobStatus(execution_attempt=attempt, attempt=1, avoided_nodes=avoided)
+    found = children(make_job(**changes), stage, status, options.get("settings", SETTINGS))
     return {child["kind"]: child for child in found}
 
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.messages import ProgressReport
+from pseudoreal_api.reports import PodReport, RankSign
+from pseudoreal_api.status import Fault
 from pseudoreal_operator import clock
 from pseudoreal_operator.conditions import find
-from pseudoreal_operator.observed import ChildJob, JobState, Role, Run
+from pseudoreal_operator.observed import ChildJob, Heard, JobState, Role, Run
 from pseudoreal_operator.plan import plan, plan_hindrance, plan_refusal, plan_unreadable
 
 from tests.unit.operator.world import SETTINGS, World, make_job
@@ -92,7 +94,8 @@ def test_a_transition_time_moves_only_with_the_status() -> None:
 @pytest.mark.parametrize(("restarts", "seconds"), [(0, 10), (1, 20), (2, 40), (4, 160), (5, 300), (200, 300)])
 def test_the_wait_before_a_restart_doubles_up_to_a_bound(restarts: int, seconds: int) -> None:
     world = begun(spec__restart={"maxRestarts": 999, "backoffSeconds": 10})
-    world.status = world.status.model_copy(update={"restarts": restarts})
+    faults = [Fault(attempt=1, time=clock.to_text(world.now), reason="PodFailed") for _ in range(min(100, restarts))]
+    world.status = world.status.model_copy(update={"restarts": restarts, "faults": faults})
     fail_attempt(world)
     assert clock.from_text(world.status.restart_after or "") - world.now == timedelta(seconds=seconds)
     waiting = world.plan()
@@ -264,9 +267,15 @@ def report(step: int, **changes: Any) -> ProgressReport:
     return ProgressReport.model_validate(values | changes)
 
 
-def test_progress_comes_from_the_log_and_stays_when_there_is_none() -> None:
+def heard(world: World, step: int) -> tuple[Heard, ...]:
+    sign = RankSign(rank=0, place="computing", seconds=0, step=step)
+    pod_report = PodReport(ranks=[sign], progress=report(step))
+    return (Heard(Run("pseudo", Role.TRAIN, 1), 0, world.now, world.now, pod_report, begun=world.now),)
+
+
+def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
     world = begun()
-    world.status = plan(replace(world.observe(), report=report(5)), world.now, SETTINGS).status
+    world.status = plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status
     progress = world.status.progress
     assert progress
     assert (progress.step, progress.percent, progress.loss, progress.validation_loss) == (5, 25, "2.7183", "3.1416")
@@ -274,21 +283,21 @@ def test_progress_comes_from_the_log_and_stays_when_there_is_none() -> None:
     assert world.plan().status == world.status
 
 
-def test_progress_alone_is_written_every_five_seconds_and_when_it_moves() -> None:
+def test_progress_alone_is_written_every_ten_seconds_and_when_it_moves() -> None:
     world = begun()
-    world.status = plan(replace(world.observe(), report=report(5)), world.now, SETTINGS).status
-    world.tick(4)
-    assert plan(replace(world.observe(), report=report(6)), world.now, SETTINGS).status == world.status
+    world.status = plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status
+    world.tick(9)
+    assert plan(replace(world.observe(), heard=heard(world, 6)), world.now, SETTINGS).status == world.status
     world.tick(1)
-    assert plan(replace(world.observe(), report=report(5)), world.now, SETTINGS).status == world.status
-    moved = plan(replace(world.observe(), report=report(6)), world.now, SETTINGS).status
+    assert plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status == world.status
+    moved = plan(replace(world.observe(), heard=heard(world, 6)), world.now, SETTINGS).status
     assert moved.progress
     assert moved.progress.step == 6
 
 
 def test_progress_goes_along_with_a_transition_at_once() -> None:
     world = begun()
-    world.status = plan(replace(world.observe(), report=report(5)), world.now, SETTINGS).status
+    world.status = plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status
     world.run_fairly()
     assert world.status.progress
     assert (world.status.progress.step, world.status.progress.percent) == (20, 100)

@@ -7,6 +7,8 @@ import kopf
 import pytest
 from pseudoreal_operator.handlers import live_watchers
 from pseudoreal_operator.kopf_settings import kopf_settings
+from pseudoreal_operator.lease import Lease
+from pseudoreal_operator.reports.server import ReportServer
 from pseudoreal_operator.settings import read_settings
 from pseudoreal_operator.wakeups import Wakeups
 
@@ -17,6 +19,19 @@ def test_settings() -> None:
     settings = read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t:1", "PSEUDOREAL_NAMESPACES": "a, b,"})
     assert (settings.trainer_image, settings.pull_policy, settings.namespaces) == ("t:1", "IfNotPresent", ("a", "b"))
     assert read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t:1"}).namespaces == ()
+
+
+def test_the_endpoint_and_the_lease_are_optional() -> None:
+    alone = {"PSEUDOREAL_TRAINER_IMAGE": "t:1"}
+    settings = read_settings(alone)
+    assert (settings.reports, settings.lease) == (None, None)
+    with_both = {"PSEUDOREAL_TLS_DIRECTORY": "/tls", "PSEUDOREAL_LEASE": "ops/pseudoreal", "PSEUDOREAL_POD_NAME": "pod"}
+    settings = read_settings(alone | with_both)
+    assert settings.reports == ReportServer(8443, "/tls/tls.crt", "/tls/tls.key")
+    assert settings.lease == Lease("ops", "pseudoreal", "pod")
+    settings = read_settings(alone | with_both | {"PSEUDOREAL_REPORT_PORT": "9443"})
+    assert settings.reports
+    assert settings.reports.port == 9443
 
 
 def test_settings_that_are_files(tmp_path: Path) -> None:
@@ -88,10 +103,10 @@ async def test_a_wake_up_during_a_pass_is_not_lost() -> None:
 async def test_the_echo_of_our_own_status_wakes_nobody() -> None:
     wakeups = Wakeups()
     wakeups.add(KEY)
-    wakeups.wake_on_change(KEY, 1)
+    wakeups.wake_on_change(KEY, (1, ""))
     await asyncio.wait_for(wakeups.wait(KEY, None), 5)
-    wakeups.wake_on_change(KEY, 1)
+    wakeups.wake_on_change(KEY, (1, ""))
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(wakeups.wait(KEY, None), 0.01)
-    wakeups.wake_on_change(KEY, 2)
+    wakeups.wake_on_change(KEY, (2, ""))
     await asyncio.wait_for(wakeups.wait(KEY, None), 5)

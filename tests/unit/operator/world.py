@@ -11,12 +11,14 @@ from typing import Any
 
 from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_api.names import CONTAINER
+from pseudoreal_api.reports import Place, PodReport, RankSign
 from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator import clock
-from pseudoreal_operator.observed import JobState, Observed, Role, Run
+from pseudoreal_operator.observed import Heard, JobState, Observed, Role, Run
 from pseudoreal_operator.plan import Plan, plan
 from pseudoreal_operator.reading import read_job, read_pod
+from pseudoreal_operator.reports.board import Speaker, updated
 from pseudoreal_operator.settings import Settings
 
 from tests.jobs import good_job
@@ -46,6 +48,8 @@ class World:
     """(phase, role) whose result is on the checkpoint volume."""
     begun: set[str] = field(default_factory=set)
     """Names of Jobs that the status has once said to run: such a name must never be used again."""
+    reports: dict[str, Heard] = field(default_factory=dict)
+    """What the operator has heard, by the name of the pod; it forgets when it dies."""
     made: int = 0
 
     # What the operator does.
@@ -61,7 +65,20 @@ class World:
             jobs=tuple(read_job(body) for body in (self.jobs_list() if jobs is None else jobs)),
             pods=tuple(read_pod(body) for body in self.pods.values()),
             existing=frozenset(self.objects),
+            heard=self.heard(),
         )
+
+    def heard(self) -> tuple[Heard, ...]:
+        pods = [read_pod(body) for body in self.pods.values()]
+        return tuple(self.reports[pod.name] for pod in pods if pod.name in self.reports)
+
+    def report(self, pod: Json, step: int, place: Place = "computing") -> None:
+        """The operator hears a pod."""
+        speaker = read_pod(pod)
+        sign = RankSign(rank=speaker.index, place=place, seconds=0, step=step)
+        known = self.reports.get(speaker.name)
+        who = Speaker(UID, speaker.run, speaker.index)
+        self.reports[speaker.name] = updated(known, who, PodReport(ranks=[sign]), self.now)
 
     def plan(self) -> Plan:
         return plan(self.observe(), self.now, SETTINGS)
@@ -160,8 +177,11 @@ class World:
     def _check_order(self, run: Run) -> None:
         names = [phase.name for phase in self.job.spec.phases]
         stages = [stage for name in names for stage in ((name, "delink"), (name, "train"))][1:]
-        missing = set(stages[: stages.index((run.phase, run.role.value))]) - self.done
+        place = stages.index((run.phase, run.role.value))
+        missing = set(stages[:place]) - self.done
         assert not missing, f"{run} starts before {missing}"
+        # What later stages made of an earlier run of this one has nothing to do with what it makes now.
+        self.done -= set(stages[place + 1 :])
 
     # What kubelets and trainers do.
 
@@ -238,6 +258,7 @@ class World:
         """Everybody does his part from here on, though orphans end only after the operator had its chance."""
         for _ in range(rounds):
             self.settle()
+            # Longer than any back-off.
             self.tick(301)
             self.settle()
             self.control()

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.messages import Outcome, TerminationMessage
+from pseudoreal_trainer.memory_use import PodMemory
 from pseudoreal_trainer.outcome import RankOutcome, ended_badly, pod_outcome, write_termination
 
 
@@ -35,6 +36,23 @@ def test_a_rank_without_a_word_was_killed(pair: Any) -> None:
     assert "exit code is 1" in found.message
     assert "connection closed" in found.message
     assert "signal is 9" in pod_outcome([], pair, -9, False).message
+
+
+def test_a_rank_without_memory_is_the_cause_however_late_it_says_so(pair: Any) -> None:
+    outcomes = [_left(0, "Failed", 10, "connection closed"), _left(1, "OutOfMemory", 20, "asked for 2 GiB")]
+    found = pod_outcome(outcomes, pair, 1, False)
+    assert (found.outcome, found.exit_code, found.message) == ("OutOfMemory", 71, "asked for 2 GiB")
+    assert pod_outcome(outcomes[1:], pair, 1, False).outcome == "OutOfMemory"
+
+
+def test_a_rank_without_a_word_where_the_system_ended_one_had_too_little_memory(pair: Any) -> None:
+    exhausted = PodMemory(limit=1 << 30, peak=1 << 30, kills=1)
+    left = [_left(0, "Failed", 20, "connection closed")]
+    found = pod_outcome(left, pair, 1, False, exhausted)
+    assert (found.outcome, found.exit_code) == ("OutOfMemory", 71)
+    assert "ended local rank 1, as the pod used more than its limit of 1.00 GiB" in found.message
+    everyone = [*left, _left(1, "Failed", 10, "disk full")]
+    assert pod_outcome(everyone, pair, 1, False, exhausted).message == "disk full", "it was none of the ranks"
 
 
 def test_an_invalid_job_is_invalid_even_if_the_other_rank_was_stopped_before_it_knew(pair: Any) -> None:

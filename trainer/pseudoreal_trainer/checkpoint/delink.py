@@ -11,8 +11,7 @@ from pseudoreal_api.run_spec import OptimizerState
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updates
-from pseudoreal_trainer.checkpoint.place import place_of
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.sharing import blocks_of_layers, sources
 
@@ -24,7 +23,7 @@ def delink(config: DelinkConfig) -> TerminationMessage:
 
     Raises TrainingError when the phase before has no complete checkpoint, or the source is corrupt.
     """
-    store = CheckpointStore(place_of(config.storage), config.job.uid)
+    store = store_of(config)
     source = store.newest(config.from_phase, complete=True)
     if source is None:
         raise TrainingError(

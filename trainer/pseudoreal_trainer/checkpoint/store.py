@@ -5,15 +5,16 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
+from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
 from pydantic import ValidationError
 
 from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, FileDigest, Manifest
-from pseudoreal_trainer.checkpoint.place import Place
+from pseudoreal_trainer.checkpoint.place import Place, place_of
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
 from pseudoreal_trainer.checkpoint.storage import storage_of
@@ -36,6 +37,8 @@ class CheckpointStore:
 
     work_directory: Place
     job_uid: str
+    discards: Mapping[str, DiscardConfig] = field(default_factory=dict)
+    """Phase -> its checkpoints that count no more: they are as good as removed."""
 
     @property
     def folder(self) -> Place:
@@ -43,9 +46,8 @@ class CheckpointStore:
 
     def committed(self, phase: str | None = None) -> list[Manifest]:
         """Oldest first. Raises TrainingError when one belongs to another job or was written by a later release."""
-        mine = [self._own(manifest) for manifest in manifests_in(self.folder)]
-        ordered = sorted(mine, key=lambda m: (m.phase_index, m.step))
-        return [m for m in ordered if phase in (None, m.phase)]
+        ordered = sorted(self._all(), key=lambda m: (m.phase_index, m.step))
+        return [m for m in ordered if phase in (None, m.phase) and not self._is_discarded(m)]
 
     def newest(self, phase: str, *, complete: bool = False) -> Reader | None:
         """The newest checkpoint of a phase whose digests match; with `complete`, of those that end the phase.
@@ -91,6 +93,8 @@ class CheckpointStore:
     def begin(self, manifest: Manifest) -> Place:
         """An empty folder for it; what stood under the same name is gone."""
         folder = self.folder / manifest.name
+        if storage_of(folder / MANIFEST).exists():
+            self._remove_with_links(manifest.name)
         remove(folder)
         storage_of(folder).make_folder()
         return folder
@@ -108,11 +112,29 @@ class CheckpointStore:
         return hashlib.sha256(storage_of(self.folder / manifest.name / MANIFEST).read()).hexdigest()
 
     def prune(self, keep_last: int, keep_every: int | None, verified: Sequence[str] = ()) -> list[str]:
-        """Removes what the policy does not keep; `verified` are known to be sound. The result names what went."""
+        """Removes what is discarded, and what the policy does not keep; `verified` are known to be sound. The result
+        names what went."""
+        discarded = [manifest.name for manifest in self._all() if self._is_discarded(manifest)]
+        for name in discarded:
+            self._remove_with_links(name)
         names = [manifest.name for manifest in removable(self.committed(), keep_last, keep_every, verified)]
         for name in names:
             remove(self.folder / name)
-        return names
+        return discarded + names
+
+    def _all(self) -> list[Manifest]:
+        """Also what is discarded, in no order."""
+        return [self._own(manifest) for manifest in manifests_in(self.folder)]
+
+    def _is_discarded(self, manifest: Manifest) -> bool:
+        rule = self.discards.get(manifest.phase)
+        return rule is not None and manifest.attempt < rule.before_attempt and manifest.step >= rule.from_step
+
+    def _remove_with_links(self, name: str) -> None:
+        """Those that refer to its files go first: at no moment does a checkpoint refer to what is not there."""
+        links = [m.name for m in manifests_in(self.folder) if m.link is not None and m.link.folder == name]
+        for folder in [*links, name]:
+            remove(self.folder / folder)
 
     def _verify_file(self, path: Place, expected: FileDigest) -> None:
         try:
@@ -132,6 +154,14 @@ class CheckpointStore:
                 f" {manifest.job.uid}, not {self.job_uid}; use another work directory"
             )
         return manifest
+
+
+def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
+    rules = {config.phase: config.discard}
+    if isinstance(config, DelinkConfig):
+        rules[config.from_phase] = config.from_discard
+    discards = {phase: rule for phase, rule in rules.items() if rule is not None}
+    return CheckpointStore(place_of(config.storage), config.job.uid, discards)
 
 
 def manifests_in(checkpoints: Place) -> list[Manifest]:

@@ -64,7 +64,7 @@ class Copies:
         """`resident`: the copies that stay, [padded numel] each. `slots`: room for those that come and go."""
         self._grid, self._layout, self._states, self._resident = grid, grid.layout, states, resident
         self._free = [_Slot(storage, lanes.mark()) for storage in slots]
-        self._lanes, self._trace = lanes, trace
+        self._lanes, self._trace, self._stamps = lanes, trace, grid.ranks.stamps
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, dist.Work | None] = {}
         self._bound: dict[UnitModule, Tensor] = {}
@@ -125,7 +125,7 @@ class Copies:
             self._finish_resident(unit)
         elif (copy := self._copies.get(unit)) is not None and not copy.finished:
             if copy.work is not None:
-                copy.work.wait()
+                self._await(unit, copy.work)
             self._lanes.follow(copy.mark)
             copy.finished = True
             self._states[unit].fetched(copy.mark)
@@ -136,14 +136,22 @@ class Copies:
         if unit in self._refreshing:
             work = self._refreshing.pop(unit)
             if work is not None:
-                work.wait()
+                self._await(unit, work)
         else:
-            self._lanes.follow(self.updated[unit].result())
+            self._lanes.follow(self._newest(unit))
+
+    def _await(self, unit: int, gather: dist.Work) -> None:
+        with self._stamps.wait(f"gathers unit {unit}"):
+            gather.wait()
+
+    def _newest(self, unit: int) -> Mark:
+        """Its update; waits for it."""
+        return self._stamps.result(self.updated[unit], self._stamps.updates)
 
     def _fetched(self, step: Fetch) -> _Copy:
         begin = time.perf_counter_ns()
         state, slot = self._states[step.unit], self._free.pop()
-        updated = self.updated[step.unit].result()
+        updated = self._newest(step.unit)
         with self._lanes.on(Lane.COPY_IN):
             self._lanes.follow(slot.free)
             self._lanes.follow(updated)
@@ -171,7 +179,7 @@ class Copies:
 
     def _refresh(self, step: Fetch) -> None:
         """Makes a copy that stays whole again after its shards were updated."""
-        self._lanes.follow(self.updated[step.unit].result())
+        self._lanes.follow(self._newest(step.unit))
         with self._trace.span("fetch", step):
             self._refreshing[step.unit] = self._gather(
                 self._resident[step.unit], self._states[step.unit].compute_weights()

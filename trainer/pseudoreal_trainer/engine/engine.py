@@ -47,6 +47,7 @@ class Engine:
         plan = step_plan(grid.layout)
         check_plan(grid.layout, plan)
         self._blueprint, self._grid, self.trace = blueprint, grid, trace
+        self._stamps = grid.ranks.stamps
         self._plan = plan[grid.pipeline_rank]
         if grid.layout.measures:
             measuring = measuring_plan(grid.layout)
@@ -89,7 +90,7 @@ class Engine:
         run = Run(self._parts, batch, training, probe)
         run.go(self._plan if probe is None else self._measuring_plan)
         assert run.agreement is not None, "a training plan agrees"
-        return run.agreement.result()
+        return self._stamps.result(run.agreement, self._stamps.updates)
 
     def probe(self, next_blocks: Sequence[int] | None) -> Probe:
         """For one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours are

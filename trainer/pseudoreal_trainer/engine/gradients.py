@@ -64,6 +64,11 @@ class Buffers:
             self._changed.wait_for(lambda: bool(self._free))
             return self._free.pop()
 
+    def are_left(self, seconds: float | None) -> bool:
+        """Waits so long at most."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._free), seconds)
+
     def give_back(self, buffer: Tensor) -> None:
         with self._changed:
             self._free.append(buffer)
@@ -86,6 +91,7 @@ class Gradients:
         """`whole`: gradients with room of their own, [padded numel]; the other units' share `buffers`."""
         self._grid, self._layout, self._modules, self._states = grid, grid.layout, modules, states
         self._whole, self._buffers, self._lanes, self._trace = whole, buffers, lanes, trace
+        self._stamps = grid.ranks.stamps
         self._growing: dict[int, Growing] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor]) -> None:
@@ -108,9 +114,13 @@ class Gradients:
             self._buffers.give_back(reduction.buffer)
 
     def _begin(self, unit: int) -> "Growing":
-        buffer = None if unit in self._whole else self._buffers.take()
+        buffer = None if unit in self._whole else self._free_buffer()
         flat = self._whole[unit] if buffer is None else buffer[: self._length(unit) * self._layout.shards]
         return Growing(flat, self._modules.of(unit).views(flat), buffer)
+
+    def _free_buffer(self) -> Tensor:
+        self._stamps.until(self._buffers.are_left, self._stamps.updates)
+        return self._buffers.take()
 
     def _length(self, unit: int) -> int:
         return self._states[unit].extent.length

@@ -61,6 +61,11 @@ def open_grid(layout: Layout, ranks: Ranks) -> Grid:
     assert layout.pipeline * layout.data == ranks.world, "the layout covers the ranks"
     if ranks.world == 1:
         return Grid(layout, ranks)
+    with ranks.stamps.wait("groups of ranks"):
+        return _connected(layout, ranks)
+
+
+def _connected(layout: Layout, ranks: Ranks) -> Grid:
     maker = _GroupMaker(ranks.device)
     stages = range(layout.pipeline)
     rows = [[layout.world_rank(p, d) for d in range(layout.data)] for p in stages]

@@ -28,6 +28,7 @@ class Messages:
 
     def __init__(self, grid: Grid, dtype: torch.dtype, trace: Trace) -> None:
         self._grid, self._dtype, self._trace = grid, dtype, trace
+        self._stamps = grid.ranks.stamps
         self._sent: list[tuple[dist.Work, Tensor]] = []
         self._incoming: dict[Key, _Incoming] = {}
 
@@ -63,7 +64,8 @@ class Messages:
     def take(self, key: Key) -> Tensor:
         """What was received; waits for it."""
         incoming = self._incoming.pop(key)
-        incoming.work.wait()
+        with self._stamps.wait(f"receives {_described(incoming.step)}"):
+            incoming.work.wait()
         self._trace.add("receive", incoming.begin, incoming.step)
         return incoming.buffer
 
@@ -72,9 +74,15 @@ class Messages:
 
     def finish(self) -> None:
         """Waits until all that was sent has been received."""
-        for work, _ in self._sent:
-            work.wait()
+        if self._sent:
+            with self._stamps.wait("all that was sent arrives"):
+                for work, _ in self._sent:
+                    work.wait()
         self._sent.clear()
+
+
+def _described(step: Receive) -> str:
+    return f"{step.flow.value} {step.position}, micro-batch {step.micro_batch}"
 
 
 def _tag(step: Send | Receive) -> int:

@@ -6,6 +6,7 @@ for the blocks as they are and as the next phase has them, and how far neighbour
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from math import sqrt
 
@@ -120,8 +121,9 @@ class Probe:
 
     def result(self) -> LayerGradients:
         """After the step; every rank calls it and has the same."""
-        for work, _ in self._sent:
-            work.wait()
+        with self._wait("all that was sent"):
+            for work, _ in self._sent:
+                work.wait()
         self._end_sums_of_several_ranks()
         pairs = [p for p in range(1, self.grid.layout.head) if self.grid.layout.position_above(p) is not None]
         mine = [self._or_zeros(self._squares.get(total), len(self._names(total))) for total in self.sums]
@@ -135,6 +137,9 @@ class Probe:
             correlations=tuple(_cosine(*products) for products in values[len(self.sums) :]),
         )
 
+    def _wait(self, what: str) -> AbstractContextManager[object]:
+        return self.grid.ranks.stamps.wait(f"measures {what}")
+
     def _shard(self, unit: int) -> int:
         return self.units[unit].shard_length(self.grid.layout.data)
 
@@ -144,7 +149,8 @@ class Probe:
         if self.grid.data is None:
             return flat
         part = torch.empty(len(flat) // self.grid.layout.data, dtype=flat.dtype, device=flat.device)
-        dist.reduce_scatter_tensor(part, flat, group=self.grid.data)
+        with self._wait(f"the sum of layer {position}"):
+            dist.reduce_scatter_tensor(part, flat, group=self.grid.data)
         return part
 
     def _add(self, total: Sum, part: Tensor) -> None:
@@ -181,7 +187,8 @@ class Probe:
 
     def _received(self, position: int, like: Tensor) -> Tensor:
         other = torch.empty_like(like)
-        dist.recv(other, self.grid.world_rank(self.grid.layout.rank_of(position)), group=self.grid.measuring)
+        with self._wait(f"the gradient of layer {position}"):
+            dist.recv(other, self.grid.world_rank(self.grid.layout.rank_of(position)), group=self.grid.measuring)
         return other
 
     def _end_sums_of_several_ranks(self) -> None:
@@ -193,7 +200,8 @@ class Probe:
             part = torch.zeros(self._shard(total.unit), dtype=self.dtype, device=self.grid.device)
             if total in self._growth and (mine := self._growth.pop(total).part) is not None:
                 part += mine
-            dist.all_reduce(part, group=self.grid.measuring)
+            with self._wait(f"the sum of unit {total.unit}"):
+                dist.all_reduce(part, group=self.grid.measuring)
             if here == min(ranks):
                 self._squares[total] = self._squares_of(total.unit, part)
 

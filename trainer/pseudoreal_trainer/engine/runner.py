@@ -78,6 +78,8 @@ class Training:
     """Learning rate."""
     stop: bool
     """This rank was asked to stop."""
+    finish: bool = False
+    """This rank was asked to end the phase."""
 
 
 @dataclass
@@ -132,7 +134,7 @@ class Run:
 
     def agree(self, step: Agree) -> None:
         loss = torch.stack(list(self.losses.values())).sum() if self.losses else None
-        self.agreement = self.parts.updates.agree(step, loss, self._training.stop)
+        self.agreement = self.parts.updates.agree(step, loss, stop=self._training.stop, finish=self._training.finish)
 
     def update(self, step: Update) -> None:
         self.parts.copies.updated[step.unit] = self.parts.updates.update(step, self._training.rate)

@@ -34,9 +34,12 @@ class Agreement:
 
     loss_sum: float
     """Nats, over all tokens of the batch."""
-    stop: bool
     norm: float
     """Of the whole gradient; with clipping other than global, 0."""
+    stop: bool
+    """Some rank was asked to."""
+    finish: bool
+    """Some rank was asked to."""
 
     @property
     def trains(self) -> bool:
@@ -55,6 +58,7 @@ class Updates:
     ) -> None:
         self._spec, self._grid, self._layout, self._states = spec, grid, grid.layout, states
         self._gradients, self._lanes, self._trace = gradients, lanes, trace
+        self._waits = grid.ranks.stamps.updates
         self._thread = ThreadPoolExecutor(1, "updates", initializer=lanes.enter_thread)
         self._failure: BaseException | None = None
         self._squares: dict[int, float] = {}
@@ -70,10 +74,10 @@ class Updates:
     def tie(self, step: Tie) -> None:
         self._later(lambda: self._tie(step))
 
-    def agree(self, step: Agree, loss: Tensor | None, stop: bool) -> Future[Agreement]:
+    def agree(self, step: Agree, loss: Tensor | None, *, stop: bool, finish: bool) -> Future[Agreement]:
         """`loss`: this rank's part of the batch's sum, a scalar."""
         computed = self._lanes.mark()
-        return self._later(lambda: self._agree(step, loss, computed, stop))
+        return self._later(lambda: self._agree(step, loss, computed, (stop, finish)))
 
     def update(self, step: Update, rate: float) -> Future[Mark]:
         hold = self.holds.pop(step.unit, None)
@@ -97,9 +101,7 @@ class Updates:
     def _finish(self, step: Reduce, reduction: Reduction) -> None:
         state, at_home = self._states[step.unit], self._layout.home(step.unit) == "device"
         with self._trace.span("reduce", step), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
-            if reduction.work is not None:
-                reduction.work.wait()
-            self._lanes.follow(reduction.mark)
+            self._await(step, reduction)
             if self._layout.clipping != "none" and len(self._layout.users[step.unit]) == 1:
                 self._squares[step.unit] = _square(reduction.result)
             state.keep_gradient(reduction.result)
@@ -109,24 +111,34 @@ class Updates:
             reach(self._lanes.mark())
             self._gradients.give_back(reduction)
 
+    def _await(self, step: Reduce, reduction: Reduction) -> None:
+        with self._waits.wait(f"reduces unit {step.unit}"):
+            if reduction.work is not None:
+                reduction.work.wait()
+            self._lanes.follow(reduction.mark)
+            # On a GPU only this waits, for the passes of this rank and for the other ranks.
+            reach(self._lanes.mark())
+
     def _tie(self, step: Tie) -> None:
         users, state = self._layout.users[step.unit], self._states[step.unit]
         with self._trace.span("reduce", step), self._lanes.on(Lane.UPDATE):
             gradient = state.gradient()
-            dist.all_reduce(gradient, group=self._grid.ties[users])
+            with self._waits.wait(f"sums unit {step.unit} over stages"):
+                dist.all_reduce(gradient, group=self._grid.ties[users])
             self._trace.move("collective", gradient.nbytes * 2 * (len(users) - 1) // len(users))
             state.keep_gradient(gradient)
             self._squares[step.unit] = _square(gradient)
 
-    def _agree(self, step: Agree, loss: Tensor | None, computed: Mark, stop: bool) -> Agreement:
+    def _agree(self, step: Agree, loss: Tensor | None, computed: Mark, asked: tuple[bool, bool]) -> Agreement:
         # On a lane: what is read on that of compute waits for all passes that are called already.
-        with self._trace.span("agree", step), self._lanes.on(Lane.UPDATE):
+        span, lane = self._trace.span("agree", step), self._lanes.on(Lane.UPDATE)
+        with span, lane, self._waits.wait("agrees on the step"):
             self._lanes.follow(computed)
             square = self._own_square() if self._layout.clipping == "global" else 0.0
-            values = [0.0 if loss is None else float(loss), float(stop), square]
+            values = [0.0 if loss is None else float(loss), square, *map(float, asked)]
             sums = self._summed(torch.tensor(values, dtype=torch.float64), self._grid.host_world)
             self._squares = {} if self._layout.clipping == "global" else self._squares
-            self._agreement = Agreement(sums[0], sums[1] > 0, math.sqrt(sums[2]))
+            self._agreement = Agreement(sums[0], math.sqrt(sums[1]), stop=sums[2] > 0, finish=sums[3] > 0)
             return self._agreement
 
     def _own_square(self) -> float:
@@ -164,7 +176,8 @@ class Updates:
         if self._layout.clipping == "perUnit":
             square = torch.tensor([self._squares.pop(unit)], dtype=torch.float64)
             group = self._grid.host_data if self._layout.shards > 1 else None
-            norm = math.sqrt(self._summed(square, group)[0])
+            with self._waits.wait(f"sums the norm of unit {unit}"):
+                norm = math.sqrt(self._summed(square, group)[0])
         return min(1.0, float(self._spec.clipping.norm) / (norm + _TINY))
 
     def _summed(self, values: Tensor, group: dist.ProcessGroup | None) -> list[float]:

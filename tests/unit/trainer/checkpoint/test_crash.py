@@ -6,6 +6,7 @@ The points are calls of the operating system that touch the checkpoints, in all 
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
+from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
@@ -129,6 +130,49 @@ def _chosen(points: list[str]) -> list[int]:
     firsts = {label: index for index, label in reversed([*enumerate(points)])}
     even = {index * len(points) // POINTS for index in range(POINTS)}
     return sorted({*firsts.values(), *even})
+
+
+def _again(job: _Job, attempt: int) -> _Job:
+    """Without anything that attempt 1 made."""
+    first, between, second = job
+    rule = DiscardConfig(before_attempt=2, from_step=0)
+    change = {"attempt": attempt, "discard": rule}
+    return (
+        first.model_copy(update=change),
+        between.model_copy(update=change | {"from_discard": rule}),
+        second.model_copy(update=change),
+    )
+
+
+def _removals(points: list[str]) -> list[int]:
+    """The first of every kind."""
+    firsts = {label: index for index, label in reversed([*enumerate(points)])}
+    return sorted(index for label, index in firsts.items() if label.startswith(("os.rem", "os.rm", "shutil", "os.ren")))
+
+
+def test_a_job_that_is_trained_again_and_killed_while_it_replaces_files_ends_with_the_same_weights(
+    job: Callable[[str], _Job], tmp_path: Path
+) -> None:
+    _CONTEXT.set_forkserver_preload(["tests.unit.trainer.checkpoint.warm", __name__])
+    _whole(job("first"))
+    expected = _end(job("first"))
+    shutil.copytree(tmp_path / "first", tmp_path / "counted")
+    points = _whole(_again(job("counted"), 2))
+    chosen = _removals(points)
+    assert len(chosen) >= 6, points
+    for index in chosen:
+        work = f"killed-{index}"
+        shutil.copytree(tmp_path / "first", tmp_path / work)
+        assert _killed(_again(job(work), 2), index) in (-signal.SIGKILL, 0), points[index]
+        store = CheckpointStore(tmp_path / work, job(work)[0].job.uid)
+        for manifest in store.committed():
+            store.verify(manifest)
+        _whole(_again(job(work), 3))
+        found = _end(job(work))
+        assert {manifest.attempt for manifest in store.committed()} <= {2, 3}, points[index]
+        assert found.manifest.step == expected.manifest.step
+        for name, array in expected.whole().items():
+            assert np.array_equal(found.tensor(name), array), points[index]
 
 
 def test_a_job_that_is_killed_anywhere_ends_with_the_same_weights(job: Callable[[str], _Job]) -> None:

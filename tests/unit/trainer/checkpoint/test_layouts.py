@@ -83,7 +83,7 @@ def _do(task: Task, ranks: Ranks) -> None:
         if start is not None:
             saver.start(state)
         while state.step < END:
-            stepper.take(state.step + 1, state.global_cursor, False)
+            stepper.take(state.step + 1, state.global_cursor)
             step, cursor = state.step + 1, state.global_cursor + config.batch.sequences
             updates = Updates(others=step, blocks=step)
             state = state.model_copy(update={"step": step, "global_cursor": cursor, "updates": updates})

@@ -1,6 +1,7 @@
 """Which checkpoints count, which are refused, and which are removed."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,10 @@ import numpy as np
 import pytest
 from pseudoreal_api.model_spec import Model
 from pseudoreal_api.phase_spec import Sharing
-from pseudoreal_api.resolved import JobIdentity
+from pseudoreal_api.resolved import DiscardConfig, JobIdentity
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Link, Manifest, Random
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, remove
 from pseudoreal_trainer.errors import TrainingError
 
 from tests.unit.trainer.checkpoint.by_hand import save
@@ -196,14 +197,64 @@ def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointSto
     _save(store, 1)
     for step in (2, 3):
         _save(store, step)
-    link = Link(folder="pseudo-00000001", blocks=[0, 0], first_moment_divisor=2, second_moment_divisor=4)
-    source = store.committed()[0]
-    linked = _manifest(3, "real", delinked=True, link=link, tensors=source.tensors, files=source.files)
-    store.begin(linked)
-    store.commit(linked)
+    _linked(store, 3, "pseudo-00000001")
     store.prune(1, None)
     assert _names(store) == ["pseudo-00000001", "pseudo-00000003", "real-00000003"]
     assert store.newest("real") is not None
+
+
+def _discarding(store: CheckpointStore, before_attempt: int, from_step: int) -> CheckpointStore:
+    rule = DiscardConfig(before_attempt=before_attempt, from_step=from_step)
+    return replace(store, discards={"pseudo": rule})
+
+
+def test_what_is_discarded_does_not_count(store: CheckpointStore) -> None:
+    for step, attempt in ((2, 1), (4, 2), (6, 1), (8, 3)):
+        _save(store, step, attempt=attempt)
+    _save(store, 8, "real", delinked=True)
+    assert [m.step for m in _discarding(store, 3, 4).committed()] == [2, 8, 8]
+    assert [m.step for m in _discarding(store, 2, 3).candidates("pseudo")] == [8, 4, 2]
+    assert _newest_step(_discarding(store, 4, 3)) == 2
+    assert _newest_step(_discarding(store, 4, 0)) is None
+    assert _newest_step(_discarding(store, 4, 0), "real") == 8
+
+
+def test_retention_removes_what_is_discarded_and_what_refers_to_it(store: CheckpointStore) -> None:
+    for step in (1, 2):
+        _save(store, step)
+    _save(store, 3, phase_complete=True)
+    _linked(store, 3, "pseudo-00000003")
+    _save(store, 2, attempt=2)
+    discarding = _discarding(store, 2, 2)
+    assert discarding.prune(1, None, ["pseudo-00000001"]) == ["pseudo-00000003"]
+    assert _names(store) == ["pseudo-00000001", "pseudo-00000002"]
+
+
+def _linked(store: CheckpointStore, step: int, folder: str) -> None:
+    link = Link(folder=folder, blocks=[0, 0], first_moment_divisor=2, second_moment_divisor=4)
+    source = next(manifest for manifest in store.committed() if manifest.name == folder)
+    manifest = _manifest(step, "real", delinked=True, link=link, tensors=source.tensors, files=source.files)
+    store.begin(manifest)
+    store.commit(manifest)
+
+
+def test_while_files_are_replaced_nothing_refers_to_them(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save(store, 3, phase_complete=True)
+    _linked(store, 3, "pseudo-00000003")
+    seen = []
+
+    def look(folder: Path) -> None:
+        for manifest in store.committed():
+            store.verify(manifest)
+        seen.append(_names(store))
+        remove(folder)
+
+    monkeypatch.setattr("pseudoreal_trainer.checkpoint.store.remove", look)
+    store.begin(_manifest(3, attempt=2))
+    assert seen == [["pseudo-00000003", "real-00000003"], ["pseudo-00000003"], []]
+    assert _names(store) == []
 
 
 def test_an_attempt_that_was_replaced_may_not_commit(tmp_path: Path) -> None:

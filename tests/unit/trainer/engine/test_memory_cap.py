@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -67,7 +68,7 @@ def _train(config: PhaseConfig, folder: Path, limit: int = resource.RLIM_INFINIT
     command = [sys.executable, "-m", "pseudoreal_trainer.worker", str(file)]
     return subprocess.run(
         command,
-        env=_environment(),
+        env=_environment() | {"PSEUDOREAL_OUTCOME_DIRECTORY": str(folder)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -92,8 +93,14 @@ def test_a_state_larger_than_the_memory_trains_from_the_disk(large: Any, tmp_pat
     unlimited = _train(whole, tmp_path)
     assert unlimited.returncode == 0, unlimited.stdout
     failed = _train(capped, tmp_path, limit)
-    assert failed.returncode == 1, failed.stdout
-    assert "can't allocate memory" in failed.stdout
+    assert failed.returncode == 71, failed.stdout
+    message = json.loads((tmp_path / "0.json").read_text())["message"]
+    assert message["outcome"] == "OutOfMemory"
+    assert re.search(
+        r"out of memory: asked for \S+ MiB, this rank used \S+ MiB, and may have \S+ .iB of data",
+        message["message"],
+    )
+    assert "set spec.phases[real].offload.home: disk" in message["message"]
     from_disk = _train(disk, tmp_path, limit)
     assert from_disk.returncode == 0, from_disk.stdout
     assert _losses(disk) == _losses(whole)

@@ -1,0 +1,121 @@
+"""Who reports: the pod that a service-account token was made for, and the job that it belongs to."""
+
+import hashlib
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from pseudoreal_api.names import LABEL_JOB_UID
+from pseudoreal_api.reports import REPORT_AUDIENCE
+
+from pseudoreal_operator.api import Api
+from pseudoreal_operator.observed import Role
+from pseudoreal_operator.reading import read_pod
+from pseudoreal_operator.reports.board import Speaker
+from pseudoreal_operator.reports.limits import Clock, Limiter
+
+Json = dict[str, Any]
+
+BELIEVED_SECONDS = 60.0
+"""How long a review of a token is believed: its pod may be deleted meanwhile."""
+REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
+"""Of all tokens together: each costs the API server something."""
+REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 1, 50
+"""Of one address, so that who floods the operator with wrong tokens does not silence the others. Behind one address
+there may be many pods: tokens that turn out good do not count."""
+_REMEMBERED = 20_000
+_USER = "system:serviceaccount:"
+_POD_NAME, _POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
+
+
+class Refused(Exception):
+    """`status` is the HTTP status; the text says why."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class TokenPod:
+    """The pod that a token was made for."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+class Identities:
+    """Reviews tokens, and remembers for a while what came of it. No `namespaces`: all are watched."""
+
+    def __init__(self, api: Api, namespaces: tuple[str, ...], clock: Clock = time.monotonic) -> None:
+        self._api, self._namespaces, self._clock = api, namespaces, clock
+        self._known: OrderedDict[str, tuple[float, Speaker]] = OrderedDict()
+        self._reviews = Limiter(REVIEWS_PER_SECOND, REVIEWS_AT_ONCE, clock)
+        self._refusals = Limiter(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, clock)
+
+    async def of(self, token: str, address: str) -> Speaker:
+        """Raises Refused; ApiException and OSError when the API server cannot tell."""
+        # Secrets are not kept, and a digest is short however long the token is.
+        key = hashlib.sha256(token.encode()).hexdigest()
+        now = self._clock()
+        moment, speaker = self._known.get(key, (now, None))
+        if speaker is not None and now - moment < BELIEVED_SECONDS:
+            return speaker
+        if not (self._refusals.allows(address) and self._reviews.allows("all")):
+            raise Refused(429, "too many unknown tokens; report again later")
+        speaker = await self._reviewed(token)
+        self._refusals.give_back(address)
+        self._remember(key, now, speaker)
+        return speaker
+
+    async def _reviewed(self, token: str) -> Speaker:
+        pod = pod_of_review(await self._api.ask(_review(token)))
+        if self._namespaces and pod.namespace not in self._namespaces:
+            raise Refused(403, f"this operator does not watch namespace {pod.namespace}")
+        body = await self._api.find("Pod", pod.namespace, pod.name)
+        if body is None or body["metadata"]["uid"] != pod.uid:
+            raise Refused(403, f"pod {pod.name} of this token is gone")
+        return speaker_of(body)
+
+    def _remember(self, key: str, now: float, speaker: Speaker) -> None:
+        self._known[key] = (now, speaker)
+        self._known.move_to_end(key)
+        if len(self._known) > _REMEMBERED:
+            self._known.popitem(last=False)
+
+
+def pod_of_review(review: Json) -> TokenPod:
+    """The pod that a TokenReview tells of. Raises Refused."""
+    status = review.get("status", {})
+    if not status.get("authenticated") or REPORT_AUDIENCE not in (status.get("audiences") or []):
+        raise Refused(401, f"the token is not valid, or not for audience {REPORT_AUDIENCE}")
+    user = status.get("user", {})
+    extra = user.get("extra") or {}
+    name, uid = (next(iter(extra.get(key) or []), "") for key in (_POD_NAME, _POD_UID))
+    account = user.get("username", "")
+    if not account.startswith(_USER) or not name or not uid:
+        raise Refused(403, "only pods report, with the token that was projected into them")
+    return TokenPod(account.removeprefix(_USER).split(":")[0], name, uid)
+
+
+def speaker_of(body: Json) -> Speaker:
+    """Raises Refused for a pod that trains nothing."""
+    metadata = body["metadata"]
+    stranger = Refused(403, f"pod {metadata['name']} trains no PseudoRealJob")
+    try:
+        job, pod = metadata["labels"][LABEL_JOB_UID], read_pod(body)
+    except (KeyError, ValueError):
+        raise stranger from None
+    if pod.run.role is not Role.TRAIN:
+        raise stranger
+    return Speaker((metadata["namespace"], job), pod.run, pod.index)
+
+
+def _review(token: str) -> Json:
+    return {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": token, "audiences": [REPORT_AUDIENCE]},
+    }

@@ -1,0 +1,45 @@
+"""Token buckets: how often somebody may ask."""
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+Clock = Callable[[], float]
+
+_REMEMBERED = 20_000
+"""Callers; those that were not seen for longest are forgotten first, with a full bucket."""
+
+
+@dataclass
+class _Bucket:
+    tokens: float
+    filled: float
+
+
+class Limiter:
+    def __init__(self, per_second: float, burst: float, clock: Clock = time.monotonic) -> None:
+        self._per_second, self._burst, self._clock = per_second, burst, clock
+        self._buckets: OrderedDict[Hashable, _Bucket] = OrderedDict()
+
+    def allows(self, caller: Hashable) -> bool:
+        bucket = self._filled(caller)
+        if bucket.tokens < 1:
+            return False
+        bucket.tokens -= 1
+        return True
+
+    def give_back(self, caller: Hashable) -> None:
+        """What was allowed last does not count."""
+        bucket = self._filled(caller)
+        bucket.tokens = min(self._burst, bucket.tokens + 1)
+
+    def _filled(self, caller: Hashable) -> _Bucket:
+        now = self._clock()
+        bucket = self._buckets.setdefault(caller, _Bucket(self._burst, now))
+        self._buckets.move_to_end(caller)
+        if len(self._buckets) > _REMEMBERED:
+            self._buckets.popitem(last=False)
+        bucket.tokens = min(self._burst, bucket.tokens + (now - bucket.filled) * self._per_second)
+        bucket.filled = now
+        return bucket

@@ -1,0 +1,28 @@
+"""The Helm chart as `helm template` renders it."""
+
+import subprocess
+from typing import Any
+
+import yaml
+from pseudoreal_dev import binaries, paths
+
+Json = dict[str, Any]
+
+CHART = paths.REPOSITORY / "charts" / "pseudoreal"
+RELEASE = "pseudoreal"
+
+
+def helm(*arguments: str) -> str:
+    command = [binaries.build().path("helm"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def render(*values: str) -> list[Json]:
+    text = helm("template", RELEASE, str(CHART), "--namespace=operators", "--kube-version=1.34.4", *values)
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def find(documents: list[Json], kind: str, name: str = RELEASE) -> Json:
+    return next(d for d in documents if (d["kind"], d["metadata"]["name"]) == (kind, name))

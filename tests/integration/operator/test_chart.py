@@ -1,0 +1,208 @@
+"""The chart: what it renders, and what an upgrade keeps."""
+
+import base64
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client
+from pseudoreal_api.reports import REPORT_PATH, REPORT_URL
+from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_operator.lease import Lease
+from pseudoreal_operator.settings import Settings, read_settings
+
+from tests.integration.operator import chart
+from tests.integration.operator.chart import RELEASE, find, render
+from tests.integration.operator.cluster import Cluster
+
+pytestmark = pytest.mark.integration
+
+Json = dict[str, Any]
+
+HOST = "pseudoreal.operators.svc"
+CHECKSUM = "checksum/certificate"
+
+
+def container(documents: list[Json]) -> Json:
+    (found,) = find(documents, "Deployment")["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+def environment(documents: list[Json]) -> dict[str, str]:
+    """Of the operator, in a pod of the name pod-1."""
+    return {entry["name"]: entry.get("value", "pod-1") for entry in container(documents)["env"]}
+
+
+def checksum(documents: list[Json]) -> str:
+    return str(find(documents, "Deployment")["spec"]["template"]["metadata"]["annotations"][CHECKSUM])
+
+
+def write_secret(folder: Path, documents: list[Json]) -> dict[str, bytes]:
+    """Of the chart's own making, into a folder as the kubelet does it."""
+    files = {name: base64.b64decode(text) for name, text in find(documents, "Secret", "pseudoreal-tls")["data"].items()}
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    return files
+
+
+def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
+    documents = render("--set=watchNamespaces={a,b}")
+    secret = write_secret(tmp_path, documents)
+    (mount,) = [m for m in container(documents)["volumeMounts"] if m["name"] == "tls"]
+    set_here = {
+        name: value.replace(mount["mountPath"], str(tmp_path)) for name, value in environment(documents).items()
+    }
+    settings = read_settings(set_here)
+    assert settings.namespaces == ("a", "b")
+    assert settings.lease == Lease("operators", RELEASE, "pod-1")
+    assert settings.report_ca == secret["ca.crt"].decode()
+    assert settings.reports
+    assert Path(settings.reports.key).read_bytes() == secret["tls.key"]
+    ports = {port["name"]: port["containerPort"] for port in container(documents)["ports"]}
+    assert ports == {"health": Settings.health_port, "reports": settings.reports.port}
+
+
+def test_no_mount_lies_in_another_that_is_read_only() -> None:
+    folders = [Path(mount["mountPath"]) for mount in container(render("--set=trainer.ncclConfig=A=1"))["volumeMounts"]]
+    assert not [folder for folder in folders if set(folder.parents) & set(folders)]
+
+
+def test_pods_are_told_where_the_service_is() -> None:
+    documents = render()
+    (port,) = find(documents, "Service")["spec"]["ports"]
+    assert environment(documents)[REPORT_URL] == f"https://{HOST}:{port['port']}{REPORT_PATH}"
+    labels = find(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert find(documents, "Service")["spec"]["selector"].items() <= labels.items()
+
+
+@pytest.mark.parametrize("values", [(), ("--set=watchNamespaces={a,b}",)])
+def test_nobody_may_touch_secrets_and_only_the_own_lease_is_written(values: tuple[str, ...]) -> None:
+    documents = render(*values)
+    rules = [rule for d in documents if d["kind"] in ("Role", "ClusterRole") for rule in d["rules"]]
+    assert not [rule for rule in rules if {"secrets", "*"} & {*rule["resources"], *rule["verbs"]}]
+    lease = find(documents, "Role", "pseudoreal-lease")
+    assert lease["metadata"]["namespace"] == "operators"
+    assert [rule.get("resourceNames") for rule in lease["rules"] if rule["verbs"] != ["create"]] == [[RELEASE]]
+
+
+def test_every_role_is_bound_to_the_operator() -> None:
+    documents = render("--set=watchNamespaces={a}")
+    account = {"kind": "ServiceAccount", "name": RELEASE, "namespace": "operators"}
+    bindings = [d for d in documents if d["kind"].endswith("RoleBinding") and account in d["subjects"]]
+    bound = sorted((d["metadata"].get("namespace", ""), d["roleRef"]["name"]) for d in bindings)
+    assert bound == [("", "pseudoreal-reviews"), ("a", "pseudoreal"), ("operators", "pseudoreal-lease")]
+
+
+def test_the_certificate_is_one_that_strict_clients_trust(tmp_path: Path) -> None:
+    assert sorted(write_secret(tmp_path, render())) == ["ca.crt", "tls.crt", "tls.key"]
+    trusted = ssl.create_default_context(cafile=str(tmp_path / "ca.crt"))
+    # The default from Python 3.13 on.
+    trusted.verify_flags |= ssl.VERIFY_X509_STRICT
+    with _served(tmp_path) as connection, trusted.wrap_socket(connection, server_hostname=HOST) as wrapped:
+        certificate = wrapped.getpeercert()
+    assert certificate
+    years = (ssl.cert_time_to_seconds(str(certificate["notAfter"])) - _begin(certificate)) / (365 * 86400)
+    assert round(years) == 10
+
+
+def test_another_certificate_restarts_the_operator() -> None:
+    first, second = render(), render()
+    assert find(first, "Secret", "pseudoreal-tls")["data"] != find(second, "Secret", "pseudoreal-tls")["data"]
+    assert checksum(first) != checksum(second)
+
+
+def test_a_secret_of_the_users_own() -> None:
+    documents = render("--set=reports.tlsSecret=mine")
+    assert not [document for document in documents if document["kind"] == "Secret"]
+    volumes = find(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "tls", "secret": {"secretName": "mine"}} in volumes
+    assert render("--set=reports.tlsSecret=mine") == documents, "nothing is random in it"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("reports.tlsSecret=Not_A_Name", "/reports/tlsSecret"),
+        ("reports.port=8443", "'port' not allowed"),
+        ("networkPolicy.enabled=maybe", "/networkPolicy/enabled"),
+    ],
+)
+def test_values_that_are_refused(value: str, says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        render(f"--set={value}")
+
+
+def test_the_network_policy_lets_training_pods_in() -> None:
+    documents = render("--set=networkPolicy.enabled=true", "--set=watchNamespaces={a,b}")
+    (rule,) = find(documents, "NetworkPolicy")["spec"]["ingress"]
+    (peer,) = rule["from"]
+    assert peer["podSelector"]["matchLabels"] == {"pseudoreal.dev/role": "train"}
+    assert peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["a", "b"]
+    assert [port["port"] for port in rule["ports"]] == ["reports"]
+    assert not [document for document in render() if document["kind"] == "NetworkPolicy"]
+
+
+@pytest.fixture
+def release(control_plane: ControlPlane, cluster: Cluster) -> Iterator[Callable[..., None]]:
+    """Installs or upgrades a release, which is uninstalled afterwards. No pod of it runs."""
+    where = [f"--kubeconfig={control_plane.kubeconfig}", f"--namespace={cluster.namespace}"]
+
+    def upgrade(*values: str) -> None:
+        chart.helm("upgrade", "--install", RELEASE, str(chart.CHART), "--set=crds.install=false", *where, *values)
+
+    yield upgrade
+    chart.helm("uninstall", RELEASE, "--no-hooks", *where)
+
+
+def test_an_upgrade_keeps_the_certificate(release: Callable[..., None], cluster: Cluster) -> None:
+    release()
+    before = _installed(cluster)
+    release("--set=operator.priorityClassName=high")
+    assert _installed(cluster) == before
+    client.CoreV1Api(cluster.api).delete_namespaced_secret("pseudoreal-tls", cluster.namespace)
+    release()
+    after = _installed(cluster)
+    assert after[0] != before[0]
+    assert after[1] != before[1]
+
+
+def test_a_users_secret_that_changes_restarts_the_operator(release: Callable[..., None], cluster: Cluster) -> None:
+    core = client.CoreV1Api(cluster.api)
+    core.create_namespaced_secret(cluster.namespace, {"metadata": {"name": "mine"}, "stringData": {"tls.crt": "old"}})
+    release("--set=reports.tlsSecret=mine")
+    before = _checksum(cluster)
+    core.patch_namespaced_secret("mine", cluster.namespace, {"stringData": {"tls.crt": "new"}})
+    release("--set=reports.tlsSecret=mine")
+    assert _checksum(cluster) != before
+
+
+def _installed(cluster: Cluster) -> tuple[Json, str]:
+    secret = client.CoreV1Api(cluster.api).read_namespaced_secret("pseudoreal-tls", cluster.namespace)
+    return dict(secret.data), _checksum(cluster)
+
+
+def _checksum(cluster: Cluster) -> str:
+    deployment = client.AppsV1Api(cluster.api).read_namespaced_deployment(RELEASE, cluster.namespace)
+    return str(deployment.spec.template.metadata.annotations[CHECKSUM])
+
+
+def _begin(certificate: Any) -> float:
+    return ssl.cert_time_to_seconds(str(certificate["notBefore"]))
+
+
+def _served(folder: Path) -> socket.socket:
+    """A connection to a server that speaks TLS with the certificate in a folder."""
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    listening = socket.create_server(("127.0.0.1", 0))
+
+    def accept() -> None:
+        with listening, listening.accept()[0] as connection, serving.wrap_socket(connection, server_side=True) as tls:
+            tls.recv(1)
+
+    threading.Thread(target=accept, daemon=True).start()
+    return socket.create_connection(listening.getsockname())

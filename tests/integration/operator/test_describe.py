@@ -1,0 +1,170 @@
+"""What `kubectl describe` tells people, in the situations that they meet: compared with files that were read and found
+good. After a change, RENEW_GOLDEN=1 writes them anew."""
+
+import difflib
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pseudoreal_dev import binaries, paths
+from pseudoreal_dev.control_plane import ControlPlane
+
+from tests.integration.operator.cluster import Cluster, Job, complete_stage, wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
+
+FOLDER = paths.REPOSITORY / "tests" / "data" / "golden" / "describe"
+PATIENT = {"spec__restart": {"backoffSeconds": 3000, "maxRestarts": 1}}
+NO_RESTART = {"spec__restart": {"maxRestarts": 0}}
+
+Situation = Callable[[Cluster], Job]
+SITUATIONS: dict[str, Situation] = {}
+
+
+def situation(arrange: Situation) -> Situation:
+    """Each makes a job and brings it where it stays."""
+    SITUATIONS[arrange.__name__.replace("_", "-")] = arrange
+    return arrange
+
+
+def _job(cluster: Cluster, **changes: object) -> Job:
+    return cluster.create("llm", **changes)
+
+
+@situation
+def healthy(cluster: Cluster) -> Job:
+    job = _job(cluster)
+    complete_stage(job, "pseudo")
+    complete_stage(job, "delink")
+    job.run("llm-real-a1", 2)
+    return job
+
+
+@situation
+def unschedulable(cluster: Cluster) -> Job:
+    job = _job(cluster)
+    (pod,) = job.pods("llm-pseudo-a1")
+    says = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
+    cluster.patch_pod_status(pod["metadata"]["name"], {"conditions": [condition]})
+    return job
+
+
+@situation
+def quota_pending(cluster: Cluster) -> Job:
+    cluster.set_quota({"count/jobs.batch": "0"})
+    return _job(cluster)
+
+
+@situation
+def image_missing(cluster: Cluster) -> Job:
+    job = _job(cluster, spec__pod={"image": "registry.example/no-such:1"})
+    (pod,) = job.pods("llm-pseudo-a1")
+    says = 'Back-off pulling image "registry.example/no-such:1": not found'
+    job.keep_waiting(pod, {"reason": "ImagePullBackOff", "message": says})
+    return job
+
+
+@situation
+def out_of_memory(cluster: Cluster) -> Job:
+    job = _job(cluster, **PATIENT, spec__phases__0__resources={"limits": {"memory": "2Gi"}})
+    (pod,) = job.run("llm-pseudo-a1")
+    job.end(pod, exit_code=137, reason="OOMKilled")
+    return job
+
+
+@situation
+def config_error(cluster: Cluster) -> Job:
+    job = _job(cluster)
+    (pod,) = job.run("llm-pseudo-a1")
+    job.end(pod, "InvalidJob", message="spec.data.path corpus does not exist in the pod; mount it by spec.data.volume")
+    return job
+
+
+@situation
+def node_lost(cluster: Cluster) -> Job:
+    job = _job(cluster, **PATIENT)
+    job.bind(job.pods("llm-pseudo-a1")[0], "node-17")
+    (pod,) = job.run("llm-pseudo-a1")
+    why = "Taint manager: deleting due to NoExecute taint"
+    condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": why}
+    cluster.patch_pod_status(pod["metadata"]["name"], {"phase": "Failed", "conditions": [condition]})
+    return job
+
+
+@situation
+def delink_failed(cluster: Cluster) -> Job:
+    job = _job(cluster, **NO_RESTART)
+    complete_stage(job, "pseudo")
+    (pod,) = job.run("llm-real-delink-a1")
+    job.end(pod, "Failed", message="checkpoint pseudo-10: a file has another SHA-256 than its manifest")
+    return job
+
+
+@situation
+def restarts_exhausted(cluster: Cluster) -> Job:
+    job = _job(cluster, spec__restart={"backoffSeconds": 0, "maxRestarts": 1})
+    for execution in (1, 2):
+        (pod,) = job.run(f"llm-pseudo-a{execution}")
+        job.end(pod, "Failed", message="RuntimeError: NCCL error: unhandled system error")
+    return job
+
+
+@situation
+def suspended(cluster: Cluster) -> Job:
+    job = _job(cluster)
+    complete_stage(job, "pseudo")
+    job.run("llm-real-delink-a1")
+    job.suspend(True)
+    wait_for("the end of the pods", lambda: not job.alive_pods(), lambda: job.status)
+    return job
+
+
+@situation
+def succeeded(cluster: Cluster) -> Job:
+    job = _job(cluster)
+    for stage in ("pseudo", "delink", "real"):
+        complete_stage(job, stage)
+    return job
+
+
+@pytest.mark.parametrize("name", sorted(SITUATIONS))
+def test_a_description_tells_what_is_and_what_to_do(name: str, cluster: Cluster, control_plane: ControlPlane) -> None:
+    job, path = SITUATIONS[name](cluster), FOLDER / f"{name}.txt"
+    if os.environ.get("RENEW_GOLDEN"):
+        _renew(path, lambda: described(job, control_plane))
+    golden = path.read_text()
+
+    def difference() -> str:
+        lines = [text.splitlines() for text in (golden, described(job, control_plane))]
+        return "\n".join(difflib.unified_diff(*lines, "golden", "described", lineterm=""))
+
+    wait_for("the description", lambda: not difference(), difference)
+
+
+def described(job: Job, control_plane: ControlPlane) -> str:
+    """What follows the spec, without what differs from run to run."""
+    kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
+    command = [*kubectl, "-n", job.cluster.namespace, "describe", "prj", job.name]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    status = text.partition("\nStatus:")[2]
+    status = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "(time)", status)
+    status = re.sub(r"(llm-[a-z0-9-]*-a\d+-\d+)-[a-z0-9]{5}\b", r"\1-xxxxx", status)
+    status = re.sub(r"(?m)^(  (?:Normal|Warning) +\S+) +\S+ +", r"\1  (age)  ", status)
+    return status.replace(job.cluster.namespace, "default")
+
+
+def _renew(path: Path, describe: Callable[[], str]) -> None:
+    """Once it has come to rest."""
+    seen: list[str] = []
+
+    def at_rest() -> bool:
+        seen.append(describe())
+        return len(seen) > 25 and len(set(seen[-25:])) == 1
+
+    wait_for("rest", at_rest)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(seen[-1])

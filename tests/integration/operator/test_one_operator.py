@@ -1,0 +1,86 @@
+"""Of two operators one works: the one that holds the Lease."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from kubernetes import client
+
+from tests.integration.operator.chart import RELEASE
+from tests.integration.operator.cluster import Cluster, wait_for
+from tests.integration.operator.conftest import Operator
+
+pytestmark = pytest.mark.integration
+
+MakeOperator = Callable[[str], Operator]
+
+
+def holder(cluster: Cluster) -> Any:
+    found = cluster.list("apis/coordination.k8s.io/v1 leases")
+    return found[0]["spec"]["holderIdentity"] if found else None
+
+
+def begin_to_wait(operator: Operator) -> Operator:
+    """One that has to wait."""
+    operator.start()
+    wait_for("its patience", lambda: operator.lines("lease_awaited"))
+    return operator
+
+
+def works(operator: Operator) -> bool:
+    return bool(operator.lines("lease_acquired"))
+
+
+def test_one_works_and_the_other_takes_over(cluster: Cluster, make_operator: MakeOperator) -> None:
+    first, second, third = (make_operator(name) for name in ("first", "second", "third"))
+    first.start()
+    wait_for("the first", lambda: holder(cluster) == "first")
+    begin_to_wait(second)
+    cluster.create("early").pods("early-pseudo-a1")
+    assert not works(second)
+
+    begun = time.monotonic()
+    assert first.stop() == 0
+    wait_for("the second", lambda: holder(cluster) == "second")
+    assert time.monotonic() - begun < 10
+    cluster.create("late").pods("late-pseudo-a1")
+    assert [line["name"] for line in second.lines("applied") if line["kind"] == "Job"] == ["late-pseudo-a1"]
+
+    begin_to_wait(third)
+    begun = time.monotonic()
+    second.kill()
+    wait_for("the third", lambda: holder(cluster) == "third")
+    assert 10 < time.monotonic() - begun < 25
+    cluster.create("last").pods("last-pseudo-a1")
+    assert third.lines("applied")
+
+
+def test_an_operator_that_waits_ends_when_it_is_asked_to(cluster: Cluster, make_operator: MakeOperator) -> None:
+    _hold(cluster, "somebody")
+    waiting = begin_to_wait(make_operator("waiting"))
+    assert waiting.stop() == 0
+    assert not works(waiting)
+    assert holder(cluster) == "somebody"
+
+
+def test_an_operator_that_loses_the_lease_ends(cluster: Cluster, operator: Operator) -> None:
+    cluster.create("dropped").pods("dropped-pseudo-a1")
+    operator.expected = "lease_lost"
+    _hold(cluster, "thief")
+    begun = time.monotonic()
+    assert operator.process
+    assert operator.process.wait(15) == 1
+    assert time.monotonic() - begun < 10
+    assert len(operator.lines("lease_lost")) == 1
+    assert holder(cluster) == "thief"
+
+
+def _hold(cluster: Cluster, name: str) -> None:
+    """Takes the lease, without asking for it."""
+    leases = client.CoordinationV1Api(cluster.api)
+    spec = {"holderIdentity": name, "leaseDurationSeconds": 15}
+    if cluster.list("apis/coordination.k8s.io/v1 leases"):
+        leases.patch_namespaced_lease(RELEASE, cluster.namespace, {"spec": spec})
+    else:
+        leases.create_namespaced_lease(cluster.namespace, {"metadata": {"name": RELEASE}, "spec": spec})

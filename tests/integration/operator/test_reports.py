@@ -1,0 +1,187 @@
+"""What pods report over HTTPS, with real tokens: whose they are, and what becomes of it in the status."""
+
+import time
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
+from pseudoreal_api.reports import SavedCheckpoint
+
+from tests.integration.operator.cluster import Cluster, Job, wait_for
+from tests.integration.operator.conftest import USER, Operator
+from tests.integration.operator.endpoint import Reporter, at
+
+pytestmark = pytest.mark.integration
+
+
+def begin(cluster: Cluster, name: str, **changes: Any) -> tuple[Job, Reporter]:
+    """A job whose first pod runs, and that pod."""
+    job = cluster.create(name, **changes)
+    (pod,) = job.run(f"{name}-pseudo-a1")
+    return job, Reporter.of(cluster, pod)
+
+
+@pytest.mark.usefixtures("operator")
+def test_progress_comes_from_reports(cluster: Cluster) -> None:
+    job, pod = begin(cluster, "live")
+    pod.tell(at(5, SavedCheckpoint(name="pseudo-4", step=4, seconds=90)))
+    status = job.wait("the progress", lambda status: status.progress is not None)
+    assert status.progress
+    seen = status.progress.model_dump(exclude={"last_updated_time"})
+    assert seen == {
+        "step": 5,
+        "total_steps": 20,
+        "percent": 25,
+        "remaining_seconds": 30,
+        "tokens": 1280,
+        "loss": "4.5000",
+        "validation_loss": "4.7500",
+        "tokens_per_second": "128",
+    }
+    assert status.checkpoint
+    assert (status.checkpoint.latest, status.checkpoint.step) == ("pseudo-4", 4)
+    assert status.checkpoint.saved_time
+    age = datetime.now(UTC) - datetime.fromisoformat(status.checkpoint.saved_time)
+    assert timedelta(seconds=88) < age < timedelta(seconds=120)
+    assert job.condition("Progressing")["reason"] == "Training"
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_token_speaks_for_its_own_job_alone(cluster: Cluster) -> None:
+    mine, pod = begin(cluster, "mine")
+    yours, other = begin(cluster, "yours")
+    pod.tell(at(7))
+    other.tell(at(2))
+    for job, step in ((mine, 7), (yours, 2)):
+        job.wait("its own progress", lambda status, step=step: bool(status.progress and status.progress.step == step))
+
+
+@pytest.mark.usefixtures("operator")
+def test_tokens_that_are_refused(cluster: Cluster) -> None:
+    job, reporter = begin(cluster, "guarded")
+    reporter.tell(at(3))
+    (pod,) = job.pods("guarded-pseudo-a1")
+    stranger = _foreign_pod(cluster)
+    refused = {
+        "for the API server": cluster.token(pod, audience="https://kubernetes.default.svc.cluster.local"),
+        "for somebody else": cluster.token(pod, audience="vault"),
+        "without a pod": cluster.token(None),
+        "of a pod that is not ours": cluster.token(stranger),
+        "changed": cluster.token(pod)[:-8] + "AAAAAAAA",
+    }
+    statuses = {what: reporter.with_token(token).send(at(9)).status for what, token in refused.items()}
+    assert statuses == {
+        "for the API server": 401,
+        "for somebody else": 401,
+        "without a pod": 403,
+        "of a pod that is not ours": 403,
+        "changed": 401,
+    }
+    assert reporter.with_token(cluster.token(pod)).send(at(4)).status == 200, "another token of the same pod"
+
+
+@pytest.mark.usefixtures("operator")
+def test_the_token_of_a_deleted_pod_is_refused(cluster: Cluster) -> None:
+    job = cluster.create("bygone")
+    (pod,) = job.pods("bygone-pseudo-a1")
+    reporter = Reporter.of(cluster, pod)
+    name = pod["metadata"]["name"]
+    cluster.delete_pod(name)
+    wait_for("the deletion", lambda: name not in [p["metadata"]["name"] for p in cluster.list("api/v1 pods")])
+    assert reporter.send(at(3)).status == 401
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_pod_of_another_namespace_is_refused_whatever_its_labels_say(cluster: Cluster) -> None:
+    job, reporter = begin(cluster, "envied")
+    reporter.tell(at(3))
+    (pod,) = job.pods("envied-pseudo-a1")
+    elsewhere = Cluster(cluster.api, "default")
+    forged = _foreign_pod(elsewhere, pod["metadata"]["labels"])
+    try:
+        answer = reporter.with_token(elsewhere.token(forged)).send(at(9))
+        assert (answer.status, answer.text) == (403, "this operator does not watch namespace default")
+    finally:
+        elsewhere.delete_pod(forged["metadata"]["name"])
+
+
+@pytest.mark.usefixtures("operator")
+def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster) -> None:
+    job, pod = begin(cluster, "hasty", spec__phases__0__until__steps=1000, spec__phases__1__until__steps=2000)
+    pod.tell(at(1))
+    first = job.wait("the progress", lambda status: status.progress is not None).progress
+    begun, version, step = time.monotonic(), job.body["metadata"]["resourceVersion"], 1
+    # Two looks of the operator fall into this time.
+    while time.monotonic() < begun + 8:
+        step += 1
+        assert pod.send(at(step)).status == 200
+        assert job.body["metadata"]["resourceVersion"] == version
+        time.sleep(1)
+    second = job.wait("newer progress", lambda status: status.progress != first).progress
+    assert first
+    assert second
+    times = [datetime.fromisoformat(progress.last_updated_time) for progress in (first, second)]
+    assert times[1] - times[0] >= timedelta(seconds=10)
+    assert second.step == step
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_phase_is_asked_to_finish(cluster: Cluster) -> None:
+    job, pod = begin(cluster, "ended-early")
+    assert not pod.tell(at(1)).finish_phase
+    cluster.patch_job(job.name, {"metadata": {"annotations": {ANNOTATION_FINISH_PHASE: "pseudo"}}})
+    wait_for("the wish in the answer", lambda: _asks_to_finish(pod))
+    job.wait("the condition", lambda status: any(c.reason == "Finishing" for c in status.conditions))
+    progressing = job.condition("Progressing")
+    assert progressing["status"] == "True"
+    assert "asked to end now, through a checkpoint" in progressing["message"]
+    assert job.reasons() == ["Accepted", "PhaseStarted", "FinishRequested"]
+    cluster.patch_job(job.name, {"metadata": {"annotations": {ANNOTATION_FINISH_PHASE: "real"}}})
+    wait_for("an answer without it", lambda: not _asks_to_finish(pod))
+
+
+def test_a_restarted_operator_hears_its_pods_again(cluster: Cluster, operator: Operator) -> None:
+    job, pod = begin(cluster, "patient")
+    assert pod.tell(at(2)).status == 200
+    operator.kill()
+    operator.start()
+    wait_for("the endpoint", lambda: operator.lines("reports_served")[1:])
+    pod.tell(at(6))
+    job.wait("the progress", lambda status: bool(status.progress and status.progress.step == 6))
+
+
+def test_the_operator_may_not_read_secrets(cluster: Cluster, operator_kubeconfig: Any) -> None:
+    api = config.new_client_from_config(str(operator_kubeconfig))
+    allowed = {
+        "secrets": _may(api, cluster.namespace, "secrets", "get"),
+        "jobs": _may(api, cluster.namespace, "jobs", "list", "batch"),
+        "reviews": _may(api, None, "tokenreviews", "create", "authentication.k8s.io"),
+    }
+    assert allowed == {"secrets": False, "jobs": True, "reviews": True}
+    with pytest.raises(client.ApiException) as refused:
+        client.CoreV1Api(api).list_namespaced_secret(cluster.namespace)
+    assert refused.value.status == 403
+    assert USER in str(refused.value.body)
+
+
+def _asks_to_finish(pod: Reporter) -> bool:
+    answer = pod.send(at(2))
+    # The tests ask more often than a pod may.
+    return answer.status == 200 and answer.finish_phase
+
+
+def _foreign_pod(cluster: Cluster, labels: dict[str, str] | None = None) -> dict[str, Any]:
+    body = {
+        "metadata": {"name": "stranger", "labels": labels or {}},
+        "spec": {"containers": [{"name": "c", "image": "registry.example/any"}]},
+    }
+    client.CoreV1Api(cluster.api).create_namespaced_pod(cluster.namespace, body)
+    return next(pod for pod in cluster.list("api/v1 pods") if pod["metadata"]["name"] == "stranger")
+
+
+def _may(api: client.ApiClient, namespace: str | None, resource: str, verb: str, group: str = "") -> bool:
+    wish = {"namespace": namespace, "resource": resource, "verb": verb, "group": group}
+    review = client.AuthorizationV1Api(api).create_self_subject_access_review({"spec": {"resourceAttributes": wish}})
+    return bool(review.status.allowed)

@@ -1,0 +1,246 @@
+"""The endpoint over TLS, by a real client."""
+
+import asyncio
+import shutil
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientError, ClientResponse, ClientSession
+from aiohttp.test_utils import TestServer
+from kubernetes.aio.client import ApiException
+from pseudoreal_api.reports import REPORT_BYTES, REPORT_PATH, PodReport, RankSign, ReportAnswer
+from pseudoreal_dev.certificates import Authority
+from pseudoreal_operator.observed import Role, Run
+from pseudoreal_operator.reports import server
+from pseudoreal_operator.reports.board import Board
+from pseudoreal_operator.reports.certificate import fresh_certificate
+from pseudoreal_operator.reports.identity import REFUSALS_AT_ONCE, Identities
+from pseudoreal_operator.reports.server import Reports, application
+
+from tests.unit.operator.reports.clock import HandClock
+from tests.unit.operator.reports.fake_api import FakeApi
+
+HOST = "operator.test"
+JOB = ("default", "job-uid")
+RUN = Run("pseudo", Role.TRAIN, 1)
+REPORT = PodReport(ranks=[RankSign(rank=0, place="computing", seconds=0.5, step=3)])
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    session: ClientSession
+    url: str
+    trusted: ssl.SSLContext
+
+    async def post(self, data: Any = None, token: str = "good", **headers: str) -> ClientResponse:
+        sent = {"Authorization": f"Bearer {token}"} | headers
+        body = REPORT.to_json() if data is None else data
+        answer = await self.session.post(self.url, data=body, headers=sent, ssl=self.trusted, server_hostname=HOST)
+        await answer.read()
+        return answer
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    authority.issue("tls", hosts=[HOST])
+    return authority
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    api = FakeApi()
+    api.add("good")
+    return api
+
+
+@pytest.fixture
+def board() -> Board:
+    board = Board()
+    board.follow(JOB, None)
+    return board
+
+
+@pytest.fixture
+async def endpoint(api: FakeApi, board: Board, clock: HandClock, authority: Authority) -> AsyncIterator[Endpoint]:
+    listening = TestServer(application(Reports(Identities(api, (), clock), board, clock)))
+    trusted = ssl.create_default_context(cafile=str(authority.certificate))
+    files = [str(authority.folder / name) for name in ("tls.crt", "tls.key")]
+    async with fresh_certificate(files[0], files[1]) as tls, ClientSession() as session:
+        await listening.start_server(ssl=tls)
+        yield Endpoint(session, str(listening.make_url(REPORT_PATH)), trusted)
+        await listening.close()
+
+
+async def test_a_good_report_is_heard_and_answered(endpoint: Endpoint, board: Board) -> None:
+    answer = await endpoint.post()
+    assert answer.status == 200
+    assert ReportAnswer.model_validate_json(await answer.text()) == ReportAnswer(finish_phase=False)
+    (heard,) = board.of_job(JOB, {RUN})
+    assert (heard.run, heard.index, heard.report) == (RUN, 0, REPORT)
+
+
+async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoint, board: Board) -> None:
+    board.follow(JOB, "pseudo")
+    assert await (await endpoint.post()).json() == {"finishPhase": True}
+    board.follow(JOB, "real")
+    assert await (await endpoint.post()).json() == {"finishPhase": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("", "this is no report: Invalid JSON"),
+        ("hello", "this is no report: Invalid JSON"),
+        (b"\xff\xfe", "this is no report"),
+        ("[]", "this is no report"),
+        ('{"ranks": [{"rank": 0, "place": "lost", "seconds": 0, "step": 1}]}', "ranks.0.place: Input should be"),
+        ('{"ranks": [{"rank": 0, "place": "computing", "seconds": 0, "step": -1}]}', "ranks.0.step: Input should be"),
+        ('{"jobUid": "another"}', "jobUid: Extra inputs"),
+    ],
+)
+async def test_garbage(endpoint: Endpoint, board: Board, body: Any, says: str) -> None:
+    answer = await endpoint.post(body)
+    assert answer.status == 400
+    assert says in await answer.text()
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+@pytest.mark.parametrize("header", ["", "Basic Z29vZA==", "Bearer", "Bearer ", "good"])
+async def test_a_report_needs_a_token(endpoint: Endpoint, api: FakeApi, header: str) -> None:
+    answer = await endpoint.post(Authorization=header)
+    assert answer.status == 401
+    assert "Authorization: Bearer" in await answer.text()
+    assert api.reviews == 0
+
+
+async def test_a_bad_token(endpoint: Endpoint, board: Board) -> None:
+    answer = await endpoint.post(token="forged")
+    assert answer.status == 401
+    assert "not valid" in await answer.text()
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+async def test_a_pod_that_does_not_train(endpoint: Endpoint, api: FakeApi) -> None:
+    api.add("delink", name="j-real-delink-a1-0", role="delink")
+    answer = await endpoint.post(token="delink")
+    assert answer.status == 403
+    assert await answer.text() == "pod j-real-delink-a1-0 trains no PseudoRealJob"
+
+
+async def test_a_report_that_is_too_long(endpoint: Endpoint, board: Board) -> None:
+    answer = await endpoint.post("x" * (REPORT_BYTES + 1))
+    assert answer.status == 413
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+async def test_a_report_without_a_length_that_is_too_long(endpoint: Endpoint) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(REPORT_BYTES // 4096 + 1):
+            yield b"x" * 4096
+
+    assert (await endpoint.post(chunks())).status == 413
+
+
+async def test_a_report_that_never_ends(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READ_SECONDS", 0.05)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    assert (await endpoint.post(never())).status == 408
+
+
+async def test_a_pod_that_reports_too_often(endpoint: Endpoint, clock: HandClock) -> None:
+    answers = [await endpoint.post() for _ in range(7)]
+    assert [answer.status for answer in answers] == [200] * 5 + [429] * 2
+    assert answers[-1].headers["Retry-After"] == "10"
+    clock.now += 1
+    assert (await endpoint.post()).status == 200
+
+
+async def test_new_tokens_do_not_let_a_pod_report_more_often(endpoint: Endpoint, api: FakeApi) -> None:
+    for number in range(7):
+        api.add(f"good-{number}")
+    statuses = [(await endpoint.post(token=f"good-{number}")).status for number in range(7)]
+    assert statuses == [200] * 5 + [429] * 2
+
+
+async def test_one_pod_does_not_use_up_the_reports_of_another(endpoint: Endpoint, api: FakeApi, board: Board) -> None:
+    api.add("other", name="j-pseudo-a1-1", uid="other-uid", index=1)
+    for _ in range(7):
+        await endpoint.post()
+    assert (await endpoint.post(token="other")).status == 200
+    assert {heard.index for heard in board.of_job(JOB, {RUN})} == {0, 1}
+
+
+async def test_a_flood_of_unknown_tokens(endpoint: Endpoint) -> None:
+    answers = [await endpoint.post(token=f"wrong-{number}") for number in range(REFUSALS_AT_ONCE + 1)]
+    assert [answer.status for answer in answers] == [401] * REFUSALS_AT_ONCE + [429]
+    assert answers[-1].headers["Retry-After"] == "10"
+
+
+@pytest.mark.parametrize("failure", [ApiException(status=500), ClientError("cut"), OSError("down"), TimeoutError()])
+async def test_an_api_server_that_cannot_tell(endpoint: Endpoint, api: FakeApi, failure: Exception) -> None:
+    api.failure = failure
+    answer = await endpoint.post()
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "10"
+    assert "API server" in await answer.text()
+    api.failure = None
+    assert (await endpoint.post()).status == 200
+
+
+async def test_a_pod_whose_job_is_not_followed_yet_reports_again(endpoint: Endpoint, board: Board) -> None:
+    board.forget(JOB)
+    answer = await endpoint.post()
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
+    assert "does not follow the job" in await answer.text()
+    board.follow(JOB, None)
+    assert (await endpoint.post()).status == 200
+
+
+async def test_other_paths_and_methods(endpoint: Endpoint) -> None:
+    for method, url, status in (("GET", endpoint.url, 405), ("POST", f"{endpoint.url}s", 404)):
+        async with endpoint.session.request(method, url, ssl=endpoint.trusted, server_hostname=HOST) as answer:
+            assert answer.status == status
+
+
+async def test_a_certificate_that_is_replaced_is_served(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        Authority(tmp_path / name).issue("tls", hosts=[HOST])
+    served = tmp_path / "served"
+    shutil.copytree(tmp_path / "old", served)
+    async with fresh_certificate(str(served / "tls.crt"), str(served / "tls.key"), every=0.01) as tls:
+        listening = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=tls)
+        port = listening.sockets[0].getsockname()[1]
+        assert await _trusts(tmp_path / "old", port)
+        # First the certificate alone: without its key it cannot be served, and the old one is.
+        for file in ("tls.crt", "tls.key"):
+            assert await _trusts(tmp_path / "old", port)
+            shutil.copy(tmp_path / "new" / file, served / file)
+        async with asyncio.timeout(10):
+            while not await _trusts(tmp_path / "new", port):
+                await asyncio.sleep(0.01)
+        listening.close()
+        await listening.wait_closed()
+
+
+async def _trusts(authority: Path, port: int) -> bool:
+    context = ssl.create_default_context(cafile=str(authority / "ca.crt"))
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=HOST)
+    except ssl.SSLCertVerificationError:
+        return False
+    writer.close()
+    return True

@@ -1,0 +1,172 @@
+"""A phase that is trained again: what it made before counts no more, and everything ends as the first time."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudoreal_api.messages import TerminationMessage
+from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
+from pseudoreal_trainer.checkpoint.delink import delink
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.pod import _with_newest_checkpoint
+
+from tests.unit.trainer.checkpoint.by_hand import save
+
+UID = "11111111-2222"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "work", UID)
+
+
+@pytest.fixture(autouse=True)
+def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudoreal_trainer.events.SAMPLE_BYTES", 1)
+
+
+Again = Callable[..., PhaseConfig]
+
+
+@pytest.fixture
+def again(config: Any) -> Again:
+    """A phase in attempt 2, without what attempt 1 made from a step on."""
+
+    def make(from_step: int, index: int = 0) -> PhaseConfig:
+        rule = DiscardConfig(before_attempt=2, from_step=from_step)
+        changed: PhaseConfig = config(index, attempt=2).model_copy(update={"discard": rule})
+        return changed
+
+    return make
+
+
+def _losses(config: PhaseConfig) -> list[tuple[int, float]]:
+    lines = (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()
+    return [(line["step"], line["loss"]) for line in map(json.loads, lines)]
+
+
+class Steps:
+    """Counts those that are made."""
+
+    made = 0
+
+    def __call__(self) -> bool:
+        self.made += 1
+        return False
+
+
+@pytest.mark.parametrize(("from_step", "made"), [(0, 11), (7, 6), (11, 1)])
+def test_a_phase_is_trained_again(
+    from_step: int, made: int, job_body: Any, config: Any, again: Again, train: Any, store: Any
+) -> None:
+    job_body["spec"]["phases"][0]["until"]["steps"] = 11
+    first, steps = train(config(0)), Steps()
+    losses = _losses(config(0))
+    message = train(again(from_step), steps)
+    assert steps.made == made
+    assert message.model_copy(update={"attempt": 1, "digest": first.digest}) == first
+    assert message.digest != first.digest
+    assert _losses(config(0)) == losses
+    attempts = {m.step: m.attempt for m in store.committed("pseudo")}
+    assert attempts == {step: 2 if step >= max(from_step, 1) else 1 for step in (5, 10, 11)}
+
+
+def test_a_phase_that_was_trained_again_is_not_trained_a_third_time(config: Any, again: Again, train: Any) -> None:
+    train(config(0))
+    train(again(0))
+    steps, third = Steps(), again(0).model_copy(update={"attempt": 3})
+    assert train(third, steps).outcome == "Succeeded"
+    assert steps.made == 0
+
+
+def test_a_later_phase_goes_on_from_its_start(
+    config: Any, delink_of: Any, again: Again, train: Any, store: Any
+) -> None:
+    train(config(0))
+    delink(delink_of(1))
+    first, steps = train(config(1)), Steps()
+    message = train(again(7, index=1), steps)
+    assert (steps.made, message.step, message.loss) == (6, first.step, first.loss)
+    assert {m.step: m.attempt for m in store.committed("real")} == {6: 1, 10: 2, 12: 2}
+
+
+def test_a_later_phase_of_which_nothing_is_left_needs_its_delink(
+    config: Any, delink_of: Any, again: Again, train: Any
+) -> None:
+    train(config(0))
+    delink(delink_of(1))
+    with pytest.raises(TrainingError, match="the delink from the phase before has not run"):
+        train(again(0, index=1))
+
+
+def _delink_again(delink_of: Any, from_step: int = 0) -> DelinkConfig:
+    rule = DiscardConfig(before_attempt=2, from_step=from_step)
+    changed: DelinkConfig = delink_of(1).model_copy(update={"attempt": 2, "from_discard": rule, "discard": rule})
+    return changed
+
+
+def test_a_delink_reads_what_was_trained_again(config: Any, delink_of: Any, train: Any, store: CheckpointStore) -> None:
+    """The end that was made again is at an earlier step than the old one, which is still there."""
+    train(config(0))
+    old = store.committed("pseudo")[-1]
+    weights = {name: array * 2 for name, array in store.reader(old).whole().items()}
+    save(store, old.model_copy(update={"step": 4, "attempt": 2}), weights)
+    assert delink(delink_of(1)).checkpoint == "real-00000006"
+    assert delink(_delink_again(delink_of)).checkpoint == "real-00000004"
+    found = _manifest(store, "real-00000004")
+    assert (found.parent, found.attempt) == ("pseudo-00000004", 2)
+    with pytest.raises(TrainingError, match="phase pseudo has no complete checkpoint"):
+        delink(
+            _delink_again(delink_of).model_copy(update={"from_discard": DiscardConfig(before_attempt=9, from_step=0)})
+        )
+
+
+def test_a_delinked_checkpoint_that_is_discarded_is_made_anew(
+    config: Any, delink_of: Any, train: Any, store: CheckpointStore
+) -> None:
+    train(config(0))
+    delink(delink_of(1))
+    keep = delink_of(1).model_copy(update={"attempt": 2})
+    delink(keep)
+    assert _manifest(store, "real-00000006").attempt == 1, "without a reason it is only verified"
+    delink(keep.model_copy(update={"discard": DiscardConfig(before_attempt=2, from_step=6)}))
+    assert _manifest(store, "real-00000006").attempt == 2
+
+
+def test_a_whole_job_from_its_first_phase_again(
+    config: Any, delink_of: Any, again: Again, train: Any, store: CheckpointStore
+) -> None:
+    """What was made from the first end of the phase is gone once that is replaced."""
+    train(config(0))
+    delink(delink_of(1))
+    first = train(config(1))
+    losses = _losses(config(0))
+    train(again(0))
+    assert [m.name for m in store.committed()] == [
+        "pseudo-00000005",
+        "pseudo-00000006",
+        "real-00000010",
+        "real-00000012",
+    ]
+    delink(_delink_again(delink_of))
+    message = train(again(0, index=1))
+    assert (message.step, message.loss, message.validation_loss) == (first.step, first.loss, first.validation_loss)
+    assert _losses(config(0)) == losses
+    assert {m.attempt for m in store.committed()} == {2}
+    for manifest in store.committed():
+        store.verify(manifest)
+
+
+def test_a_pod_that_knows_nothing_names_no_discarded_checkpoint(config: Any, again: Again, train: Any) -> None:
+    train(config(0))
+    silent = TerminationMessage(outcome="Failed", phase="pseudo", attempt=2)
+    assert _with_newest_checkpoint(silent, again(6)).checkpoint == "pseudo-00000005"
+    assert _with_newest_checkpoint(silent, again(0)) == silent
+
+
+def _manifest(store: CheckpointStore, name: str) -> Manifest:
+    return next(manifest for manifest in store.committed() if manifest.name == name)
