@@ -1,4 +1,4 @@
-"""Realistic jobs and all that the operator makes of them, as files: tests/data/golden.
+"""Realistic jobs and all that the operator makes of them, as files: tests/data/golden/jobs and .../children.
 
 `python -m tests.golden` renders the children anew. Read the difference before you commit it.
 """
@@ -26,7 +26,7 @@ PLAIN = Settings("registry.example/trainer:1.0", "IfNotPresent", ())
 SITE = replace(
     PLAIN,
     nccl_config="NCCL_IB_HCA=mlx5_0,mlx5_1\nNCCL_IB_GID_INDEX=3\n",
-    report_url="https://pseudoreal-reports.pseudoreal.svc:8443",
+    report_url="https://pseudoreal.pseudoreal.svc:8443/v1/report",
     report_ca="-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
 )
 
