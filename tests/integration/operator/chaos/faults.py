@@ -1,0 +1,92 @@
+"""What can go wrong between the operator and the API server, as data."""
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Target(StrEnum):
+    """What is counted, from 1. A request may count as more than one."""
+
+    READ = "read"
+    DISCOVERY = "discovery"
+    """The read that tells what kinds our API group has."""
+    WRITE = "write"
+    CHILD = "child"
+    NEWS = "news"
+    """The posting of an Event."""
+    STATUS = "status"
+    WATCH = "watch"
+    CHANGE = "change"
+    """What a watch tells."""
+
+
+class Kind(StrEnum):
+    DROP_REQUEST = "drop the request"
+    DROP_ANSWER = "drop the answer"
+    DELAY = "delay"
+    HANG = "never answer"
+    DUPLICATE = "forward twice"
+    ANSWER_404 = "answer 404"
+    ANSWER_409 = "answer 409"
+    ANSWER_410 = "answer 410"
+    ANSWER_429 = "answer 429"
+    ANSWER_500 = "answer 500"
+    CUT = "cut"
+    ERROR_410 = "ERROR 410 in the stream"
+    ERROR_500 = "ERROR 500 in the stream"
+    KILL_BEFORE = "kill the operator before forwarding"
+    KILL_AFTER = "kill the operator after forwarding"
+
+
+@dataclass(frozen=True)
+class Fault:
+    kind: Kind
+    target: Target
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.target} {self.number}: {self.kind}"
+
+
+_ANSWERS = (Kind.ANSWER_409, Kind.ANSWER_410, Kind.ANSWER_429, Kind.ANSWER_500)
+_ANY = (Kind.DROP_REQUEST, Kind.DROP_ANSWER, Kind.DELAY, Kind.HANG, *_ANSWERS)
+_OF_WRITES = (*_ANY, Kind.DUPLICATE, Kind.KILL_BEFORE, Kind.KILL_AFTER)
+_OF_CHANGES = (Kind.CUT, Kind.ERROR_410, Kind.ERROR_500)
+_APPLICABLE = {
+    Target.READ: _ANY,
+    Target.WRITE: _OF_WRITES,
+    Target.WATCH: (Kind.DROP_REQUEST, Kind.DELAY, *_ANSWERS),
+    Target.CHANGE: _OF_CHANGES,
+}
+_SAMPLED = {
+    Target.CHILD: (Kind.HANG, Kind.DROP_REQUEST, Kind.ANSWER_410, Kind.ANSWER_500, Kind.KILL_AFTER),
+    Target.NEWS: (Kind.DROP_ANSWER, Kind.DUPLICATE, Kind.ANSWER_409, Kind.KILL_BEFORE),
+    Target.STATUS: (Kind.DELAY, Kind.ANSWER_429, Kind.KILL_BEFORE, Kind.KILL_AFTER),
+    Target.CHANGE: (Kind.ERROR_500,),
+    Target.READ: (Kind.ANSWER_410,),
+    Target.WATCH: (Kind.ANSWER_429,),
+}
+# No two lives send quite as many requests, and the last ones of a long life must be covered.
+_MORE = 4
+
+
+def every_fault(counts: Mapping[Target, int]) -> Iterator[Fault]:
+    """For a life with so many of each."""
+    for target, kinds in _APPLICABLE.items():
+        for number in range(1, counts[target] + _MORE + 1):
+            yield from (Fault(kind, target, number) for kind in kinds)
+
+
+def sample(counts: Mapping[Target, int]) -> Iterator[Fault]:
+    """Some of each kind, always the same ones."""
+    chance = random.Random("pseudoreal")
+    for target, kinds in _SAMPLED.items():
+        for kind in kinds:
+            yield Fault(kind, target, chance.randint(1, surely_reached(counts[target])))
+
+
+def surely_reached(count: int) -> int:
+    """How many of them a shorter life has too."""
+    return int(count * 0.85)

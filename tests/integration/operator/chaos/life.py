@@ -1,0 +1,133 @@
+"""The whole life of one job: what the test does as the kubelet, and what is left to compare."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.error import HTTPError, URLError
+
+from pseudoreal_api.names import LABEL_PHASE, LABEL_ROLE
+
+from tests.integration.operator.chaos.proxy import Proxy
+from tests.integration.operator.cluster import CHECKPOINTS, RESULTS, Cluster, Job, wait_for
+from tests.integration.operator.conftest import Operator
+
+Json = dict[str, Any]
+
+JOB = "life"
+PATIENCE_SECONDS = 240.0
+CHILD_PATHS = (
+    "api/v1 configmaps",
+    "api/v1 services",
+    "apis/networking.k8s.io/v1 networkpolicies",
+    "apis/batch/v1 jobs",
+    "api/v1 pods",
+)
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
+
+
+@dataclass(frozen=True)
+class Story:
+    """What is the same in every life. `created` counts what the operator made, by kind and name or reason."""
+
+    end: Json
+    created: Counter[tuple[str, str]]
+
+
+@dataclass
+class Life:
+    """One job in a namespace of its own, with an operator of its own behind a proxy of its own."""
+
+    cluster: Cluster
+    proxy: Proxy
+    operator: Operator
+    starts: int = 0
+    was_healthy: bool = False
+    job: Job = field(init=False)
+
+    def live(self) -> Story:
+        self.create()
+        return self.live_on()
+
+    def live_on(self) -> Story:
+        self.run_to_the_end()
+        end = _essence(self.job.body)
+        self.delete()
+        return Story(end, Counter(self._created()))
+
+    def create(self) -> None:
+        self.job = self.cluster.create(JOB)
+
+    def run_to_the_end(self) -> None:
+        self.until("the end of the job", lambda: "completionTime" in self.job.body.get("status", {}))
+
+    def delete(self) -> None:
+        self.cluster.delete_job(JOB)
+        self.until("the deletion of the job", lambda: self.cluster.find(JOB) is None)
+
+    def until(self, what: str, condition: Callable[[], object]) -> None:
+        def probe() -> bool:
+            self._keep_operator()
+            self._run_pods()
+            return bool(condition())
+
+        wait_for(what, probe, self.explain, PATIENCE_SECONDS)
+
+    def explain(self) -> str:
+        requests = [f"{exchange.status} {exchange}" for exchange in self.proxy.exchanges[-20:]]
+        log = self.operator.log.read_text().splitlines()[-20:]
+        return "\n".join([str(self.cluster.find(JOB)), *requests, *log])
+
+    def is_ill(self) -> bool:
+        """Whether the liveness probe fails. An operator that has not been healthy yet is still starting."""
+        try:
+            self.operator.health()
+        except HTTPError:
+            return self.was_healthy
+        except (URLError, OSError):
+            return False
+        self.was_healthy = True
+        return False
+
+    def _keep_operator(self) -> None:
+        if self.operator.is_running and not self.is_ill():
+            return
+        if self.operator.is_running:
+            self.operator.kill()
+        self.operator.start()
+        self.starts += 1
+        self.was_healthy = False
+
+    def _run_pods(self) -> None:
+        """Takes every pod one step further."""
+        for pod in self.job.children("api/v1 pods"):
+            phase = pod["status"]["phase"]
+            if "deletionTimestamp" in pod["metadata"]:
+                continue
+            if phase == "Pending":
+                self.job.start(pod)
+            elif phase == "Running":
+                stage = _stage(pod)
+                self.job.end(pod, checkpoint=CHECKPOINTS[stage], digest="0" * 64, **RESULTS[stage])
+
+    def _created(self) -> Iterator[tuple[str, str]]:
+        for exchange in self.proxy.exchanges:
+            if body := exchange.created:
+                yield body["kind"], body["reason"] if body["kind"] == "Event" else body["metadata"]["name"]
+
+
+def _stage(pod: Json) -> str:
+    labels = pod["metadata"]["labels"]
+    return "delink" if labels[LABEL_ROLE] == "delink" else labels[LABEL_PHASE]
+
+
+def _essence(body: Json) -> Json:
+    """The status without its times, and what kopf may have left."""
+    status = body["status"]
+    kept = {key: status.get(key) for key in ("phase", "executionAttempt", "restarts", "checkpoint", "phases")}
+    kept["conditions"] = sorted([c["type"], c["status"], c["reason"]] for c in status["conditions"])
+    kept["annotations"] = body["metadata"].get("annotations")
+    timeless: Json = json.loads(_TIME.sub("some time", json.dumps(kept)))
+    return timeless

@@ -1,0 +1,17 @@
+"""A job ends the same, with no duplicate child and no lost event, whatever fault one request meets: a sample."""
+
+import pytest
+
+from tests.integration.operator.chaos.faults import sample
+from tests.integration.operator.chaos.lives import Lives
+
+pytestmark = pytest.mark.integration
+
+
+def test_a_job_ends_the_same_whatever_goes_wrong(lives: Lives) -> None:
+    calm = lives.undisturbed()
+    end = calm.story.end
+    assert (end["phase"], end["executionAttempt"], end["restarts"]) == ("Succeeded", 1, 0)
+    assert {count for (kind, _), count in calm.story.created.items() if kind != "Event"} == {1}
+    complaints = lives.complaints(list(sample(calm.counts)), calm)
+    assert not complaints, "\n".join(complaints)
