@@ -7,13 +7,19 @@ from enum import StrEnum
 
 
 class Target(StrEnum):
-    """What is counted, from 1. Discovery is the reading of what kinds our own API group has."""
+    """What is counted, from 1. A request may count as more than one."""
 
     READ = "read"
-    WRITE = "write"
-    WATCH = "watch"
-    EVENT = "watch event"
     DISCOVERY = "discovery"
+    """The read that tells what kinds our API group has."""
+    WRITE = "write"
+    CHILD = "child"
+    NEWS = "news"
+    """The posting of an Event."""
+    STATUS = "status"
+    WATCH = "watch"
+    CHANGE = "change"
+    """What a watch tells."""
 
 
 class Kind(StrEnum):
@@ -47,23 +53,23 @@ class Fault:
 _ANSWERS = (Kind.ANSWER_409, Kind.ANSWER_410, Kind.ANSWER_429, Kind.ANSWER_500)
 _ANY = (Kind.DROP_REQUEST, Kind.DROP_ANSWER, Kind.DELAY, Kind.HANG, *_ANSWERS)
 _OF_WRITES = (*_ANY, Kind.DUPLICATE, Kind.KILL_BEFORE, Kind.KILL_AFTER)
-_OF_EVENTS = (Kind.CUT, Kind.ERROR_410, Kind.ERROR_500)
+_OF_CHANGES = (Kind.CUT, Kind.ERROR_410, Kind.ERROR_500)
 _APPLICABLE = {
     Target.READ: _ANY,
     Target.WRITE: _OF_WRITES,
     Target.WATCH: (Kind.DROP_REQUEST, Kind.DELAY, *_ANSWERS),
-    Target.EVENT: _OF_EVENTS,
+    Target.CHANGE: _OF_CHANGES,
 }
 _SAMPLED = {
-    Target.WRITE: _OF_WRITES,
-    Target.EVENT: _OF_EVENTS,
+    Target.CHILD: (Kind.HANG, Kind.DROP_REQUEST, Kind.ANSWER_410, Kind.ANSWER_500, Kind.KILL_AFTER),
+    Target.NEWS: (Kind.DROP_ANSWER, Kind.DUPLICATE, Kind.ANSWER_409, Kind.KILL_BEFORE),
+    Target.STATUS: (Kind.DELAY, Kind.ANSWER_429, Kind.KILL_BEFORE, Kind.KILL_AFTER),
+    Target.CHANGE: (Kind.ERROR_500,),
     Target.READ: (Kind.ANSWER_410,),
     Target.WATCH: (Kind.ANSWER_429,),
 }
-# No two lives send quite as many requests. The last numbers of a long one must be covered, and a sample must not hold
-# what a short one does not reach.
+# No two lives send quite as many requests, and the last ones of a long life must be covered.
 _MORE = 4
-_SURE = 0.85
 
 
 def every_fault(counts: Mapping[Target, int]) -> Iterator[Fault]:
@@ -74,8 +80,13 @@ def every_fault(counts: Mapping[Target, int]) -> Iterator[Fault]:
 
 
 def sample(counts: Mapping[Target, int]) -> Iterator[Fault]:
-    """One of each kind, always the same ones."""
+    """Some of each kind, always the same ones."""
     chance = random.Random("pseudoreal")
     for target, kinds in _SAMPLED.items():
         for kind in kinds:
-            yield Fault(kind, target, chance.randint(1, int(counts[target] * _SURE)))
+            yield Fault(kind, target, chance.randint(1, surely_reached(counts[target])))
+
+
+def surely_reached(count: int) -> int:
+    """How many of them a shorter life has too."""
+    return int(count * 0.85)

@@ -17,9 +17,15 @@ from tests.integration.operator.conftest import Operator
 Json = dict[str, Any]
 
 JOB = "life"
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
+CHILD_PATHS = (
+    "api/v1 configmaps",
+    "api/v1 services",
+    "apis/networking.k8s.io/v1 networkpolicies",
+    "apis/batch/v1 jobs",
+    "api/v1 pods",
+)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
-CHILD_PATHS = ("api/v1 configmaps", "api/v1 services", "apis/batch/v1 jobs", "api/v1 pods")
 
 
 @dataclass(frozen=True)

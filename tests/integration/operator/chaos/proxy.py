@@ -15,7 +15,7 @@ import aiohttp
 import yaml
 from aiohttp import web
 from kubernetes import client, config
-from pseudoreal_api.base import GROUP, VERSION
+from pseudoreal_api.base import GROUP, PLURAL, VERSION
 
 from tests.integration.operator.chaos.faults import Fault, Kind, Target
 
@@ -32,7 +32,8 @@ _CODES = {
     Kind.ERROR_500: (500, "InternalError"),
 }
 _ERRORS = (Kind.ERROR_410, Kind.ERROR_500)
-# A watch event is one line.
+_DISCOVERY = f"/apis/{GROUP}/{VERSION}"
+# What a watch tells is one line.
 _LINE_BYTES = 2**21
 
 
@@ -49,9 +50,13 @@ class Exchange:
     def targets(self) -> tuple[Target, ...]:
         if self.is_watch:
             return (Target.WATCH,)
-        if self.method != "GET":
-            return (Target.WRITE,)
-        return (Target.READ, Target.DISCOVERY) if self.path == f"/apis/{GROUP}/{VERSION}" else (Target.READ,)
+        if self.method == "GET":
+            return (Target.READ, Target.DISCOVERY) if self.path == _DISCOVERY else (Target.READ,)
+        if self.path.endswith("/events"):
+            return (Target.WRITE, Target.NEWS)
+        if PLURAL in self.path:
+            return (Target.WRITE, Target.STATUS) if self.path.endswith("/status") else (Target.WRITE,)
+        return (Target.WRITE, Target.CHILD)
 
     def __str__(self) -> str:
         return f"{'WATCH' if self.is_watch else self.method} {self.path}"
@@ -72,7 +77,7 @@ class Proxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=asyncio.run, args=[self._run()])
         self._thread.start()
-        assert self._ready.wait(10), "the proxy starts"
+        assert self._ready.wait(60), "the proxy starts"
         return self
 
     def __exit__(
@@ -177,7 +182,7 @@ class Proxy:
             # An operator that was killed sees nothing any more; what counts is the watch of the next one.
             if request.transport is None or request.transport.is_closing():
                 break
-            kind = self._due(f"{exchange}: {_described(line)}", Target.EVENT)
+            kind = self._due(f"{exchange}: {_described(line)}", Target.CHANGE)
             if kind is Kind.CUT:
                 await answer.write(line[: len(line) // 2])
                 return _cut_off(request)

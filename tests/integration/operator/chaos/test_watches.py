@@ -15,10 +15,10 @@ EARLY = 3
 
 
 def test_a_watch_that_is_cut_or_expires_is_taken_up_again(lives: Lives) -> None:
-    with lives.life("taken-up", Fault(Kind.CUT, Target.EVENT, EARLY)) as life:
+    with lives.life("taken-up", Fault(Kind.CUT, Target.CHANGE, EARLY)) as life:
         life.create()
         life.until("the cut", lambda: life.proxy.struck)
-        life.proxy.inject(Fault(Kind.ERROR_410, Target.EVENT, life.proxy.counts[Target.EVENT] + 2))
+        life.proxy.inject(Fault(Kind.ERROR_410, Target.CHANGE, life.proxy.counts[Target.CHANGE] + 2))
         assert life.live_on().end["phase"] == "Succeeded"
         assert life.proxy.struck
         assert life.proxy.counts[Target.WATCH] == 4
@@ -27,7 +27,7 @@ def test_a_watch_that_is_cut_or_expires_is_taken_up_again(lives: Lives) -> None:
 
 
 def test_an_operator_whose_watch_fails_is_started_again(lives: Lives) -> None:
-    with lives.life("failed", Fault(Kind.ERROR_500, Target.EVENT, EARLY)) as life:
+    with lives.life("failed", Fault(Kind.ERROR_500, Target.CHANGE, EARLY)) as life:
         life.create()
         life.until("the failure", lambda: life.proxy.struck)
         # This kopf ends the operator; of one that does not, the probe must tell.
