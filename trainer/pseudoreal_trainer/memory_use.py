@@ -43,6 +43,11 @@ def memory_use() -> MemoryUse:
     return MemoryUse(int(found[1]) * 1024 if found else 0, bound, pod_memory())
 
 
+def exhausted(before: PodMemory, after: PodMemory) -> PodMemory | None:
+    """The memory of a pod in which the system has ended a process in between; None: in which it has not. Pure."""
+    return after if after.kills > before.kills else None
+
+
 def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
     """Of the control group that this process is in: that of its container."""
     try:

@@ -23,7 +23,7 @@ from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.endpoint import endpoint_of_pod
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.memory_use import pod_memory
+from pseudoreal_trainer.memory_use import exhausted, pod_memory
 from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, ended_badly, pod_outcome, write_termination
 from pseudoreal_trainer.pod_folder import PodFolder, memory_directory
 from pseudoreal_trainer.reporting import reporting
@@ -62,12 +62,11 @@ def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage
     with tempfile.TemporaryDirectory(dir=memory_directory(), ignore_cleanup_errors=True) as temporary:
         folder = Path(os.environ.get(OUTCOME_DIRECTORY) or temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        kills = pod_memory().kills
+        before = pod_memory()
         with reporting(PodFolder(folder), endpoint_of_pod()):
             exit_code = _run_torchrun(path, _environment(config, folder), stop)
-        memory = pod_memory()
-        exhausted = memory if memory.kills > kills else None
-        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, exhausted)
+        lacked = exhausted(before, pod_memory())
+        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, lacked)
     return message if message.checkpoint else _with_newest_checkpoint(message, config)
 
 

@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pseudoreal_trainer.memory_use import MemoryUse, PodMemory, memory_use, pod_memory
+from pseudoreal_trainer.memory_use import MemoryUse, PodMemory, exhausted, memory_use, pod_memory
 from pseudoreal_trainer.out_of_memory import Lack, advice, killed_sentence, lack_of_memory, rank_sentence
 from pseudoreal_trainer.saving import SavingFailed
 
@@ -141,6 +142,12 @@ def test_what_the_system_says(place: str, files: Any, own: str, expected: PodMem
     _files(tmp_path / "groups" / place, **files)
     (tmp_path / "own").write_text(own)
     assert pod_memory(tmp_path / "groups", tmp_path / "own") == expected
+
+
+def test_only_what_was_ended_in_between_counts() -> None:
+    assert exhausted(KNOWN, KNOWN) is None
+    after = replace(KNOWN, kills=4)
+    assert exhausted(KNOWN, after) == after
 
 
 def test_a_system_that_says_nothing_is_no_error(tmp_path: Path) -> None:
