@@ -39,9 +39,9 @@ class Lives:
     folder: Path
 
     @contextmanager
-    def life(self, name: str, fault: Fault | None = None) -> Iterator[Life]:
+    def life(self, name: str, *faults: Fault) -> Iterator[Life]:
         cluster = make_namespace(self.admin, name)
-        with Proxy(self.upstream, fault) as proxy:
+        with Proxy(self.upstream, faults) as proxy:
             kubeconfig = proxy.write_kubeconfig(self.folder / f"{name}.kubeconfig")
             operator = Operator(kubeconfig, name, self.folder / f"{name}.log")
             proxy.kill = operator.kill
@@ -61,7 +61,7 @@ class Lives:
 
         def complaint(number: int) -> str:
             with self.life(f"life-{number}", faults[number]) as life:
-                said = _complaint(life, calm)
+                said = _complaint(life, faults[number], calm)
             if not said:
                 good.append(life)
             hit = f"{faults[number]} ({life.proxy.struck or 'it never came to that'})"
@@ -74,17 +74,16 @@ class Lives:
         return [said for said in found if said]
 
 
-def _complaint(life: Life, calm: Undisturbed) -> str:
+def _complaint(life: Life, fault: Fault, calm: Undisturbed) -> str:
     try:
         story = life.live()
     except (pytest.fail.Exception, client.ApiException) as error:
         return str(error)
     if story != calm.story:
         return f"{_difference(story, calm.story)}\n{life.explain()}"
-    fault, counts = life.proxy.fault, life.proxy.counts
-    assert fault is not None, "an undisturbed life has nothing to complain of"
-    if not life.proxy.struck and fault.number <= max(counts[fault.target], surely_reached(calm.counts[fault.target])):
-        return f"it was not injected into {dict(counts)}"
+    seen = max(life.proxy.counts[fault.target], surely_reached(calm.counts[fault.target]))
+    if not life.proxy.struck and fault.number <= seen:
+        return f"it was not injected, of {dict(life.proxy.counts)}"
     if life.starts > 1 and fault.kind not in RESTARTING:
         return f"the operator had to be started {life.starts} times\n{life.explain()}"
     # What the loop of a job does not know it logs with the place.

@@ -1,4 +1,4 @@
-"""A reverse proxy between the operator and the API server that records every request and injects one fault."""
+"""A reverse proxy between the operator and the API server that records every request and injects faults."""
 
 import asyncio
 import json
@@ -64,10 +64,10 @@ class Exchange:
 
 @dataclass
 class Proxy:
-    """Serves on loopback while it is entered. `kill` must end the operator at once; `struck` is what the fault hit."""
+    """Serves on loopback while it is entered. `kill` ends the operator at once; `struck` is what a fault hit last."""
 
     upstream: client.Configuration
-    fault: Fault | None = None
+    faults: tuple[Fault, ...] = ()
     kill: Callable[[], None] = lambda: None
     struck: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
@@ -87,8 +87,8 @@ class Proxy:
         self._thread.join()
 
     def inject(self, fault: Fault) -> None:
-        """Another one, while it serves."""
-        self.struck, self.fault = "", fault
+        """While it serves, in place of the others."""
+        self.struck, self.faults = "", (fault,)
 
     def write_kubeconfig(self, path: Path) -> Path:
         named = {"name": "proxy"}
@@ -143,10 +143,11 @@ class Proxy:
         return _cut_off(request) if kind in (Kind.DROP_ANSWER, Kind.KILL_AFTER) else answer
 
     def _due(self, what: str, *targets: Target) -> Kind | None:
-        """Counts, and says whether it is the turn of the fault."""
+        """Counts, and says whether it is the turn of a fault."""
         self.counts.update(targets)
-        fault = self.fault
-        if fault is None or fault.target not in targets or fault.number != self.counts[fault.target]:
+        due = {(target, self.counts[target]) for target in targets}
+        fault = next((fault for fault in self.faults if (fault.target, fault.number) in due), None)
+        if fault is None:
             return None
         self.struck = what
         return fault.kind

@@ -22,9 +22,10 @@ def test_the_finalizer_takes_two_patches_in_a_whole_life(lives: Lives) -> None:
 
 
 def test_a_job_created_anew_is_not_taken_for_one_that_never_had_the_finalizer(lives: Lives) -> None:
-    with lives.life("created-anew", Fault(Kind.HANG, Target.WRITE, 1)) as life:
+    without_finalizer, late = Fault(Kind.HANG, Target.WRITE, 1), Fault(Kind.DELAY, Target.STATUS, 2)
+    with lives.life("created-anew", without_finalizer, late) as life:
         life.create()
-        life.until("the first attempt", lambda: life.job.status.execution_attempt == 1)
+        life.until("the late write", lambda: life.proxy.struck.endswith("/status"))
         life.cluster.delete_job(JOB)
         assert life.cluster.find(JOB) is None, "nothing held it"
         life.create()
