@@ -4,10 +4,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.error import HTTPError, URLError
 
+from kubernetes import client
 from pseudoreal_api.names import LABEL_PHASE, LABEL_ROLE
 
 from tests.integration.operator.chaos.proxy import Proxy
@@ -103,14 +105,19 @@ class Life:
     def _run_pods(self) -> None:
         """Takes every pod one step further."""
         for pod in self.job.children("api/v1 pods"):
-            phase = pod["status"]["phase"]
-            if "deletionTimestamp" in pod["metadata"]:
-                continue
-            if phase == "Pending":
-                self.job.start(pod)
-            elif phase == "Running":
-                stage = _stage(pod)
-                self.job.end(pod, checkpoint=CHECKPOINTS[stage], digest="0" * 64, **RESULTS[stage])
+            # What the garbage collector took meanwhile.
+            with suppress(client.exceptions.NotFoundException):
+                self._run_pod(pod)
+
+    def _run_pod(self, pod: Json) -> None:
+        phase = pod["status"]["phase"]
+        if "deletionTimestamp" in pod["metadata"]:
+            return
+        if phase == "Pending":
+            self.job.start(pod)
+        elif phase == "Running":
+            stage = _stage(pod)
+            self.job.end(pod, checkpoint=CHECKPOINTS[stage], digest="0" * 64, **RESULTS[stage])
 
     def _created(self) -> Iterator[tuple[str, str]]:
         for exchange in self.proxy.exchanges:
