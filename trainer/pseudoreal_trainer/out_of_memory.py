@@ -17,7 +17,8 @@ _GPU_SAYS = re.compile(
     r".*?this process has (?P<used>[\d.]+ \w+) memory in use",
     re.DOTALL,
 )
-_CUDA_SAYS = "CUDA error: out of memory"
+_CUDA_SAYS = ("CUDA error: out of memory", "Cuda failure 2 'out of memory'", "CUBLAS_STATUS_ALLOC_FAILED")
+"""Of CUDA itself, of NCCL, of cuBLAS."""
 _HOST_SAYS = re.compile(r"can't allocate memory: you tried to allocate (?P<bytes>\d+) bytes")
 _ARRAY_SAYS = re.compile(r"Unable to allocate (?P<asked>[\d.]+ \w+)")
 
@@ -65,8 +66,10 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _lack(error: BaseException) -> Lack | None:
     text = str(error)
-    if type(error).__name__ == _GPU_ERROR or _CUDA_SAYS in text:
+    if type(error).__name__ == _GPU_ERROR:
         return Lack(True, _gpu_facts(text))
+    if said := [line for line in text.splitlines() if any(words in line for words in _CUDA_SAYS)]:
+        return Lack(True, said[0])
     if found := _HOST_SAYS.search(text):
         return Lack(False, f"asked for {readable_bytes(int(found['bytes']))}")
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
@@ -78,7 +81,7 @@ def _lack(error: BaseException) -> Lack | None:
 def _gpu_facts(text: str) -> str:
     found = _GPU_SAYS.search(text)
     if found is None:
-        return text.splitlines()[0] if text else "on the GPU"
+        return text.partition("\n")[0]
     return f"asked for {found['asked']} on a GPU of {found['capacity']}, of which this rank used {found['used']}"
 
 

@@ -35,9 +35,9 @@ def _raised(act: Any) -> BaseException:
 def test_errors_of_the_gpu() -> None:
     found = lack_of_memory(torch.OutOfMemoryError(GPU))
     assert found == Lack(True, "asked for 2.50 GiB on a GPU of 79.18 GiB, of which this rank used 78.11 GiB")
-    assert lack_of_memory(RuntimeError("CUDA error: out of memory\nCUDA kernel errors")) == Lack(
-        True, "CUDA error: out of memory"
-    )
+    assert lack_of_memory(torch.OutOfMemoryError("no room\nat all")) == Lack(True, "no room")
+    for said in ("CUDA error: out of memory", "Cuda failure 2 'out of memory'", "CUBLAS_STATUS_ALLOC_FAILED here"):
+        assert lack_of_memory(RuntimeError(f"it failed\n{said}\nmore")) == Lack(True, said)
 
 
 def test_errors_of_the_host_as_they_are_really_raised() -> None:

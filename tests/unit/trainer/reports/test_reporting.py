@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.messages import ProgressReport
-from pseudoreal_api.reports import REPORT_BYTES, PodReport, RankSign
+from pseudoreal_api.reports import REPORT_BYTES, PodReport, RankSign, ReportAnswer
 from pseudoreal_trainer.endpoint import Refused, endpoint_of_pod
 from pseudoreal_trainer.pod_folder import PodFolder
-from pseudoreal_trainer.reporting import delay, reporting
+from pseudoreal_trainer.reporting import _Reports, delay, reporting
 from pseudoreal_trainer.signs import pod_report, process_state, sign_of
 from pseudoreal_trainer.stamp_file import Stamp
 from pseudoreal_trainer.stamps import FileStamps
@@ -230,6 +230,19 @@ def test_a_report_that_hangs_does_not_keep_the_pod_from_ending(server: Server, f
     server.wait_for(lambda: server.seen["hangs"])
     process.communicate(b"", timeout=2)
     assert process.returncode == 75
+
+
+class Limited:
+    url = ""
+
+    def send(self, _: PodReport) -> ReportAnswer:
+        raise Refused(429, "Too Many Requests", 300.0)
+
+
+def test_a_pod_comes_back_when_the_server_has_said(folder: PodFolder) -> None:
+    reports = _Reports(folder, Limited(), 5.0)  # type: ignore[arg-type]
+    with capture_logs():
+        assert [reports._report() for _ in range(3)] == [300.0] * 3
 
 
 @given(st.floats(0.1, 60), st.integers(0, 10_000), st.floats(0, 1e9), st.floats(0, 1))

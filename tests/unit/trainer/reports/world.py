@@ -90,6 +90,10 @@ class World:
             with suppress(ProcessLookupError):
                 os.killpg(pod.pid, signal.SIGKILL)
             pod.wait()
+        # torchrun gives its workers sessions of their own, and they outlive it.
+        for pid in _mentioning(str(self.folder)):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def _pod(self, config: Path, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         endpoint = self.server.endpoint(f"pod-{rank}")
@@ -105,6 +109,14 @@ class World:
         command = [sys.executable, "-m", "tests.unit.trainer.reports.pod_program", str(config)]
         with (self.folder / f"log-{rank}").open("w") as log:
             return subprocess.Popen(command, env=environment | own, stdout=log, stderr=log, start_new_session=True)
+
+
+def _mentioning(text: str) -> Iterator[int]:
+    """Processes whose command line has that text."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if text in file.read_bytes().decode(errors="replace"):
+                yield int(file.parent.name)
 
 
 @contextmanager
