@@ -15,6 +15,7 @@ from typing import Any
 from pseudoreal_api.reports import REPORT_URL, RankSign
 from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.pod_folder import PodFolder
+from pseudoreal_trainer.signs import process_state
 from pseudoreal_trainer.stamp_file import Stamp, read_stamp
 
 from tests.unit.trainer.reports.faulty_worker import FAULTS
@@ -86,10 +87,16 @@ class World:
             self.pods.append(self._pod(file, rank, environment))
 
     def kill(self) -> None:
+        """torchrun starts each rank in a session of its own."""
+        # The supervisors first: otherwise they would see their ranks end.
         for pod in self.pods:
             with suppress(ProcessLookupError):
                 os.killpg(pod.pid, signal.SIGKILL)
             pod.wait()
+        for path in self.folder.glob("pod-*/*.stamps"):
+            stamp = read_stamp(path)
+            if stamp is not None and stamp.place != "ended" and process_state(stamp.pid) not in "ZX":
+                os.kill(stamp.pid, signal.SIGKILL)
 
     def _pod(self, config: Path, rank: int, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         endpoint = self.server.endpoint(f"pod-{rank}")
