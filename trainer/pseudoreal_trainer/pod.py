@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -58,16 +59,25 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
 
 
 def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage:
-    # Errors: the thread that reports may look into it until the end.
-    with tempfile.TemporaryDirectory(dir=memory_directory(), ignore_cleanup_errors=True) as temporary:
-        folder = Path(os.environ.get(OUTCOME_DIRECTORY) or temporary)
-        folder.mkdir(parents=True, exist_ok=True)
+    with _folder() as folder:
         before = pod_memory()
         with reporting(PodFolder(folder), endpoint_of_pod()):
             exit_code = _run_torchrun(path, _environment(config, folder), stop)
         lacked = exhausted(before, pod_memory())
         message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, lacked)
     return message if message.checkpoint else _with_newest_checkpoint(message, config)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    """Where the ranks leave word."""
+    if named := os.environ.get(OUTCOME_DIRECTORY):
+        Path(named).mkdir(parents=True, exist_ok=True)
+        yield Path(named)
+        return
+    # Errors: the thread that reports may look into it until the end.
+    with tempfile.TemporaryDirectory("-pseudoreal", dir=memory_directory(), ignore_cleanup_errors=True) as temporary:
+        yield Path(temporary)
 
 
 def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:

@@ -86,6 +86,8 @@ class World:
             self.pods.append(self._pod(file, rank, environment))
 
     def kill(self) -> None:
+        """torchrun starts each rank in a session of its own."""
+        # The supervisors first: otherwise they would see their ranks end.
         for pod in self.pods:
             with suppress(ProcessLookupError):
                 os.killpg(pod.pid, signal.SIGKILL)
