@@ -2,10 +2,12 @@
 
 import json
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
 
@@ -20,6 +22,8 @@ Json = dict[str, Any]
 
 JOB = "life"
 PATIENCE_SECONDS = 240.0
+ILL_SECONDS = 45.0
+"""Three failures of the probe, 15 s apart, as in the chart."""
 CHILD_PATHS = (
     "api/v1 configmaps",
     "api/v1 services",
@@ -46,7 +50,7 @@ class Life:
     proxy: Proxy
     operator: Operator
     starts: int = 0
-    was_healthy: bool = False
+    ill_since: float | None = None
     job: Job = field(init=False)
 
     def live(self) -> Story:
@@ -82,25 +86,31 @@ class Life:
         log = self.operator.log.read_text().splitlines()[-20:]
         return "\n".join([str(self.cluster.find(JOB)), *requests, *log])
 
-    def is_ill(self) -> bool:
-        """Whether the liveness probe fails. An operator that has not been healthy yet is still starting."""
+    def health(self) -> int:
+        """The code that the liveness probe gets; 0 when nobody answers."""
         try:
             self.operator.health()
-        except HTTPError:
-            return self.was_healthy
-        except (URLError, OSError):
-            return False
-        self.was_healthy = True
-        return False
+        except HTTPError as error:
+            return error.code
+        except (URLError, OSError, HTTPException):
+            return 0
+        return 200
 
     def _keep_operator(self) -> None:
-        if self.operator.is_running and not self.is_ill():
+        if self.operator.is_running and not self._is_given_up():
             return
         if self.operator.is_running:
             self.operator.kill()
         self.operator.start()
         self.starts += 1
-        self.was_healthy = False
+        self.ill_since = None
+
+    def _is_given_up(self) -> bool:
+        if self.health() != 500:
+            self.ill_since = None
+            return False
+        self.ill_since = self.ill_since or time.monotonic()
+        return time.monotonic() - self.ill_since > ILL_SECONDS
 
     def _run_pods(self) -> None:
         """Takes every pod one step further."""

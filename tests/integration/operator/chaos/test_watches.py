@@ -1,11 +1,8 @@
 """What the operator, its liveness probe and the kubelet make of watches that end."""
 
-from urllib.error import HTTPError, URLError
-
 import pytest
 
 from tests.integration.operator.chaos.faults import Fault, Kind, Target
-from tests.integration.operator.chaos.life import Life
 from tests.integration.operator.chaos.lives import Lives
 from tests.integration.operator.cluster import wait_for
 
@@ -31,7 +28,7 @@ def test_an_operator_whose_watch_fails_is_started_again(lives: Lives) -> None:
         life.create()
         life.until("the failure", lambda: life.proxy.struck)
         # This kopf ends the operator; of one that does not, the probe must tell.
-        wait_for("what a kubelet sees", lambda: not life.operator.is_running or life.is_ill(), life.explain)
+        wait_for("what a kubelet sees", lambda: not life.operator.is_running or life.health() == 500, life.explain)
         life.until("the next stage", lambda: life.job.status.checkpoint)
         assert life.starts == 2
 
@@ -40,18 +37,8 @@ def test_the_probe_tells_of_a_kind_that_is_not_watched(lives: Lives) -> None:
     with lives.life("blind", Fault(Kind.ANSWER_404, Target.DISCOVERY, 1)) as life:
         life.create()
         life.operator.start()
-        wait_for("the probe's failure", lambda: _code(life) == 500, life.explain)
+        wait_for("the probe's failure", lambda: life.health() == 500, life.explain)
         assert life.operator.is_running, "nothing else tells"
         assert "status" not in life.job.body, "nobody has seen the job"
         life.operator.kill()
         life.until("the first child", lambda: life.job.child_jobs())
-
-
-def _code(life: Life) -> int:
-    try:
-        life.operator.health()
-    except HTTPError as error:
-        return error.code
-    except URLError:
-        return 0
-    return 200
