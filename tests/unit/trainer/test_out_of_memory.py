@@ -194,7 +194,7 @@ def test_a_rank_that_the_system_ends_is_out_of_memory(config: Any, tmp_path: Pat
     group.limit(1536 * MIB)
     (tmp_path / "config.json").write_text(config(0).to_json())
     local = {"PET_NNODES": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
-    path = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
     environment = dict(os.environ) | local | {"PSEUDOREAL_TERMINATION_LOG": str(tmp_path / "said"), "PYTHONPATH": path}
     ended = subprocess.run(
         [sys.executable, "-c", _POD, str(tmp_path / "config.json")],

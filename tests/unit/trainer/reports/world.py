@@ -134,7 +134,7 @@ def world(config: PhaseConfig, server: Server, folder: Path) -> Iterator[World]:
         "PET_MASTER_PORT": port,
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[4]), os.environ.get("PYTHONPATH", "")]),
     }
     try:
         found.start(config, environment)
