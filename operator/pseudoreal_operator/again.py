@@ -1,7 +1,6 @@
 """Going back on purpose: a phase that is trained again, at the user's wish or because its delink timed out. Pure.
 
-Checkpoints of what is trained again stay where they are until they are overwritten; `discard` tells the trainer which
-of them count no more.
+`discard` tells the trainer which checkpoints count no more; it removes them when the new execution commits its first.
 """
 
 from typing import Any
