@@ -26,22 +26,30 @@ class KeyPair:
 
 
 class Authority:
-    """A certificate authority whose files lie in one folder."""
+    """A certificate authority whose files lie in one folder. They are made when they are not there."""
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = _name("pseudoreal-ca", [])
-        certificate = (
-            _builder(self._name, self._name, self._key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
         self.certificate = folder / "ca.crt"
         self.key = folder / "ca.key"
+        self._name = _name("pseudoreal-ca", [])
+        self._key = self._read() if self.certificate.exists() else self._make()
+
+    def _read(self) -> ec.EllipticCurvePrivateKey:
+        key = serialization.load_pem_private_key(self.key.read_bytes(), password=None)
+        assert isinstance(key, ec.EllipticCurvePrivateKey), "as it was made here"
+        return key
+
+    def _make(self) -> ec.EllipticCurvePrivateKey:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        key = write_key(self.key, ec.generate_private_key(ec.SECP256R1()))
+        certificate = (
+            _builder(self._name, self._name, key.public_key())
+            .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+            .sign(key, hashes.SHA256())
+        )
         self.certificate.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-        write_key(self.key, self._key)
+        return key
 
     def issue(self, user: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> KeyPair:
         """A certificate for client `user` in `groups`, which can also serve under `hosts` (names and IP addresses)."""
@@ -66,7 +74,7 @@ class Authority:
         return path
 
 
-def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
+def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> ec.EllipticCurvePrivateKey:
     """Writes a private key that only its owner can read."""
     path.touch(mode=0o600)
     path.write_bytes(
@@ -74,12 +82,12 @@ def write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> Path:
             serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
         )
     )
-    return path
+    return key
 
 
-def write_signing_key(path: Path) -> Path:
+def write_signing_key(path: Path) -> None:
     """A new key for service-account tokens."""
-    return write_key(path, ec.generate_private_key(ec.SECP256R1()))
+    write_key(path, ec.generate_private_key(ec.SECP256R1()))
 
 
 def _name(user: str, groups: Sequence[str]) -> x509.Name:

@@ -1,4 +1,4 @@
-"""The cgroup under which all pods of the cluster live: whatever is in it is ours to end."""
+"""The cgroup of all pods of the cluster: whatever is in it is ours to end. Below it is that of a second node."""
 
 from pathlib import Path
 
@@ -6,25 +6,27 @@ from . import processes
 
 ROOT = Path("/sys/fs/cgroup")
 NAME = "pseudoreal"
+SECOND = f"{NAME}/second"
 
 
-def create() -> None:
-    """Makes the cgroup in every hierarchy: the kubelet demands that it exists."""
-    for group in _groups():
+def create(name: str) -> None:
+    """Makes a cgroup in every hierarchy: the kubelet demands that it exists."""
+    for group in _groups(name):
         group.mkdir(exist_ok=True)
         if not _is_unified():
             _fill_cpuset(group)
 
 
-def kill() -> None:
+def kill(name: str = NAME) -> None:
     """Ends every process in the cgroup."""
-    processes.kill([int(pid) for path in _files("cgroup.procs") for pid in path.read_text().split()])
+    files = [path for group in _groups(name) for path in group.rglob("cgroup.procs")]
+    processes.kill([int(pid) for path in files for pid in path.read_text().split()])
 
 
-def delete() -> None:
+def delete(name: str = NAME) -> None:
     """Ends every process in the cgroup, then removes it."""
-    kill()
-    for group in filter(Path.exists, _groups()):
+    kill(name)
+    for group in filter(Path.exists, _groups(name)):
         for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
             folder.rmdir()
         group.rmdir()
@@ -37,15 +39,11 @@ def _fill_cpuset(group: Path) -> None:
             (group / name).write_text((group.parent / name).read_text())
 
 
-def _files(name: str) -> list[Path]:
-    return [path for group in _groups() for path in group.rglob(name)]
-
-
-def _groups() -> list[Path]:
+def _groups(name: str = NAME) -> list[Path]:
     """One folder for each mounted hierarchy: one in all in version 2, one for each controller in version 1."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     points = {Path(words[1]) for words in mounts if words[2] in ("cgroup", "cgroup2")}
-    return sorted(point / NAME for point in points if point == ROOT or point.parent == ROOT)
+    return sorted(point / name for point in points if point == ROOT or point.parent == ROOT)
 
 
 def _is_unified() -> bool:

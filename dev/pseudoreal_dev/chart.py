@@ -1,5 +1,7 @@
 """The Helm chart, installed from this checkout."""
 
+from pathlib import Path
+
 from . import paths, shell
 from .errors import DevError
 from .kubectl import Kubernetes
@@ -9,8 +11,8 @@ CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 RELEASE = NAMESPACE = "pseudoreal"
 
 
-def install(kubernetes: Kubernetes, operator_image: str, trainer_image: str) -> None:
-    """Installs or upgrades the chart and waits until the operator is ready."""
+def install(kubernetes: Kubernetes, operator_image: str, trainer_image: str, chart: Path = CHART) -> None:
+    """Installs the chart, or upgrades to it, and waits until the operator is ready."""
     values = []
     for part, image in (("operator", operator_image), ("trainer", trainer_image)):
         repository, _, tag = image.rpartition(":")
@@ -19,7 +21,7 @@ def install(kubernetes: Kubernetes, operator_image: str, trainer_image: str) -> 
         namespace = [f"--namespace={NAMESPACE}", "--create-namespace"]
         try:
             kubernetes.run_helm(
-                "upgrade", "--install", RELEASE, str(CHART), *namespace, "--wait", "--timeout=3m", *values
+                "upgrade", "--install", RELEASE, str(chart), *namespace, "--wait", "--timeout=3m", *values
             )
         except shell.CommandFailed as error:
             raise DevError(f"{error}\n{_operator_state(kubernetes)}") from error

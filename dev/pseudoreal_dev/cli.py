@@ -49,10 +49,12 @@ def build_images(export: bool) -> None:
     for target in images.Target:
         built = images.build(target)
         progress.console.print(built.name)
-        if not cluster.status().problem:
-            images.load(built, cluster.containerd())
+        running = None if cluster.status().problem else cluster.containerd()
+        if running:
+            images.load(built, running)
         elif export:
             images.export(built)
+        images.drop_older(built, running)
 
 
 @commands.command("demo", help="Train the quickstart on a real Kubernetes.")

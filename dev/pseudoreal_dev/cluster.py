@@ -10,26 +10,29 @@ from .binaries import Binaries, build
 from .containerd import Containerd
 from .content_hash import hash_files
 from .control_plane import ControlPlane, Site
+from .dns import Dns
 from .lock import exclusive
+from .network import FIRST
 from .node import Node
 from .processes import Process
 from .progress import progress
+from .second_node import second_node
 
 CONTEXT = "pseudoreal-local"
 SITE = Site(
-    address=network.NODE_ADDRESS,
+    address=FIRST.address,
     bind="0.0.0.0",
     api_port=6443,
     etcd_port=2379,
     etcd_peer_port=2380,
-    prefix=network.INSIDE,
+    prefix=FIRST.inside,
     context=CONTEXT,
     has_nodes=True,
 )
 # A change in one of these makes another cluster.
 SOURCES = (
     *("certificates.py", "cgroups.py", "cluster.py", "containerd.py", "control_plane.py"),
-    *("dns.yaml", "network.py", "node.py", "node_files.py", "pause.py"),
+    *("dns.py", "dns.yaml", "network.py", "node.py", "node_files.py", "pause.py"),
 )
 STRAY_LINKS = ((Path("/var/log/containers"), "*.log"), (Path("/var/lib/cni/results"), "pseudoreal-*"))
 
@@ -76,13 +79,17 @@ def down() -> None:
 def status() -> Status:
     """What runs, and what is wrong."""
     stamp = _stamp_file().read_text() if _stamp_file().exists() else ""
-    found = [*_control().processes, *containerd().processes, *_node().processes]
-    return Status(tuple((process, processes.is_running(process)) for process in found), _problem(stamp))
+    return Status(tuple((process, processes.is_running(process)) for process in _processes()), _problem(stamp))
 
 
 def containerd() -> Containerd:
     """The cluster's containerd."""
-    return Containerd(root=paths.cache() / "containerd", run=paths.cluster() / "containerd")
+    return Containerd(root=paths.cache() / "containerd", run=paths.cluster() / "containerd", host=FIRST)
+
+
+def control() -> ControlPlane:
+    """The cluster's control plane."""
+    return _control()
 
 
 def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) -> None:
@@ -98,7 +105,8 @@ def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) 
             control = _control(api_server_arguments)
             control.start(binaries)
         with progress.step("starting the node"):
-            Node(paths.cluster() / "node", control, containerd()).start(binaries)
+            _dns().start(binaries)
+            _node().start(binaries)
         _stamp_file().write_text(stamp)
 
 
@@ -108,18 +116,20 @@ def _problem(stamp: str) -> str:
         return "the cluster is not up"
     if _stamp_file().read_text() != stamp:
         return "the cluster was started from other programs or settings"
-    if not network.exists():
-        return f"the network namespace {network.NAMESPACE} is gone"
-    for process in [*_control().processes, *containerd().processes, *_node().processes]:
+    if not FIRST.exists:
+        return f"the network namespace {FIRST.namespace} is gone"
+    for process in _processes():
         if not processes.is_running(process):
             return f"{process.name} does not run; its log is {process.log}"
-    if not (_control().server.finds("/readyz") and containerd().answers() and _node().names_resolve()):
+    if not (_control().server.finds("/readyz") and containerd().answers() and _dns().answers()):
         return "the API server, containerd or CoreDNS does not answer"
     return "" if _node().is_ready() else "the node is not ready"
 
 
 def _clear() -> None:
     _stamp_file().unlink(missing_ok=True)
+    second_node(_control()).leave()
+    _dns().stop()
     _node().stop()
     cgroups.kill()
     if containerd().answers():
@@ -152,12 +162,20 @@ def _remove_links() -> None:
                 path.unlink()
 
 
+def _processes() -> list[Process]:
+    return [*_control().processes, *containerd().processes, *_dns().processes, *_node().processes]
+
+
 def _control(api_server_arguments: Sequence[str] = ()) -> ControlPlane:
     return ControlPlane(paths.cluster(), site=SITE, api_server_arguments=api_server_arguments)
 
 
 def _node() -> Node:
-    return Node(paths.cluster() / "node", _control(), containerd())
+    return Node(paths.cluster() / "node", FIRST, _control(), containerd())
+
+
+def _dns() -> Dns:
+    return Dns(paths.cluster() / "dns", _control())
 
 
 def _stamp(binaries: Binaries, api_server_arguments: Sequence[str]) -> str:

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import network, processes, shell
+from . import processes, shell
 from .api import wait_until
+from .network import Host
 from .processes import Process
 
 START_SECONDS = 30.0
@@ -14,10 +15,11 @@ CNI_PROGRAMS = "/usr/lib/cni"
 
 @dataclass(frozen=True)
 class Containerd:
-    """A containerd whose images lie below `root` and everything else below `run`."""
+    """A containerd whose images lie below `root` and everything else below `run`; it runs in its node's network."""
 
     root: Path
     run: Path
+    host: Host
 
     @property
     def socket(self) -> Path:
@@ -39,9 +41,17 @@ class Containerd:
             process = self._launch()
         return process
 
+    def pause(self) -> None:
+        """Ends containerd alone: its containers run on, and `resume` finds them."""
+        processes.stop(self.processes, self._records)
+
+    def resume(self) -> None:
+        """Starts it again. Raises DevError if it does not answer."""
+        self._launch()
+
     def stop(self) -> None:
         """Ends containerd and the shims that it started."""
-        processes.stop(self.processes, self._records)
+        self.pause()
         # Without containerd a shim stays for ever.
         shims = [pid for pid, words in processes.command_lines() if _is_shim(words) and str(self.socket) in words]
         processes.kill(shims)
@@ -81,8 +91,8 @@ class Containerd:
         return self.socket.exists() and shell.succeeds(self.client("version"))
 
     def _launch(self) -> Process:
-        command = [*network.INSIDE, "containerd", "--config", str(self.run / "config.toml")]
-        log = self.run.parent / "logs" / "containerd.log"
+        command = [*self.host.inside, "containerd", "--config", str(self.run / "config.toml")]
+        log = self.run.parent / "logs" / f"{self.run.name}.log"
         process = processes.launch("containerd", command, records=self._records, log=log)
         wait_until(self.answers, "containerd answers", START_SECONDS, [process])
         return process

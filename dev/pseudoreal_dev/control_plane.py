@@ -63,11 +63,9 @@ class ControlPlane:
     def start(self, binaries: Binaries) -> None:
         """Starts every program on an empty etcd and waits until pods can be created. Raises DevError if they cannot."""
         shutil.rmtree(self.directory / "etcd", ignore_errors=True)
-        self.authority = Authority(self.directory / "pki")
         self._issue()
-        etcd = self._launch("etcd", binaries, self._etcd())
-        api_server = self._launch("kube-apiserver", binaries, self._api_server())
-        wait_until(lambda: self.server.finds("/readyz"), "the API server is ready", START_SECONDS, [etcd, api_server])
+        self._launch("etcd", binaries, self._etcd())
+        self.start_api_server(binaries)
         manager = self._launch("kube-controller-manager", binaries, self._controller_manager())
         if self.site.has_nodes:
             self._launch("kube-scheduler", binaries, self._scheduler())
@@ -79,11 +77,21 @@ class ControlPlane:
         """Ends the processes that were started here; what they stored is of no use to a later start."""
         processes.end(self.processes, self._records)
 
+    def start_api_server(self, binaries: Binaries) -> None:
+        """Starts the API server on what etcd holds, and waits for it. Raises DevError if it does not answer."""
+        self._launch("kube-apiserver", binaries, self._api_server())
+        wait_until(lambda: self.server.finds("/readyz"), "the API server is ready", START_SECONDS, self.processes)
+
+    def kill_api_server(self) -> None:
+        """Ends the API server alone, in the middle of whatever it does."""
+        processes.end([process for process in self.processes if process.name == "kube-apiserver"], self._records)
+
     def user(self, name: str, groups: Sequence[str] = (), hosts: Sequence[str] = ()) -> tuple[KeyPair, Path]:
         """A certificate for a client and a kubeconfig that holds it."""
-        pair = self.authority.issue(name, groups, hosts)
-        path = self.authority.folder / f"{pair.key.stem}.kubeconfig"
-        return pair, self.authority.kubeconfig(path, self.server.url, self.site.context, pair)
+        authority = self._authority
+        pair = authority.issue(name, groups, hosts)
+        path = authority.folder / f"{pair.key.stem}.kubeconfig"
+        return pair, authority.kubeconfig(path, self.server.url, self.site.context, pair)
 
     @property
     def server(self) -> Server:
@@ -96,16 +104,21 @@ class ControlPlane:
         """What was started, running or not."""
         return processes.recorded(self._records)
 
+    @property
+    def _authority(self) -> Authority:
+        return Authority(self.directory / "pki")
+
     def _issue(self) -> None:
+        authority = self._authority
         hosts = [self.site.address, "127.0.0.1", FIRST_SERVICE, "localhost", "kubernetes.default.svc"]
-        self.authority.issue("kube-apiserver", hosts=hosts)
+        authority.issue("kube-apiserver", hosts=hosts)
         # The API server's own client certificate, towards the kubelet.
-        self.authority.issue("kubelet-client", ["system:masters"])
+        authority.issue("kubelet-client", ["system:masters"])
         write_signing_key(self._pki("accounts.key"))
         for component in ("kube-controller-manager", "kube-scheduler"):
             self.user(f"system:{component}")
-        admin = self.authority.issue("admin", ["system:masters"])
-        self.authority.kubeconfig(self.kubeconfig, self.server.url, self.site.context, admin)
+        admin = authority.issue("admin", ["system:masters"])
+        authority.kubeconfig(self.kubeconfig, self.server.url, self.site.context, admin)
 
     def _launch(self, name: str, binaries: Binaries, arguments: Sequence[str]) -> Process:
         command = [*self.site.prefix, str(binaries.path(name)), *arguments]

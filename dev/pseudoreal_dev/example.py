@@ -1,6 +1,7 @@
 """examples/quickstart.yaml on a cluster."""
 
 import shutil
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -29,28 +30,30 @@ def apply(kubernetes: Kubernetes, *, on_host_volume: bool) -> None:
         )
     with progress.step(f"kubectl apply -f {FILE.relative_to(paths.REPOSITORY)}"):
         if on_host_volume:
-            _create_host_volume(kubernetes)
+            claim = _claim()
+            storage = claim["spec"]["resources"]["requests"]["storage"]
+            create_host_volume(kubernetes, claim["metadata"]["name"], storage)
         kubernetes.run("apply", "-f", str(FILE), f"--namespace={NAMESPACE}")
 
 
-def _create_host_volume(kubernetes: Kubernetes) -> None:
-    """A folder of this machine for the example's claim: the local cluster has no provisioner of volumes."""
-    claim = next(d for d in _documents() if d["kind"] == "PersistentVolumeClaim")
-    name = str(claim["metadata"]["name"])
-    folder = paths.cache() / "volumes" / name
+def create_host_volume(kubernetes: Kubernetes, claim: str, storage: str) -> Path:
+    """An empty folder of this machine for a claim: the local cluster has no provisioner of volumes."""
+    folder = paths.cache() / "volumes" / claim
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     folder.chmod(0o777)
-    kubernetes.run("delete", "persistentvolume", name, "--ignore-not-found")
+    kubernetes.run("delete", "persistentvolume", claim, "--ignore-not-found")
     spec = {
-        "accessModes": claim["spec"]["accessModes"],
-        "capacity": claim["spec"]["resources"]["requests"],
+        "accessModes": ["ReadWriteMany"],
+        "capacity": {"storage": storage},
         "hostPath": {"path": str(folder), "type": "Directory"},
-        "claimRef": {"namespace": NAMESPACE, "name": name},
+        "claimRef": {"namespace": NAMESPACE, "name": claim},
         "persistentVolumeReclaimPolicy": "Retain",
     }
-    kubernetes.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
+    kubernetes.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": claim}, "spec": spec})
+    return folder
 
 
-def _documents() -> list[dict[str, Any]]:
-    return [document for document in yaml.safe_load_all(FILE.read_text()) if document]
+def _claim() -> dict[str, Any]:
+    documents = yaml.safe_load_all(FILE.read_text())
+    return next(document for document in documents if document["kind"] == "PersistentVolumeClaim")

@@ -58,8 +58,6 @@ def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
             log = paths.logs() / f"image-{target}.log"
             with progress.step(f"building the {target} image", cost=Cost.FIRST_RUN, log=log):
                 _build(image, base, context, log)
-            with progress.step("dropping older images"):
-                _prune(image)
     return image
 
 
@@ -70,13 +68,26 @@ def export(image: Image) -> None:
 
 
 def load(image: Image, containerd: Containerd) -> None:
-    """Gives the cluster's containerd what it lacks of the image, and drops the older images of the same name."""
+    """Gives the cluster's containerd what it lacks of the image."""
     if image.name in containerd.names_of("images"):
         return
     with exclusive("images"), progress.step(f"loading the {image.target} image", cost=Cost.FIRST_RUN):
         layout.load(image.name, containerd)
-        kept = {name for name in containerd.image_targets() if "/" in name and not _is_older(name, image)}
-        containerd.remove_images(unneeded(containerd.image_targets(), kept))
+
+
+def drop_older(image: Image, containerd: Containerd | None) -> None:
+    """Drops the older images of the same target, from the cluster too, and all unnamed layers when they have grown too
+    large."""
+    with exclusive("images"):
+        for name in buildah.images():
+            if _is_older(name, image):
+                buildah.output("rmi", name)
+        if _size(buildah.storage()) > STORAGE_LIMIT_BYTES:
+            buildah.output("rmi", "--prune", "--force")
+        if containerd is not None:
+            targets = containerd.image_targets()
+            kept = {name for name in targets if "/" in name and not _is_older(name, image)}
+            containerd.remove_images(unneeded(targets, kept))
 
 
 def unneeded(targets: Mapping[str, str], kept: Set[str]) -> list[str]:
@@ -104,15 +115,6 @@ def _stage(target: Target, repository: Path) -> Path:
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, copy)
     return context
-
-
-def _prune(newest: Image) -> None:
-    """Drops the older images of the same target, and all unnamed layers when they have grown too large."""
-    for name in buildah.images():
-        if _is_older(name, newest):
-            buildah.output("rmi", name)
-    if _size(buildah.storage()) > STORAGE_LIMIT_BYTES:
-        buildah.output("rmi", "--prune", "--force")
 
 
 def _is_older(name: str, newest: Image) -> bool:

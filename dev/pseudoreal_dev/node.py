@@ -1,40 +1,39 @@
-"""The cluster's one node: kubelet and kube-proxy beside containerd, and CoreDNS on the node itself."""
+"""A node of the cluster: kubelet and kube-proxy beside containerd."""
 
-import http.client
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import cgroups, network, node_files, processes, shell
+from . import cgroups, node_files, processes
 from .api import wait_until
 from .binaries import Binaries
 from .containerd import Containerd
 from .control_plane import ControlPlane
-from .node_files import NODE_NAME
+from .network import Host
 from .processes import Process
 
 START_SECONDS = 60.0
-DNS = Path(__file__).with_name("dns.yaml")
 
 
 class Node:
-    """A node whose files lie in `directory`; its programs run in the cluster's network namespace."""
+    """A node whose files lie in `directory`; its pods live in `cgroup`."""
 
-    def __init__(self, directory: Path, control: ControlPlane, containerd: Containerd) -> None:
+    def __init__(
+        self, directory: Path, host: Host, control: ControlPlane, containerd: Containerd, cgroup: str = cgroups.NAME
+    ) -> None:
         self.directory = directory
+        self.host = host
         self._control = control
         self._containerd = containerd
+        self._cgroup = cgroup
         self._records = directory / "processes"
 
     def start(self, binaries: Binaries) -> None:
-        """Starts the node's programs, containerd being there already, and waits until pods can run and find names."""
+        """Starts the node's programs, containerd being there already, and waits until pods can run."""
         self.directory.mkdir(parents=True, exist_ok=True)
-        cgroups.create()
+        cgroups.create(self._cgroup)
         kubelet = self._launch("kubelet", binaries, self._kubelet())
         proxy = self._launch("kube-proxy", binaries, self._kube_proxy())
-        shell.output([binaries.path("kubectl"), "--kubeconfig", self._control.kubeconfig, "apply", "-f", DNS])
-        dns = self._launch("coredns", binaries, self._coredns())
-        wait_until(self.names_resolve, "CoreDNS is ready", START_SECONDS, [dns, proxy])
         wait_until(self.is_ready, "the node is ready", START_SECONDS, [kubelet, proxy])
 
     def stop(self) -> None:
@@ -48,35 +47,24 @@ class Node:
 
     def is_ready(self) -> bool:
         """Whether the API server calls the node ready."""
-        answer = self._control.server.get(f"/api/v1/nodes/{NODE_NAME}")
+        answer = self._control.server.get(f"/api/v1/nodes/{self.host.node}")
         conditions = json.loads(answer)["status"].get("conditions", []) if answer else []
         return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
-    def names_resolve(self) -> bool:
-        """Whether CoreDNS has read the cluster's Services."""
-        connection = http.client.HTTPConnection(network.NODE_ADDRESS, node_files.DNS_READY_PORT, timeout=5)
-        try:
-            connection.request("GET", "/ready")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
-
     def _kubelet(self) -> list[str]:
         serving, kubeconfig = self._control.user(
-            f"system:node:{NODE_NAME}", ["system:nodes"], [network.NODE_ADDRESS, NODE_NAME]
+            f"system:node:{self.host.node}", ["system:nodes"], [self.host.address, self.host.node]
         )
         self._write("resolv.conf", "# There is no name server outside the cluster.\n")
         authority = self._control.server.authority
-        text = node_files.kubelet(self.directory, self._containerd.socket, authority, serving, cgroups.NAME)
+        text = node_files.kubelet(self.directory, self._containerd.socket, authority, serving, self._cgroup)
         self._containerd.network_configuration.mkdir(parents=True, exist_ok=True)
         (self._containerd.network_configuration / "pseudoreal.conflist").write_text(
-            node_files.pod_network(self.directory)
+            node_files.pod_network(self.host, self.directory)
         )
         return [
-            f"--hostname-override={NODE_NAME}",
-            f"--node-ip={network.NODE_ADDRESS}",
+            f"--hostname-override={self.host.node}",
+            f"--node-ip={self.host.address}",
             f"--kubeconfig={kubeconfig}",
             f"--root-dir={self.directory / 'kubelet'}",
             f"--config={self._write('kubelet.yaml', text)}",
@@ -84,16 +72,11 @@ class Node:
 
     def _kube_proxy(self) -> list[str]:
         _, kubeconfig = self._control.user("system:kube-proxy")
-        return [f"--config={self._write('kube-proxy.yaml', node_files.kube_proxy(kubeconfig))}"]
-
-    def _coredns(self) -> list[str]:
-        _, kubeconfig = self._control.user("system:coredns")
-        text = node_files.corefile(kubeconfig, self._control.site.context)
-        return ["-conf", str(self._write("Corefile", text))]
+        return [f"--config={self._write('kube-proxy.yaml', node_files.kube_proxy(self.host, kubeconfig))}"]
 
     def _launch(self, name: str, binaries: Binaries, arguments: Sequence[str]) -> Process:
-        command = [*network.INSIDE, str(binaries.path(name)), *arguments]
-        log = self.directory.parent / "logs" / f"{name}.log"
+        command = [*self.host.inside, str(binaries.path(name)), *arguments]
+        log = self.directory.parent / "logs" / f"{self.directory.name}-{name}.log"
         return processes.launch(name, command, records=self._records, log=log)
 
     def _write(self, name: str, text: str) -> Path:

@@ -7,11 +7,8 @@ from pathlib import Path
 import yaml
 
 from .certificates import KeyPair
-from .network import NODE_ADDRESS, POD_NETWORK
+from .network import FIRST, POD_NETWORK, Host
 
-NODE_NAME = "pseudoreal-node"
-# The controller manager gives the first node the first /24 of the pods' network.
-NODE_PODS = "10.244.0.0/24"
 DNS_SERVICE = "10.96.0.10"
 DOMAIN = "cluster.local"
 DNS_READY_PORT = 8181
@@ -47,14 +44,14 @@ def kubelet(folder: Path, socket: Path, authority: Path, serving: KeyPair, cgrou
     return yaml.safe_dump(configuration)
 
 
-def kube_proxy(kubeconfig: Path) -> str:
+def kube_proxy(host: Host, kubeconfig: Path) -> str:
     """KubeProxyConfiguration."""
     configuration = {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "mode": "iptables",
         "clusterCIDR": POD_NETWORK,
-        "hostnameOverride": NODE_NAME,
+        "hostnameOverride": host.node,
         "clientConnection": {"kubeconfig": str(kubeconfig)},
         # These limits belong to the machine, not to a network namespace: leave them alone.
         "conntrack": {"maxPerCore": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
@@ -62,14 +59,14 @@ def kube_proxy(kubeconfig: Path) -> str:
     return yaml.safe_dump(configuration)
 
 
-def pod_network(folder: Path) -> str:
+def pod_network(host: Host, folder: Path) -> str:
     """The CNI network.
 
     `ptp` and not `bridge`: every packet between pods is routed, so a Service works without the kernel's br_netfilter.
     """
     addresses = {
         "type": "host-local",
-        "ranges": [[{"subnet": NODE_PODS}]],
+        "ranges": [[{"subnet": host.pods}]],
         "routes": [{"dst": "0.0.0.0/0"}],
         "dataDir": str(folder / "addresses"),
     }
@@ -84,9 +81,9 @@ def corefile(kubeconfig: Path, context: str) -> str:
     """CoreDNS: the cluster's names and no others, for there is no way out."""
     return f"""\
 . {{
-    bind {NODE_ADDRESS}
+    bind {FIRST.address}
     errors
-    ready {NODE_ADDRESS}:{DNS_READY_PORT}
+    ready {FIRST.address}:{DNS_READY_PORT}
     kubernetes {DOMAIN} in-addr.arpa ip6.arpa {{
         kubeconfig {kubeconfig} {context}
         pods insecure

@@ -37,6 +37,7 @@ def local() -> Target:
     running = cluster.up()
     for image in built:
         images.load(image, running.containerd)
+        images.drop_older(image, running.containerd)
     kubernetes = Kubernetes.of_kubeconfig(running.kubeconfig, running.kubectl, running.helm)
     hints = (
         f"export KUBECONFIG={running.kubeconfig}; export PATH={running.kubectl.parent}:$PATH",

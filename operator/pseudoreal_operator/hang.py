@@ -63,7 +63,7 @@ def _stall(case: Case, reason: str, missing: str, waited: float, allowed: int, f
     ranks = _suspects(case)
     step = max(steps_of(heard.report) for heard in case.heard)
     named = "; ".join(_describe(case, rank) for rank in ranks[:_NAMED])
-    blame = named or "no rank can be singled out: all of them wait for each other"
+    blame = named or f"no rank can be singled out: all of them are {_doing_together(case)}"
     sentence = f"No {missing} for {allowed} s (spec.{field}) at step {step}: {blame}."
     return Stall(reason, sentence, case.pod_of_rank(ranks[0]) if ranks else None)
 
@@ -73,7 +73,8 @@ def _suspects(case: Case) -> list[int]:
     silent = [heard for heard in case.heard if _is_silent(case, heard)]
     if silent and len(silent) < len(case.heard):
         return [rank.rank for heard in silent for rank in heard.report.ranks[:1]]
-    return suspects(_signs(case)) or [rank.rank for heard in silent for rank in heard.report.ranks[:1]]
+    alone = [sign.rank for sign in _signs(case)] if len(_signs(case)) == 1 else []
+    return suspects(_signs(case)) or alone or [rank.rank for heard in silent for rank in heard.report.ranks[:1]]
 
 
 def _describe(case: Case, rank: int) -> str:
@@ -85,6 +86,10 @@ def _describe(case: Case, rank: int) -> str:
         return f"{_where(case, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
     doing = f" ({sign.doing})" if sign.doing else ""
     return f"{_where(case, rank)} is {sign.place}{doing} since step {sign.step}"
+
+
+def _doing_together(case: Case) -> str:
+    return " or ".join(sorted({sign.place for sign in _signs(case)}))
 
 
 def _where(case: Case, rank: int) -> str:

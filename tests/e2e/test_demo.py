@@ -5,7 +5,8 @@ import re
 import pytest
 from pseudoreal_dev import job_logs, report
 
-from tests.e2e.conftest import NAMESPACE, Demo, Job
+from tests.e2e.conftest import Demo
+from tests.e2e.job import NAMESPACE, Job
 
 pytestmark = pytest.mark.e2e
 JOB = "quickstart"

@@ -3,6 +3,7 @@
 Every rank writes its files in a thread; these tell each other the digests, and the first one commits.
 """
 
+import errno
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -227,9 +228,13 @@ class Saver:
 
 
 def _failed(manifest: Manifest, why: Exception | str) -> SavingFailed:
-    return SavingFailed(
-        f"checkpoint {manifest.name} could not be written: {why}; those that were committed before it are intact"
-    )
+    remedy = " (enlarge the volume, or lower spec.checkpoint.keepLast)" if _is_full(why) else ""
+    text = f"checkpoint {manifest.name} could not be written: {why}{remedy}"
+    return SavingFailed(f"{text}; those that were committed before it are intact")
+
+
+def _is_full(why: Exception | str) -> bool:
+    return isinstance(why, OSError) and why.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _finished(files: _Files, captured: Future[None]) -> dict[str, FileDigest]:

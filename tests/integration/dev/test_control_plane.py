@@ -57,6 +57,19 @@ def test_the_kubeconfig_is_for_its_owner_alone(control: ControlPlane) -> None:
     assert control.kubeconfig.stat().st_mode & 0o077 == 0
 
 
+def test_an_api_server_that_was_killed_starts_again_on_what_it_knew(tmp_path: Path) -> None:
+    with ControlPlane(tmp_path) as control:
+        kubectl(control, "create", "configmap", "kept")
+        control.kill_api_server()
+        assert not control.server.finds("/readyz")
+        control.start_api_server(build())
+        assert "kept" in kubectl(control, "get", "configmaps", "--output=name")
+        # The authority is the one of before: certificates from before and from now are for the same cluster.
+        _, kubeconfig = control.user("late", ["system:masters"])
+        assert Path(kubeconfig).exists()
+        assert "kept" in kubectl(control, f"--kubeconfig={kubeconfig}", "get", "configmaps", "--output=name")
+
+
 def test_nothing_runs_after_the_end(tmp_path: Path) -> None:
     with ControlPlane(tmp_path) as control:
         started = control.processes

@@ -58,6 +58,17 @@ def stall(world: World, seen: Observed) -> tuple[str, str]:
     return (found.reason, found.sentence) if found else ("", "")
 
 
+def test_a_rank_alone_is_named() -> None:
+    world = training()
+    assert "step 7: rank 0 on pod" in stall(world, heard(world, sign(0, "computing")))[1]
+
+
+def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
+    world = training()
+    for place in ("waiting", "computing"):
+        assert f"all of them are {place}." in stall(world, heard(world, sign(0, place), sign(1, place)))[1]
+
+
 @pytest.mark.parametrize(
     ("what", "reason"),
     [

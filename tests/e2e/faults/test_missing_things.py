@@ -1,0 +1,77 @@
+"""A volume without room, an image that is not there: the job says so, and goes on once they are."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pseudoreal_dev import cluster, mounts, shell
+from pseudoreal_dev.example import create_host_volume
+from pseudoreal_dev.kubectl import Kubernetes
+
+from tests.e2e.faults.undisturbed import Undisturbed
+from tests.e2e.job import IN_NAMESPACE, Job
+
+pytestmark = pytest.mark.e2e
+
+CLAIM = "small"
+
+
+@pytest.fixture
+def small_volume(kubernetes: Kubernetes) -> Iterator[Path]:
+    """A volume with room for the checkpoints of the pseudo phase, and none for those of the real one."""
+    folder = create_host_volume(kubernetes, CLAIM, "1Gi")
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": CLAIM, "namespace": "default"},
+        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    shell.output(["mount", "-t", "tmpfs", "-o", "size=6m,mode=777", "tmpfs", folder])
+    kubernetes.apply(claim)
+    yield folder
+    kubernetes.run("delete", "persistentvolumeclaim", CLAIM, IN_NAMESPACE)
+    kubernetes.run("delete", "persistentvolume", CLAIM)
+    mounts.unmount_below(folder.parent)
+
+
+def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
+    start: Callable[..., Job], undisturbed: Undisturbed, small_volume: Path
+) -> None:
+    restart = {"backoffSeconds": 1, "maxRestarts": 100}
+    job = start("cramped", claim=CLAIM, spec__restart=restart)
+    job.wait("a lack of room", lambda status: status.restarts > 0, 240)
+    told = next(event["message"] for event in job.events() if event["reason"] == "AttemptFailed")
+    assert "No space left on device" in told
+    assert "checkpoint.keepLast" in told
+    shell.output(["mount", "-o", "remount,size=256m", small_volume])
+    status = job.wait_for_end()
+    undisturbed.check(job, *["AttemptFailed", "RestartStarted"] * status.restarts)
+
+
+def test_a_missing_image_is_said_and_the_job_starts_once_it_is_there(
+    start: Callable[..., Job], undisturbed: Undisturbed
+) -> None:
+    image = "localhost/pseudoreal-missing:1"
+    job = start("unpulled", spec__pod={"image": image, "terminationGracePeriodSeconds": 20})
+    job.wait(
+        "a missing image", lambda _: job.condition("Progressing").reason in ("ErrImagePull", "ImagePullBackOff"), 60
+    )
+    told = job.condition("Progressing").message
+    assert image in told
+    assert "correct spec.pod.image in a new job" in told
+    with _tagged(image):
+        undisturbed.check(job)
+    assert job.status().restarts == 0
+
+
+@contextmanager
+def _tagged(name: str) -> Iterator[None]:
+    """Gives the trainer's image one more name."""
+    containerd = cluster.containerd()
+    trainer = next(tag for tag in containerd.image_targets() if tag.startswith("localhost/pseudoreal-trainer:"))
+    shell.output(containerd.client("images", "tag", trainer, name))
+    try:
+        yield
+    finally:
+        containerd.remove_images([name])

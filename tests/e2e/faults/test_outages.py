@@ -1,0 +1,111 @@
+"""Parts of the cluster fail: its API server, its container runtime, a whole node."""
+
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from pseudoreal_dev import binaries, cluster, network
+from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.second_node import SecondNode, second_node
+
+from tests.e2e.faults.undisturbed import REAL, Undisturbed
+from tests.e2e.job import Job, wait_for
+
+pytestmark = pytest.mark.e2e
+
+OUTAGE_SECONDS = 60.0
+
+
+def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
+    start: Callable[..., Job], undisturbed: Undisturbed
+) -> None:
+    """The phase ends meanwhile: its end is seen afterwards."""
+    job = start("unheard")
+    job.wait_for_steps("pseudo", 20)
+    folder, control = job.folder, cluster.control()
+    end = time.monotonic() + OUTAGE_SECONDS
+    control.kill_api_server()
+    try:
+        at_end = folder / "checkpoints" / f"pseudo-{REAL:08d}" / "manifest.json"
+        wait_for("the end of the phase", at_end.exists, OUTAGE_SECONDS)
+        wait_for("a minute", lambda: time.monotonic() > end, OUTAGE_SECONDS + 5)
+    finally:
+        control.start_api_server(binaries.build())
+    undisturbed.check(job)
+    status = job.status()
+    assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 1)
+
+
+def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
+    job = start("shimmed")
+    job.wait_for_steps("real", REAL + 20)
+    trained = job.steps()
+    cluster.containerd().pause()
+    try:
+        wait_for("training without the runtime", lambda: job.steps() > trained + 20, 60)
+    finally:
+        cluster.containerd().resume()
+    undisturbed.check(job)
+    status = job.status()
+    assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 1)
+
+
+@pytest.fixture
+def other_node(kubernetes: Kubernetes) -> Iterator[SecondNode]:
+    node = second_node(cluster.control())
+    node.join(binaries.build(), cluster.containerd())
+    yield node
+    node.leave()
+    kubernetes.run("delete", "node", network.SECOND.node, "--ignore-not-found")
+
+
+APART = {
+    "spec": {
+        "affinity": {
+            "podAntiAffinity": {
+                "preferredDuringSchedulingIgnoredDuringExecution": [
+                    {
+                        "weight": 100,
+                        "podAffinityTerm": {
+                            "labelSelector": {"matchLabels": {"pseudoreal.dev/job-name": "torn"}},
+                            "topologyKey": "kubernetes.io/hostname",
+                        },
+                    }
+                ]
+            }
+        },
+        "tolerations": [
+            {
+                "key": "node.kubernetes.io/unreachable",
+                "operator": "Exists",
+                "effect": "NoExecute",
+                "tolerationSeconds": 1,
+            }
+        ],
+    }
+}
+"""The pods keep apart where they can, and leave a node that is lost for a second; usual are five minutes."""
+
+
+@pytest.mark.usefixtures("other_node")
+def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
+    start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
+) -> None:
+    """The node is cut off the network: what runs on it runs on, and must not come between."""
+    job = start("torn", spec__pod={"terminationGracePeriodSeconds": 3, "template": APART})
+    pods = job.wait_for_steps("real", REAL + 20)
+    (lost,) = [pod for pod in pods if pod["spec"]["nodeName"] == network.SECOND.node]
+    network.cut_second()
+    job.wait("a wait for the lost pod", lambda _: job.condition("Progressing").reason == "AwaitingCleanup", 150)
+    told, name = job.condition("Progressing").message, lost["metadata"]["name"]
+    assert f"pod {name} of an earlier execution" in told
+    assert network.SECOND.node in told
+    command = f"kubectl delete pod {name} -n default --force"
+    assert command in told
+    kubernetes.run(*command.split()[1:], "--grace-period=0")
+    job.wait_for_steps("real", REAL + 50)
+    network.join_second()
+    undisturbed.check(job, "AttemptFailed", "RestartStarted")
+    assert "was disrupted (DeletionByTaintManager)" in job.told("AttemptFailed")
+    status = job.status()
+    assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 2)

@@ -1,0 +1,35 @@
+"""What cannot run says so, and deleting is deleting."""
+
+from collections.abc import Callable
+
+import pytest
+from pseudoreal_dev.kubectl import Kubernetes
+
+from tests.e2e.job import IN_NAMESPACE, Job, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_missing_corpus_fails_the_job_once_with_a_remedy(start: Callable[..., Job]) -> None:
+    job = start("nowhere", spec__data__path="corpus/none")
+    status = job.wait_for_end(120)
+    failed = job.condition("Failed")
+    assert failed.reason == "InvalidJob"
+    assert "data.path" in failed.message
+    assert "corpus/none" in failed.message
+    assert (status.restarts, len(job.pods())) == (0, 1)
+
+
+def test_more_ranks_than_layers_fails_without_a_pod(start: Callable[..., Job]) -> None:
+    job = start("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": 0})
+    job.wait_for_end(30)
+    assert "9 ranks, more than spec.model.layers 8" in job.condition("Failed").message
+    assert job.pods() == []
+
+
+def test_deleting_a_job_deletes_its_children(start: Callable[..., Job], kubernetes: Kubernetes) -> None:
+    job = start("short-lived")
+    job.wait_for_steps("pseudo", 1)
+    kubernetes.run("delete", "prj", job.name, IN_NAMESPACE, "--timeout=30s")
+    selector = (IN_NAMESPACE, f"--selector=pseudoreal.dev/job-name={job.name}")
+    wait_for("the children's end", lambda: not kubernetes.items("jobs,pods,services,configmaps", *selector), 150)

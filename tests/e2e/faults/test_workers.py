@@ -1,0 +1,103 @@
+"""Pods that train are killed, stopped, suspended in the middle of a save, driven off their node."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pseudoreal_dev.kubectl import Kubernetes
+
+from tests.e2e import machine
+from tests.e2e.faults.undisturbed import REAL, Undisturbed
+from tests.e2e.job import Job, wait_for
+from tests.e2e.machine import RANK
+
+pytestmark = pytest.mark.e2e
+
+AGAIN = ("AttemptFailed", "RestartStarted")
+
+
+def test_a_rank_that_is_killed_is_named_and_all_start_again(
+    start: Callable[..., Job], undisturbed: Undisturbed
+) -> None:
+    job = start("killed")
+    victim = job.wait_for_steps("real", REAL + 40)[1]
+    machine.tell(victim, signal.SIGKILL, RANK)
+    undisturbed.check(job, *AGAIN)
+    status, name = job.status(), victim["metadata"]["name"]
+    assert [(fault.reason, fault.pod) for fault in status.faults] == [("PodFailed", name)]
+    assert (status.restarts, status.attempt, status.execution_attempt) == (1, 2, 2)
+    told = job.told("AttemptFailed")
+    assert name in told
+    assert "killed" in told
+
+
+def test_a_rank_that_is_stopped_is_named_and_all_start_again(
+    start: Callable[..., Job], undisturbed: Undisturbed
+) -> None:
+    job = start("stopped", spec__hang={"stepSeconds": 10}, spec__pod={"terminationGracePeriodSeconds": 3})
+    victim = job.wait_for_steps("real", REAL + 40)[1]
+    machine.tell(victim, signal.SIGSTOP, RANK)
+    undisturbed.check(job, *AGAIN)
+    (fault,) = job.status().faults
+    where = (victim["metadata"]["name"], victim["spec"]["nodeName"])
+    assert (fault.reason, fault.pod, fault.node) == ("StepStalled", *where)
+    assert "rank 1 on pod {}, node {}, is stopped".format(*where) in job.told("AttemptFailed")
+
+
+def test_suspending_in_the_middle_of_a_save_loses_no_step(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
+    job = start("asleep", spec__checkpoint__everySteps=1)
+    (first, _) = job.wait_for_steps("real", REAL + 40)
+    saving = _stop_in_a_save(job, first)
+    job.suspend(True)
+    wait_for("the rank's SIGTERM", lambda: machine.has_pending(first, signal.SIGTERM, RANK), 30)
+    assert not (saving / "manifest.json").exists()
+    machine.tell(first, signal.SIGCONT, RANK)
+    wait_for("the pods' end", lambda: not job.alive(), 60, job.pods)
+    status = job.wait("Suspended", lambda status: status.phase == "Suspended", 30)
+    assert (status.restarts, status.attempt) == (0, 1)
+    newest = job.checkpoints("real")[-1]
+    assert int(newest.name.removeprefix("real-")) == job.steps()
+    assert status.checkpoint is not None
+    assert status.checkpoint.latest == newest.name
+    assert (saving / "manifest.json").exists(), "the save that was interrupted is committed as well"
+    job.suspend(False)
+    undisturbed.check(job, "Suspended", "Resumed")
+    assert (job.status().restarts, job.status().execution_attempt) == (0, 2)
+
+
+def test_a_drained_node_costs_no_restart_and_no_step(
+    start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
+) -> None:
+    job = start("driven-off")
+    pods = job.wait_for_steps("real", REAL + 40)
+    node = pods[0]["spec"]["nodeName"]
+    try:
+        options = ("--delete-emptydir-data", "--timeout=90s", f"--pod-selector=pseudoreal.dev/job-name={job.name}")
+        kubernetes.run("drain", node, *options)
+        trained = job.steps()
+        job.wait("pods that wait for a node", lambda _: job.condition("Progressing").reason == "Unschedulable", 90)
+        assert int(job.checkpoints("real")[-1].name.removeprefix("real-")) == trained
+    finally:
+        kubernetes.run("uncordon", node)
+    undisturbed.check(job, *AGAIN)
+    status = job.status()
+    assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 2)
+    assert "was disrupted (EvictionByEvictionAPI)" in job.told("AttemptFailed")
+
+
+def _stop_in_a_save(job: Job, pod: dict[str, object]) -> Path:
+    """Stops the pod's rank while a checkpoint is being written: its folder is there, and its manifest is not."""
+    folder = job.folder / "checkpoints"
+
+    def stopped() -> Path | None:
+        open_ones = [path for path in folder.glob("real-*") if not (path / "manifest.json").exists()]
+        if not open_ones:
+            return None
+        machine.tell(pod, signal.SIGSTOP, RANK)
+        if not (open_ones[-1] / "manifest.json").exists() and open_ones[-1].exists():
+            return open_ones[-1]
+        machine.tell(pod, signal.SIGCONT, RANK)
+        return None
+
+    return wait_for("a save", stopped, 60)

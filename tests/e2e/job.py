@@ -1,0 +1,137 @@
+"""A job on the cluster, as a test sees it: its status, pods, events, and what it wrote on its volume."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from pseudoreal_api.names import LABEL_JOB, LABEL_ROLE, work_directory
+from pseudoreal_api.status import Condition, PseudoRealJobStatus
+from pseudoreal_dev.follow import read_status
+from pseudoreal_dev.kubectl import Kubernetes
+
+from tests.e2e import machine
+from tests.jobs import good_job
+
+T = TypeVar("T")
+Json = dict[str, Any]
+NAMESPACE = "default"
+CLAIM = "quickstart"
+IN_NAMESPACE = f"--namespace={NAMESPACE}"
+
+
+@dataclass(frozen=True)
+class Job:
+    kubernetes: Kubernetes
+    name: str
+    claim: str = CLAIM
+
+    @property
+    def body(self) -> Json:
+        found = self.kubernetes.find("prj", self.name, IN_NAMESPACE)
+        assert found, f"job {self.name} is there"
+        return found
+
+    def status(self) -> PseudoRealJobStatus:
+        return read_status(self.kubernetes.find("prj", self.name, IN_NAMESPACE))
+
+    def condition(self, kind: str) -> Condition:
+        return next(condition for condition in self.status().conditions if condition.type == kind)
+
+    def pods(self, role: str = "") -> list[Json]:
+        of_role = f",{LABEL_ROLE}={role}" if role else ""
+        return self.kubernetes.items("pods", IN_NAMESPACE, f"--selector={LABEL_JOB}={self.name}{of_role}")
+
+    def running(self, role: str = "train") -> list[Json]:
+        """Pods whose container runs, by their name."""
+        pods = [pod for pod in self.pods(role) if pod["status"]["phase"] == "Running"]
+        return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
+
+    def alive(self) -> list[Json]:
+        """Pods that have not ended."""
+        return [pod for pod in self.pods() if pod["status"]["phase"] in ("Pending", "Running")]
+
+    def events(self) -> list[Json]:
+        """In the order in which they are told."""
+        uid = self.body["metadata"]["uid"]
+        events = [e for e in self.kubernetes.items("events", IN_NAMESPACE) if e["involvedObject"].get("uid") == uid]
+        return sorted(events, key=lambda event: str(event["metadata"]["name"]))
+
+    def reasons(self) -> list[str]:
+        return [event["reason"] for event in self.events()]
+
+    def told(self, reason: str) -> str:
+        """The message of the one event with that reason."""
+        (event,) = [event for event in self.events() if event["reason"] == reason]
+        return str(event["message"])
+
+    def suspend(self, wish: bool) -> None:
+        patch = json.dumps({"spec": {"suspend": wish}})
+        self.kubernetes.run("patch", "prj", self.name, IN_NAMESPACE, "--type=merge", f"--patch={patch}")
+
+    @property
+    def folder(self) -> Path:
+        """Its work directory, on this machine."""
+        return machine.volume(self.claim) / work_directory("", self.name, self.body["metadata"]["uid"]).lstrip("/")
+
+    def steps(self) -> int:
+        """Steps that it has logged."""
+        try:
+            lines = (self.folder / "metrics.jsonl").read_text().splitlines()
+        except FileNotFoundError:
+            return 0
+        return max((json.loads(line).get("step", 0) for line in lines), default=0)
+
+    def checkpoints(self, phase: str) -> list[Path]:
+        """Committed ones of a phase."""
+        return sorted(path.parent for path in self.folder.glob(f"checkpoints/{phase}-*/manifest.json"))
+
+    def final_files(self) -> dict[str, str]:
+        """SHA-256 of the files of the last checkpoint: weights and moments of every rank."""
+        last = self.status().phases[-1].end_checkpoint
+        manifest = json.loads((self.folder / "checkpoints" / str(last) / "manifest.json").read_text())
+        return {name: file["sha256"] for name, file in manifest["files"].items()}
+
+    def wait(self, what: str, condition: Callable[[PseudoRealJobStatus], bool], seconds: float) -> PseudoRealJobStatus:
+        def reached() -> PseudoRealJobStatus | None:
+            status = self.status()
+            return status if condition(status) else None
+
+        return wait_for(what, reached, seconds, self.status)
+
+    def wait_for_steps(self, phase: str, steps: int, seconds: float = 180) -> list[Json]:
+        """The pods that train `phase`, once it has made so many steps."""
+
+        def reached() -> list[Json] | None:
+            return self.running() if self.steps() >= steps and self.status().phase == phase else None
+
+        return wait_for(f"{steps} steps of {self.name}", reached, seconds, self.status)
+
+    def wait_for_end(self, seconds: float = 240) -> PseudoRealJobStatus:
+        return self.wait("the end", lambda status: status.phase in ("Succeeded", "Failed"), seconds)
+
+
+@contextmanager
+def applied(kubernetes: Kubernetes, name: str, claim: str = CLAIM, **changes: Any) -> Iterator[Job]:
+    """A small job on the quickstart's text; it is deleted afterwards."""
+    changes = {"spec__data__path": "corpus/kjv", "spec__checkpoint__volume__claimName": claim, **changes}
+    job = Job(kubernetes, name, claim)
+    try:
+        kubernetes.apply(good_job(name, **changes))
+        yield job
+    finally:
+        kubernetes.run("delete", "prj", name, IN_NAMESPACE, "--ignore-not-found", "--timeout=60s")
+
+
+def wait_for(what: str, probe: Callable[[], T | None], seconds: float, explain: Callable[[], object] = str) -> T:
+    """Polls until `probe` gives something true; fails with what `explain` says."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if found := probe():
+            return found
+        time.sleep(0.5)
+    pytest.fail(f"{what} did not happen within {seconds:.0f} s: {explain()}")

@@ -1,0 +1,50 @@
+"""What the cluster's pods are on this machine: processes, and folders of volumes."""
+
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_dev import paths, processes
+
+RANK = "pseudoreal_trainer.worker"
+"""A word in the command line of a rank."""
+
+
+def volume(claim: str) -> Path:
+    """The folder of this machine behind a claim of the local cluster."""
+    return paths.cache() / "volumes" / claim
+
+
+def tell(pod: Mapping[str, Any], number: signal.Signals, word: str) -> None:
+    """Sends a signal to the processes of a pod that have `word` in their command line."""
+    for pid in _processes(pod, word):
+        os.kill(pid, number)
+
+
+def has_pending(pod: Mapping[str, Any], number: signal.Signals, word: str) -> bool:
+    """Whether all these processes have been sent a signal that they have not taken yet."""
+    return all(_pending(pid) & 1 << (number - 1) for pid in _processes(pod, word))
+
+
+def _pending(pid: int) -> int:
+    status = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(status["ShdPnd"], 16)
+
+
+def _processes(pod: Mapping[str, Any], word: str) -> list[int]:
+    found = [pid for pid, words in processes.command_lines() if any(word in w for w in words) and _is_of(pid, pod)]
+    assert found, f"pod {pod['metadata']['name']} has a process with {word} in its command line"
+    return found
+
+
+def _is_of(pid: int, pod: Mapping[str, Any]) -> bool:
+    """Whether a process is in the cgroup of one of the pod's containers."""
+    containers = [status.get("containerID", "") for status in pod["status"].get("containerStatuses", [])]
+    names = [container.removeprefix("containerd://") for container in containers if container]
+    try:
+        groups = Path(f"/proc/{pid}/cgroup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return any(name in groups for name in names)

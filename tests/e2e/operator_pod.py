@@ -1,0 +1,36 @@
+"""The operator on the cluster."""
+
+from typing import Any
+
+from pseudoreal_dev import chart, images
+from pseudoreal_dev.kubectl import Kubernetes
+
+from tests.e2e.job import wait_for
+
+PROGRAM = "pseudoreal_operator"
+_PODS = (f"--namespace={chart.NAMESPACE}", "--selector=app.kubernetes.io/component=operator")
+
+
+def install(kubernetes: Kubernetes) -> None:
+    """The chart of this checkout, afresh or as an upgrade."""
+    operator, trainer = (images.build(target).name for target in images.Target)
+    chart.install(kubernetes, operator, trainer)
+
+
+def ready_operator(kubernetes: Kubernetes) -> dict[str, Any]:
+    """The operator's pod, once it is ready."""
+
+    def found() -> dict[str, Any] | None:
+        return next(filter(_is_ready, kubernetes.items("pods", *_PODS)), None)
+
+    return wait_for("a ready operator", found, 120)
+
+
+def starts(pod: dict[str, Any]) -> int:
+    """How often its container was started again."""
+    return int(pod["status"]["containerStatuses"][0]["restartCount"])
+
+
+def _is_ready(pod: dict[str, Any]) -> bool:
+    conditions = pod["status"].get("conditions", [])
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

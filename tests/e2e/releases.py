@@ -1,0 +1,37 @@
+"""The release before this one, built from the history of this clone."""
+
+import subprocess
+import tarfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_dev import chart, cluster, images, paths
+from pseudoreal_dev.kubectl import Kubernetes
+
+PREVIOUS = "a68a4a9"
+"""The last commit of release 0.1.0."""
+
+
+@dataclass(frozen=True)
+class Release:
+    folder: Path
+    operator: str
+    trainer: str
+
+    def install(self, kubernetes: Kubernetes) -> None:
+        chart.install(kubernetes, self.operator, self.trainer, self.folder / "charts" / "pseudoreal")
+
+
+def previous_release(folder: Path) -> Release | None:
+    """Its chart, and its images on the cluster; None where the history does not reach back so far."""
+    archive = folder / "previous.tar"
+    command = ["git", "-C", str(paths.REPOSITORY), "archive", f"--output={archive}", PREVIOUS]
+    if subprocess.run(command, capture_output=True).returncode != 0:
+        return None
+    with tarfile.open(archive) as content:
+        content.extractall(folder, filter="data")
+    built = [images.build(target, folder) for target in images.Target]
+    for image in built:
+        images.load(image, cluster.containerd())
+    operator, trainer = (image.name for image in built)
+    return Release(folder, operator, trainer)
