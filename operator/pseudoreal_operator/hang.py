@@ -70,11 +70,12 @@ def _stall(case: Case, reason: str, missing: str, waited: float, allowed: int, f
 
 def _suspects(case: Case) -> list[int]:
     """Pods that fell silent while others still report come first: they cannot even say that they wait."""
-    silent = [heard for heard in case.heard if _is_silent(case, heard)]
-    if silent and len(silent) < len(case.heard):
-        return [rank.rank for heard in silent for rank in heard.report.ranks[:1]]
-    alone = [sign.rank for sign in _signs(case)] if len(_signs(case)) == 1 else []
-    return suspects(_signs(case)) or alone or [rank.rank for heard in silent for rank in heard.report.ranks[:1]]
+    quiet = [heard for heard in case.heard if _is_silent(case, heard)]
+    silent = [sign.rank for heard in quiet for sign in heard.report.ranks[:1]]
+    if silent and len(quiet) < len(case.heard):
+        return silent
+    signs = _signs(case)
+    return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
 
 
 def _describe(case: Case, rank: int) -> str:
