@@ -52,7 +52,8 @@ def test_a_volume_that_fails_ends_the_phase_and_keeps_what_was_committed(
 
     with monkeypatch.context() as patch:
         patch.setattr(TensorWriter, "append", failing)
-        with pytest.raises(SavingFailed, match=rf"pseudo-0000000\d could not be written: .*{os.strerror(number)}") as raised:
+        says = rf"pseudo-0000000\d could not be written: .*{os.strerror(number)}"
+        with pytest.raises(SavingFailed, match=says) as raised:
             train(config(0, "broken"))
     assert ("enlarge the volume" in str(raised.value)) == (number == errno.ENOSPC)
     assert _newest(config(0, "broken")).manifest.step == 2
