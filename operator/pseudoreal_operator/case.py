@@ -9,7 +9,6 @@ from pseudoreal_api.resolve import resolve_layout
 from pseudoreal_api.spec import JobMetadata, PseudoRealJobSpec
 from pseudoreal_api.status import PseudoRealJobStatus
 
-from pseudoreal_operator.conditions import ACCEPTED, NOT_SUSPENDED, Claim
 from pseudoreal_operator.observed import ChildJob, Heard, JobState, Observed, Pod, PodPhase, Role, Run
 from pseudoreal_operator.stages import Stage, current_stage
 
@@ -87,26 +86,3 @@ class Case:
     @property
     def logs_command(self) -> str:
         return f"kubectl logs -n {self.metadata.namespace} -l {LABEL_JOB}={self.metadata.name} --prefix --tail=50"
-
-
-@dataclass(frozen=True)
-class Step:
-    """What a rule decides. `children` is the stage whose children must be there; no other Job may run."""
-
-    memory: PseudoRealJobStatus
-    summary: str
-    progressing: Claim
-    children: Stage | None = None
-    accepted: Claim = ACCEPTED
-    suspended: Claim = NOT_SUSPENDED
-    ended: Claim | None = None
-    wake_after: float | None = 0.0
-    """Seconds; 0 for at once, None for not before something changes."""
-
-
-def progresses(reason: str, message: str) -> Claim:
-    return Claim("Progressing", "True", reason, message)
-
-
-def stands(reason: str, message: str) -> Claim:
-    return Claim("Progressing", "False", reason, message)

@@ -11,8 +11,7 @@ from contextlib import asynccontextmanager
 import structlog
 
 from pseudoreal_operator.api import Api
-from pseudoreal_operator.kopf_settings import FINALIZER
-from pseudoreal_operator.release import release_one
+from pseudoreal_operator.finalizer import FINALIZER, release_one
 
 LOOK_SECONDS = 30.0
 """Longer than kopf needs."""

@@ -16,19 +16,13 @@ from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.api import Api
+from pseudoreal_operator.settings import Lease
 
 Json = dict[str, Any]
 
 _FAILURES = (ApiException, ClientError, OSError)
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class Lease:
-    namespace: str
-    name: str
-    holder: str
 
 
 @dataclass(frozen=True)

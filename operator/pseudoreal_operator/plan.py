@@ -12,7 +12,7 @@ from pseudoreal_api.spec import JobMetadata
 from pseudoreal_api.status import PseudoRealJobStatus, Replicas
 
 from pseudoreal_operator import clock, conditions
-from pseudoreal_operator.case import Case, Step, stands
+from pseudoreal_operator.case import Case
 from pseudoreal_operator.endings import refuse
 from pseudoreal_operator.events import Event, transitions
 from pseudoreal_operator.manifests.children import children, identity
@@ -20,6 +20,7 @@ from pseudoreal_operator.manifests.claims import claim
 from pseudoreal_operator.observed import JobState, Observed, PodPhase, Run
 from pseudoreal_operator.rules import LOOK_SECONDS, RULES, active_deadline, start
 from pseudoreal_operator.settings import Settings
+from pseudoreal_operator.step import Step, stands
 
 PROGRESS_SECONDS = 10.0
 """Between two writes of the status for progress alone."""

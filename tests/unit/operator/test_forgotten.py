@@ -5,8 +5,8 @@ from typing import cast
 
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.api import Api, Json
+from pseudoreal_operator.finalizer import FINALIZER
 from pseudoreal_operator.forgotten import free_forgotten
-from pseudoreal_operator.kopf_settings import FINALIZER
 
 
 class Server:

@@ -7,9 +7,7 @@ import kopf
 import pytest
 from pseudoreal_operator.handlers import live_watchers
 from pseudoreal_operator.kopf_settings import kopf_settings
-from pseudoreal_operator.lease import Lease
-from pseudoreal_operator.reports.server import ReportServer
-from pseudoreal_operator.settings import read_settings
+from pseudoreal_operator.settings import Lease, ReportServer, read_settings
 from pseudoreal_operator.wakeups import Wakeups
 
 KEY = ("default", "job")
