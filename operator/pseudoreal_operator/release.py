@@ -5,9 +5,9 @@ For a Helm hook: once the operator is gone, deleting a job that has the finalize
 
 import asyncio
 
-from pseudoreal_operator.api import Api
-from pseudoreal_operator.finalizer import release_one
-from pseudoreal_operator.login import connect
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.finalizer import release_one
+from pseudoreal_operator.cluster.login import connect
 from pseudoreal_operator.logs import configure_logs
 from pseudoreal_operator.settings import read_namespaces
 

@@ -12,7 +12,7 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_api.reports import REPORT_BYTES, REPORT_PATH, PodReport, ReportAnswer
 from pydantic import ValidationError
 
-from pseudoreal_operator.reports.board import Board, Speaker
+from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.reports.certificate import fresh_certificate
 from pseudoreal_operator.reports.identity import Identities, Refused
 from pseudoreal_operator.reports.limits import Clock, Limiter

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kubernetes.aio.client import ApiException
-from pseudoreal_operator.api import Api
+from pseudoreal_operator.cluster.api import Api
 
 Json = dict[str, Any]
 

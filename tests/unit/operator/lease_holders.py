@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
-from pseudoreal_operator.lease import LeaseLost, keep_lease
+from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 from pseudoreal_operator.settings import Lease
 
 from tests.unit.operator.fake_leases import Client, Server

@@ -5,8 +5,8 @@ from typing import Any
 
 from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.children import children
-from pseudoreal_operator.observed import Role
-from pseudoreal_operator.stages import Stage
+from pseudoreal_operator.observe.observed import Role
+from pseudoreal_operator.observe.stages import Stage
 
 from tests.unit.operator.world import SETTINGS, make_job
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from pseudoreal_api.recovery_spec import RestartFrom
 from pseudoreal_operator import clock
-from pseudoreal_operator.conditions import find
+from pseudoreal_operator.tell.conditions import find
 
 from tests.unit.operator.world import World, make_job
 

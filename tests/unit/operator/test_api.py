@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 from kubernetes.aio.client import ApiClient, ApiException
-from pseudoreal_operator.api import Api, message_of
+from pseudoreal_operator.cluster.api import Api, message_of
 
 EVENT = {"kind": "Event", "metadata": {"name": "e", "namespace": "default"}}
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_api.recovery_spec import RestartRule
-from pseudoreal_operator.classify import classify
-from pseudoreal_operator.observed import Pod, PodPhase, Role, Run, Termination
+from pseudoreal_operator.diagnose.classify import classify
+from pseudoreal_operator.observe.observed import Pod, PodPhase, Role, Run, Termination
 
 RUN = Run("real", Role.TRAIN, 1)
 DISRUPTION = frozenset({"DisruptionTarget"})

@@ -4,9 +4,9 @@ import asyncio
 from typing import cast
 
 from kubernetes.aio.client import ApiException
-from pseudoreal_operator.api import Api, Json
-from pseudoreal_operator.finalizer import FINALIZER
-from pseudoreal_operator.forgotten import free_forgotten
+from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.cluster.finalizer import FINALIZER
+from pseudoreal_operator.controller.forgotten import free_forgotten
 
 
 class Server:

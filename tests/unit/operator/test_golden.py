@@ -3,7 +3,7 @@
 import kubernetes_validate
 import pytest
 from pseudoreal_api.check import check_job
-from pseudoreal_operator.acceptance import check
+from pseudoreal_operator.decide.acceptance import check
 
 from tests import golden
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.reports import PodReport, RankSign
-from pseudoreal_operator.case import Case
-from pseudoreal_operator.conditions import find
-from pseudoreal_operator.hang import find_stall
-from pseudoreal_operator.observed import Heard, Observed, Role, Run
-from pseudoreal_operator.plan import plan
+from pseudoreal_operator.decide.plan import plan
+from pseudoreal_operator.diagnose.hang import find_stall
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import Heard, Observed, Role, Run
+from pseudoreal_operator.tell.conditions import find
 
 from tests.unit.operator.test_again import until
 from tests.unit.operator.world import SETTINGS, World, make_job

@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from pseudoreal_operator.lease import LeaseLost, keep_lease
+from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 
 from tests.unit.operator import virtual_time
 from tests.unit.operator.fake_leases import Client, Server

@@ -7,7 +7,7 @@ from contextlib import suppress
 from itertools import pairwise
 
 import pytest
-from pseudoreal_operator.lease import LeaseLost
+from pseudoreal_operator.cluster.lease import LeaseLost
 
 from tests.unit.operator import virtual_time
 from tests.unit.operator.fake_leases import Server

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
-from pseudoreal_operator.acceptance import check
+from pseudoreal_operator.decide.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
-from pseudoreal_operator.stages import Stage
+from pseudoreal_operator.observe.stages import Stage
 
 from tests.unit.operator.rendered import DELINK, TRAIN, container, environment, made, pod
 from tests.unit.operator.world import SETTINGS, UID, make_job

@@ -9,9 +9,9 @@ from pseudoreal_api.messages import ProgressReport
 from pseudoreal_api.reports import PodReport, RankSign
 from pseudoreal_api.status import Fault
 from pseudoreal_operator import clock
-from pseudoreal_operator.conditions import find
-from pseudoreal_operator.observed import ChildJob, Heard, JobState, Role, Run
-from pseudoreal_operator.plan import plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.decide.plan import plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Role, Run
+from pseudoreal_operator.tell.conditions import find
 
 from tests.unit.operator.world import SETTINGS, World, make_job
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import kopf
 import pytest
-from pseudoreal_operator.handlers import live_watchers
-from pseudoreal_operator.kopf_settings import kopf_settings
+from pseudoreal_operator.controller.handlers import live_watchers
+from pseudoreal_operator.controller.kopf_settings import kopf_settings
+from pseudoreal_operator.controller.wakeups import Wakeups
 from pseudoreal_operator.settings import Lease, ReportServer, read_settings
-from pseudoreal_operator.wakeups import Wakeups
 
 KEY = ("default", "job")
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.messages import TerminationMessage
-from pseudoreal_operator.observed import ChildJob, JobState, Pod, PodPhase, Role, Run
-from pseudoreal_operator.obstacles import describe_obstacle
-from pseudoreal_operator.reading import newest_report, read_job, read_pod
+from pseudoreal_operator.diagnose.obstacles import describe_obstacle
+from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.reading import newest_report, read_job, read_pod
 
 LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/role": "train", "pseudoreal.dev/attempt": "3"}
 RUN = Run("real", Role.TRAIN, 3)

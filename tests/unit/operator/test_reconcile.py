@@ -4,9 +4,9 @@ from typing import Any, cast
 
 import pytest
 from kubernetes.aio.client import ApiException
-from pseudoreal_operator.api import Api, Json
-from pseudoreal_operator.reconcile import Gone, Identity, reconcile
-from pseudoreal_operator.reports.board import Board
+from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.controller.reconcile import Gone, Identity, reconcile
+from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
 
 from tests.jobs import good_job

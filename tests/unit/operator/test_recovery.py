@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_operator import clock
-from pseudoreal_operator.conditions import find
+from pseudoreal_operator.tell.conditions import find
 
 from tests.unit.operator.test_plan import begun, fail_attempt
 from tests.unit.operator.world import World, make_job

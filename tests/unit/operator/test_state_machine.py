@@ -21,8 +21,8 @@ from pseudoreal_api.recovery_spec import RestartFrom
 from pseudoreal_api.reports import Place
 from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
 from pseudoreal_operator import clock
-from pseudoreal_operator.conditions import has_ended, holds
-from pseudoreal_operator.plan import Plan, plan
+from pseudoreal_operator.decide.plan import Plan, plan
+from pseudoreal_operator.tell.conditions import has_ended, holds
 
 from tests.unit.operator.world import SETTINGS, World, make_job
 

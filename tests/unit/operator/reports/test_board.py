@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pseudoreal_api.messages import ProgressReport
 from pseudoreal_api.reports import Place, PodReport, RankSign, SavedCheckpoint
-from pseudoreal_operator.observed import Heard, Role, Run
-from pseudoreal_operator.reports.board import Board, Speaker, updated
+from pseudoreal_operator.observe.board import Board, Speaker, updated
+from pseudoreal_operator.observe.observed import Heard, Role, Run
 
 JOB = ("default", "uid-1")
 RUN = Run("pseudo", Role.TRAIN, 1)

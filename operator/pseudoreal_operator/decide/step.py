@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from pseudoreal_api.status import PseudoRealJobStatus
 
-from pseudoreal_operator.conditions import ACCEPTED, NOT_SUSPENDED, Claim
-from pseudoreal_operator.stages import Stage
+from pseudoreal_operator.observe.stages import Stage
+from pseudoreal_operator.tell.conditions import ACCEPTED, NOT_SUSPENDED, Claim
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from pseudoreal_api.resolve import resolve_layout
 from pseudoreal_api.spec import JobMetadata, PseudoRealJobSpec
 from pseudoreal_api.status import PseudoRealJobStatus
 
-from pseudoreal_operator.observed import ChildJob, Heard, JobState, Observed, Pod, PodPhase, Role, Run
-from pseudoreal_operator.stages import Stage, current_stage
+from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Observed, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.stages import Stage, current_stage
 
 
 @dataclass(frozen=True)

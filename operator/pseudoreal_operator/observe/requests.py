@@ -11,10 +11,10 @@ from pseudoreal_api.names import CONTAINER, LABEL_JOB
 from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 
-from pseudoreal_operator.api import Api
-from pseudoreal_operator.observed import Heard, Observed, Pod, PodPhase, Role, Run
-from pseudoreal_operator.reading import belongs_to, newest_report, read_job, read_pod
-from pseudoreal_operator.reports.board import QUIET_SECONDS, Board, JobKey, Speaker
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.observe.board import QUIET_SECONDS, Board, JobKey, Speaker
+from pseudoreal_operator.observe.observed import Heard, Observed, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.reading import belongs_to, newest_report, read_job, read_pod
 
 Json = dict[str, Any]
 

@@ -13,13 +13,13 @@ from pseudoreal_api.spec import JobMetadata, PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pydantic import ValidationError
 
-from pseudoreal_operator.api import Api, message_of
-from pseudoreal_operator.events import to_manifest
-from pseudoreal_operator.observe import observe
-from pseudoreal_operator.observed import Observed
-from pseudoreal_operator.plan import Plan, plan, plan_hindrance, plan_refusal, plan_unreadable
-from pseudoreal_operator.reports.board import Board
+from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.decide.plan import Plan, plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.observed import Observed
+from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.settings import Settings
+from pseudoreal_operator.tell.events import to_manifest
 
 _INVALID = (400, 422)
 _FORBIDDEN = 403

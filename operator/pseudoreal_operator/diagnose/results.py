@@ -9,8 +9,8 @@ from pseudoreal_api.spec import PseudoRealJobSpec
 from pseudoreal_api.status import CheckpointStatus, Progress, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.observed import Heard, Pod, PodPhase, Role
-from pseudoreal_operator.stages import Stage, changed
+from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase, Role
+from pseudoreal_operator.observe.stages import Stage, changed
 
 
 def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:

@@ -6,7 +6,7 @@ from datetime import datetime
 from pseudoreal_api.messages import ProgressReport
 from pseudoreal_api.reports import PodReport, RankSign
 
-from pseudoreal_operator.observed import Heard, Run
+from pseudoreal_operator.observe.observed import Heard, Run
 
 QUIET_SECONDS = 20.0
 """A pod that was not heard for so long is silent: it reports every few seconds."""

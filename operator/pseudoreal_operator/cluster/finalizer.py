@@ -3,7 +3,7 @@
 import structlog
 from pseudoreal_api.base import GROUP
 
-from pseudoreal_operator.api import Api
+from pseudoreal_operator.cluster.api import Api
 
 FINALIZER = f"{GROUP}/cleanup"
 

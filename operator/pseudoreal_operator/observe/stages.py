@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pseudoreal_api.spec import PseudoRealJobSpec
 from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
 
-from pseudoreal_operator.observed import Role, Run
+from pseudoreal_operator.observe.observed import Role, Run
 
 Phases = list[PhaseStatus]
 

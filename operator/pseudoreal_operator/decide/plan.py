@@ -11,16 +11,17 @@ from typing import Any
 from pseudoreal_api.spec import JobMetadata
 from pseudoreal_api.status import PseudoRealJobStatus, Replicas
 
-from pseudoreal_operator import clock, conditions
-from pseudoreal_operator.case import Case
-from pseudoreal_operator.endings import refuse
-from pseudoreal_operator.events import Event, transitions
+from pseudoreal_operator import clock
+from pseudoreal_operator.decide.endings import refuse
+from pseudoreal_operator.decide.rules import LOOK_SECONDS, RULES, active_deadline, start
+from pseudoreal_operator.decide.step import Step, stands
 from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.manifests.claims import claim
-from pseudoreal_operator.observed import JobState, Observed, PodPhase, Run
-from pseudoreal_operator.rules import LOOK_SECONDS, RULES, active_deadline, start
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import JobState, Observed, PodPhase, Run
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.step import Step, stands
+from pseudoreal_operator.tell import conditions
+from pseudoreal_operator.tell.events import Event, transitions
 
 PROGRESS_SECONDS = 10.0
 """Between two writes of the status for progress alone."""

@@ -12,11 +12,11 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB_UID
 
-from pseudoreal_operator.api import Api, message_of
-from pseudoreal_operator.reconcile import Gone, Identity, reconcile
-from pseudoreal_operator.reports.board import Board
+from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.controller.reconcile import Gone, Identity, reconcile
+from pseudoreal_operator.controller.wakeups import Wakeups
+from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.wakeups import Wakeups
 
 _BACKOFFS = (1.0, 2.0, 4.0, 8.0, 15.0, 30.0, 60.0)
 """Seconds between passes that fail."""

@@ -6,12 +6,13 @@ from datetime import datetime, timedelta
 
 from pseudoreal_api.status import Fault, PseudoRealJobStatus
 
-from pseudoreal_operator import clock, results
-from pseudoreal_operator.case import Case
-from pseudoreal_operator.conditions import Claim, refused
-from pseudoreal_operator.observed import Pod
-from pseudoreal_operator.stages import changed, started
-from pseudoreal_operator.step import Step, stands
+from pseudoreal_operator import clock
+from pseudoreal_operator.decide.step import Step, stands
+from pseudoreal_operator.diagnose import results
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import Pod
+from pseudoreal_operator.observe.stages import changed, started
+from pseudoreal_operator.tell.conditions import Claim, refused
 
 MAX_BACKOFF_SECONDS = 300
 REMEMBERED_FAULTS = 100

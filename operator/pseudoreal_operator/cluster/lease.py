@@ -15,7 +15,7 @@ import structlog
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 
-from pseudoreal_operator.api import Api
+from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.settings import Lease
 
 Json = dict[str, Any]

@@ -17,7 +17,7 @@ from pseudoreal_api.spec import JobMetadata
 from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.conditions import find, holds
+from pseudoreal_operator.tell.conditions import find, holds
 
 COMPONENT = "pseudoreal-operator"
 _MESSAGE_CHARACTERS = 1000

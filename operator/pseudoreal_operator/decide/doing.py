@@ -1,11 +1,11 @@
 """What an execution that runs is doing, in one claim. Pure."""
 
-from pseudoreal_operator.case import Case
-from pseudoreal_operator.conditions import Claim
-from pseudoreal_operator.hang import find_stall, straggler_sentence
-from pseudoreal_operator.observed import Role
-from pseudoreal_operator.obstacles import describe_obstacle
-from pseudoreal_operator.step import progresses, stands
+from pseudoreal_operator.decide.step import progresses, stands
+from pseudoreal_operator.diagnose.hang import find_stall, straggler_sentence
+from pseudoreal_operator.diagnose.obstacles import describe_obstacle
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import Role
+from pseudoreal_operator.tell.conditions import Claim
 
 
 def activity(case: Case) -> Claim:

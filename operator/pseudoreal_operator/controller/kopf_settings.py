@@ -5,7 +5,7 @@ import random
 import kopf
 from pseudoreal_api.base import GROUP
 
-from pseudoreal_operator.finalizer import FINALIZER
+from pseudoreal_operator.cluster.finalizer import FINALIZER
 
 
 def kopf_settings() -> kopf.OperatorSettings:

@@ -4,19 +4,21 @@ from datetime import datetime, timedelta
 
 from pseudoreal_api.status import Transition
 
-from pseudoreal_operator import clock, conditions, results
-from pseudoreal_operator.acceptance import check
-from pseudoreal_operator.again import is_untouched, roll_back, train_again
-from pseudoreal_operator.case import Case
-from pseudoreal_operator.classify import classify
-from pseudoreal_operator.conditions import Claim
-from pseudoreal_operator.doing import activity
-from pseudoreal_operator.endings import Reason, fail, refuse, restart, restart_or_fail, succeed
-from pseudoreal_operator.hang import find_stall
-from pseudoreal_operator.observed import JobState, Pod, Role
-from pseudoreal_operator.obstacles import describe_obstacle
-from pseudoreal_operator.stages import Stage, current_stage, first_phases, is_started, started
-from pseudoreal_operator.step import Step, progresses, stands
+from pseudoreal_operator import clock
+from pseudoreal_operator.decide.acceptance import check
+from pseudoreal_operator.decide.again import is_untouched, roll_back, train_again
+from pseudoreal_operator.decide.doing import activity
+from pseudoreal_operator.decide.endings import Reason, fail, refuse, restart, restart_or_fail, succeed
+from pseudoreal_operator.decide.step import Step, progresses, stands
+from pseudoreal_operator.diagnose import results
+from pseudoreal_operator.diagnose.classify import classify
+from pseudoreal_operator.diagnose.hang import find_stall
+from pseudoreal_operator.diagnose.obstacles import describe_obstacle
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import JobState, Pod, Role
+from pseudoreal_operator.observe.stages import Stage, current_stage, first_phases, is_started, started
+from pseudoreal_operator.tell import conditions
+from pseudoreal_operator.tell.conditions import Claim
 
 LOOK_SECONDS = 5.0
 """Between two looks at a running execution: its progress, and what keeps its pods from starting, raise no event."""

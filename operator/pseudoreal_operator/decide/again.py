@@ -7,10 +7,10 @@ from typing import Any
 
 from pseudoreal_api.status import CheckpointStatus, Discard, PhaseStatus, PseudoRealJobStatus
 
-from pseudoreal_operator.case import Case
-from pseudoreal_operator.endings import Reason, announce, exhaustion, fail, with_fault
-from pseudoreal_operator.stages import Phases
-from pseudoreal_operator.step import Step
+from pseudoreal_operator.decide.endings import Reason, announce, exhaustion, fail, with_fault
+from pseudoreal_operator.decide.step import Step
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.stages import Phases
 
 _NO_RESULT: dict[str, Any] = dict.fromkeys(
     ("end_checkpoint", "step", "tokens", "loss", "start_validation_loss", "validation_loss")

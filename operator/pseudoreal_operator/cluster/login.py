@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import kopf
 from kubernetes.aio import client, config
 
-from pseudoreal_operator.api import Api
+from pseudoreal_operator.cluster.api import Api
 
 
 @asynccontextmanager

@@ -12,9 +12,9 @@ from datetime import datetime
 from pseudoreal_api.reports import RankSign
 from pseudoreal_api.suspects import stragglers, suspects
 
-from pseudoreal_operator.case import Case
-from pseudoreal_operator.observed import Heard, Pod
-from pseudoreal_operator.reports.board import QUIET_SECONDS, steps_of
+from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import Heard, Pod
 
 _NAMED = 4
 """Ranks that a sentence names."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pseudoreal_api.messages import ExitCode
 from pseudoreal_api.recovery_spec import RestartRule, RuleAction
 
-from pseudoreal_operator.observed import Pod, PodPhase, Termination
+from pseudoreal_operator.observe.observed import Pod, PodPhase, Termination
 
 _QUOTED = 600
 """Characters of a pod's own words that go into a sentence."""

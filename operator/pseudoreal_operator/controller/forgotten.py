@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from pseudoreal_operator.api import Api
-from pseudoreal_operator.finalizer import FINALIZER, release_one
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.finalizer import FINALIZER, release_one
 
 LOOK_SECONDS = 30.0
 """Longer than kopf needs."""

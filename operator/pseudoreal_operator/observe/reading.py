@@ -16,7 +16,7 @@ from pseudoreal_api.names import (
 )
 from pydantic import ValidationError
 
-from pseudoreal_operator.observed import ChildJob, JobState, Obstacle, Pod, PodPhase, Role, Run, Termination
+from pseudoreal_operator.observe.observed import ChildJob, JobState, Obstacle, Pod, PodPhase, Role, Run, Termination
 
 Json = dict[str, Any]
 
