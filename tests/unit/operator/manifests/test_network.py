@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_operator.decide.acceptance import check
 from pseudoreal_operator.manifests.network import rendezvous_port
 
-from tests.unit.operator.rendered import (
+from tests.unit.operator.manifests.rendered import (
     DELINK,
     SITE,
     TRAIN,

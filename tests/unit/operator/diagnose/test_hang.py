@@ -11,7 +11,7 @@ from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import Heard, Observed, Role, Run
 from pseudoreal_operator.tell.conditions import find
 
-from tests.unit.operator.test_again import until
+from tests.unit.operator.decide.test_again import until
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 HANG = {"startSeconds": 300, "stepSeconds": 60, "checkpointSeconds": 100}

@@ -9,7 +9,7 @@ from pseudoreal_operator.decide.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.observe.stages import Stage
 
-from tests.unit.operator.rendered import DELINK, TRAIN, container, environment, made, pod
+from tests.unit.operator.manifests.rendered import DELINK, TRAIN, container, environment, made, pod
 from tests.unit.operator.world import SETTINGS, UID, make_job
 
 Json = dict[str, Any]

@@ -9,9 +9,9 @@ from itertools import pairwise
 import pytest
 from pseudoreal_operator.cluster.lease import LeaseLost
 
-from tests.unit.operator import virtual_time
-from tests.unit.operator.fake_leases import Server
-from tests.unit.operator.lease_holders import Operator
+from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.fake_leases import Server
+from tests.unit.operator.cluster.lease_holders import Operator
 
 
 @pytest.mark.parametrize("seed", range(25))

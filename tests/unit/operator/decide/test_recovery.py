@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.tell.conditions import find
 
-from tests.unit.operator.test_plan import begun, fail_attempt
+from tests.unit.operator.decide.test_plan import begun, fail_attempt
 from tests.unit.operator.world import World, make_job
 
 

@@ -4,7 +4,16 @@ from typing import Any
 
 from pseudoreal_operator.manifests.claims import claim
 
-from tests.unit.operator.rendered import DELINK, SITE, TRAIN, container_of, environment_of, made, pod_of, rendered
+from tests.unit.operator.manifests.rendered import (
+    DELINK,
+    SITE,
+    TRAIN,
+    container_of,
+    environment_of,
+    made,
+    pod_of,
+    rendered,
+)
 from tests.unit.operator.world import UID, make_job
 
 Json = dict[str, Any]

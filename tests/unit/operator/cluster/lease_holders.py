@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 from pseudoreal_operator.settings import Lease
 
-from tests.unit.operator.fake_leases import Client, Server
+from tests.unit.operator.cluster.fake_leases import Client, Server
 
 HOUR = 3600.0
 
