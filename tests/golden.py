@@ -13,9 +13,9 @@ from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.children import children
 from pseudoreal_operator.manifests.claims import claim
-from pseudoreal_operator.observed import Role
+from pseudoreal_operator.observe.observed import Role
+from pseudoreal_operator.observe.stages import Stage
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.stages import Stage
 
 Json = dict[str, Any]
 

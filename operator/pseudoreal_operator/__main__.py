@@ -8,13 +8,13 @@ from contextlib import AsyncExitStack, suppress
 import kopf
 import structlog
 
-from pseudoreal_operator.forgotten import free_forgotten
-from pseudoreal_operator.handlers import register
-from pseudoreal_operator.kopf_settings import kopf_settings
-from pseudoreal_operator.lease import LeaseLost, keep_lease
-from pseudoreal_operator.login import connect, register_login
+from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
+from pseudoreal_operator.cluster.login import connect, register_login
+from pseudoreal_operator.controller.forgotten import free_forgotten
+from pseudoreal_operator.controller.handlers import register
+from pseudoreal_operator.controller.kopf_settings import kopf_settings
 from pseudoreal_operator.logs import configure_logs
-from pseudoreal_operator.reports.board import Board
+from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.reports.identity import Identities
 from pseudoreal_operator.reports.server import Reports, serve_reports
 from pseudoreal_operator.settings import Settings, read_settings

@@ -7,11 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast, get_args
 
-from pseudoreal_operator.lease import Lease
-from pseudoreal_operator.reports.server import ReportServer
-
 REPORT_PORT = 8443
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
+
+
+@dataclass(frozen=True)
+class ReportServer:
+    """Where to listen, and files of a certificate and its key."""
+
+    port: int
+    certificate: str
+    key: str
+
+
+@dataclass(frozen=True)
+class Lease:
+    namespace: str
+    name: str
+    holder: str
 
 
 @dataclass(frozen=True)

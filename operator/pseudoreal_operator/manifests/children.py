@@ -25,9 +25,9 @@ from pseudoreal_operator.manifests.isolation import is_isolated, network_policy
 from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.objects import child, labels, pods_of
 from pseudoreal_operator.manifests.pod import PodPlan, pod_template
-from pseudoreal_operator.observed import Role, Run
+from pseudoreal_operator.observe.observed import Role, Run
+from pseudoreal_operator.observe.stages import Stage
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.stages import Stage
 
 Json = dict[str, Any]
 

@@ -6,7 +6,7 @@ from pseudoreal_api.names import LABEL_JOB_UID
 from pseudoreal_api.spec import PseudoRealJob
 
 from pseudoreal_operator.manifests.objects import child, pods_of
-from pseudoreal_operator.observed import Run
+from pseudoreal_operator.observe.observed import Run
 
 Json = dict[str, Any]
 

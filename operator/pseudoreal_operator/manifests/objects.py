@@ -12,7 +12,7 @@ from pseudoreal_api.names import (
 )
 from pseudoreal_api.spec import PseudoRealJob
 
-from pseudoreal_operator.observed import Run
+from pseudoreal_operator.observe.observed import Run
 
 Json = dict[str, Any]
 

@@ -23,7 +23,7 @@ from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_operator.manifests import network, reporting
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.manifests.placement import place
-from pseudoreal_operator.reading import COMPLETION_INDEX
+from pseudoreal_operator.observe.reading import COMPLETION_INDEX
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]

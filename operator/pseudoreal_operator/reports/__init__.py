@@ -1,1 +1,1 @@
-"""What the pods report while they run: who may, how often, and what was heard last."""
+"""The endpoint to which the pods report while they run: who may, and how often."""

@@ -9,10 +9,10 @@ from typing import Any
 from pseudoreal_api.names import LABEL_JOB_UID
 from pseudoreal_api.reports import REPORT_AUDIENCE
 
-from pseudoreal_operator.api import Api
-from pseudoreal_operator.observed import Role
-from pseudoreal_operator.reading import read_pod
-from pseudoreal_operator.reports.board import Speaker
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.observed import Role
+from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.reports.limits import Clock, Limiter
 
 Json = dict[str, Any]

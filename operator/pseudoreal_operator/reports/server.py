@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import structlog
@@ -13,10 +12,11 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_api.reports import REPORT_BYTES, REPORT_PATH, PodReport, ReportAnswer
 from pydantic import ValidationError
 
-from pseudoreal_operator.reports.board import Board, Speaker
+from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.reports.certificate import fresh_certificate
 from pseudoreal_operator.reports.identity import Identities, Refused
 from pseudoreal_operator.reports.limits import Clock, Limiter
+from pseudoreal_operator.settings import ReportServer
 
 PER_SECOND, BURST = 1.0, 5.0
 """Reports of one pod, which sends one every few seconds."""
@@ -28,15 +28,6 @@ _LARGEST = {int: 2**63 - 1, float: 1e10}
 _AGAIN_LATER = (429, 503)
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True)
-class ReportServer:
-    """Where to listen, and files of a certificate and its key."""
-
-    port: int
-    certificate: str
-    key: str
 
 
 class Reports:

@@ -12,8 +12,7 @@ import pytest
 from kubernetes import client
 from pseudoreal_api.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.control_plane import ControlPlane
-from pseudoreal_operator.lease import Lease
-from pseudoreal_operator.settings import Settings, read_settings
+from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.integration.operator import chart
 from tests.integration.operator.chart import RELEASE, find, render

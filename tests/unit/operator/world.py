@@ -15,10 +15,10 @@ from pseudoreal_api.reports import Place, PodReport, RankSign
 from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator import clock
-from pseudoreal_operator.observed import Heard, JobState, Observed, Role, Run
-from pseudoreal_operator.plan import Plan, plan
-from pseudoreal_operator.reading import read_job, read_pod
-from pseudoreal_operator.reports.board import Speaker, updated
+from pseudoreal_operator.decide.plan import Plan, plan
+from pseudoreal_operator.observe.board import Speaker, updated
+from pseudoreal_operator.observe.observed import Heard, JobState, Observed, Role, Run
+from pseudoreal_operator.observe.reading import read_job, read_pod
 from pseudoreal_operator.settings import Settings
 
 from tests.jobs import good_job

@@ -1,7 +1,7 @@
 """kopf's own writes to a job: one patch that adds the finalizer, and one that takes it off."""
 
 import pytest
-from pseudoreal_operator.kopf_settings import FINALIZER
+from pseudoreal_operator.cluster.finalizer import FINALIZER
 
 from tests.integration.operator.chaos.faults import Fault, Kind, Target
 from tests.integration.operator.chaos.life import JOB, Life

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pseudoreal_api.reports import REPORT_AUDIENCE
-from pseudoreal_operator.api import Api
+from pseudoreal_operator.cluster.api import Api
 
 Json = dict[str, Any]
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from kubernetes.aio.client import ApiException
-from pseudoreal_operator.observed import Role, Run
+from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.observed import Role, Run
 from pseudoreal_operator.reports import identity
-from pseudoreal_operator.reports.board import Speaker
 from pseudoreal_operator.reports.identity import Identities, Refused, TokenPod, pod_of_review, speaker_of
 
 from tests.unit.operator.reports.clock import HandClock

@@ -15,9 +15,9 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.reports import REPORT_BYTES, REPORT_PATH, PodReport, RankSign, ReportAnswer
 from pseudoreal_dev.certificates import Authority
-from pseudoreal_operator.observed import Role, Run
+from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.observed import Role, Run
 from pseudoreal_operator.reports import server
-from pseudoreal_operator.reports.board import Board
 from pseudoreal_operator.reports.certificate import fresh_certificate
 from pseudoreal_operator.reports.identity import REFUSALS_AT_ONCE, Identities
 from pseudoreal_operator.reports.server import Reports, application

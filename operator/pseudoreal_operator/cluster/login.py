@@ -1,0 +1,25 @@
+"""Credentials for both clients: those of KUBECONFIG when it is set, else those of the pod."""
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import kopf
+from kubernetes.aio import client, config
+
+from pseudoreal_operator.cluster.api import Api
+
+
+@asynccontextmanager
+async def connect() -> AsyncIterator[Api]:
+    if os.environ.get("KUBECONFIG"):
+        await config.load_kube_config(config_file=os.environ["KUBECONFIG"])
+    else:
+        config.load_incluster_config()
+    async with client.ApiClient() as api_client:
+        yield Api(api_client)
+
+
+def register_login(registry: kopf.OperatorRegistry) -> None:
+    login = kopf.login_with_kubeconfig if os.environ.get("KUBECONFIG") else kopf.login_with_service_account
+    kopf.on.login(registry=registry, id="login")(login)

@@ -1,0 +1,1 @@
+"""kopf's side: a loop of passes for each job, and what wakes it."""

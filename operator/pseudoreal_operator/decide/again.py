@@ -1,0 +1,76 @@
+"""Going back on purpose: a phase that is trained again, at the user's wish or because its delink timed out. Pure.
+
+`discard` tells the trainer which checkpoints count no more; it removes them when the new execution commits its first.
+"""
+
+from typing import Any
+
+from pseudoreal_api.status import CheckpointStatus, Discard, PhaseStatus, PseudoRealJobStatus
+
+from pseudoreal_operator.decide.endings import Reason, announce, exhaustion, fail, with_fault
+from pseudoreal_operator.decide.step import Step
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.stages import Phases
+
+_NO_RESULT: dict[str, Any] = dict.fromkeys(
+    ("end_checkpoint", "step", "tokens", "loss", "start_validation_loss", "validation_loss")
+)
+
+
+def train_again(case: Case, index: int) -> Step:
+    """The phase at `index` from the checkpoint that it started from."""
+    phase, old = case.spec.phases[index], case.status.phases
+    number = case.status.execution_attempt + 1
+    # The checkpoint that a delink made for the phase has the step at which the one before it ended.
+    first = (old[index - 1].step or 0) + 1 if index else 0
+    begin = old[index].start_checkpoint
+    memory = case.status.model_copy(
+        update={
+            "phases": _back_to(old, index, Discard(before_attempt=number, from_step=first)),
+            "checkpoint": CheckpointStatus(latest=begin, step=first - 1) if begin else None,
+            "progress": None,
+            "transition": None,
+            "restarted_from": case.spec.restart_from,
+        }
+    )
+    text = (
+        f"spec.restartFrom asks for phase {phase.name} again. Execution {number} trains it from"
+        f" {'checkpoint ' + begin if begin else 'random weights'}"
+    )
+    return announce(case, memory, "TrainingAgain", text, counts=False)
+
+
+def roll_back(case: Case, sentence: str) -> Step:
+    """The phase before the delink goes on from its newest checkpoint before the one at its end."""
+    index = case.stage.index - 1
+    before = case.status.phases[index]
+    exhausted = exhaustion(case)
+    if exhausted:
+        return fail(case, case.status, "DelinkTimeout", f"{sentence} {exhausted}")
+    number = case.status.execution_attempt + 1
+    discard = Discard(before_attempt=number, from_step=before.step or 0)
+    phases = _back_to(case.status.phases, index, discard)
+    memory = with_fault(case, case.status, Reason("DelinkTimeout", sentence)).model_copy(
+        update={"phases": phases, "transition": None}
+    )
+    text = f"{sentence} Execution {number} makes the end of phase {before.name} anew, from an earlier checkpoint"
+    return announce(case, memory, "RolledBack", text, counts=True)
+
+
+def _back_to(phases: Phases, index: int, discard: Discard) -> Phases:
+    """The phase at `index` is to be trained, and those after it have not begun."""
+    after = discard.model_copy(update={"from_step": 0})
+    return [
+        *phases[:index],
+        phases[index].model_copy(update=_NO_RESULT | {"state": "Running", "discard": discard}),
+        *(_not_begun(phase, after) for phase in phases[index + 1 :]),
+    ]
+
+
+def _not_begun(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
+    return PhaseStatus(name=phase.name, state="Pending", discard=discard)
+
+
+def is_untouched(status: PseudoRealJobStatus, index: int) -> bool:
+    """The phase has not been trained yet, so there is nothing to train again."""
+    return status.phases[index].state in ("Pending", "Delinking")

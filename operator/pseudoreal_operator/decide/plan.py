@@ -1,0 +1,156 @@
+"""plan(what was seen, now) -> what to make, delete, say and remember. Pure.
+
+A plan takes one step. Nothing is remembered but the status, and the number of a new attempt is written to it before
+any child of that attempt is made; so a pass may die anywhere, and the next one finds its way.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from pseudoreal_api.spec import JobMetadata
+from pseudoreal_api.status import PseudoRealJobStatus, Replicas
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.decide.endings import refuse
+from pseudoreal_operator.decide.rules import LOOK_SECONDS, RULES, active_deadline, start
+from pseudoreal_operator.decide.step import Step, stands
+from pseudoreal_operator.manifests.children import children, identity
+from pseudoreal_operator.manifests.claims import claim
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import JobState, Observed, PodPhase, Run
+from pseudoreal_operator.settings import Settings
+from pseudoreal_operator.tell import conditions
+from pseudoreal_operator.tell.events import Event, transitions
+
+PROGRESS_SECONDS = 10.0
+"""Between two writes of the status for progress alone."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """To be carried out in this order: delete Jobs (by name), apply manifests, post events, write the status."""
+
+    status: PseudoRealJobStatus
+    expire: bool = False
+    """The job itself is to be deleted, and nothing else is to be done."""
+    delete: tuple[str, ...] = ()
+    apply: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
+    wake_after: float | None = None
+
+
+def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
+    case = Case(seen, now)
+    if conditions.has_ended(seen.status):
+        return _afterwards(case)
+    step = next((step for rule in RULES if (step := rule(case))), None) or start(case)
+    return _carry_out(case, step, settings)
+
+
+def _afterwards(case: Case) -> Plan:
+    """The job has ended: nothing of it runs, and what its owner does not want to keep goes."""
+    seen, ttl = case.seen, case.spec.deadlines.ttl_seconds_after_finished
+    left = None
+    if ttl is not None and seen.status.completion_time:
+        left = (clock.from_text(seen.status.completion_time) + timedelta(seconds=ttl) - case.now).total_seconds()
+    if left is not None and left <= 0:
+        return Plan(seen.status, expire=True)
+    kept = case.spec.clean_up.children == "Keep"
+    jobs = _running_jobs(seen, except_for=None) if kept else tuple(job.name for job in seen.jobs if not job.deleting)
+    return Plan(seen.status, delete=jobs, wake_after=left)
+
+
+def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
+    """For a job whose children the API server refuses for good."""
+    case = Case(seen, now)
+    return _carry_out(case, refuse(case.status, sentence, now), settings=None)
+
+
+def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence: str, now: datetime) -> Plan:
+    """For a job that the API server stored and that this release cannot read."""
+    if conditions.has_ended(status):
+        return Plan(status)
+    new = _described(status, refuse(status, sentence, now), metadata.generation, now)
+    return Plan(new, events=tuple(transitions(status, new)))
+
+
+def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
+    """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself."""
+    old = seen.status
+    step = Step(old, old.phase, stands("Hindered", sentence))
+    return Plan(_described(old, step, seen.job.metadata.generation, now), wake_after=LOOK_SECONDS)
+
+
+def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
+    status = _described(case.seen.status, step, case.metadata.generation, case.now)
+    status = status.model_copy(update={"replicas": _replicas(case, step)})
+    status = _unhurried(case.seen.status, status, case.now)
+    run = step.children.run(step.memory.execution_attempt) if step.children else None
+    made = _made(case, step, settings) if settings else []
+    # The number of a new execution must be safe before anything of the old one goes: it says why.
+    announced = status.execution_attempt > case.seen.status.execution_attempt > 0
+    return Plan(
+        status,
+        delete=() if announced else _running_jobs(case.seen, except_for=run),
+        apply=tuple(manifest for manifest in made if identity(manifest) not in case.seen.existing),
+        events=tuple(transitions(case.seen.status, status)),
+        wake_after=_before_deadlines(case, step),
+    )
+
+
+def _made(case: Case, step: Step, settings: Settings) -> list[dict[str, Any]]:
+    if step.children is None:
+        return []
+    volume = claim(case.seen.job)
+    return [*([volume] if volume else []), *children(case.seen.job, step.children, step.memory, settings)]
+
+
+def _described(old: PseudoRealJobStatus, step: Step, generation: int, now: datetime) -> PseudoRealJobStatus:
+    claims = [step.accepted, step.progressing, conditions.delinked(step.memory.phases), step.suspended]
+    claims += [step.ended] if step.ended else []
+    return step.memory.model_copy(
+        update={
+            "observed_generation": generation,
+            "phase": step.summary,
+            "conditions": conditions.updated(old.conditions, claims, generation, now),
+        }
+    )
+
+
+def _replicas(case: Case, step: Step) -> Replicas:
+    if step.children is None:
+        return Replicas()
+    desired = case.workers
+    failed = sum(pod.phase is PodPhase.FAILED for pod in case.pods)
+    return Replicas(desired=desired, ready=sum(pod.ready for pod in case.pods), failed=failed)
+
+
+def _unhurried(old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime) -> PseudoRealJobStatus:
+    """Without a change of progress that is no progress, or that follows too soon and comes alone."""
+    if not old.progress or not new.progress:
+        return new
+    same_time = new.progress.model_copy(update={"last_updated_time": old.progress.last_updated_time})
+    if same_time == old.progress:
+        new = new.model_copy(update={"progress": old.progress})
+    alone = new.model_copy(update={"progress": old.progress, "checkpoint": old.checkpoint}) == old
+    soon = now < clock.from_text(old.progress.last_updated_time) + timedelta(seconds=PROGRESS_SECONDS)
+    return old if alone and soon else new
+
+
+def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
+    running = (job for job in seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
+    return tuple(job.name for job in running if job.run != except_for)
+
+
+def _before_deadlines(case: Case, step: Step) -> float | None:
+    """Not later than the next moment at which a deadline passes."""
+    if step.ended or step.memory.start_time is None or step.suspended.status == "True":
+        return step.wake_after
+    moments = [] if step.wake_after is None else [step.wake_after]
+    allowed, transition = case.spec.deadlines.active_seconds, step.memory.transition
+    if allowed is not None:
+        moments.append((active_deadline(case, allowed) - case.now).total_seconds())
+    if transition is not None:
+        moments.append((clock.from_text(transition.deadline) - case.now).total_seconds())
+    return max(0.0, min(moments)) if moments else None

@@ -1,0 +1,1 @@
+"""What failures, waits and results mean. Pure."""

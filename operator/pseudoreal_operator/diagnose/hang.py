@@ -1,0 +1,121 @@
+"""Whether a training stage stands still, and which rank is to blame. Pure.
+
+Three clocks: from the first sign of a pod to the first step, from step to step, from the start of a save to its commit.
+They live in what was heard of the present execution, so each of them starts anew with every one. Where nothing was ever
+heard, nothing is judged: the pods may not reach the operator, and training does not need it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from pseudoreal_api.reports import RankSign
+from pseudoreal_api.suspects import stragglers, suspects
+
+from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import Heard, Pod
+
+_NAMED = 4
+"""Ranks that a sentence names."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """`culprit` is the pod of the first suspect."""
+
+    reason: str
+    sentence: str
+    culprit: Pod | None
+
+
+def find_stall(case: Case) -> Stall | None:
+    if not case.heard or _all_ended(case.heard):
+        return None
+    clocks = case.spec.hang
+    begun = [heard.begun for heard in case.heard if heard.begun]
+    if not begun:
+        waited = _seconds(case, min(heard.first for heard in case.heard))
+        return _stall(case, "StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
+    saving = max(_saving_seconds(case), default=0.0)
+    stall = _stall(case, "CheckpointStalled", "commit of the checkpoint that is being saved", saving,
+                   clocks.checkpoint_seconds, "hang.checkpointSeconds")  # fmt: skip
+    last = max(begun + [heard.stepped for heard in case.heard if heard.stepped])
+    return stall or _stall(case, "StepStalled", "step", _seconds(case, last), clocks.step_seconds, "hang.stepSeconds")
+
+
+def straggler_sentence(case: Case) -> str | None:
+    """Names the slowest rank, where one is much slower than the others."""
+    found = stragglers(_signs(case), float(case.spec.hang.straggler_factor))
+    if not found:
+        return None
+    rank = found[0][0]
+    return (
+        f"{_where(case, rank)} is a straggler: it computes more than {case.spec.hang.straggler_factor} times as long"
+        " per step as the median rank, and all others wait for it. What to do: look at that node's clocks, throttling"
+        " and neighbours"
+    )
+
+
+def _stall(case: Case, reason: str, missing: str, waited: float, allowed: int, field: str) -> Stall | None:
+    if waited <= allowed:
+        return None
+    ranks = _suspects(case)
+    step = max(steps_of(heard.report) for heard in case.heard)
+    named = "; ".join(_describe(case, rank) for rank in ranks[:_NAMED])
+    blame = named or f"no rank can be singled out: all of them are {_doing_together(case)}"
+    sentence = f"No {missing} for {allowed} s (spec.{field}) at step {step}: {blame}."
+    return Stall(reason, sentence, case.pod_of_rank(ranks[0]) if ranks else None)
+
+
+def _suspects(case: Case) -> list[int]:
+    """Pods that fell silent while others still report come first: they cannot even say that they wait."""
+    quiet = [heard for heard in case.heard if _is_silent(case, heard)]
+    silent = [sign.rank for heard in quiet for sign in heard.report.ranks[:1]]
+    if silent and len(quiet) < len(case.heard):
+        return silent
+    signs = _signs(case)
+    return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
+
+
+def _describe(case: Case, rank: int) -> str:
+    heard = next(h for h in case.heard if any(sign.rank == rank for sign in h.report.ranks))
+    sign = next(sign for sign in heard.report.ranks if sign.rank == rank)
+    if _is_silent(case, heard):
+        return f"{_where(case, rank)} has not been heard since {heard.last:%H:%M:%S} UTC"
+    if sign.process in ("T", "Z"):
+        return f"{_where(case, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
+    doing = f" ({sign.doing})" if sign.doing else ""
+    return f"{_where(case, rank)} is {sign.place}{doing} since step {sign.step}"
+
+
+def _doing_together(case: Case) -> str:
+    return " or ".join(sorted({sign.place for sign in _signs(case)}))
+
+
+def _where(case: Case, rank: int) -> str:
+    pod = case.pod_of_rank(rank)
+    return f"rank {rank} on pod {pod.name}, node {pod.node or '(none)'}," if pod else f"rank {rank}"
+
+
+def _signs(case: Case) -> list[RankSign]:
+    return [sign for heard in case.heard for sign in heard.report.ranks]
+
+
+def _saving_seconds(case: Case) -> Iterator[float]:
+    for heard in case.heard:
+        for sign in heard.report.ranks:
+            if sign.saving_seconds is not None:
+                yield sign.saving_seconds + _seconds(case, heard.last)
+
+
+def _all_ended(heard: list[Heard]) -> bool:
+    return all(sign.place == "ended" for one in heard for sign in one.report.ranks)
+
+
+def _is_silent(case: Case, heard: Heard) -> bool:
+    return _seconds(case, heard.last) > QUIET_SECONDS
+
+
+def _seconds(case: Case, since: datetime) -> float:
+    return (case.now - since).total_seconds()

@@ -1,0 +1,37 @@
+"""Why the pods of an attempt do not all run yet, and what to do about it. Pure."""
+
+from collections.abc import Sequence
+
+from pseudoreal_operator.observe.observed import ChildJob, Obstacle, Pod, PodPhase
+
+_IMAGE = "correct spec.pod.image in a new job, or give the namespace access to the registry"
+_CONFIG = "correct spec.pod.template in a new job, or create what it names"
+_REMEDIES = {
+    "Unschedulable": "free or add what the scheduler misses, or create the claim that it names",
+    "SchedulingGated": "wait for the owner of the scheduling gate",
+    "ImagePullBackOff": _IMAGE,
+    "ErrImagePull": _IMAGE,
+    "ErrImageNeverPull": _IMAGE,
+    "InvalidImageName": _IMAGE,
+    "CreateContainerConfigError": _CONFIG,
+    "CreateContainerError": _CONFIG,
+}
+
+
+def describe_obstacle(job: ChildJob, pods: Sequence[Pod]) -> Obstacle | None:
+    """None when nothing is in the way, or nothing that Kubernetes tells."""
+    if job.queued:
+        return Obstacle("Queued", f"Job {job.name} is suspended by its queue until it is admitted.")
+    blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.obstacle]
+    if not blocked:
+        return None
+    pod, obstacle = blocked[0], blocked[0].obstacle
+    assert obstacle is not None, "chosen for having one"
+    others = f" and {len(blocked) - 1} more" if len(blocked) > 1 else ""
+    remedy = _REMEDIES.get(obstacle.reason, "it may pass by itself")
+    said = f": {obstacle.message}".rstrip(". ") if obstacle.message else ""
+    return Obstacle(
+        obstacle.reason or "Waiting",
+        f"Pod {pod.name}{others} cannot start: {obstacle.reason}{said}. What to do: {remedy}"
+        f" (kubectl describe pod {pod.name}).",
+    )

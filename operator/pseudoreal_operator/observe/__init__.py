@@ -1,0 +1,1 @@
+"""What a pass sees of a job, and where the job is. Pure, but for the requests."""

@@ -1,0 +1,168 @@
+"""From the API server's JSON to what a pass sees. Pure."""
+
+import json
+from collections.abc import Iterable
+from math import isfinite
+from typing import Any
+
+from pseudoreal_api.messages import PROGRESS_EVENT, ProgressReport, TerminationMessage
+from pseudoreal_api.names import (
+    CONTAINER,
+    LABEL_ATTEMPT,
+    LABEL_EXECUTION_ATTEMPT,
+    LABEL_JOB_UID,
+    LABEL_PHASE,
+    LABEL_ROLE,
+)
+from pydantic import ValidationError
+
+from pseudoreal_operator.observe.observed import ChildJob, JobState, Obstacle, Pod, PodPhase, Role, Run, Termination
+
+Json = dict[str, Any]
+
+COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+
+# Waiting for these is part of any start; the others say what is wrong.
+_ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
+
+
+def belongs_to(uid: str, child: Json) -> bool:
+    """A claim that outlives jobs has no uid: it belongs to each job of its name in turn."""
+    return _labels(child).get(LABEL_JOB_UID, uid) == uid
+
+
+def read_job(body: Json) -> ChildJob:
+    ended = _ending(body)
+    return ChildJob(
+        name=body["metadata"]["name"],
+        run=_run(body),
+        state=JobState(ended["type"]) if ended else JobState.ACTIVE,
+        ended=ended.get("lastTransitionTime") if ended else None,
+        deleting="deletionTimestamp" in body["metadata"],
+        queued=bool(body.get("spec", {}).get("suspend")),
+        begun=body.get("status", {}).get("startTime"),
+    )
+
+
+def read_pod(body: Json) -> Pod:
+    status = body.get("status", {})
+    container = _container(status)
+    return Pod(
+        name=body["metadata"]["name"],
+        run=_run(body),
+        index=int(body["metadata"].get("annotations", {}).get(COMPLETION_INDEX, 0)),
+        phase=_phase(status),
+        ready=_is_true(status, "Ready"),
+        node=body.get("spec", {}).get("nodeName", ""),
+        termination=_termination(container.get("state", {}).get("terminated")),
+        disruption=_disruption(status),
+        conditions=frozenset(c["type"] for c in status.get("conditions") or [] if c["status"] == "True"),
+        reason=status.get("reason", ""),
+        complaint=_joined(status.get("reason"), status.get("message")),
+        obstacle=_obstacle(status),
+        memory_limit=_memory_limit(body.get("spec", {})),
+    )
+
+
+def newest_report(log: str) -> ProgressReport | None:
+    """The last progress line of a trainer's log."""
+    for line in reversed(log.splitlines()):
+        report = _report(line)
+        if report:
+            return report
+    return None
+
+
+def _report(line: str) -> ProgressReport | None:
+    try:
+        event = json.loads(line)
+        if isinstance(event, dict) and event.get("event") == PROGRESS_EVENT:
+            report = ProgressReport.model_validate(event)
+            return report if isfinite(report.remaining_seconds) else None
+    except ValueError:
+        # Other lines, lines that were cut, and lines of other programs.
+        pass
+    return None
+
+
+def _labels(body: Json) -> dict[str, str]:
+    return body["metadata"].get("labels") or {}
+
+
+def _run(body: Json) -> Run:
+    labels = _labels(body)
+    # Release 0.1.0 labelled its children with the attempt alone.
+    number = labels.get(LABEL_EXECUTION_ATTEMPT) or labels[LABEL_ATTEMPT]
+    return Run(labels[LABEL_PHASE], Role(labels[LABEL_ROLE]), int(number))
+
+
+def _ending(job: Json) -> Json | None:
+    conditions = job.get("status", {}).get("conditions") or []
+    return next((c for c in conditions if c["type"] in ("Complete", "Failed") and c["status"] == "True"), None)
+
+
+def _phase(status: Json) -> PodPhase:
+    # "Unknown" is a pod whose node does not answer: it may well be running.
+    phase = status.get("phase", "Pending")
+    return PodPhase.RUNNING if phase == "Unknown" else PodPhase(phase)
+
+
+def _container(status: Json) -> Json:
+    found: Iterable[Json] = status.get("containerStatuses") or []
+    return next((c for c in found if c["name"] == CONTAINER), {})
+
+
+def _memory_limit(spec: Json) -> str:
+    containers: Iterable[Json] = spec.get("containers") or []
+    trainer = next((c for c in containers if c["name"] == CONTAINER), {})
+    return str(trainer.get("resources", {}).get("limits", {}).get("memory", ""))
+
+
+def _termination(terminated: Json | None) -> Termination | None:
+    if terminated is None:
+        return None
+    text = terminated.get("message", "")
+    return Termination(
+        exit_code=terminated["exitCode"],
+        reason=terminated.get("reason", ""),
+        text=text,
+        message=_message(text),
+        finished=terminated.get("finishedAt") or "",
+    )
+
+
+def _message(text: str) -> TerminationMessage | None:
+    try:
+        return TerminationMessage.model_validate_json(text)
+    except ValidationError:
+        return None
+
+
+def _condition(status: Json, kind: str) -> Json | None:
+    return next((c for c in status.get("conditions") or [] if c["type"] == kind), None)
+
+
+def _is_true(status: Json, kind: str) -> bool:
+    found = _condition(status, kind)
+    return found is not None and found["status"] == "True"
+
+
+def _disruption(status: Json) -> str | None:
+    if _is_true(status, "DisruptionTarget"):
+        found = _condition(status, "DisruptionTarget") or {}
+        return _joined(found.get("reason"), found.get("message"))
+    return "NodeLost" if status.get("reason") == "NodeLost" else None
+
+
+def _obstacle(status: Json) -> Obstacle | None:
+    scheduled = _condition(status, "PodScheduled")
+    if scheduled and scheduled["status"] == "False":
+        return Obstacle(scheduled.get("reason", ""), scheduled.get("message", ""))
+    containers = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
+    waiting = (c["state"]["waiting"] for c in containers if "waiting" in c.get("state", {}))
+    found = next((w for w in waiting if w.get("reason") and w["reason"] not in _ORDINARY_WAITING), None)
+    return Obstacle(found["reason"], found.get("message", "")) if found else None
+
+
+def _joined(reason: str | None, message: str | None) -> str:
+    return ": ".join(part for part in (reason, message) if part)

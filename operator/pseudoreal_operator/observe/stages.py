@@ -1,0 +1,59 @@
+"""The stages of a job in order, and where it is: train, delink, train, ... Pure.
+
+`status.phases` is the memory: a phase's train stage is done when its state is Succeeded, and the delink that leads into
+a phase is done when the phase has a start checkpoint. Children of finished stages may vanish.
+"""
+
+from dataclasses import dataclass
+
+from pseudoreal_api.spec import PseudoRealJobSpec
+from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
+
+from pseudoreal_operator.observe.observed import Role, Run
+
+Phases = list[PhaseStatus]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """`index` is that of the phase that is trained, or delinked for."""
+
+    index: int
+    phase: str
+    role: Role
+
+    def run(self, attempt: int) -> Run:
+        return Run(self.phase, self.role, attempt)
+
+    @property
+    def title(self) -> str:
+        return f"phase {self.phase}" if self.role is Role.TRAIN else f"the delink into phase {self.phase}"
+
+
+def first_phases(spec: PseudoRealJobSpec) -> Phases:
+    return [PhaseStatus(name=phase.name, state="Pending") for phase in spec.phases]
+
+
+def current_stage(phases: Phases) -> Stage | None:
+    """The first stage that is not done; None when all are."""
+    for index, phase in enumerate(phases):
+        if phase.state == "Succeeded":
+            continue
+        role = Role.DELINK if index > 0 and phase.start_checkpoint is None else Role.TRAIN
+        return Stage(index, phase.name, role)
+    return None
+
+
+def is_started(phases: Phases, stage: Stage) -> bool:
+    """Whether the status says that children of the stage were made."""
+    return phases[stage.index].state == ("Running" if stage.role is Role.TRAIN else "Delinking")
+
+
+def started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
+    """The status once the present attempt at the stage has begun."""
+    state = "Running" if stage.role is Role.TRAIN else "Delinking"
+    return status.model_copy(update={"phases": changed(status.phases, stage.index, state=state), "restart_after": None})
+
+
+def changed(phases: Phases, index: int, **update: object) -> Phases:
+    return [phase.model_copy(update=update) if i == index else phase for i, phase in enumerate(phases)]

@@ -1,0 +1,87 @@
+"""An API server that keeps one Lease, as each of its clients sees it: late, or not at all."""
+
+import asyncio
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kubernetes.aio.client import ApiException
+from pseudoreal_operator.cluster.api import Api
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Server:
+    lease: Json | None = None
+    version: int = 0
+    writes: int = 0
+
+    def store(self, body: Json) -> None:
+        self.version += 1
+        self.writes += 1
+        self.lease = copy.deepcopy(body)
+        self.lease["metadata"]["resourceVersion"] = str(self.version)
+
+    @property
+    def holder(self) -> str | None:
+        return self.lease["spec"]["holderIdentity"] if self.lease else None
+
+
+@dataclass
+class Client(Api):
+    """`delay` is what a message takes, each way, in seconds; None for one that is lost."""
+
+    server: Server
+    delay: Callable[[], float | None] = lambda: 0.0
+    _under_way: set["asyncio.Task[Any]"] = field(default_factory=set)
+
+    async def find(self, kind: str, namespace: str, name: str) -> Json | None:
+        assert (kind, namespace, name) == ("Lease", "pseudoreal", "pseudoreal")
+        found: Json | None = await self._ask(self._found)
+        return found
+
+    async def create(self, manifest: Json) -> None:
+        await self._ask(lambda: self._created(manifest))
+
+    async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
+        assert (kind, namespace, name) == ("Lease", "pseudoreal", "pseudoreal")
+        await self._ask(lambda: self._merged(patch))
+
+    async def _ask(self, serve: Callable[[], Any]) -> Any:
+        # What was sent arrives, even if nobody waits for the answer any more.
+        task = asyncio.ensure_future(self._deliver(serve))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return await asyncio.shield(task)
+
+    async def _deliver(self, serve: Callable[[], Any]) -> Any:
+        await self._travel()
+        try:
+            return serve()
+        finally:
+            await self._travel()
+
+    async def _travel(self) -> None:
+        delay = self.delay()
+        if delay is None:
+            raise OSError("unreachable")
+        await asyncio.sleep(delay)
+
+    def _found(self) -> Json | None:
+        return copy.deepcopy(self.server.lease)
+
+    def _created(self, manifest: Json) -> None:
+        if self.server.lease:
+            raise ApiException(status=409, reason="AlreadyExists")
+        self.server.store(manifest)
+
+    def _merged(self, patch: Json) -> None:
+        lease = self.server.lease
+        if lease is None:
+            raise ApiException(status=404)
+        if patch["metadata"].get("resourceVersion", lease["metadata"]["resourceVersion"]) != str(self.server.version):
+            raise ApiException(status=409, reason="Conflict")
+        self.server.store({**lease, "spec": lease.get("spec", {}) | patch["spec"]})

@@ -1,0 +1,70 @@
+"""Operators that compete for a Lease, in time that leaps."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
+from pseudoreal_operator.settings import Lease
+
+from tests.unit.operator.cluster.fake_leases import Client, Server
+
+HOUR = 3600.0
+
+
+def lease(holder: str) -> Lease:
+    return Lease("pseudoreal", "pseudoreal", holder)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Operator:
+    """A process that works for ever, once it holds the lease; `began` and `ended` say when."""
+
+    def __init__(self, server: Server, name: str, delay: Callable[[], float | None] = lambda: 0.0) -> None:
+        self.client, self.name = Client(server, delay), name
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        async with keep_lease(self.client, lease(self.name)):
+            self.began = now()
+            try:
+                await asyncio.sleep(HOUR)
+            finally:
+                self.ended = now()
+
+    @property
+    def works(self) -> bool:
+        return self.began is not None and self.ended is None
+
+    def cut_off(self) -> None:
+        self.client.delay = lambda: None
+
+    async def stop(self) -> None:
+        """As SIGTERM does it."""
+        self.task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self.task
+
+    async def crash(self) -> None:
+        self.cut_off()
+        await self.stop()
+
+
+@asynccontextmanager
+async def two(server: Server) -> AsyncIterator[tuple[Operator, Operator]]:
+    """The first of them works, and the second waits."""
+    first = Operator(server, "first")
+    await asyncio.sleep(1)
+    second = Operator(server, "second")
+    await asyncio.sleep(60)
+    assert first.works
+    assert not second.works
+    yield first, second
+    for one in (first, second):
+        with suppress(LeaseLost):
+            await one.stop()

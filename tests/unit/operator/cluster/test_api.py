@@ -1,0 +1,52 @@
+"""Which answers of the API server are errors."""
+
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from kubernetes.aio.client import ApiClient, ApiException
+from pseudoreal_operator.cluster.api import Api, message_of
+
+EVENT = {"kind": "Event", "metadata": {"name": "e", "namespace": "default"}}
+
+
+@dataclass
+class Answer:
+    status: int
+    body: str
+    reason: str = "said so"
+
+    async def read(self) -> bytes:
+        return self.body.encode()
+
+
+def _api(status: int, body: object) -> Api:
+    class Client:
+        async def param_serialize(self, *_: Any, **__: Any) -> tuple[()]:
+            return ()
+
+        async def call_api(self, **_: Any) -> Answer:
+            return Answer(status, body if isinstance(body, str) else json.dumps(body))
+
+    return Api(cast(ApiClient, Client()))
+
+
+async def test_posting_what_is_there_is_no_error() -> None:
+    await _api(201, {}).post(EVENT)
+    await _api(409, {"reason": "AlreadyExists"}).post(EVENT)
+
+
+@pytest.mark.parametrize("body", [{"reason": "Conflict"}, "try again", "[]"])
+async def test_another_conflict_is_one(body: object) -> None:
+    with pytest.raises(ApiException):
+        await _api(409, body).post(EVENT)
+
+
+@pytest.mark.parametrize(
+    ("body", "says"), [({"message": "no"}, "no"), ("<html>", "502 said so"), ("[]", "502 said so")]
+)
+async def test_the_sentence_of_an_error(body: object, says: str) -> None:
+    with pytest.raises(ApiException) as caught:
+        await _api(502, body).list("Job", "default")
+    assert message_of(caught.value) == says

@@ -1,0 +1,221 @@
+"""Who works, by the Lease, in time that leaps."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
+
+from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.fake_leases import Client, Server
+from tests.unit.operator.cluster.lease_holders import HOUR, Operator, lease, now, two
+
+
+def test_a_free_lease_is_taken_at_once() -> None:
+    async def main() -> None:
+        server = Server()
+        operator = Operator(server, "first")
+        await asyncio.sleep(0.001)
+        assert operator.works
+        assert server.lease
+        spec = server.lease["spec"]
+        assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("first", 15)
+        assert spec["renewTime"].endswith("Z")
+        await operator.stop()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("spec", [{"spec": {"holderIdentity": ""}}, {"spec": {}}, {}])
+def test_a_lease_that_nobody_holds_is_taken_at_once(spec: dict[str, Any]) -> None:
+    async def main() -> None:
+        server = Server()
+        server.store({"metadata": {"name": "pseudoreal"}, **spec})
+        operator = Operator(server, "first")
+        await asyncio.sleep(0.001)
+        assert operator.works
+        await operator.stop()
+
+    virtual_time.run(main())
+
+
+def test_a_container_that_restarts_finds_its_own_lease() -> None:
+    async def main() -> None:
+        server = Server()
+        await _begun_and_crashed(server, "same-pod")
+        again = Operator(server, "same-pod")
+        await asyncio.sleep(0.001)
+        assert again.works
+        await again.stop()
+
+    virtual_time.run(main())
+
+
+def test_the_holder_renews() -> None:
+    async def main() -> None:
+        server = Server()
+        operator = Operator(server, "first")
+        await asyncio.sleep(100)
+        assert operator.works
+        assert 45 <= server.writes <= 51
+        await operator.stop()
+
+    virtual_time.run(main())
+
+
+def test_a_holder_that_ends_hands_over() -> None:
+    async def main() -> None:
+        server = Server()
+        async with two(server) as (first, second):
+            await first.stop()
+            assert server.holder == ""
+            ended = now()
+            await asyncio.sleep(2.1)
+            assert second.works
+            assert second.began
+            assert second.began - ended <= 2
+
+    virtual_time.run(main())
+
+
+def test_a_holder_that_crashes_is_waited_for() -> None:
+    async def main() -> None:
+        async with two(Server()) as (first, second):
+            await first.crash()
+            crashed = now()
+            await asyncio.sleep(20)
+            assert second.began
+            assert 12 <= second.began - crashed <= 19
+
+    virtual_time.run(main())
+
+
+def test_the_clocks_of_others_do_not_count() -> None:
+    """The holder's renewTime is hours behind, and it renews."""
+
+    async def main() -> None:
+        server = Server()
+        async with two(server) as (_, second):
+            for _ in range(60):
+                assert server.lease
+                server.lease["spec"]["renewTime"] = "2001-01-01T00:00:00.000000Z"
+                await asyncio.sleep(1)
+            assert not second.works
+
+    virtual_time.run(main())
+
+
+def test_a_holder_that_is_cut_off_ends_before_the_next_begins() -> None:
+    async def main() -> None:
+        async with two(Server()) as (first, second):
+            first.cut_off()
+            begun = now()
+            await asyncio.sleep(30)
+            assert first.ended
+            assert second.began
+            assert first.ended - begun <= 10
+            assert first.ended + 3 <= second.began
+            with pytest.raises(LeaseLost, match="could not be renewed for 10 s"):
+                await first.task
+
+    virtual_time.run(main())
+
+
+def test_a_holder_survives_a_short_outage() -> None:
+    async def main() -> None:
+        async with two(Server()) as (first, second):
+            first.cut_off()
+            await asyncio.sleep(7)
+            first.client.delay = lambda: 0.0
+            await asyncio.sleep(60)
+            assert first.works
+            assert not second.works
+
+    virtual_time.run(main())
+
+
+def test_one_request_that_hangs_does_not_cost_the_lease() -> None:
+    async def main() -> None:
+        delays = iter([HOUR])
+        async with two(Server()) as (first, second):
+            first.client.delay = lambda: next(delays, 0.0)
+            await asyncio.sleep(60)
+            assert first.works
+            assert not second.works
+
+    virtual_time.run(main())
+
+
+def test_a_late_answer_does_not_lengthen_the_lease() -> None:
+    async def main() -> None:
+        async with two(Server()) as (first, _):
+            delays = iter([0.0, 0.0, 0.0, 4.5])
+            # The renewal arrives at once, and its answer late; after that nothing arrives.
+            first.client.delay = lambda: next(delays, None)
+            begun = now()
+            await asyncio.sleep(20)
+            assert first.ended
+            assert 10 <= first.ended - begun <= 12
+
+    virtual_time.run(main())
+
+
+def test_a_lease_that_is_stolen_is_lost_at_once() -> None:
+    async def main() -> None:
+        server = Server()
+        operator = Operator(server, "first")
+        await asyncio.sleep(60)
+        assert server.lease
+        server.store({**server.lease, "spec": {"holderIdentity": "thief"}})
+        stolen = now()
+        with pytest.raises(LeaseLost, match="another operator took the lease"):
+            await operator.task
+        assert operator.ended
+        assert operator.ended - stolen <= 2
+        assert server.holder == "thief", "it is not ours to release"
+
+    virtual_time.run(main())
+
+
+def test_a_lease_that_is_deleted_is_made_again() -> None:
+    async def main() -> None:
+        server = Server()
+        operator = Operator(server, "first")
+        await asyncio.sleep(60)
+        server.lease = None
+        await asyncio.sleep(3)
+        assert operator.works
+        assert server.holder == "first"
+        await operator.stop()
+
+    virtual_time.run(main())
+
+
+def test_an_error_of_the_work_is_what_is_raised() -> None:
+    async def main() -> None:
+        server = Server()
+        with pytest.raises(ZeroDivisionError):
+            async with keep_lease(Client(server), lease("first")):
+                raise ZeroDivisionError
+        assert server.holder == ""
+
+    virtual_time.run(main())
+
+
+def test_an_end_does_not_wait_for_an_api_server_that_is_away() -> None:
+    async def main() -> None:
+        operator = Operator(Server(), "first")
+        await asyncio.sleep(60)
+        operator.client.delay = lambda: HOUR
+        begun = now()
+        await operator.stop()
+        assert now() - begun <= 5
+
+    virtual_time.run(main())
+
+
+async def _begun_and_crashed(server: Server, name: str) -> None:
+    operator = Operator(server, name)
+    await asyncio.sleep(5)
+    assert operator.works
+    await operator.crash()

@@ -1,0 +1,60 @@
+"""Never do two hold the Lease, whatever happens to them and to what they send."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from pseudoreal_operator.cluster.lease import LeaseLost
+
+from tests.unit.operator.cluster import virtual_time
+from tests.unit.operator.cluster.fake_leases import Server
+from tests.unit.operator.cluster.lease_holders import Operator
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_never_do_two_hold_it(seed: int) -> None:
+    """Operators come, are cut off, come back and crash, and what they send is lost or late."""
+    virtual_time.run(_history(random.Random(seed)))
+
+
+async def _history(chance: random.Random) -> None:
+    server, everybody = Server(), list[Operator]()
+    for number in range(12):
+        everybody.append(Operator(server, f"operator-{number % 5}-{number}", _network(chance)))
+        for _ in range(chance.randrange(30)):
+            await asyncio.sleep(chance.choice((0.1, 1, 3)))
+            assert sum(one.works for one in everybody) <= 1
+        alive = [one for one in everybody if not one.task.done()]
+        for one in alive[: max(0, len(alive) - 3)]:
+            await _end(one, chance)
+    for one in everybody:
+        await _end(one, chance)
+    _check_turns(everybody)
+
+
+def _network(chance: random.Random) -> Callable[[], float | None]:
+    """Good, bad or away, and sometimes another than before."""
+    state = [chance.random()]
+
+    def delay() -> float | None:
+        if chance.random() < 0.1:
+            state[0] = chance.random()
+        if state[0] > 0.9 or chance.random() < 0.05:
+            return None
+        return chance.choice((0.0, 0.1, 1.0)) if state[0] < 0.6 else chance.choice((0.5, 3.0, 20.0, 60.0))
+
+    return delay
+
+
+async def _end(operator: Operator, chance: random.Random) -> None:
+    with suppress(LeaseLost):
+        await chance.choice((operator.stop, operator.crash))()
+
+
+def _check_turns(everybody: list[Operator]) -> None:
+    turns = sorted((one.began, one.ended) for one in everybody if one.began is not None and one.ended is not None)
+    for (_, ended), (began, _) in pairwise(turns):
+        assert ended <= began

@@ -1,0 +1,57 @@
+"""What the operator renders of a job, in the pieces that tests look at."""
+
+from dataclasses import replace
+from typing import Any
+
+from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_operator.manifests.children import children
+from pseudoreal_operator.observe.observed import Role
+from pseudoreal_operator.observe.stages import Stage
+
+from tests.unit.operator.world import SETTINGS, make_job
+
+Json = dict[str, Any]
+
+TRAIN = Stage(1, "real", Role.TRAIN)
+DELINK = Stage(1, "real", Role.DELINK)
+SITE = replace(
+    SETTINGS, nccl_config="NCCL_IB_HCA=mlx5_0\n", report_url="https://operator.example:8443", report_ca="PEM\n"
+)
+"""A site with all that an operator can be told."""
+
+
+def made(stage: Stage = TRAIN, attempt: int = 3, **changes: Any) -> dict[str, Json]:
+    return rendered(stage, attempt, {}, **changes)
+
+
+def rendered(stage: Stage, attempt: int, options: dict[str, Any], **changes: Any) -> dict[str, Json]:
+    """`options` are settings and avoid."""
+    avoided = list(options.get("avoid", ()))
+    status = PseudoRealJobStatus(execution_attempt=attempt, attempt=1, avoided_nodes=avoided)
+    found = children(make_job(**changes), stage, status, options.get("settings", SETTINGS))
+    return {child["kind"]: child for child in found}
+
+
+def pod(stage: Stage = TRAIN, **changes: Any) -> Json:
+    return pod_of(made(stage, **changes))
+
+
+def container(stage: Stage = TRAIN, **changes: Any) -> Json:
+    return container_of(made(stage, **changes))
+
+
+def environment(stage: Stage = TRAIN, **changes: Any) -> dict[str, str]:
+    return environment_of(made(stage, **changes))
+
+
+def pod_of(found: dict[str, Json]) -> Json:
+    spec: Json = found["Job"]["spec"]["template"]["spec"]
+    return spec
+
+
+def container_of(found: dict[str, Json]) -> Json:
+    return next(c for c in pod_of(found)["containers"] if c["name"] == "trainer")
+
+
+def environment_of(found: dict[str, Json]) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in container_of(found)["env"] if "value" in e}

@@ -1,0 +1,291 @@
+"""The children as the API server gets them: the fields that matter, one by one."""
+
+import re
+from typing import Any
+
+import pytest
+from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
+from pseudoreal_operator.decide.acceptance import check
+from pseudoreal_operator.manifests.overlay import merge
+from pseudoreal_operator.observe.stages import Stage
+
+from tests.unit.operator.manifests.rendered import DELINK, TRAIN, container, environment, made, pod
+from tests.unit.operator.world import SETTINGS, UID, make_job
+
+Json = dict[str, Any]
+
+
+def test_the_job_is_made_last() -> None:
+    assert list(made()) == ["ConfigMap", "Service", "NetworkPolicy", "Job"]
+    assert list(made(DELINK)) == ["ConfigMap", "Job"]
+
+
+@pytest.mark.parametrize(("stage", "name"), [(TRAIN, "sim-real-a3"), (DELINK, "sim-real-delink-a3")])
+def test_names_labels_and_owner(stage: Stage, name: str) -> None:
+    for child in made(stage).values():
+        metadata = child["metadata"]
+        assert (metadata["name"], metadata["namespace"]) == (name, "default")
+        (owner,) = metadata["ownerReferences"]
+        assert (owner["kind"], owner["uid"], owner["controller"]) == ("PseudoRealJob", UID, True)
+        assert metadata["labels"]["pseudoreal.dev/job-name"] == "sim"
+        assert metadata["labels"]["pseudoreal.dev/job-uid"] == UID
+        assert metadata["labels"]["pseudoreal.dev/phase"] == "real"
+        assert metadata["labels"]["pseudoreal.dev/execution-attempt"] == "3"
+        assert metadata["labels"]["pseudoreal.dev/role"] == stage.role.value
+    job = made(stage)["Job"]
+    assert job["spec"]["template"]["metadata"]["labels"] == job["metadata"]["labels"]
+
+
+def test_the_configuration_is_the_contract_s() -> None:
+    config = PhaseConfig.model_validate_json(made()["ConfigMap"]["data"]["config.json"])
+    assert (config.phase, config.index, config.attempt, config.workers) == ("real", 1, 3, 2)
+    assert config.work_directory == f"/checkpoints/sim-{UID[:8]}"
+    delink = DelinkConfig.model_validate_json(made(DELINK)["ConfigMap"]["data"]["config.json"])
+    assert (delink.from_phase, delink.phase, delink.to_sharing.blocks) == ("pseudo", "real", 8)
+    assert delink.work_directory == config.work_directory
+
+
+def test_all_workers_together_or_none() -> None:
+    spec = made()["Job"]["spec"]
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
+    assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (0, "Failed")
+    assert made(DELINK)["Job"]["spec"]["completions"] == 1
+    assert pod()["restartPolicy"] == "Never"
+
+
+def test_the_service_finds_the_pods_of_this_attempt_before_they_are_ready() -> None:
+    service, job = made()["Service"]["spec"], made()["Job"]
+    assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
+    labels = job["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items()
+    assert service["selector"]["pseudoreal.dev/execution-attempt"] == "3"
+    assert pod()["subdomain"] == made()["Service"]["metadata"]["name"]
+
+
+def test_torchrun_is_told_by_the_environment() -> None:
+    found = environment(spec__phases__1__processesPerWorker=2)
+    assert found["PET_NNODES"] == "2"
+    assert found["PET_NPROC_PER_NODE"] == "2"
+    assert found["PET_RDZV_ENDPOINT"] == "sim-real-a3-0.sim-real-a3:29500"
+    assert found["PET_RDZV_ID"] == f"{UID}-real-3"
+    assert (found["PET_RDZV_BACKEND"], found["PET_MAX_RESTARTS"]) == ("c10d", "0")
+    rank = next(e for e in container()["env"] if e["name"] == "PET_NODE_RANK")
+    path = rank["valueFrom"]["fieldRef"]["fieldPath"]
+    assert path == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    assert not any(name.startswith("PET_") for name in environment(DELINK))
+
+
+def test_no_stale_worker_can_join_a_later_attempt() -> None:
+    ids = {child["Job"]["metadata"]["name"]: child for child in (made(attempt=1), made(attempt=2))}
+    found = {
+        name: next(
+            e["value"]
+            for e in child["Job"]["spec"]["template"]["spec"]["containers"][0]["env"]
+            if e["name"] == "PET_RDZV_ID"
+        )
+        for name, child in ids.items()
+    }
+    assert len(set(found.values())) == 2
+
+
+def test_the_pod_asks_for_no_right_it_does_not_need() -> None:
+    spec, security = pod(), container()["securityContext"]
+    assert (spec["automountServiceAccountToken"], spec["enableServiceLinks"]) == (False, False)
+    assert (spec["securityContext"]["runAsNonRoot"], spec["securityContext"]["runAsUser"]) == (True, 10001)
+    assert spec["securityContext"]["fsGroup"] == 10001
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert (security["allowPrivilegeEscalation"], security["readOnlyRootFilesystem"]) == (False, True)
+    assert security["capabilities"] == {"drop": ["ALL"]}
+
+
+def test_a_read_only_root_leaves_a_place_to_write() -> None:
+    mounts = {mount["mountPath"]: mount for mount in container()["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod()["volumes"]}
+    assert volumes[mounts["/tmp"]["name"]] == {"name": "tmp", "emptyDir": {}}
+    assert environment()["HOME"] == "/tmp"
+    assert volumes[mounts["/checkpoints"]["name"]]["persistentVolumeClaim"] == {"claimName": "checkpoints"}
+    assert volumes[mounts["/etc/pseudoreal"]["name"]]["configMap"] == {"name": "sim-real-a3"}
+    assert container()["command"][-1] == "/etc/pseudoreal/config.json"
+
+
+def test_there_is_time_to_save_and_a_last_word() -> None:
+    assert pod()["terminationGracePeriodSeconds"] == 120
+    assert environment()["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "100"
+    assert container()["terminationMessagePolicy"] == "FallbackToLogsOnError"
+    assert environment()["PSEUDOREAL_TERMINATION_LOG"] == container()["terminationMessagePath"]
+
+
+@pytest.mark.parametrize(("grace", "shutdown"), [(1, 1), (2, 1), (6, 5), (30, 25), (121, 101), (86_400, 86_380)])
+def test_ranks_are_killed_a_little_before_the_pod(grace: int, shutdown: int) -> None:
+    """torchrun takes only whole seconds, and the kubelet no grace below two."""
+    changes = {"spec__pod": {"terminationGracePeriodSeconds": grace}}
+    assert pod(**changes)["terminationGracePeriodSeconds"] == grace
+    assert pod(DELINK, **changes)["terminationGracePeriodSeconds"] == grace
+    assert environment(**changes)["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(shutdown)
+
+
+@pytest.mark.parametrize("stage", [TRAIN, DELINK])
+def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
+    """The pod keeps only metrics.jsonl, in a folder of its own; the template says from which Secret the keys come."""
+    keys = {"secretRef": {"name": "s3"}}
+    template = {"spec": {"containers": [{"name": "trainer", "envFrom": [keys]}]}}
+    changes = {"spec__checkpoint": {"path": "s3://bucket/prefix/"}, "spec__pod": {"template": template}}
+    assert {"name": "work", "emptyDir": {}} in pod(stage, **changes)["volumes"]
+    assert "checkpoints" not in {volume["name"] for volume in pod(stage, **changes)["volumes"]}
+    assert {"name": "work", "mountPath": "/scratch"} in container(stage, **changes)["volumeMounts"]
+    assert container(stage, **changes)["envFrom"] == [keys]
+    kind = PhaseConfig if stage is TRAIN else DelinkConfig
+    config = kind.model_validate_json(made(stage, **changes)["ConfigMap"]["data"]["config.json"])
+    assert config.storage == f"s3://bucket/prefix/sim-{UID[:8]}"
+    assert config.work_directory == f"/scratch/sim-{UID[:8]}"
+
+
+def test_a_corpus_on_a_volume() -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "text"}}
+    changes = {"spec__data": {"path": "/data", "volume": claim}}
+    assert {"name": "data"} | claim in pod(**changes)["volumes"]
+    mount = next(m for m in container(**changes)["volumeMounts"] if m["mountPath"] == "/data")
+    assert mount["readOnly"] is True
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        {"home": "disk"},
+        {"homes": [{"unit": "embedding", "home": "host"}, {"unit": "blocks.7", "home": "disk"}]},
+        {"budget": {"device": "1Gi"}},
+    ],
+)
+def test_state_that_may_be_on_disk_has_a_volume(offload: Json) -> None:
+    changes = {"spec__phases__1__offload": offload}
+    assert {"name": "offload", "emptyDir": {}} in pod(**changes)["volumes"]
+    config = PhaseConfig.model_validate_json(made(**changes)["ConfigMap"]["data"]["config.json"])
+    assert {"name": "offload", "mountPath": config.offload_directory} in container(**changes)["volumeMounts"]
+    # A delink reads and writes checkpoints only.
+    assert "offload" not in {volume["name"] for volume in pod(DELINK, **changes)["volumes"]}
+
+
+def test_the_user_chooses_the_disk() -> None:
+    claim = {"ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": "nvme"}}}}
+    changes = {"spec__phases__1__offload": {"home": "disk", "volume": claim}}
+    assert {"name": "offload"} | claim in pod(**changes)["volumes"]
+
+
+@pytest.mark.parametrize("offload", [{}, {"home": "host"}, {"volume": {"hostPath": {"path": "/nvme"}}}])
+def test_state_that_is_never_on_disk_has_no_volume(offload: Json) -> None:
+    changes = {"spec__phases__1__offload": offload}
+    assert "offload" not in {volume["name"] for volume in pod(**changes)["volumes"]}
+    assert "/offload" not in {mount["mountPath"] for mount in container(**changes)["volumeMounts"]}
+
+
+def test_gpus() -> None:
+    limits = {"nvidia.com/gpu": 4, "memory": "16Gi"}
+    changes = {"spec__phases__1__resources": {"limits": limits}, "spec__phases__1__batch": {"sequences": 8}}
+    found = environment(**changes)
+    assert (found["NCCL_DEBUG"], found["PET_NPROC_PER_NODE"]) == ("WARN", "4")
+    assert container(**changes)["resources"]["limits"] == limits
+    # A delink copies bytes.
+    assert container(DELINK, **changes)["resources"]["limits"] == {"memory": "16Gi"}
+    assert "NCCL_DEBUG" not in environment()
+
+
+def test_images_queues_and_priorities() -> None:
+    assert (container()["image"], container()["imagePullPolicy"]) == (SETTINGS.trainer_image, "IfNotPresent")
+    assert container(spec__pod={"image": "mine:1"})["image"] == "mine:1"
+    changes = {"spec__scheduling": {"queue": "gold", "priorityClassName": "high"}}
+    assert made(**changes)["Job"]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gold"
+    assert pod(**changes)["priorityClassName"] == "high"
+    assert "kueue.x-k8s.io/queue-name" not in made()["Job"]["metadata"]["labels"]
+
+
+def test_the_user_s_environment_is_added() -> None:
+    changes = {"spec__pod": {"env": [{"name": "NCCL_DEBUG", "value": "INFO"}, {"name": "MINE", "value": "1"}]}}
+    found = environment(spec__phases__1__resources={"limits": {"nvidia.com/gpu": 1}}, **changes)
+    assert (found["NCCL_DEBUG"], found["MINE"]) == ("INFO", "1")
+    assert found["PET_NNODES"] == "2"
+
+
+def test_an_overlay_adds_without_taking_away() -> None:
+    template = {
+        "metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "rdma"}, "labels": {"team": "blue"}},
+        "spec": {
+            "nodeSelector": {"pool": "gpu"},
+            "tolerations": [{"key": "gpu", "operator": "Exists"}],
+            "terminationGracePeriodSeconds": 600,
+            "containers": [
+                {
+                    "name": "trainer",
+                    "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
+                    "env": [{"name": "MINE", "value": "1"}],
+                    "volumeMounts": [{"name": "checkpoints", "mountPath": "/second"}],
+                },
+                {"name": "sidecar", "image": "sidecar:1"},
+            ],
+            "volumes": [{"name": "scratch", "emptyDir": {}}],
+        },
+    }
+    changed = make_job(spec__pod={"template": template})
+    check(changed.spec)
+    job = made(spec__pod={"template": template})["Job"]["spec"]["template"]
+    spec = job["spec"]
+    trainer, sidecar = spec["containers"]
+    assert job["metadata"]["labels"]["team"] == "blue"
+    assert job["metadata"]["labels"]["pseudoreal.dev/execution-attempt"] == "3"
+    assert (spec["nodeSelector"], spec["terminationGracePeriodSeconds"]) == ({"pool": "gpu"}, 600)
+    assert trainer["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
+    assert {"MINE", "PET_NNODES"} <= {e["name"] for e in trainer["env"]}
+    assert {"/second", "/checkpoints", "/tmp"} <= {m["mountPath"] for m in trainer["volumeMounts"]}
+    assert sidecar == {"name": "sidecar", "image": "sidecar:1"}
+    assert {"scratch", "config", "tmp"} <= {v["name"] for v in spec["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("base", "overlay", "merged"),
+    [
+        ({"a": 1, "b": {"c": 2}}, {"b": {"d": 3}}, {"a": 1, "b": {"c": 2, "d": 3}}),
+        ([1, 2], [3], [3]),
+        (
+            [{"name": "x", "v": 1}],
+            [{"name": "y"}, {"name": "x", "w": 2}],
+            [{"name": "x", "v": 1, "w": 2}, {"name": "y"}],
+        ),
+        ([{"name": "x"}], [{"key": "y"}], [{"key": "y"}]),
+        ({"a": [1]}, {"a": None}, {"a": None}),
+        ([], [{"name": "x"}], [{"name": "x"}]),
+    ],
+)
+def test_merging(base: Any, overlay: Any, merged: Any) -> None:
+    assert merge(base, overlay) == merged
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"spec__pod": {"template": {"labels": {}}}}, "spec.pod.template.labels: only metadata and spec"),
+        ({"spec__pod": {"template": {"spec": []}}}, "spec.pod.template.spec"),
+        (
+            {"spec__pod": {"template": {"metadata": {"labels": {"pseudoreal.dev/attempt": "9"}}}}},
+            "pseudoreal.dev/attempt belongs to the operator",
+        ),
+        (
+            {"spec__pod": {"template": {"spec": {"containers": [{"env": []}]}}}},
+            "spec.pod.template.spec.containers must be a list of containers that each have a name",
+        ),
+        (
+            {
+                "spec__pod": {
+                    "template": {"spec": {"containers": [{"name": "trainer", "env": [{"name": "PET_NNODES"}]}]}}
+                }
+            },
+            "containers[trainer].env: the name PET_NNODES is reserved",
+        ),
+        (
+            {"spec__pod": {"template": {"spec": {"initContainers": [{"name": "i", "env": [{"name": "RANK"}]}]}}}},
+            "initContainers[i].env: the name RANK is reserved",
+        ),
+        ({"spec__phases__1__workers": 5}, "5 data-parallel replicas"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        check(make_job(**changes).spec)

@@ -1,0 +1,229 @@
+"""What spec.network makes of the children: for training phases only, and nothing unless it is asked for."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_operator.decide.acceptance import check
+from pseudoreal_operator.manifests.network import rendezvous_port
+
+from tests.unit.operator.manifests.rendered import (
+    DELINK,
+    SITE,
+    TRAIN,
+    container,
+    container_of,
+    environment,
+    environment_of,
+    made,
+    pod,
+    rendered,
+)
+from tests.unit.operator.world import UID, make_job
+
+Json = dict[str, Any]
+
+EVERYTHING = {
+    "mode": "RDMA",
+    "interface": "=eth0",
+    "hca": "mlx5_0,mlx5_1",
+    "gidIndex": 3,
+    "ncclConfig": "tuned",
+    "rdmaResource": "rdma/shared_a",
+    "rdmaCount": 2,
+    "networks": ["fabric-a", "net-system/fabric-b"],
+    "hostNetwork": True,
+    "sharedMemory": "8Gi",
+    "hugePages": {"amount": "1Gi"},
+}
+MEMORY = {"spec__phases__1__resources": {"limits": {"memory": "16Gi"}}}
+
+
+def template(**changes: Any) -> Json:
+    found: Json = made(**changes)["Job"]["spec"]["template"]
+    return found
+
+
+def nccl(**network: Any) -> dict[str, str]:
+    found = environment(spec__network=network)
+    return {name: value for name, value in found.items() if name.startswith(("NCCL_", "GLOO_"))}
+
+
+def test_a_delink_is_alone() -> None:
+    """It is one process, and copies bytes."""
+    with_all = made(DELINK, spec__network=EVERYTHING, **MEMORY)
+    assert with_all["Job"] == made(DELINK, **MEMORY)["Job"]
+    assert list(with_all) == ["ConfigMap", "Job"]
+
+
+def test_by_default_nothing_is_asked_for() -> None:
+    assert nccl() == {}
+    assert not {"hostNetwork", "dnsPolicy", "affinity"} & pod().keys()
+    assert "annotations" not in template()["metadata"]
+    assert {volume["name"] for volume in pod()["volumes"]} == {"config", "checkpoints", "tmp"}
+
+
+@pytest.mark.parametrize(
+    ("network", "expected"),
+    [
+        ({"mode": "Socket"}, {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}),
+        ({"mode": "RDMA", "rdmaResource": "rdma/a"}, {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}),
+        ({"hca": "=mlx5_0:1", "gidIndex": 0}, {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_IB_GID_INDEX": "0"}),
+        ({"interface": "eth0"}, {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}),
+        # gloo takes whole names: NCCL's sign for them would be part of one, and it cannot be told what not to take.
+        ({"interface": "=eth0,eth1"}, {"NCCL_SOCKET_IFNAME": "=eth0,eth1", "GLOO_SOCKET_IFNAME": "eth0,eth1"}),
+        ({"interface": "^docker"}, {"NCCL_SOCKET_IFNAME": "^docker"}),
+    ],
+)
+def test_the_environment_of_nccl_and_gloo(network: Json, expected: dict[str, str]) -> None:
+    assert nccl(**network) == expected
+
+
+def test_the_user_s_environment_wins() -> None:
+    changes = {"spec__network": {"mode": "Socket"}, "spec__pod": {"env": [{"name": "NCCL_NET", "value": "mine"}]}}
+    assert environment(**changes)["NCCL_NET"] == "mine"
+
+
+@pytest.mark.parametrize(
+    ("network", "added"),
+    [
+        ({}, None),
+        ({"mode": "RDMA", "rdmaResource": "rdma/a"}, ["IPC_LOCK"]),
+        ({"mode": "RDMA", "hostNetwork": True}, ["IPC_LOCK"]),
+        ({"mode": "Auto", "rdmaResource": "rdma/a"}, ["IPC_LOCK"]),
+        ({"mode": "Auto", "hostNetwork": True}, None),
+        ({"mode": "Socket", "rdmaResource": "rdma/a"}, None),
+    ],
+)
+def test_memory_may_be_locked_only_where_adapters_need_it(network: Json, added: list[str] | None) -> None:
+    capabilities = container(spec__network=network)["securityContext"]["capabilities"]
+    assert capabilities == {"drop": ["ALL"]} | ({"add": added} if added else {})
+
+
+def test_adapters_are_requested_and_limited() -> None:
+    network = {"rdmaResource": "rdma/shared_a", "rdmaCount": 2}
+    changes = {"spec__network": network, "spec__phases__1__resources": {"limits": {"cpu": 1}, "requests": {"cpu": 1}}}
+    assert container(**changes)["resources"] == {
+        "limits": {"cpu": 1, "rdma/shared_a": 2},
+        "requests": {"cpu": 1, "rdma/shared_a": 2},
+    }
+
+
+def test_attached_networks() -> None:
+    found = template(spec__network={"networks": ["fabric-a", "net-system/fabric-b"]})
+    assert found["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": "fabric-a,net-system/fabric-b"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"limits": {"memory": "16Gi"}}, {"limits": {"memory": "24Gi"}, "requests": {}}),
+        (
+            {"limits": {"memory": "16Gi", "cpu": 2}, "requests": {"memory": "1536Mi"}},
+            {"limits": {"memory": "24Gi", "cpu": 2}, "requests": {"memory": "9728Mi"}},
+        ),
+        ({"requests": {"memory": 1}}, {"limits": {}, "requests": {"memory": "8589934593"}}),
+        ({"limits": {"memory": "1G"}}, {"limits": {"memory": "9589934592"}, "requests": {}}),
+        ({"limits": {"cpu": 1}}, {"limits": {"cpu": 1}, "requests": {}}),
+    ],
+)
+def test_shared_memory_is_memory(given: Json, expected: Json) -> None:
+    changes = {"spec__network": {"sharedMemory": "8Gi"}, "spec__phases__1__resources": given}
+    assert container(**changes)["resources"] == expected
+    assert {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": "8Gi"}} in pod(**changes)["volumes"]
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container(**changes)["volumeMounts"]
+
+
+@pytest.mark.parametrize("size", ["2Mi", "1Gi"])
+def test_huge_pages(size: str) -> None:
+    changes = {"spec__network": {"hugePages": {"pageSize": size, "amount": "2Gi"}}, **MEMORY}
+    resources = container(**changes)["resources"]
+    assert resources["limits"] == {"memory": "16Gi", f"hugepages-{size}": "2Gi"}
+    assert resources["requests"] == {f"hugepages-{size}": "2Gi"}
+    assert {"name": "huge-pages", "emptyDir": {"medium": f"HugePages-{size}"}} in pod(**changes)["volumes"]
+    assert {"name": "huge-pages", "mountPath": "/hugepages"} in container(**changes)["volumeMounts"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"spec__network": {"hugePages": {"amount": "3Mi"}}, **MEMORY},
+            "spec.network.hugePages.amount 3Mi must be a multiple of pageSize 2Mi",
+        ),
+        ({"spec__network": {"hugePages": {"amount": 0}}, **MEMORY}, "hugePages.amount 0 must be .* and not 0"),
+        (
+            {"spec__network": {"hugePages": {"amount": "2Mi"}}},
+            r"spec.phases\[pseudo\].resources has neither cpu nor memory",
+        ),
+        (
+            {"spec__network": {"rdmaResource": "rdma/a"}, "spec__phases__1__resources": {"requests": {"rdma/a": 4}}},
+            r"spec.phases\[real\].resources sets rdma/a to 4, and spec.network sets it too",
+        ),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused_with_a_sentence(changes: Json, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        check(make_job(**changes).spec)
+
+
+def test_a_pod_in_the_network_of_its_node() -> None:
+    """It finds the others by the cluster's names, is found by its address, and has its node for itself."""
+    found = pod(spec__network={"hostNetwork": True})
+    assert (found["hostNetwork"], found["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+    term = {"labelSelector": {"matchLabels": {"pseudoreal.dev/job-uid": UID}}, "topologyKey": "kubernetes.io/hostname"}
+    assert found["affinity"] == {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+    address = {"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    assert address in container(spec__network={"hostNetwork": True})["env"]
+
+
+def test_jobs_on_one_node_meet_at_ports_of_their_own() -> None:
+    def port(uid: str) -> int:
+        job = make_job(spec__network={"hostNetwork": True})
+        job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": uid})})
+        return rendezvous_port(job)
+
+    ports = {port(f"{number:08x}-0000-4000-8000-000000000000") for number in range(200)}
+    assert len(ports) > 190
+    assert all(20_000 <= number < 30_000 for number in ports)
+    found = made(spec__network={"hostNetwork": True})
+    endpoint = environment_of(found)["PET_RDZV_ENDPOINT"]
+    assert endpoint == f"sim-real-a3-0.sim-real-a3:{port(UID)}"
+    assert found["Service"]["spec"]["ports"][0]["port"] == port(UID)
+
+
+def test_only_pods_of_the_job_reach_its_pods() -> None:
+    found = made()
+    policy = found["NetworkPolicy"]
+    labels = found["Job"]["spec"]["template"]["metadata"]["labels"]
+    assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policy["spec"]["podSelector"]["matchLabels"]["pseudoreal.dev/execution-attempt"] == "3"
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    peers = {"podSelector": {"matchLabels": {"pseudoreal.dev/job-uid": UID}}}
+    assert policy["spec"]["ingress"] == [{"from": [peers]}]
+    assert policy["metadata"] == found["Service"]["metadata"]
+
+
+@pytest.mark.parametrize("network", [{"isolation": "None"}, {"hostNetwork": True}])
+def test_no_policy_where_it_is_not_wanted_or_has_no_effect(network: Json) -> None:
+    assert "NetworkPolicy" not in made(spec__network=network)
+
+
+def test_the_site_s_configuration_goes_with_the_job_s_own() -> None:
+    found = rendered(TRAIN, 3, {"settings": SITE})
+    assert found["ConfigMap"]["data"]["nccl.conf"] == SITE.nccl_config
+    assert environment_of(found)["NCCL_CONF_FILE"] == "/etc/pseudoreal/nccl.conf"
+    delink = rendered(DELINK, 3, {"settings": SITE})
+    assert list(delink["ConfigMap"]["data"]) == ["config.json"]
+    assert "NCCL_CONF_FILE" not in environment_of(delink)
+
+
+def test_a_configuration_that_the_job_names_wins_over_that_of_the_site() -> None:
+    found = rendered(TRAIN, 3, {"settings": SITE}, spec__network={"ncclConfig": "tuned"})
+    assert "nccl.conf" not in found["ConfigMap"]["data"]
+    path = environment_of(found)["NCCL_CONF_FILE"]
+    mounts = {mount["name"]: mount for mount in container_of(found)["volumeMounts"]}
+    assert path == f"{mounts['nccl-config']['mountPath']}/nccl.conf"
+    assert mounts["nccl-config"]["readOnly"] is True
+    items = [{"key": "nccl.conf", "path": "nccl.conf"}]
+    volumes = found["Job"]["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "nccl-config", "configMap": {"name": "tuned", "items": items}} in volumes

@@ -1,0 +1,142 @@
+"""What is kept of the pods' reports, and for how long."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pseudoreal_api.messages import ProgressReport
+from pseudoreal_api.reports import Place, PodReport, RankSign, SavedCheckpoint
+from pseudoreal_operator.observe.board import Board, Speaker, updated
+from pseudoreal_operator.observe.observed import Heard, Role, Run
+
+JOB = ("default", "uid-1")
+RUN = Run("pseudo", Role.TRAIN, 1)
+SPEAKER = Speaker(JOB, RUN, 0)
+NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
+SAVED = SavedCheckpoint(name="pseudo-4", step=4, seconds=3)
+
+
+def after(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def progress(step: int) -> ProgressReport:
+    values: dict[str, Any] = dict.fromkeys(("learning_rate", "tokens_per_second", "seconds", "remaining_seconds"), 1.0)
+    return ProgressReport(
+        phase="pseudo", step=step, total_steps=20, tokens=step * 256, loss=3.0, global_cursor=step * 8, **values
+    )
+
+
+def at(step: int, place: Place = "computing", **says: Any) -> PodReport:
+    return PodReport(ranks=[RankSign(rank=0, place=place, seconds=0, step=step)], **says)
+
+
+def told(*reports: PodReport) -> Heard:
+    """What is known after these, of which one came every second."""
+    heard = None
+    for second, report in enumerate(reports):
+        heard = updated(heard, SPEAKER, report, after(second))
+    assert heard
+    return heard
+
+
+@pytest.fixture
+def board() -> Board:
+    board = Board()
+    board.follow(JOB, None)
+    return board
+
+
+def test_the_first_report_of_a_pod_that_starts() -> None:
+    heard = told(at(0, "starting"))
+    assert (heard.first, heard.last, heard.begun, heard.stepped) == (NOON, NOON, None, None)
+
+
+def test_a_pod_has_begun_when_one_of_its_ranks_is_at_work() -> None:
+    ranks = [RankSign(rank=rank, place="starting", seconds=0, step=0) for rank in (0, 1)]
+    half = PodReport(ranks=[ranks[0], ranks[1].model_copy(update={"place": "waiting"})])
+    heard = told(PodReport(ranks=ranks), half, at(1))
+    assert heard.begun == after(1)
+    assert heard.first == NOON
+
+
+def test_steps_that_a_pod_resumes_at_are_no_steps_that_it_made() -> None:
+    heard = told(at(100, "starting"), at(100))
+    assert (heard.begun, heard.stepped) == (after(1), None)
+
+
+def test_the_newest_step_is_remembered_by_its_moment() -> None:
+    heard = told(at(1), at(2), at(2), at(2))
+    assert (heard.stepped, heard.last) == (after(1), after(3))
+
+
+def test_a_pod_without_ranks_makes_no_steps() -> None:
+    heard = told(PodReport(), PodReport())
+    assert (heard.begun, heard.stepped) == (None, None)
+
+
+def test_what_a_report_does_not_repeat_stays_known() -> None:
+    heard = told(at(4, progress=progress(4), checkpoint=SAVED), at(5))
+    assert heard.report.ranks[0].step == 5
+    assert heard.report.progress == progress(4)
+    assert heard.report.checkpoint == SAVED
+
+
+def test_each_pod_and_each_execution_has_its_own_entry(board: Board) -> None:
+    second = Run("pseudo", Role.TRAIN, 2)
+    for speaker in (SPEAKER, Speaker(JOB, RUN, 1), Speaker(JOB, second, 0)):
+        board.hear(speaker, at(speaker.index), NOON)
+    assert [(heard.run, heard.index) for heard in board.of_job(JOB, {RUN, second})] == [(RUN, 0), (RUN, 1), (second, 0)]
+
+
+def test_executions_that_are_not_asked_for_are_forgotten(board: Board) -> None:
+    board.hear(SPEAKER, at(1), NOON)
+    assert board.of_job(JOB, set()) == ()
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+def test_a_job_that_is_not_followed_is_not_heard() -> None:
+    board = Board()
+    assert not board.hear(SPEAKER, at(1), NOON)
+    board.read_log(SPEAKER, progress(1), NOON)
+    board.follow(JOB, None)
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+def test_pods_that_outlive_their_job_leave_nothing_behind(board: Board) -> None:
+    board.hear(SPEAKER, at(1), NOON)
+    board.forget(JOB)
+    board.hear(SPEAKER, at(2), NOON)
+    board.follow(JOB, None)
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+def test_a_pod_in_another_namespace_does_not_speak_for_the_job(board: Board) -> None:
+    stranger = Speaker(("elsewhere", JOB[1]), RUN, 0)
+    assert not board.hear(stranger, at(1), NOON)
+    board.follow(JOB, "pseudo")
+    assert board.of_job(JOB, {RUN}) == ()
+    assert not board.is_to_finish(stranger)
+
+
+def test_a_log_counts_where_it_is_ahead_of_the_reports(board: Board) -> None:
+    board.read_log(SPEAKER, progress(3), NOON)
+    board.read_log(SPEAKER, progress(3), after(9))
+    (heard,) = board.of_job(JOB, {RUN})
+    assert (heard.begun, heard.last, heard.report.progress) == (NOON, NOON, progress(3))
+    board.hear(SPEAKER, at(7), after(10))
+    board.read_log(SPEAKER, progress(6), after(20))
+    assert board.of_job(JOB, {RUN})[0].last == after(10)
+    board.read_log(SPEAKER, progress(8), after(30))
+    (heard,) = board.of_job(JOB, {RUN})
+    assert (heard.stepped, heard.report.progress) == (after(30), progress(8))
+
+
+def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_annotation(board: Board) -> None:
+    real = Speaker(JOB, Run("real", Role.TRAIN, 1), 0)
+    assert not board.is_to_finish(SPEAKER)
+    board.follow(JOB, "pseudo")
+    assert board.is_to_finish(SPEAKER)
+    assert not board.is_to_finish(real)
+    board.follow(JOB, None)
+    assert not board.is_to_finish(SPEAKER)

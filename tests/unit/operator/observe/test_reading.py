@@ -1,0 +1,148 @@
+"""From the API server's JSON to what a pass sees, and from there to what keeps pods from starting."""
+
+import json
+from typing import Any
+
+import pytest
+from pseudoreal_api.messages import TerminationMessage
+from pseudoreal_operator.diagnose.obstacles import describe_obstacle
+from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.reading import newest_report, read_job, read_pod
+
+LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/role": "train", "pseudoreal.dev/attempt": "3"}
+RUN = Run("real", Role.TRAIN, 3)
+JOB = ChildJob("the-job", RUN, JobState.ACTIVE)
+
+
+def pod(**status: Any) -> Pod:
+    annotations = {"batch.kubernetes.io/job-completion-index": "1"}
+    return read_pod({"metadata": {"name": "p", "labels": LABELS, "annotations": annotations}, "status": status})
+
+
+def job(*conditions: tuple[str, str], **metadata: Any) -> ChildJob:
+    found = [{"type": kind, "status": status, "lastTransitionTime": "t"} for kind, status in conditions]
+    return read_job({"metadata": {"name": "j", "labels": LABELS} | metadata, "status": {"conditions": found}})
+
+
+def test_jobs() -> None:
+    assert job().state is JobState.ACTIVE
+    assert job(("FailureTarget", "True")).state is JobState.ACTIVE, "its pods still end"
+    assert job(("Complete", "False")).state is JobState.ACTIVE
+    assert job(("SuccessCriteriaMet", "True"), ("Complete", "True")).state is JobState.COMPLETE
+    failed = job(("Failed", "True"), deletionTimestamp="now")
+    assert (failed.state, failed.ended, failed.deleting, failed.run) == (JobState.FAILED, "t", True, RUN)
+
+
+def test_a_pod_on_a_node_that_does_not_answer_may_be_running() -> None:
+    assert pod(phase="Unknown").is_alive
+    assert pod(phase="Pending").is_alive
+    assert not pod(phase="Failed").is_alive
+    assert pod(phase="Running").index == 1
+
+
+def test_only_our_own_termination_messages_are_messages() -> None:
+    def text(message: str) -> Pod:
+        end = {"exitCode": 1, "message": message}
+        return pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])
+
+    ours = TerminationMessage(outcome="Failed", phase="real", attempt=3, message="why").to_json()
+    read = text(ours).termination
+    assert read
+    assert read.message
+    assert read.message.message == "why"
+    traceback = text("Traceback: ...").termination
+    assert traceback
+    assert (traceback.message, traceback.text) == (None, "Traceback: ...")
+
+
+def test_a_sidecar_s_end_is_not_the_trainer_s() -> None:
+    end = {"terminated": {"exitCode": 0}}
+    assert pod(phase="Running", containerStatuses=[{"name": "sidecar", "state": end}]).termination is None
+
+
+def test_disruptions() -> None:
+    target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI", "message": "drained"}
+    assert pod(phase="Failed", conditions=[target]).disruption == "EvictionByEvictionAPI: drained"
+    assert pod(phase="Failed", conditions=[target | {"status": "False"}]).disruption is None
+    assert pod(phase="Unknown", reason="NodeLost").disruption == "NodeLost"
+
+
+def test_the_newest_progress_line_counts() -> None:
+    line = {
+        "event": "progress",
+        "phase": "real",
+        "total_steps": 20,
+        "tokens": 1,
+        "loss": 1.0,
+        "learning_rate": 0.1,
+        "tokens_per_second": 1.0,
+        "seconds": 1.0,
+        "remaining_seconds": 1.0,
+        "global_cursor": 1,
+        "level": "info",
+    }
+    lines = [json.dumps(line | {"step": 1}), json.dumps(line | {"step": 2}), "plain text", '{"event": "sample"}']
+    report = newest_report("\n".join([*lines, '{"event": "progress", "step": 3, "tok', "[1]"]))
+    assert report
+    assert report.step == 2
+    assert newest_report("") is None
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "says"),
+    [
+        (
+            {
+                "conditions": [
+                    {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no gpu"}
+                ]
+            },
+            "Unschedulable",
+            "free or add what the scheduler misses",
+        ),
+        (
+            {"containerStatuses": [{"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            "ImagePullBackOff",
+            "correct spec.pod.image",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "trainer",
+                        "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no x"}},
+                    }
+                ]
+            },
+            "CreateContainerConfigError",
+            "no x",
+        ),
+        (
+            {"initContainerStatuses": [{"name": "i", "state": {"waiting": {"reason": "ErrImagePull"}}}]},
+            "ErrImagePull",
+            "access to the registry",
+        ),
+    ],
+)
+def test_obstacles_say_what_to_do(status: dict[str, Any], reason: str, says: str) -> None:
+    found = describe_obstacle(JOB, [pod(phase="Pending", **status)])
+    assert found
+    assert found.reason == reason
+    assert says in found.message
+    assert "kubectl describe pod p" in found.message
+
+
+def test_an_ordinary_start_is_no_obstacle() -> None:
+    waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
+    scheduled = [{"type": "PodScheduled", "status": "True"}]
+    assert describe_obstacle(JOB, [pod(phase="Pending", containerStatuses=waiting, conditions=scheduled)]) is None
+
+
+def test_a_queue_is_named() -> None:
+    found = describe_obstacle(ChildJob("the-job", RUN, JobState.ACTIVE, queued=True), [])
+    assert found
+    assert found.reason == "Queued"
+
+
+def test_pods_phases_are_kubernetes_own() -> None:
+    assert {phase.value for phase in PodPhase} == {"Pending", "Running", "Succeeded", "Failed"}

@@ -1,0 +1,56 @@
+"""What the operator's Deployment sets."""
+
+from pathlib import Path
+
+import pytest
+from pseudoreal_operator.settings import Lease, ReportServer, read_settings
+
+
+def test_settings() -> None:
+    settings = read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t:1", "PSEUDOREAL_NAMESPACES": "a, b,"})
+    assert (settings.trainer_image, settings.pull_policy, settings.namespaces) == ("t:1", "IfNotPresent", ("a", "b"))
+    assert read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t:1"}).namespaces == ()
+
+
+def test_the_endpoint_and_the_lease_are_optional() -> None:
+    alone = {"PSEUDOREAL_TRAINER_IMAGE": "t:1"}
+    settings = read_settings(alone)
+    assert (settings.reports, settings.lease) == (None, None)
+    with_both = {"PSEUDOREAL_TLS_DIRECTORY": "/tls", "PSEUDOREAL_LEASE": "ops/pseudoreal", "PSEUDOREAL_POD_NAME": "pod"}
+    settings = read_settings(alone | with_both)
+    assert settings.reports == ReportServer(8443, "/tls/tls.crt", "/tls/tls.key")
+    assert settings.lease == Lease("ops", "pseudoreal", "pod")
+    settings = read_settings(alone | with_both | {"PSEUDOREAL_REPORT_PORT": "9443"})
+    assert settings.reports
+    assert settings.reports.port == 9443
+
+
+def test_settings_that_are_files(tmp_path: Path) -> None:
+    (tmp_path / "nccl.conf").write_text("NCCL_IB_HCA=mlx5_0\n")
+    (tmp_path / "ca.crt").write_text("")
+    settings = read_settings(
+        {
+            "PSEUDOREAL_TRAINER_IMAGE": "t:1",
+            "PSEUDOREAL_NCCL_CONFIG": str(tmp_path / "nccl.conf"),
+            "PSEUDOREAL_REPORT_URL": "https://operator.example",
+            "PSEUDOREAL_REPORT_CA": str(tmp_path / "ca.crt"),
+        }
+    )
+    assert settings.nccl_config == "NCCL_IB_HCA=mlx5_0\n"
+    assert (settings.report_url, settings.report_ca) == ("https://operator.example", None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        ({}, "PSEUDOREAL_TRAINER_IMAGE is not set"),
+        ({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_TRAINER_PULL_POLICY": "Maybe"}, "one of Always, IfNotPresent"),
+        (
+            {"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_NCCL_CONFIG": "/none"},
+            "NCCL_CONFIG is /none, which",
+        ),
+    ],
+)
+def test_wrong_settings(environment: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read_settings(environment)
