@@ -52,7 +52,7 @@ class Hang(ApiModel):
     """Clocks start anew with every attempt and phase. Without any sign from the pods nothing is judged."""
 
     start_seconds: int = Field(
-        1800, ge=1, le=2**31, description="From the first sign of a pod to the first step of the attempt."
+        1800, ge=1, le=2**31, description="From the first sign of the last pod to the first step of the attempt."
     )
     step_seconds: int = Field(900, ge=1, le=2**31, description="From one step to the next.")
     checkpoint_seconds: int = Field(1800, ge=1, le=2**31, description="From the start of a save to its commit.")

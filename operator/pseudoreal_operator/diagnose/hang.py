@@ -1,6 +1,7 @@
 """Whether a training stage stands still, and which rank is to blame. Pure.
 
-Three clocks: from the first sign of a pod to the first step, from step to step, from the start of a save to its commit.
+Three clocks: from the first sign of the last pod to the first step, from step to step, from the start of a save to its
+commit.
 They live in what was heard of the present execution, so each of them starts anew with every one. Where nothing was ever
 heard, nothing is judged: the pods may not reach the operator, and training does not need it.
 """
@@ -14,7 +15,7 @@ from pseudoreal_api.suspects import stragglers, suspects
 
 from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
 from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import Heard, Pod
+from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase
 
 _NAMED = 4
 """Ranks that a sentence names."""
@@ -34,8 +35,10 @@ def find_stall(case: Case) -> Stall | None:
         return None
     clocks = case.spec.hang
     begun = [heard.begun for heard in case.heard if heard.begun]
+    if not begun and case.started_pods < case.workers:
+        return None  # pods that wait for a node have a deadline of their own
     if not begun:
-        waited = _seconds(case, min(heard.first for heard in case.heard))
+        waited = _seconds(case, max(heard.first for heard in case.heard))
         return _stall(case, "StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
     saving = max(_saving_seconds(case), default=0.0)
     stall = _stall(case, "CheckpointStalled", "commit of the checkpoint that is being saved", saving,
@@ -69,17 +72,25 @@ def _stall(case: Case, reason: str, missing: str, waited: float, allowed: int, f
 
 
 def _suspects(case: Case) -> list[int]:
-    """Pods that fell silent while others still report come first: they cannot even say that they wait."""
+    """Pods that fell silent, or never spoke, while others report come first: they cannot even say that they wait."""
     quiet = [heard for heard in case.heard if _is_silent(case, heard)]
     silent = [sign.rank for heard in quiet for sign in heard.report.ranks[:1]]
-    if silent and len(quiet) < len(case.heard):
-        return silent
+    if len(quiet) < len(case.heard) and (mute := [*silent, *_unheard(case)]):
+        return mute
     signs = _signs(case)
     return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
 
 
+def _unheard(case: Case) -> list[int]:
+    """The first rank of each pod that runs and never said anything."""
+    heard = {heard.index for heard in case.heard}
+    return [case.first_rank(pod) for pod in case.pods if pod.phase is PodPhase.RUNNING and pod.index not in heard]
+
+
 def _describe(case: Case, rank: int) -> str:
-    heard = next(h for h in case.heard if any(sign.rank == rank for sign in h.report.ranks))
+    heard = next((h for h in case.heard if any(sign.rank == rank for sign in h.report.ranks)), None)
+    if heard is None:
+        return f"{_where(case, rank)} was never heard"
     sign = next(sign for sign in heard.report.ranks if sign.rank == rank)
     if _is_silent(case, heard):
         return f"{_where(case, rank)} has not been heard since {heard.last:%H:%M:%S} UTC"

@@ -75,8 +75,14 @@ class Case:
         return sum(pod.phase is not PodPhase.PENDING for pod in self.pods)
 
     def pod_of_rank(self, rank: int) -> Pod | None:
-        per_pod = resolve_layout(self.spec, self.spec.phases[self.stage.index]).processes_per_worker
-        return next((pod for pod in self.pods if pod.index == rank // per_pod), None)
+        return next((pod for pod in self.pods if pod.index == rank // self._ranks_per_pod), None)
+
+    def first_rank(self, pod: Pod) -> int:
+        return pod.index * self._ranks_per_pod
+
+    @property
+    def _ranks_per_pod(self) -> int:
+        return resolve_layout(self.spec, self.spec.phases[self.stage.index]).processes_per_worker
 
     @property
     def asked_to_finish(self) -> str | None:

@@ -38,7 +38,7 @@ def test_a_rank_that_is_stopped_is_named_and_all_start_again(
     job = start("stopped", spec__hang={"stepSeconds": 10}, spec__pod={"terminationGracePeriodSeconds": 3})
     victim = job.wait_for_steps("real", REAL + 40)[1]
     machine.tell(victim, signal.SIGSTOP, RANK)
-    undisturbed.check(job, *AGAIN)
+    undisturbed.check(job, "HangDetected", *AGAIN)
     (fault,) = job.status().faults
     where = (victim["metadata"]["name"], victim["spec"]["nodeName"])
     assert (fault.reason, fault.pod, fault.node) == ("StepStalled", *where)

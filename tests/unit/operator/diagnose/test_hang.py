@@ -8,7 +8,7 @@ from pseudoreal_api.reports import PodReport, RankSign
 from pseudoreal_operator.decide.plan import plan
 from pseudoreal_operator.diagnose.hang import find_stall
 from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import Heard, Observed, Role, Run
+from pseudoreal_operator.observe.observed import Heard, Observed, PodPhase, Role, Run
 from pseudoreal_operator.tell.conditions import find
 
 from tests.unit.operator.decide.test_again import until
@@ -60,7 +60,8 @@ def stall(world: World, seen: Observed) -> tuple[str, str]:
 
 def test_a_rank_alone_is_named() -> None:
     world = training()
-    assert "step 7: rank 0 on pod" in stall(world, heard(world, sign(0, "computing")))[1]
+    seen = heard(world, sign(0, "computing"))
+    assert "step 7: rank 0 on pod" in stall(world, replace(seen, pods=seen.pods[:1]))[1]
 
 
 def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
@@ -134,6 +135,22 @@ def test_a_pod_that_fell_silent_is_blamed_first() -> None:
     sentence = stall(world, replace(seen, heard=(seen.heard[0], silent)))[1]
     assert "node node-1, has not been heard since" in sentence
     assert "node-0" not in sentence
+
+
+def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
+    world = training()
+    seen = heard(world, sign(0, "starting", step=0), stepped=None, begun=False)
+    assert "node node-1, was never heard" in stall(world, seen)[1]
+    waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
+    assert stall(world, replace(seen, pods=waiting)) == ("", "")
+
+
+def test_the_clock_of_the_start_begins_with_the_last_pod() -> None:
+    world = training()
+    seen = heard(world, sign(0, "starting", step=0), sign(1, "starting", step=0), stepped=None, begun=False)
+    assert stall(world, seen)[0] == "StartStalled"
+    late = replace(seen.heard[1], first=seen.heard[1].last)
+    assert stall(world, replace(seen, heard=(seen.heard[0], late))) == ("", "")
 
 
 def acted(action: str) -> World:
