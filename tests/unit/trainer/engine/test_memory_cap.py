@@ -97,7 +97,7 @@ def test_a_state_larger_than_the_memory_trains_from_the_disk(large: Any, tmp_pat
     message = json.loads((tmp_path / "0.json").read_text())["message"]
     assert message["outcome"] == "OutOfMemory"
     assert re.search(
-        r"out of memory: asked for \S+ MiB, this rank used \S+ MiB, and may have \S+ .iB of data",
+        r"out of memory: asked for \S+ MiB, this rank used \S+ .iB, and may have \S+ .iB of data",
         message["message"],
     )
     assert "set spec.phases[real].offload.home: disk" in message["message"]
