@@ -67,7 +67,7 @@ format: .venv/tools ## Format the Python files
 	$(BIN)/ruff format .
 
 # MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
-.PHONY: test test-unit test-integration test-chaos test-e2e test-gpu
+.PHONY: test test-unit test-integration test-chaos test-e2e test-faults test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
 	$(BIN)/pytest $(if $(MARKS),-m '$(MARKS)')
 test-unit: venv ## The tests that need nothing but Python
@@ -78,6 +78,8 @@ test-chaos: venv ## Every fault at every request of a job's life (hours)
 	$(BIN)/pytest -s tests/integration/operator/chaos/every_fault.py
 test-e2e: venv corpus ## The tests on a real cluster
 	$(BIN)/pytest tests/e2e
+test-faults: venv ## Everything that can befall a job on a real cluster (half an hour)
+	$(BIN)/pytest -m e2e tests/e2e/faults
 test-gpu: venv ## Run what needs a GPU; skips with a sentence without one
 	$(BIN)/pytest tests/gpu
 

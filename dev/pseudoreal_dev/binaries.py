@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,7 +30,7 @@ VERSION_PACKAGE = "k8s.io/component-base/version"
 
 @dataclass(frozen=True)
 class Binaries:
-    """A folder that holds every program of PACKAGES."""
+    """A folder of programs."""
 
     folder: Path
 
@@ -39,11 +39,12 @@ class Binaries:
         return self.folder / name
 
 
-def build() -> Binaries:
-    """Builds what the cache lacks. An interrupted build goes on where it was: programs are published one by one."""
+def build(names: Collection[str] = PACKAGES.keys()) -> Binaries:
+    """Builds what the cache lacks of these programs. An interrupted build goes on where it was: programs are published
+    one by one."""
     binaries = Binaries(_folder())
     with exclusive("binaries"):
-        missing = [name for name in PACKAGES if not binaries.path(name).exists()]
+        missing = [name for name in PACKAGES if name in names and not binaries.path(name).exists()]
         if missing:
             binaries.folder.mkdir(parents=True, exist_ok=True)
             with progress.step("building the cluster's programs", cost=Cost.FIRST_RUN):
@@ -78,7 +79,18 @@ def _download() -> None:
 def _build(name: str, target: Path) -> None:
     log = paths.logs() / f"build-{name}.log"
     partial = target.with_name(f".{name}.partial")
-    command = ["go", "build", "-v", "-mod=readonly", "-trimpath", "-buildvcs=false", "-ldflags", _linker_flags()]
+    # Whatever else runs is waited for: people, tests, images.
+    command = [
+        "nice",
+        "go",
+        "build",
+        "-v",
+        "-mod=readonly",
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags",
+        _linker_flags(),
+    ]
     with progress.step(f"building {name}", cost=Cost.FIRST_RUN, log=log):
         shell.run([*command, "-o", partial, PACKAGES[name]], log, environment=BUILD, cwd=paths.TOOLS)
         os.replace(partial, target)

@@ -4,7 +4,7 @@ import sys
 
 import click
 
-from . import binaries, cluster, demo, generated, images, packages, preflight
+from . import binaries, cluster, demo, generated, images, packages, preflight, target
 from .errors import DevError
 from .progress import progress
 
@@ -46,8 +46,8 @@ def build_binaries() -> None:
 @click.option("--export", is_flag=True, help="Without a cluster: write what loading them will need.")
 def build_images(export: bool) -> None:
     _prepare()
-    for target in images.Target:
-        built = images.build(target)
+    for wanted in images.Target:
+        built = images.build(wanted)
         progress.console.print(built.name)
         running = None if cluster.status().problem else cluster.containerd()
         if running:
@@ -55,6 +55,11 @@ def build_images(export: bool) -> None:
         elif export:
             images.export(built)
         images.drop_older(built, running)
+
+
+@commands.command("prepare", help="Bring the cluster up with both images on it, and nothing more.")
+def prepare_cluster() -> None:
+    target.local()
 
 
 @commands.command("demo", help="Train the quickstart on a real Kubernetes.")

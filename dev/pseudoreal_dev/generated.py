@@ -45,4 +45,4 @@ def lint_chart() -> None:
 
 
 def _helm() -> Path | str:
-    return shutil.which("helm") or binaries.build().path("helm")
+    return shutil.which("helm") or binaries.build(["helm"]).path("helm")

@@ -1,13 +1,37 @@
-"""A real cluster with the chart installed, shared by all tests of this folder."""
+"""A real cluster, shared by all tests of this folder, and the demo on it."""
 
+import os
+import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
-from pseudoreal_dev import cluster
+from pseudoreal_dev import cluster, paths, shell
 from pseudoreal_dev.kubectl import Kubernetes
+
+
+@dataclass(frozen=True)
+class Preparation:
+    """What makes the cluster ready in the background; `was_up`: it was, before these tests."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    was_up: bool
+
+    def wait(self) -> None:
+        """Shows what it says until it is done."""
+        with self.log.open() as lines:
+            while self.process.poll() is None:
+                for line in lines:
+                    print(line, end="", flush=True)
+                time.sleep(1)
+
+
+PREPARATION = pytest.StashKey[Preparation]()
 
 
 @dataclass(frozen=True)
@@ -18,21 +42,49 @@ class Demo:
     kubernetes: Kubernetes
 
 
-@pytest.fixture(scope="session")
-def demo(pytestconfig: pytest.Config) -> Iterator[Demo]:
-    """Runs the demo's program, showing its output as it comes, and takes the cluster down at the end."""
-    capture = pytestconfig.pluginmanager.getplugin("capturemanager")
-    assert capture
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Builds images and brings the cluster up while the tests before run: that waits for network and disk, for ten
+    minutes on a new machine."""
+    if session.config.option.collectonly or not any(item.get_closest_marker("e2e") for item in session.items):
+        return
     was_up = not cluster.status().problem
-    lines = []
+    command = [sys.executable, "-m", "pseudoreal_dev", "prepare"]
+    log = paths.logs() / "prepare.log"
+    with shell.open_log(log) as out:
+        # In a session of its own, so that what it started can be ended with it.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    session.config.stash[PREPARATION] = Preparation(process, log, was_up)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    preparation = config.stash.get(PREPARATION, None)
+    if preparation is None:
+        return
+    if preparation.process.poll() is None:
+        os.killpg(preparation.process.pid, signal.SIGTERM)
+        preparation.process.wait()
+    if not preparation.was_up:
+        cluster.down()
+
+
+@pytest.fixture(scope="session")
+def kubernetes(pytestconfig: pytest.Config) -> Kubernetes:
+    """The cluster of this machine, with both images."""
+    preparation = pytestconfig.stash[PREPARATION]
+    with _shown(pytestconfig):
+        preparation.wait()
+    assert preparation.process.returncode == 0, preparation.log.read_text()[-3000:]
+    running = cluster.up()
+    return Kubernetes.of_kubeconfig(running.kubeconfig, running.kubectl, running.helm)
+
+
+@pytest.fixture(scope="session")
+def demo(pytestconfig: pytest.Config, kubernetes: Kubernetes) -> Demo:
+    """Runs the demo's program, showing its output as it comes."""
+    lines, command = [], [sys.executable, "-m", "pseudoreal_dev", "demo"]
     with (
-        capture.global_and_fixture_disabled(),
-        subprocess.Popen(
-            [sys.executable, "-m", "pseudoreal_dev", "demo"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
+        _shown(pytestconfig),
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
     ):
         assert process.stdout
         for line in process.stdout:
@@ -40,12 +92,12 @@ def demo(pytestconfig: pytest.Config) -> Iterator[Demo]:
             lines.append(line)
     output = "".join(lines)
     assert process.returncode == 0, output[-3000:]
-    running = cluster.up()
-    yield Demo(output, Kubernetes.of_kubeconfig(running.kubeconfig, running.kubectl, running.helm))
-    if not was_up:
-        cluster.down()
+    return Demo(output, kubernetes)
 
 
-@pytest.fixture(scope="session")
-def kubernetes(demo: Demo) -> Kubernetes:
-    return demo.kubernetes
+def _shown(config: pytest.Config) -> AbstractContextManager[None]:
+    """What is printed is seen at once."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    assert capture
+    shown: AbstractContextManager[None] = capture.global_and_fixture_disabled()
+    return shown

@@ -20,7 +20,7 @@ from tests.jobs import good_job
 T = TypeVar("T")
 Json = dict[str, Any]
 NAMESPACE = "default"
-CLAIM = "quickstart"
+CLAIM = "faults"
 IN_NAMESPACE = f"--namespace={NAMESPACE}"
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_dev import paths, processes
+from pseudoreal_dev.example import create_host_volume
+from pseudoreal_dev.kubectl import Kubernetes
 
 RANK = "pseudoreal_trainer.worker"
 """A word in the command line of a rank."""
@@ -15,6 +17,16 @@ RANK = "pseudoreal_trainer.worker"
 def volume(claim: str) -> Path:
     """The folder of this machine behind a claim of the local cluster."""
     return paths.cache() / "volumes" / claim
+
+
+def make_volume(kubernetes: Kubernetes, claim: str) -> Path:
+    """An empty volume, its claim, and the folder of this machine behind it."""
+    kubernetes.run("delete", "persistentvolumeclaim", claim, "--namespace=default", "--ignore-not-found")
+    folder = create_host_volume(kubernetes, claim, "1Gi")
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    metadata = {"name": claim, "namespace": "default"}
+    kubernetes.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+    return folder
 
 
 def tell(pod: Mapping[str, Any], number: signal.Signals, word: str) -> None:

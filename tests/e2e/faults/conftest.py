@@ -7,7 +7,17 @@ import pytest
 from pseudoreal_dev.kubectl import Kubernetes
 
 from tests.e2e.faults.undisturbed import SPEC, Undisturbed
-from tests.e2e.job import Job, applied
+from tests.e2e.job import CLAIM, Job, applied
+from tests.e2e.machine import make_volume
+from tests.e2e.operator_pod import install
+
+
+@pytest.fixture(scope="session")
+def kubernetes(kubernetes: Kubernetes) -> Kubernetes:
+    """The cluster with the chart installed, and a volume."""
+    install(kubernetes)
+    make_volume(kubernetes, CLAIM)
+    return kubernetes
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 from pseudoreal_dev import cluster, mounts, shell
-from pseudoreal_dev.example import create_host_volume
 from pseudoreal_dev.kubectl import Kubernetes
 
 from tests.e2e.faults.undisturbed import Undisturbed
 from tests.e2e.job import IN_NAMESPACE, Job
+from tests.e2e.machine import make_volume
 
 pytestmark = pytest.mark.e2e
 
@@ -20,15 +20,8 @@ CLAIM = "small"
 @pytest.fixture
 def small_volume(kubernetes: Kubernetes) -> Iterator[Path]:
     """A volume with room for the checkpoints of the pseudo phase, and none for those of the real one."""
-    folder = create_host_volume(kubernetes, CLAIM, "1Gi")
-    claim = {
-        "apiVersion": "v1",
-        "kind": "PersistentVolumeClaim",
-        "metadata": {"name": CLAIM, "namespace": "default"},
-        "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}},
-    }
+    folder = make_volume(kubernetes, CLAIM)
     shell.output(["mount", "-t", "tmpfs", "-o", "size=6m,mode=777", "tmpfs", folder])
-    kubernetes.apply(claim)
     yield folder
     kubernetes.run("delete", "persistentvolumeclaim", CLAIM, IN_NAMESPACE)
     kubernetes.run("delete", "persistentvolume", CLAIM)
@@ -36,7 +29,7 @@ def small_volume(kubernetes: Kubernetes) -> Iterator[Path]:
 
 
 def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
-    start: Callable[..., Job], undisturbed: Undisturbed, small_volume: Path
+    small_volume: Path, start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     restart = {"backoffSeconds": 1, "maxRestarts": 100}
     job = start("cramped", claim=CLAIM, spec__restart=restart)

@@ -50,7 +50,7 @@ def test_an_upgrade_from_the_release_before_disturbs_nothing(
     kubernetes.run_helm("uninstall", chart.RELEASE, f"--namespace={chart.NAMESPACE}", "--wait", "--timeout=2m")
     previous.install(kubernetes)
     try:
-        job = start("upgraded")
+        job = start("upgraded", spec__pod={})  # whose fields are newer
         trainer = job.wait_for_steps("pseudo", 20)[0]
     finally:
         install(kubernetes)

@@ -20,6 +20,9 @@ Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
 """Of the vectors that make up a unit's state."""
 
+VECTOR = 16
+"""Elements that a processor handles at once, at most; the rest of a range it rounds in another way."""
+
 EMBEDDING, HEAD = "embedding", "head"
 
 
@@ -55,7 +58,8 @@ class Unit:
         return range(rank * length, (rank + 1) * length)
 
     def shard_length(self, ranks: int) -> int:
-        return -(-self.numel // ranks)
+        """A whole number of the processor's vectors, so that the update of an element does not depend on the cuts."""
+        return self.numel if ranks == 1 else -(-self.numel // (ranks * VECTOR)) * VECTOR
 
 
 def units_of(model: Model, blocks: int) -> tuple[Unit, ...]:

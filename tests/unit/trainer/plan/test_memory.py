@@ -53,8 +53,8 @@ def test_shards_are_padded_to_one_length() -> None:
     sizes = make_sizes()
     layout = make_layout(data=3, sharding="full")
     head = sizes.units[-1].numel
-    assert head % 3
-    assert unit_state(layout, sizes, layout.units - 1).device == 16 * (head // 3 + 1)
+    assert head % (3 * 16)
+    assert unit_state(layout, sizes, layout.units - 1).device == 16 * 16 * (head // (3 * 16) + 1)
 
 
 def test_the_window_has_room_for_as_many_units_as_move() -> None:
