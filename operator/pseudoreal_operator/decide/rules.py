@@ -22,6 +22,8 @@ from pseudoreal_operator.tell.conditions import Claim
 
 LOOK_SECONDS = 5.0
 """Between two looks at a running execution: its progress, and what keeps its pods from starting, raise no event."""
+STUCK_SECONDS = 15.0
+"""After the end of its grace period, a pod that is still there is taken for lost."""
 WAIT_SECONDS = 2.0
 """Between two looks at pods that must end."""
 
@@ -165,15 +167,21 @@ def running(case: Case) -> Step | None:
     return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=LOOK_SECONDS)
 
 
+def lost(case: Case) -> Step | None:
+    """A pod cannot be ended, as on a node that is off: its Job waits for it, and so do its partners."""
+    if case.job is None or case.job.state is not JobState.ACTIVE:
+        return None
+    pod = next((pod for pod in case.pods if _is_stuck(pod, case.now)), None)
+    if pod is None:
+        return None
+    where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
+    return _judged(case, case.job.name, where)
+
+
 def attempt_failed(case: Case) -> Step | None:
     if case.job is None or case.job.state is not JobState.FAILED:
         return None
-    verdict = classify(case.job.name, case.pods, case.spec.restart.rules)
-    if verdict.action == "Fail":
-        memory = results.with_checkpoints(case.status, case.pods)
-        return fail(case, memory, verdict.reason, verdict.sentence)
-    counts = verdict.action == "Restart"
-    return restart_or_fail(case, Reason(verdict.reason, verdict.sentence, _origin(case, verdict.pod), counts))
+    return _judged(case, case.job.name)
 
 
 def vanished(case: Case) -> Step | None:
@@ -229,6 +237,7 @@ RULES = (
     delink_overdue,
     never_started,
     hung,
+    lost,
     running,
     attempt_failed,
     vanished,
@@ -272,6 +281,22 @@ def _renewed(case: Case) -> Transition | None:
         return None
     later = case.now + timedelta(seconds=case.spec.delink.timeout_seconds)
     return case.status.transition.model_copy(update={"deadline": clock.to_text(later)})
+
+
+def _is_stuck(pod: Pod, now: datetime) -> bool:
+    if pod.leaves_by is None or not pod.is_alive:
+        return False
+    return now >= clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
+
+
+def _judged(case: Case, job_name: str, more: str = "") -> Step:
+    verdict = classify(job_name, case.pods, case.spec.restart.rules)
+    sentence = f"{verdict.sentence} {more}".rstrip()
+    if verdict.action == "Fail":
+        memory = results.with_checkpoints(case.status, case.pods)
+        return fail(case, memory, verdict.reason, sentence)
+    counts = verdict.action == "Restart"
+    return restart_or_fail(case, Reason(verdict.reason, sentence, _origin(case, verdict.pod), counts))
 
 
 def _origin(case: Case, pod: Pod | None) -> Pod | None:

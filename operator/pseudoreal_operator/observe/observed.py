@@ -98,6 +98,8 @@ class Pod:
     obstacle: Obstacle | None = None
     memory_limit: str = ""
     """Of the trainer container, as the pod says it."""
+    leaves_by: str | None = None
+    """When a pod that is being deleted is to be gone, its grace period included, in RFC 3339."""
 
     @property
     def is_alive(self) -> bool:

@@ -61,6 +61,7 @@ def read_pod(body: Json) -> Pod:
         complaint=_joined(status.get("reason"), status.get("message")),
         obstacle=_obstacle(status),
         memory_limit=_memory_limit(body.get("spec", {})),
+        leaves_by=body["metadata"].get("deletionTimestamp"),
     )
 
 

@@ -7,6 +7,7 @@ the checkpoint volume and checks, whenever a pod is made, that the stages run in
 import copy
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import filterfalse
 from typing import Any
 
 from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
@@ -147,10 +148,11 @@ class World:
             self._end(job, "Complete")
         elif "Failed" in phases or len(phases) < job["spec"]["completions"]:
             # The partners of a pod that failed are deleted, and the Job has failed once they are gone.
-            for pod in pods:
+            for pod in filterfalse(_is_lost, pods):
                 if pod["status"]["phase"] in ("Pending", "Running"):
                     del self.pods[pod["metadata"]["name"]]
-            self._end(job, "Failed")
+            if not any(map(_is_lost, pods)):
+                self._end(job, "Failed")
 
     def _end(self, job: Json, kind: str) -> None:
         condition = {"type": kind, "status": "True", "lastTransitionTime": clock.to_text(self.now)}
@@ -192,7 +194,7 @@ class World:
         return [pod for pod in self.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
 
     def start_pods(self) -> None:
-        for pod in self.alive():
+        for pod in filterfalse(_is_lost, self.alive()):
             pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
     def finish(
@@ -223,8 +225,8 @@ class World:
         }
 
     def finish_all(self) -> None:
-        """Every pod that runs succeeds, and so do their Jobs."""
-        for pod in self.alive():
+        """Every pod that runs succeeds, and so do their Jobs; on a lost node nobody knows."""
+        for pod in filterfalse(_is_lost, self.alive()):
             self.finish(pod)
         self.control()
 
@@ -233,6 +235,13 @@ class World:
             "phase": "Failed",
             "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
         }
+
+    def lose(self, pod: Json) -> None:
+        """Its node is off: Kubernetes asks the pod to end, and nobody does it."""
+        pod["metadata"]["deletionTimestamp"] = clock.to_text(self.now + timedelta(seconds=30))
+        pod["status"].setdefault("conditions", []).append(
+            {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+        )
 
     def vanish(self, pod: Json) -> None:
         self.pods.pop(pod["metadata"]["name"], None)
@@ -269,3 +278,7 @@ class World:
             self.finish_all()
             if self.status.completion_time:
                 return
+
+
+def _is_lost(pod: Json) -> bool:
+    return "deletionTimestamp" in pod["metadata"] and read_pod(pod).is_alive

@@ -52,6 +52,36 @@ def test_resumes_and_disruptions_are_executions_but_no_attempts() -> None:
     assert (world.status.execution_attempt, world.status.attempt, world.status.faults) == (2, 1, [])
 
 
+def test_a_pod_that_cannot_be_ended_is_on_a_lost_node() -> None:
+    world = begun(spec__restart={"backoffSeconds": 0})
+    (pod,) = world.alive()
+    pod["spec"] = {"nodeName": "off"}
+    world.lose(pod)
+    world.tick(30 + 14)
+    world.settle()
+    assert world.status.execution_attempt == 1, "it may still end by itself, with a checkpoint"
+    world.tick(1)
+    world.settle()
+    assert (world.status.execution_attempt, world.status.restarts, world.status.faults) == (2, 0, [])
+    assert world.active_jobs() == [], "nothing starts before it is known to be gone"
+    progressing = find(world.status, "Progressing")
+    assert progressing
+    assert progressing.reason == "AwaitingCleanup"
+    assert "If its node off is lost, delete the pod" in progressing.message
+    world.vanish(pod)
+    world.settle()
+    assert world.active_jobs() == ["sim-pseudo-a2"]
+
+
+def test_a_pod_that_cannot_be_ended_obeys_the_user_s_rules() -> None:
+    world = begun(spec__restart={"rules": [{"onPodConditions": ["DisruptionTarget"], "action": "Fail"}]})
+    world.lose(world.alive()[0])
+    world.tick(46)
+    world.settle()
+    assert failed(world)[0] == "Disrupted"
+    assert "its node (none) may be lost" in failed(world)[1]
+
+
 def test_a_node_where_faults_begin_again_and_again_is_avoided() -> None:
     world = begun(spec__restart={"maxRestarts": 9, "avoidNodesAfter": 2})
     for node in ("bad", "good", "bad"):

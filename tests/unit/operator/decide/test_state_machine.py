@@ -151,6 +151,11 @@ class Life(RuleBasedStateMachine):
     def a_pod_is_preempted(self, data: st.DataObject) -> None:
         self.world.disrupt(data.draw(st.sampled_from(self.world.alive())))
 
+    @precondition(lambda self: self.world.alive())
+    @rule(data=st.data())
+    def a_node_is_lost(self, data: st.DataObject) -> None:
+        self.world.lose(data.draw(st.sampled_from(self.world.alive())))
+
     @precondition(lambda self: self.world.pods)
     @rule(data=st.data())
     def a_pod_vanishes(self, data: st.DataObject) -> None:
