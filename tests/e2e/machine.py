@@ -10,8 +10,8 @@ from pseudoreal_dev import paths, processes
 from pseudoreal_dev.example import create_host_volume
 from pseudoreal_dev.kubectl import Kubernetes
 
-RANK = "pseudoreal_trainer.worker"
-"""A word in the command line of a rank."""
+RANK = "-m pseudoreal_trainer.worker"
+"""In the command line of a rank; not in that of torchrun, which says --module."""
 
 
 def volume(claim: str) -> Path:
@@ -29,15 +29,15 @@ def make_volume(kubernetes: Kubernetes, claim: str) -> Path:
     return folder
 
 
-def tell(pod: Mapping[str, Any], number: signal.Signals, word: str) -> None:
-    """Sends a signal to the processes of a pod that have `word` in their command line."""
-    for pid in _processes(pod, word):
+def tell(pod: Mapping[str, Any], number: signal.Signals, part: str) -> None:
+    """Sends a signal to the processes of a pod that have `part` in their command line."""
+    for pid in _processes(pod, part):
         os.kill(pid, number)
 
 
-def has_pending(pod: Mapping[str, Any], number: signal.Signals, word: str) -> bool:
+def has_pending(pod: Mapping[str, Any], number: signal.Signals, part: str) -> bool:
     """Whether all these processes have been sent a signal that they have not taken yet."""
-    return all(_pending(pid) & 1 << (number - 1) for pid in _processes(pod, word))
+    return all(_pending(pid) & 1 << (number - 1) for pid in _processes(pod, part))
 
 
 def _pending(pid: int) -> int:
@@ -45,9 +45,9 @@ def _pending(pid: int) -> int:
     return int(status["ShdPnd"], 16)
 
 
-def _processes(pod: Mapping[str, Any], word: str) -> list[int]:
-    found = [pid for pid, words in processes.command_lines() if any(word in w for w in words) and _is_of(pid, pod)]
-    assert found, f"pod {pod['metadata']['name']} has a process with {word} in its command line"
+def _processes(pod: Mapping[str, Any], part: str) -> list[int]:
+    found = [pid for pid, words in processes.command_lines() if part in " ".join(words) and _is_of(pid, pod)]
+    assert found, f"pod {pod['metadata']['name']} has a process with {part} in its command line"
     return found
 
 

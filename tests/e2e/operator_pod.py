@@ -7,7 +7,7 @@ from pseudoreal_dev.kubectl import Kubernetes
 
 from tests.e2e.job import wait_for
 
-PROGRAM = "pseudoreal_operator"
+PROGRAM = "-m pseudoreal_operator"
 _PODS = (f"--namespace={chart.NAMESPACE}", "--selector=app.kubernetes.io/component=operator")
 
 

@@ -28,6 +28,7 @@ def small_volume(kubernetes: Kubernetes) -> Iterator[Path]:
     mounts.unmount_below(folder.parent)
 
 
+@pytest.mark.long
 def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
     small_volume: Path, start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
@@ -42,6 +43,7 @@ def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
     undisturbed.check(job, *["AttemptFailed", "RestartStarted"] * status.restarts)
 
 
+@pytest.mark.long
 def test_a_missing_image_is_said_and_the_job_starts_once_it_is_there(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:

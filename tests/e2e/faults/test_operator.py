@@ -44,6 +44,7 @@ def previous(tmp_path: Path) -> Release:
     return release
 
 
+@pytest.mark.long
 def test_an_upgrade_from_the_release_before_disturbs_nothing(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes, previous: Release
 ) -> None:

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.e2e
 OUTAGE_SECONDS = 60.0
 
 
+@pytest.mark.long
 def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
@@ -36,6 +37,7 @@ def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
     assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 1)
 
 
+@pytest.mark.long
 def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
     job = start("shimmed")
     job.wait_for_steps("real", REAL + 20)
@@ -87,6 +89,7 @@ APART = {
 """The pods keep apart where they can, and leave a node that is lost for a second; usual are five minutes."""
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("other_node")
 def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
@@ -106,6 +109,6 @@ def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
     job.wait_for_steps("real", REAL + 50)
     network.join_second()
     undisturbed.check(job, "AttemptFailed", "RestartStarted")
-    assert "was disrupted (DeletionByTaintManager)" in job.told("AttemptFailed")
+    assert "was disrupted (DeletionByTaintManager" in job.told("AttemptFailed")
     status = job.status()
     assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 2)
