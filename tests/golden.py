@@ -39,7 +39,7 @@ class _Place:
     avoid: tuple[str, ...] = ()
 
 
-_PLACES = {"huge-pages": _Place(SITE), "queue": _Place(avoid=("node-17",))}
+_PLACES = {"huge-pages": _Place(SITE), "queue": _Place(avoid=("node-17", "node-4"))}
 
 
 def names() -> list[str]:

@@ -36,5 +36,6 @@ def _away_from_pods(uid: str) -> Json:
 
 
 def _away_from_nodes(avoid: Sequence[str]) -> Json:
-    expression = {"key": HOSTNAME, "operator": "NotIn", "values": sorted(avoid)}
-    return {"weight": 100, "preference": {"matchExpressions": [expression]}}
+    # By the node's name: its label of the host name may say something else. A field is compared with one value.
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(avoid)]
+    return {"weight": 100, "preference": {"matchFields": fields}}

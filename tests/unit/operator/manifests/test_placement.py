@@ -23,7 +23,10 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
 AVOID = {
     "weight": 100,
     "preference": {
-        "matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "NotIn", "values": ["node-2", "node-7"]}]
+        "matchFields": [
+            {"key": "metadata.name", "operator": "NotIn", "values": ["node-2"]},
+            {"key": "metadata.name", "operator": "NotIn", "values": ["node-7"]},
+        ]
     },
 }
 
