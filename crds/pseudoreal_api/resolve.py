@@ -41,7 +41,7 @@ def phase_config(
     attempt: int,
     work_directory: str,
     offload_directory: str,
-    discard: DiscardConfig | None = None,
+    discards: list[DiscardConfig] | None = None,
 ) -> PhaseConfig:
     """The configuration of the phase at `index`. Raises UnresolvableJob."""
     spec, phase = job.spec, job.spec.phases[index]
@@ -72,7 +72,7 @@ def phase_config(
         offload_directory=offload_directory,
         preflight=spec.network.preflight,
         checkpoint=_checkpoint_policy(spec.checkpoint),
-        discard=discard,
+        discards=discards,
         work_directory=work_directory,
         object_storage=object_storage(job),
     )
@@ -107,10 +107,10 @@ def delink_config(
     *,
     attempt: int,
     work_directory: str,
-    from_discard: DiscardConfig | None = None,
-    discard: DiscardConfig | None = None,
+    from_discards: list[DiscardConfig] | None = None,
+    discards: list[DiscardConfig] | None = None,
 ) -> DelinkConfig:
-    """The configuration of the delink that leads into the phase at `index` >= 1; `from_discard`: of the one before."""
+    """The configuration of the delink that leads into the phase at `index` >= 1; `from_discards`: of the one before."""
     before, after = job.spec.phases[index - 1], job.spec.phases[index]
     return DelinkConfig(
         job=_identity(job),
@@ -118,8 +118,8 @@ def delink_config(
         phase=after.name,
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
-        from_discard=from_discard,
-        discard=discard,
+        from_discards=from_discards,
+        discards=discards,
         optimizer_state=job.spec.delink.optimizer_state,
         work_directory=work_directory,
         object_storage=object_storage(job),

@@ -77,7 +77,7 @@ class PhaseConfig(_Kept):
     compile: bool = Field(description="As in the spec.")
     offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
     preflight: bool = Field(False, description="Check ranks and links before the first step.")
-    discard: DiscardConfig | None = Field(None, description="Of this phase. None: every checkpoint counts.")
+    discards: list[DiscardConfig] | None = Field(None, description="Of this phase. None: every checkpoint counts.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
 
@@ -95,6 +95,6 @@ class DelinkConfig(_Kept):
     phase: str = Field(description="The phase that it leads into.")
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
-    from_discard: DiscardConfig | None = Field(None, description="Of the phase whose checkpoint is read.")
-    discard: DiscardConfig | None = Field(None, description="Of the phase that it leads into.")
+    from_discards: list[DiscardConfig] | None = Field(None, description="Of the phase whose checkpoint is read.")
+    discards: list[DiscardConfig] | None = Field(None, description="Of the phase that it leads into.")
     optimizer_state: OptimizerState = Field(description="As in the spec.")

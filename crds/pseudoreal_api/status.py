@@ -84,7 +84,7 @@ class PhaseStatus(StatusModel):
     name: str = Field(description="Name of the phase in the spec.")
     state: Literal["Pending", "Delinking", "Running", "Succeeded", "Failed"] = Field(description="Where it is.")
     start_checkpoint: str | None = Field(None, description="Checkpoint that it started from. None: random weights.")
-    discard: Discard | None = Field(None, description="What is not resumed from. None: nothing.")
+    discards: list[Discard] | None = Field(None, description="What is not resumed from. Omitted: nothing.")
     end_checkpoint: str | None = Field(None, description="Checkpoint at its end.")
     step: int | None = Field(None, description="Step at its end.")
     tokens: int | None = Field(None, description="Tokens at its end.")

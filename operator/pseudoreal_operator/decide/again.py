@@ -1,6 +1,6 @@
 """Going back on purpose: a phase that is trained again, at the user's wish or because its delink timed out. Pure.
 
-`discard` tells the trainer which checkpoints count no more; it removes them when the new execution commits its first.
+`discards` tell the trainer which checkpoints count no more; it removes them when the new execution commits its first.
 """
 
 from typing import Any
@@ -62,13 +62,18 @@ def _back_to(phases: Phases, index: int, discard: Discard) -> Phases:
     after = discard.model_copy(update={"from_step": 0})
     return [
         *phases[:index],
-        phases[index].model_copy(update=_NO_RESULT | {"state": "Running", "discard": discard}),
+        phases[index].model_copy(update=_NO_RESULT | {"state": "Running", "discards": _with(phases[index], discard)}),
         *(_not_begun(phase, after) for phase in phases[index + 1 :]),
     ]
 
 
+def _with(phase: PhaseStatus, discard: Discard) -> list[Discard]:
+    """What was discarded stays so, for it may not have been removed; a rule that the new one covers is dropped."""
+    return [*(known for known in phase.discards or () if known.from_step < discard.from_step), discard]
+
+
 def _not_begun(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
-    return PhaseStatus(name=phase.name, state="Pending", discard=discard)
+    return PhaseStatus(name=phase.name, state="Pending", discards=_with(phase, discard))
 
 
 def is_untouched(status: PseudoRealJobStatus, index: int) -> bool:

@@ -89,15 +89,15 @@ def _config(job: PseudoRealJob, stage: Stage, run: Run, status: PseudoRealJobSta
     mounted = checkpoint.path if checkpoint.volume else WORK_DIRECTORY
     folder = work_directory(mounted, job.metadata.name, job.metadata.uid)
     here: Json = {"attempt": run.attempt, "work_directory": folder}
-    discards = [_discard(phase.discard) for phase in status.phases] or [None] * len(job.spec.phases)
-    discard = discards[stage.index]
+    of_phases = [_discards(phase.discards) for phase in status.phases] or [None] * len(job.spec.phases)
+    discards = of_phases[stage.index]
     if stage.role is Role.TRAIN:
-        return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, discard=discard, **here)
-    return delink_config(job, stage.index, from_discard=discards[stage.index - 1], discard=discard, **here)
+        return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, discards=discards, **here)
+    return delink_config(job, stage.index, from_discards=of_phases[stage.index - 1], discards=discards, **here)
 
 
-def _discard(known: Discard | None) -> DiscardConfig | None:
-    return None if known is None else DiscardConfig.model_validate(known.to_dict())
+def _discards(known: Sequence[Discard] | None) -> list[DiscardConfig] | None:
+    return None if known is None else [DiscardConfig.model_validate(rule.to_dict()) for rule in known]
 
 
 def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:

@@ -81,7 +81,7 @@ def transitions(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> list[Even
         event for index, phase in enumerate(new.phases) for event in _of_phase(index, before.get(phase.name), phase)
     ]
     found += [*_of_attempt(old, new), *_of_activity(old, new), *_of_job(old, new)]
-    number = max((phase.discard.before_attempt for phase in old.phases if phase.discard), default=0)
+    number = max((rule.before_attempt for phase in old.phases for rule in phase.discards or ()), default=0)
     return [replace(event, round=number) for event in found]
 
 

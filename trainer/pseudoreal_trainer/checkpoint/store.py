@@ -37,7 +37,7 @@ class CheckpointStore:
 
     work_directory: Place
     job_uid: str
-    discards: Mapping[str, DiscardConfig] = field(default_factory=dict)
+    discards: Mapping[str, Sequence[DiscardConfig]] = field(default_factory=dict)
     """Phase -> its checkpoints that count no more: they are as good as removed."""
 
     @property
@@ -127,8 +127,8 @@ class CheckpointStore:
         return [self._own(manifest) for manifest in manifests_in(self.folder)]
 
     def _is_discarded(self, manifest: Manifest) -> bool:
-        rule = self.discards.get(manifest.phase)
-        return rule is not None and manifest.attempt < rule.before_attempt and manifest.step >= rule.from_step
+        rules = self.discards.get(manifest.phase, ())
+        return any(manifest.attempt < rule.before_attempt and manifest.step >= rule.from_step for rule in rules)
 
     def _remove_with_links(self, name: str) -> None:
         """Those that refer to its files go first: at no moment does a checkpoint refer to what is not there."""
@@ -157,9 +157,9 @@ class CheckpointStore:
 
 
 def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
-    rules = {config.phase: config.discard}
+    rules = {config.phase: config.discards}
     if isinstance(config, DelinkConfig):
-        rules[config.from_phase] = config.from_discard
+        rules[config.from_phase] = config.from_discards
     discards = {phase: rule for phase, rule in rules.items() if rule is not None}
     return CheckpointStore(place_of(config.storage), config.job.uid, discards)
 

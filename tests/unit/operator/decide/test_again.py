@@ -45,9 +45,9 @@ def test_a_phase_is_trained_again_from_its_start_checkpoint() -> None:
     assert world.active_jobs() == ["sim-real-a2"]
     pseudo, real = world.status.phases
     assert (pseudo.state, real.state, real.start_checkpoint) == ("Succeeded", "Running", "real-20")
-    assert real.discard
+    assert real.discards
     # The checkpoint that the delink made for it has the step at which pseudo ended, and stays.
-    assert (real.discard.before_attempt, real.discard.from_step) == (2, 11)
+    assert (real.discards[0].before_attempt, real.discards[0].from_step) == (2, 11)
     assert world.status.restarts == 0
     world.run_fairly()
     assert world.status.phase == "Succeeded"
@@ -63,9 +63,9 @@ def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
         "Pending",
         None,
     )
-    assert pseudo.discard
-    assert real.discard
-    assert (pseudo.discard.from_step, real.discard.from_step) == (0, 0)
+    assert pseudo.discards
+    assert real.discards
+    assert (pseudo.discards[0].from_step, real.discards[0].from_step) == (0, 0)
     settle_without_orphans(world)
     world.run_fairly()
     assert world.status.phase == "Succeeded"
@@ -127,14 +127,26 @@ def test_a_delink_that_is_not_done_in_time_rolls_back() -> None:
     world = overdue_delink(onTimeout="RollBack")
     pseudo, real = world.status.phases
     assert (pseudo.state, real.state, world.status.restarts) == ("Running", "Pending", 1)
-    assert pseudo.discard
+    assert pseudo.discards
     # From the newest checkpoint before the one at its end, which is at step 10.
-    assert (pseudo.discard.before_attempt, pseudo.discard.from_step) == (2, 10)
+    assert (pseudo.discards[0].before_attempt, pseudo.discards[0].from_step) == (2, 10)
     assert "DelinkRolledBack" in world.events.values()
     settle_without_orphans(world)
     world.run_fairly()
     assert world.status.phase == "Succeeded"
     assert world.status.transition is None
+
+
+def test_what_an_earlier_way_back_discarded_stays_discarded() -> None:
+    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400, "onTimeout": "RollBack"})), "real")
+    again(world, "pseudo")
+    settle_without_orphans(world)
+    until(world, "real-delink")
+    world.tick(400)
+    world.carry_out(world.plan())
+    pseudo, real = world.status.phases
+    assert [(rule.before_attempt, rule.from_step) for rule in pseudo.discards or ()] == [(2, 0), (3, 10)]
+    assert [(rule.before_attempt, rule.from_step) for rule in real.discards or ()] == [(3, 0)], "it covers the first"
 
 
 def test_rolling_back_is_bounded() -> None:
@@ -178,11 +190,11 @@ def config(world: World, name: str) -> dict[str, Any]:
 
 def test_the_trainer_is_told_what_counts_no_more() -> None:
     world = until(World(make_job(**QUICK)), "real")
-    assert "discard" not in config(world, "sim-real-a1")
+    assert "discards" not in config(world, "sim-real-a1")
     again(world, "pseudo")
     settle_without_orphans(world)
     until(world, "real")
-    assert config(world, "sim-pseudo-a2")["discard"] == {"beforeAttempt": 2, "fromStep": 0}
+    assert config(world, "sim-pseudo-a2")["discards"] == [{"beforeAttempt": 2, "fromStep": 0}]
     delink = config(world, "sim-real-delink-a2")
-    assert delink["fromDiscard"] == delink["discard"] == {"beforeAttempt": 2, "fromStep": 0}
-    assert config(world, "sim-real-a2")["discard"] == {"beforeAttempt": 2, "fromStep": 0}
+    assert delink["fromDiscards"] == delink["discards"] == [{"beforeAttempt": 2, "fromStep": 0}]
+    assert config(world, "sim-real-a2")["discards"] == [{"beforeAttempt": 2, "fromStep": 0}]

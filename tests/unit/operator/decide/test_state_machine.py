@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 )
 from pseudoreal_api.recovery_spec import RestartFrom
 from pseudoreal_api.reports import Place
-from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
+from pseudoreal_api.status import Discard, PhaseStatus, PseudoRealJobStatus
 from pseudoreal_operator import clock
 from pseudoreal_operator.decide.plan import Plan, plan
 from pseudoreal_operator.tell.conditions import has_ended, holds
@@ -267,8 +267,13 @@ def _is_done_again(old: PseudoRealJobStatus, new: PseudoRealJobStatus, before: P
     asked = new.restarted_from != old.restarted_from
     rolled_back = any(f.reason == "DelinkTimeout" and f.attempt >= old.execution_attempt for f in new.faults)
     # One rule may make several passes.
-    marked = after.discard is not None and after.discard.before_attempt > old.execution_attempt
-    return (asked or rolled_back) and marked and after.discard != before.discard
+    marked = after.discards is not None and after.discards[-1].before_attempt > old.execution_attempt
+    kept = all(any(_covers(new_rule, rule) for new_rule in after.discards or ()) for rule in before.discards or ())
+    return (asked or rolled_back) and marked and kept and after.discards != before.discards
+
+
+def _covers(rule: Discard, other: Discard) -> bool:
+    return rule.before_attempt >= other.before_attempt and rule.from_step <= other.from_step
 
 
 def _waits_for_something_named(status: PseudoRealJobStatus, again: Plan) -> bool:

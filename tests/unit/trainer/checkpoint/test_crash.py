@@ -136,10 +136,10 @@ def _again(job: _Job, attempt: int) -> _Job:
     """Without anything that attempt 1 made."""
     first, between, second = job
     rule = DiscardConfig(before_attempt=2, from_step=0)
-    change = {"attempt": attempt, "discard": rule}
+    change = {"attempt": attempt, "discards": [rule]}
     return (
         first.model_copy(update=change),
-        between.model_copy(update=change | {"from_discard": rule}),
+        between.model_copy(update=change | {"from_discards": [rule]}),
         second.model_copy(update=change),
     )
 

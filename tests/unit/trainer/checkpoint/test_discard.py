@@ -38,7 +38,7 @@ def again(config: Any) -> Again:
 
     def make(from_step: int, index: int = 0) -> PhaseConfig:
         rule = DiscardConfig(before_attempt=2, from_step=from_step)
-        changed: PhaseConfig = config(index, attempt=2).model_copy(update={"discard": rule})
+        changed: PhaseConfig = config(index, attempt=2).model_copy(update={"discards": [rule]})
         return changed
 
     return make
@@ -105,7 +105,7 @@ def test_a_later_phase_of_which_nothing_is_left_needs_its_delink(
 
 def _delink_again(delink_of: Any, from_step: int = 0) -> DelinkConfig:
     rule = DiscardConfig(before_attempt=2, from_step=from_step)
-    changed: DelinkConfig = delink_of(1).model_copy(update={"attempt": 2, "from_discard": rule, "discard": rule})
+    changed: DelinkConfig = delink_of(1).model_copy(update={"attempt": 2, "from_discards": [rule], "discards": [rule]})
     return changed
 
 
@@ -121,7 +121,9 @@ def test_a_delink_reads_what_was_trained_again(config: Any, delink_of: Any, trai
     assert (found.parent, found.attempt) == ("pseudo-00000004", 2)
     with pytest.raises(TrainingError, match="phase pseudo has no complete checkpoint"):
         delink(
-            _delink_again(delink_of).model_copy(update={"from_discard": DiscardConfig(before_attempt=9, from_step=0)})
+            _delink_again(delink_of).model_copy(
+                update={"from_discards": [DiscardConfig(before_attempt=9, from_step=0)]}
+            )
         )
 
 
@@ -133,7 +135,7 @@ def test_a_delinked_checkpoint_that_is_discarded_is_made_anew(
     keep = delink_of(1).model_copy(update={"attempt": 2})
     delink(keep)
     assert _manifest(store, "real-00000006").attempt == 1, "without a reason it is only verified"
-    delink(keep.model_copy(update={"discard": DiscardConfig(before_attempt=2, from_step=6)}))
+    delink(keep.model_copy(update={"discards": [DiscardConfig(before_attempt=2, from_step=6)]}))
     assert _manifest(store, "real-00000006").attempt == 2
 
 

@@ -205,7 +205,7 @@ def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointSto
 
 def _discarding(store: CheckpointStore, before_attempt: int, from_step: int) -> CheckpointStore:
     rule = DiscardConfig(before_attempt=before_attempt, from_step=from_step)
-    return replace(store, discards={"pseudo": rule})
+    return replace(store, discards={"pseudo": [rule]})
 
 
 def test_what_is_discarded_does_not_count(store: CheckpointStore) -> None:
@@ -217,6 +217,13 @@ def test_what_is_discarded_does_not_count(store: CheckpointStore) -> None:
     assert _newest_step(_discarding(store, 4, 3)) == 2
     assert _newest_step(_discarding(store, 4, 0)) is None
     assert _newest_step(_discarding(store, 4, 0), "real") == 8
+
+
+def test_each_rule_discards(store: CheckpointStore) -> None:
+    for step, attempt in ((2, 1), (4, 1), (6, 2), (8, 2), (10, 3)):
+        _save(store, step, attempt=attempt)
+    rules = [DiscardConfig(before_attempt=2, from_step=4), DiscardConfig(before_attempt=3, from_step=8)]
+    assert [m.step for m in replace(store, discards={"pseudo": rules}).committed()] == [2, 6, 10]
 
 
 def test_retention_removes_what_is_discarded_and_what_refers_to_it(store: CheckpointStore) -> None:
