@@ -16,6 +16,8 @@ from tests.unit.trainer.engine.ranks import Result, run_cases
 
 N = 3
 """Divides no unit: every last shard is padded."""
+VECTOR = 16
+"""Elements: shards are a whole number of these."""
 WEIGHTS, MOMENTS, GRADIENTS = 4, 8, 4
 """Bytes of a parameter in float32."""
 
@@ -60,7 +62,7 @@ def test_of_each_sharding(case: Case, results: Results) -> None:
 
 def _kept(case: Case, numel: int, *, is_split: bool) -> int:
     """Elements. What stays whole beside shards is padded as they are."""
-    padded = numel if case.sharding == "none" else numel + -numel % N
+    padded = numel if case.sharding == "none" else numel + -numel % (N * VECTOR)
     return padded // N if is_split else padded
 
 
