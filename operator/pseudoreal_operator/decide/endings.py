@@ -46,7 +46,6 @@ def succeed(memory: PseudoRealJobStatus, now: datetime) -> Step:
         "Succeeded",
         stands("Succeeded", "The job is done."),
         ended=Claim("Succeeded", "True", "AllPhasesDone", text),
-        wake_after=None,
     )
 
 
@@ -139,5 +138,4 @@ def _failed(memory: PseudoRealJobStatus, reason: str, sentence: str, now: dateti
         "Failed",
         stands("Failed", "The job failed; the condition Failed says why."),
         ended=Claim("Failed", "True", reason, sentence),
-        wake_after=None,
     )

@@ -82,6 +82,20 @@ def test_a_pod_that_cannot_be_ended_obeys_the_user_s_rules() -> None:
     assert "its node (none) may be lost" in failed(world)[1]
 
 
+@pytest.mark.parametrize("exit_code", [0, 78])
+def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
+    """Nothing else may happen to it, and its time to live begins."""
+    world = until_last(spec__deadlines={"ttlSecondsAfterFinished": 100})
+    for pod in world.alive():
+        world.finish(pod, *([] if exit_code == 0 else ["InvalidJob"]))
+    world.control()
+    ending = world.plan()
+    world.carry_out(ending)
+    assert world.status.phase in ("Succeeded", "Failed")
+    assert ending.wake_after == 0
+    assert world.plan().wake_after == 100
+
+
 def test_a_node_where_faults_begin_again_and_again_is_avoided() -> None:
     world = begun(spec__restart={"maxRestarts": 9, "avoidNodesAfter": 2})
     for node in ("bad", "good", "bad"):
@@ -99,6 +113,18 @@ def test_a_user_s_rule_fails_the_job_at_once() -> None:
     fail_attempt(world, exit_code=3)
     assert failed(world)[0] == "PodFailed"
     assert "A rule of spec.restart.rules says Fail." in failed(world)[1]
+
+
+def until_last(**changes: Any) -> World:
+    """The last phase runs."""
+    world = begun(**changes)
+    while world.status.phase != "real":
+        world.finish_all()
+        world.settle()
+        world.control()
+        world.start_pods()
+        world.settle()
+    return world
 
 
 def unstarted(**changes: Any) -> World:
