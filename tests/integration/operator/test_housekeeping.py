@@ -87,8 +87,7 @@ def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster)
     job = cluster.create("transient", spec__deadlines={"ttlSecondsAfterFinished": 1})
     (pod,) = job.run("transient-pseudo-a1")
     job.end(pod, "InvalidJob", message="no corpus")
-    # Its children go first, and the garbage collector looks for new kinds of owners only every 30 s.
-    wait_for("the deletion", lambda: cluster.find("transient") is None, lambda: cluster.find("transient"), 60)
+    wait_for("the deletion", lambda: cluster.find("transient") is None, lambda: cluster.find("transient"))
 
 
 @pytest.mark.usefixtures("operator")
