@@ -16,7 +16,7 @@ from .network import FIRST
 from .node import Node
 from .processes import Process
 from .progress import progress
-from .second_node import second_node
+from .second_node import SecondNode
 
 CONTEXT = "pseudoreal-local"
 SITE = Site(
@@ -67,7 +67,7 @@ def up(api_server_arguments: Sequence[str] = ()) -> Cluster:
             _start(binaries, api_server_arguments, stamp)
         else:
             progress.note("the cluster is up already")
-    return Cluster(_control().kubeconfig, binaries.path("kubectl"), binaries.path("helm"), containerd())
+    return Cluster(control().kubeconfig, binaries.path("kubectl"), binaries.path("helm"), containerd())
 
 
 def down() -> None:
@@ -87,9 +87,9 @@ def containerd() -> Containerd:
     return Containerd(root=paths.cache() / "containerd", run=paths.cluster() / "containerd", host=FIRST)
 
 
-def control() -> ControlPlane:
+def control(api_server_arguments: Sequence[str] = ()) -> ControlPlane:
     """The cluster's control plane."""
-    return _control()
+    return ControlPlane(paths.cluster(), site=SITE, api_server_arguments=api_server_arguments)
 
 
 def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) -> None:
@@ -102,8 +102,7 @@ def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) 
             containerd().start(pause.image(binaries))
             pause.load(containerd(), binaries)
         with progress.step("starting the control plane"):
-            control = _control(api_server_arguments)
-            control.start(binaries)
+            control(api_server_arguments).start(binaries)
         with progress.step("starting the node"):
             _dns().start(binaries)
             _node().start(binaries)
@@ -121,21 +120,21 @@ def _problem(stamp: str) -> str:
     for process in _processes():
         if not processes.is_running(process):
             return f"{process.name} does not run; its log is {process.log}"
-    if not (_control().server.finds("/readyz") and containerd().answers() and _dns().answers()):
+    if not (control().server.finds("/readyz") and containerd().answers() and _dns().answers()):
         return "the API server, containerd or CoreDNS does not answer"
     return "" if _node().is_ready() else "the node is not ready"
 
 
 def _clear() -> None:
     _stamp_file().unlink(missing_ok=True)
-    second_node(_control()).leave()
+    SecondNode(control()).leave()
     _dns().stop()
     _node().stop()
     cgroups.kill()
     if containerd().answers():
         containerd().remove_containers()
     containerd().stop()
-    _control().stop()
+    control().stop()
     processes.kill(_strays())
     mounts.unmount_below(paths.cluster())
     cgroups.delete()
@@ -163,19 +162,15 @@ def _remove_links() -> None:
 
 
 def _processes() -> list[Process]:
-    return [*_control().processes, *containerd().processes, *_dns().processes, *_node().processes]
-
-
-def _control(api_server_arguments: Sequence[str] = ()) -> ControlPlane:
-    return ControlPlane(paths.cluster(), site=SITE, api_server_arguments=api_server_arguments)
+    return [*control().processes, *containerd().processes, *_dns().processes, *_node().processes]
 
 
 def _node() -> Node:
-    return Node(paths.cluster() / "node", FIRST, _control(), containerd())
+    return Node(paths.cluster() / "node", FIRST, control(), containerd())
 
 
 def _dns() -> Dns:
-    return Dns(paths.cluster() / "dns", _control())
+    return Dns(paths.cluster() / "dns", control())
 
 
 def _stamp(binaries: Binaries, api_server_arguments: Sequence[str]) -> str:

@@ -17,10 +17,6 @@ DATABASES = ("io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotte
 
 @dataclass(frozen=True)
 class SecondNode:
-    """Its images lie below `root`, everything else of it in folders below `directory`."""
-
-    root: Path
-    directory: Path
     control: ControlPlane
 
     def join(self, binaries: Binaries, first: Containerd) -> None:
@@ -28,7 +24,7 @@ class SecondNode:
         with progress.step("starting a second node"):
             self.leave()
             network.create_second()
-            _copy_images(first, self.root)
+            _copy_images(first, self.containerd.root)
             self.containerd.start(pause.image(binaries))
             self.node.start(binaries)
 
@@ -43,20 +39,16 @@ class SecondNode:
         for folder in (self.node.directory, self.containerd.run):
             mounts.unmount_below(folder)
             shutil.rmtree(folder, ignore_errors=True)
-        shutil.rmtree(self.root, ignore_errors=True)
+        shutil.rmtree(self.containerd.root, ignore_errors=True)
         network.delete_second()
 
     @property
     def node(self) -> Node:
-        return Node(self.directory / "second", network.SECOND, self.control, self.containerd, cgroups.SECOND)
+        return Node(paths.cluster() / "second", network.SECOND, self.control, self.containerd, cgroups.SECOND)
 
     @property
     def containerd(self) -> Containerd:
-        return Containerd(self.root, self.directory / "second-containerd", network.SECOND)
-
-
-def second_node(control: ControlPlane) -> SecondNode:
-    return SecondNode(paths.cache() / "second-containerd", paths.cluster(), control)
+        return Containerd(paths.cache() / "second-containerd", paths.cluster() / "second-containerd", network.SECOND)
 
 
 def _copy_images(source: Containerd, target: Path) -> None:

@@ -50,6 +50,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     was_up = not cluster.status().problem
     command = [sys.executable, "-m", "pseudoreal_dev", "prepare"]
     log = paths.logs() / "prepare.log"
+    log.unlink(missing_ok=True)
     with shell.open_log(log) as out:
         # In a session of its own, so that what it started can be ended with it.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)

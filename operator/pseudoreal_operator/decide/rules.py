@@ -175,13 +175,13 @@ def lost(case: Case) -> Step | None:
     if pod is None:
         return None
     where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
-    return _judged(case, case.job.name, where)
+    return _judged(case, where)
 
 
 def attempt_failed(case: Case) -> Step | None:
     if case.job is None or case.job.state is not JobState.FAILED:
         return None
-    return _judged(case, case.job.name)
+    return _judged(case)
 
 
 def vanished(case: Case) -> Step | None:
@@ -289,8 +289,8 @@ def _is_stuck(pod: Pod, now: datetime) -> bool:
     return now >= clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
 
 
-def _judged(case: Case, job_name: str, more: str = "") -> Step:
-    verdict = classify(job_name, case.pods, case.spec.restart.rules)
+def _judged(case: Case, more: str = "") -> Step:
+    verdict = classify(case.job_name, case.pods, case.spec.restart.rules)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
         memory = results.with_checkpoints(case.status, case.pods)

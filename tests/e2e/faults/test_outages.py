@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from pseudoreal_dev import binaries, cluster, network
 from pseudoreal_dev.kubectl import Kubernetes
-from pseudoreal_dev.second_node import SecondNode, second_node
+from pseudoreal_dev.second_node import SecondNode
 
 from tests.e2e.faults.undisturbed import REAL, Undisturbed
 from tests.e2e.job import Job, wait_for
@@ -54,7 +54,7 @@ def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job
 
 @pytest.fixture
 def other_node(kubernetes: Kubernetes) -> Iterator[SecondNode]:
-    node = second_node(cluster.control())
+    node = SecondNode(cluster.control())
     node.join(binaries.build(), cluster.containerd())
     yield node
     node.leave()

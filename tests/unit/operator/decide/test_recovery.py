@@ -6,6 +6,7 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.tell.conditions import find
 
+from tests.unit.operator.decide.test_again import until
 from tests.unit.operator.decide.test_plan import begun, fail_attempt
 from tests.unit.operator.world import World, make_job
 
@@ -85,7 +86,7 @@ def test_a_pod_that_cannot_be_ended_obeys_the_user_s_rules() -> None:
 @pytest.mark.parametrize("exit_code", [0, 78])
 def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
     """Nothing else may happen to it, and its time to live begins."""
-    world = until_last(spec__deadlines={"ttlSecondsAfterFinished": 100})
+    world = until(World(make_job(spec__deadlines={"ttlSecondsAfterFinished": 100})), "real")
     for pod in world.alive():
         world.finish(pod, *([] if exit_code == 0 else ["InvalidJob"]))
     world.control()
@@ -113,18 +114,6 @@ def test_a_user_s_rule_fails_the_job_at_once() -> None:
     fail_attempt(world, exit_code=3)
     assert failed(world)[0] == "PodFailed"
     assert "A rule of spec.restart.rules says Fail." in failed(world)[1]
-
-
-def until_last(**changes: Any) -> World:
-    """The last phase runs."""
-    world = begun(**changes)
-    while world.status.phase != "real":
-        world.finish_all()
-        world.settle()
-        world.control()
-        world.start_pods()
-        world.settle()
-    return world
 
 
 def unstarted(**changes: Any) -> World:
