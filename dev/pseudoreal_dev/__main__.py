@@ -1,3 +1,3 @@
-from .cli import main
+from pseudoreal_dev.cli import main
 
 main()

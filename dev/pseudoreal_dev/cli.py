@@ -4,9 +4,13 @@ import sys
 
 import click
 
-from . import binaries, cluster, demo, generated, images, packages, preflight, target
-from .errors import DevError
-from .progress import progress
+from pseudoreal_dev import generated
+from pseudoreal_dev.cluster import binaries, cluster, preflight
+from pseudoreal_dev.demo import demo, target
+from pseudoreal_dev.images import images
+from pseudoreal_dev.machine import packages
+from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.progress import progress
 
 
 @click.group(help="A real single-node Kubernetes on this machine, and the images that run on it.")

@@ -5,10 +5,11 @@ from pathlib import Path
 
 from pseudoreal_api import crd, reference
 
-from . import binaries, paths, shell
-from .chart import CHART
-from .errors import DevError
-from .progress import progress
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.demo.chart import CHART
+from pseudoreal_dev.machine import paths, shell
+from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.progress import progress
 
 COPIES = (
     paths.REPOSITORY / "crds" / crd.FILE_NAME,

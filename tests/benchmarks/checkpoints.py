@@ -24,7 +24,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_api.resolved import CheckpointPolicy, JobIdentity
-from pseudoreal_dev.progress import progress
+from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
 from pseudoreal_trainer.checkpoint.store import CheckpointStore

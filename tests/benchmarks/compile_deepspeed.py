@@ -3,8 +3,8 @@
 import shutil
 import sys
 
-from pseudoreal_dev import packages, paths, shell
-from pseudoreal_dev.progress import Cost, progress
+from pseudoreal_dev.machine import packages, paths, shell
+from pseudoreal_dev.machine.progress import Cost, progress
 
 from tests.benchmarks.environment import ENVIRONMENT, EXTENSIONS
 

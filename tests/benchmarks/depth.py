@@ -10,7 +10,7 @@ from statistics import median
 
 import torch
 from pseudoreal_api.model_spec import FeedForward, Model
-from pseudoreal_dev.progress import progress
+from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.ranks import Ranks
 from pydantic import BaseModel, TypeAdapter
 

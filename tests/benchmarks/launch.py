@@ -4,7 +4,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pseudoreal_dev import shell
+from pseudoreal_dev.machine import shell
 from pydantic import TypeAdapter
 
 from tests.benchmarks.cases import RANKS, Case

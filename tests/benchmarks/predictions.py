@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pseudoreal_api.model_spec import FeedForward, Model
-from pseudoreal_dev.progress import progress
+from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.measure.machine import measure_machine
 from pseudoreal_trainer.plan.hardware import HardwareProfile
 from pseudoreal_trainer.plan.layout import Layout

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from pseudoreal_dev.progress import progress
+from pseudoreal_dev.machine.progress import progress
 
 from tests.benchmarks import checkpoints, depth, predictions, step_times
 from tests.benchmarks.results import TRAINER, Machine, read

@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import median
 
 import click
-from pseudoreal_dev.errors import DevError
-from pseudoreal_dev.progress import progress
+from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.progress import progress
 
 from tests.benchmarks import agreement, launch, machine
 from tests.benchmarks.cases import MODELS, Case, all_cases

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev import cluster, paths, shell
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster import cluster
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.machine import paths, shell
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 import pytest
 from pseudoreal_api.names import LABEL_JOB, LABEL_ROLE, work_directory
 from pseudoreal_api.status import Condition, PseudoRealJobStatus
-from pseudoreal_dev.follow import read_status
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.demo.follow import read_status
 
 from tests.e2e import machine
 from tests.jobs import good_job

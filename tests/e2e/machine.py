@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pseudoreal_dev import paths, processes
-from pseudoreal_dev.example import create_host_volume
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.demo.example import create_host_volume
+from pseudoreal_dev.machine import paths, processes
 
 RANK = "-m pseudoreal_trainer.worker"
 """In the command line of a rank; not in that of torchrun, which says --module."""

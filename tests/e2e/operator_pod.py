@@ -2,8 +2,9 @@
 
 from typing import Any
 
-from pseudoreal_dev import chart, images
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.demo import chart
+from pseudoreal_dev.images import images
 
 from tests.e2e.job import wait_for
 

@@ -5,8 +5,11 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from pseudoreal_dev import chart, cluster, images, paths
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster import cluster
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.demo import chart
+from pseudoreal_dev.images import images
+from pseudoreal_dev.machine import paths
 
 PREVIOUS = "a68a4a9"
 """The last commit of release 0.1.0."""

@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from pseudoreal_dev import job_logs, report
+from pseudoreal_dev.demo import job_logs, report
 
 from tests.e2e.conftest import Demo
 from tests.e2e.job import NAMESPACE, Job

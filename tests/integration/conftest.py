@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
-from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_dev.cluster.control_plane import ControlPlane
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from pseudoreal_api import crd
 from pseudoreal_api.spec import PseudoRealJob
-from pseudoreal_dev import binaries, paths
-from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+from pseudoreal_dev.machine import paths
 
 from tests.jobs import BadJob, bad_jobs, example_jobs, good_job
 

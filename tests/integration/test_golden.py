@@ -4,8 +4,8 @@ import json
 import subprocess
 
 import pytest
-from pseudoreal_dev import binaries
-from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.cluster.control_plane import ControlPlane
 
 from tests import golden
 

@@ -8,7 +8,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from pseudoreal_dev.progress import progress
+from pseudoreal_dev.machine.progress import progress
 
 from tests.benchmarks.method.experiments import EXPERIMENTS, SEEDS, Experiment
 from tests.benchmarks.method.lives import Life, live_family, quiet

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster.kubectl import Kubernetes
 
 from tests.e2e.faults.undisturbed import SPEC, Undisturbed
 from tests.e2e.job import CLAIM, Job, applied

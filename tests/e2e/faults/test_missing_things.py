@@ -5,8 +5,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev import cluster, mounts, shell
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster import cluster
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.machine import mounts, shell
 
 from tests.e2e.faults.undisturbed import Undisturbed
 from tests.e2e.job import IN_NAMESPACE, Job

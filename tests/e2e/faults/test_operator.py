@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev import chart
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.demo import chart
 
 from tests.e2e import machine
 from tests.e2e.faults.undisturbed import REAL, Undisturbed

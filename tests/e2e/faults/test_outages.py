@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from pseudoreal_dev import binaries, cluster, network
-from pseudoreal_dev.kubectl import Kubernetes
-from pseudoreal_dev.second_node import SecondNode
+from pseudoreal_dev.cluster import binaries, cluster, network
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.cluster.second_node import SecondNode
 
 from tests.e2e.faults.undisturbed import REAL, Undisturbed
 from tests.e2e.job import Job, wait_for

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 import pytest
-from pseudoreal_dev.kubectl import Kubernetes
+from pseudoreal_dev.cluster.kubectl import Kubernetes
 
 from tests.e2e.job import IN_NAMESPACE, Job, wait_for
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev import processes
-from pseudoreal_dev.binaries import build
-from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_dev.cluster.binaries import build
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+from pseudoreal_dev.machine import processes
 
 pytestmark = pytest.mark.integration
 

@@ -4,7 +4,8 @@ import subprocess
 from typing import Any
 
 import yaml
-from pseudoreal_dev import binaries, paths
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.machine import paths
 
 Json = dict[str, Any]
 

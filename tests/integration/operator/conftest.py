@@ -17,9 +17,10 @@ import pytest
 from kubernetes import client, config
 from pseudoreal_api import crd
 from pseudoreal_api.reports import REPORT_PATH
-from pseudoreal_dev import binaries, paths
-from pseudoreal_dev.certificates import Authority
-from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.cluster.certificates import Authority
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+from pseudoreal_dev.machine import paths
 
 from tests.integration.operator import chart
 from tests.integration.operator.cluster import Cluster, wait_for

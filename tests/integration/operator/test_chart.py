@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 from pseudoreal_api.reports import REPORT_PATH, REPORT_URL
-from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.integration.operator import chart

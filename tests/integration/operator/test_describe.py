@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from pseudoreal_api.reports import PodReport
-from pseudoreal_dev import binaries, paths
-from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+from pseudoreal_dev.machine import paths
 
 from tests.integration.operator.cluster import Cluster, Job, complete_stage, wait_for
 from tests.integration.operator.endpoint import Reporter, progress, sign

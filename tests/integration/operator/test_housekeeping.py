@@ -6,8 +6,8 @@ import sys
 import time
 
 import pytest
-from pseudoreal_dev import binaries
-from pseudoreal_dev.control_plane import ControlPlane
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.cluster.control_plane import ControlPlane
 
 from tests.integration.operator.cluster import Cluster, Job, wait_for
 from tests.integration.operator.conftest import Operator

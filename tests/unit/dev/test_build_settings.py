@@ -1,7 +1,8 @@
 import io
 from pathlib import Path
 
-from pseudoreal_dev import base_image, build_settings, mounts
+from pseudoreal_dev.images import base_image, build_settings
+from pseudoreal_dev.machine import mounts
 
 
 def test_the_environments_pip_settings_win_over_the_files() -> None:

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev.content_hash import hash_files, list_files
+from pseudoreal_dev.machine.content_hash import hash_files, list_files
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pseudoreal_dev.follow import describe, read_status
+from pseudoreal_dev.demo.follow import describe, read_status
 
 
 def _status(phase: str, **more: Any) -> Any:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_dev import images, layout
+from pseudoreal_dev.images import images, layout
 
 digests = st.lists(st.sampled_from([f"sha256:{number:064x}" for number in range(6)]), min_size=1)
 

@@ -2,7 +2,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev.preflight import GIB, Machine, problems
+from pseudoreal_dev.cluster.preflight import GIB, Machine, problems
 
 FIT = Machine(
     system="Linux",

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev import processes
-from pseudoreal_dev.processes import Process
+from pseudoreal_dev.machine import processes
+from pseudoreal_dev.machine.processes import Process
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from pseudoreal_dev.progress import Cost, Progress, Timing, last_line, totals
+from pseudoreal_dev.machine.progress import Cost, Progress, Timing, last_line, totals
 from rich.console import Console
 
 

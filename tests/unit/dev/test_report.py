@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_api.status import PseudoRealJobStatus
-from pseudoreal_dev import report
+from pseudoreal_dev.demo import report
 
 EVENTS: list[dict[str, Any]] = [
     {"event": "corpus", "order2_nats": 2.0},

@@ -14,7 +14,7 @@ from aiohttp import ClientError, ClientResponse, ClientSession
 from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.reports import REPORT_BYTES, REPORT_PATH, PodReport, RankSign, ReportAnswer
-from pseudoreal_dev.certificates import Authority
+from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.observed import Role, Run
 from pseudoreal_operator.reports import server

@@ -1,0 +1,1 @@
+"""The local Kubernetes: its programs, a control plane, nodes with containerd, kubelet and a network of their own."""

@@ -1,0 +1,187 @@
+"""The whole cluster on this machine: up, down, status."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_dev.cluster import cgroups, network, pause
+from pseudoreal_dev.cluster.binaries import Binaries, build
+from pseudoreal_dev.cluster.containerd import Containerd
+from pseudoreal_dev.cluster.control_plane import ControlPlane, Site
+from pseudoreal_dev.cluster.dns import Dns
+from pseudoreal_dev.cluster.network import FIRST
+from pseudoreal_dev.cluster.node import Node
+from pseudoreal_dev.cluster.second_node import SecondNode
+from pseudoreal_dev.machine import mounts, paths, processes
+from pseudoreal_dev.machine.content_hash import hash_files
+from pseudoreal_dev.machine.lock import exclusive
+from pseudoreal_dev.machine.processes import Process
+from pseudoreal_dev.machine.progress import progress
+
+CONTEXT = "pseudoreal-local"
+SITE = Site(
+    address=FIRST.address,
+    bind="0.0.0.0",
+    api_port=6443,
+    etcd_port=2379,
+    etcd_peer_port=2380,
+    prefix=FIRST.inside,
+    context=CONTEXT,
+    has_nodes=True,
+)
+# A change in one of these makes another cluster.
+SOURCES = (
+    *("certificates.py", "cgroups.py", "cluster.py", "containerd.py", "control_plane.py"),
+    *("dns.py", "dns.yaml", "network.py", "node.py", "node_files.py", "pause.py"),
+)
+STRAY_LINKS = ((Path("/var/log/containers"), "*.log"), (Path("/var/lib/cni/results"), "pseudoreal-*"))
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A running cluster: its kubeconfig, and clients of its own version."""
+
+    kubeconfig: Path
+    kubectl: Path
+    helm: Path
+    containerd: Containerd
+
+
+@dataclass(frozen=True)
+class Status:
+    """What `status` found; `problem` is empty when the cluster is healthy."""
+
+    processes: tuple[tuple[Process, bool], ...]
+    problem: str
+
+
+def up(api_server_arguments: Sequence[str] = ()) -> Cluster:
+    """Brings the cluster up, or leaves a healthy one alone. Whatever is half up is cleared away first.
+
+    Raises DevError, with the end of a log, when a part does not come up.
+    """
+    binaries = build()
+    stamp = _stamp(binaries, api_server_arguments)
+    with exclusive("cluster"):
+        if _problem(stamp):
+            _start(binaries, api_server_arguments, stamp)
+        else:
+            progress.note("the cluster is up already")
+    return Cluster(control().kubeconfig, binaries.path("kubectl"), binaries.path("helm"), containerd())
+
+
+def down() -> None:
+    """Ends the cluster and removes what it left; its images stay. Without a cluster it does nothing."""
+    with exclusive("cluster"), progress.step("stopping the cluster"):
+        _clear()
+
+
+def status() -> Status:
+    """What runs, and what is wrong."""
+    stamp = _stamp_file().read_text() if _stamp_file().exists() else ""
+    return Status(tuple((process, processes.is_running(process)) for process in _processes()), _problem(stamp))
+
+
+def containerd() -> Containerd:
+    """The cluster's containerd."""
+    return Containerd(root=paths.cache() / "containerd", run=paths.cluster() / "containerd", host=FIRST)
+
+
+def control(api_server_arguments: Sequence[str] = ()) -> ControlPlane:
+    """The cluster's control plane."""
+    return ControlPlane(paths.cluster(), site=SITE, api_server_arguments=api_server_arguments)
+
+
+def _start(binaries: Binaries, api_server_arguments: Sequence[str], stamp: str) -> None:
+    with progress.step("starting the cluster"):
+        with progress.step("clearing what an earlier run left"):
+            _clear()
+            mounts.remove([_logs()])
+        with progress.step("starting the network and containerd"):
+            network.create()
+            containerd().start(pause.image(binaries))
+            pause.load(containerd(), binaries)
+        with progress.step("starting the control plane"):
+            control(api_server_arguments).start(binaries)
+        with progress.step("starting the node"):
+            _dns().start(binaries)
+            _node().start(binaries)
+        _stamp_file().write_text(stamp)
+
+
+def _problem(stamp: str) -> str:
+    """Why the cluster is not the healthy one that the stamp describes; "" if it is."""
+    if not _stamp_file().exists():
+        return "the cluster is not up"
+    if _stamp_file().read_text() != stamp:
+        return "the cluster was started from other programs or settings"
+    if not FIRST.exists:
+        return f"the network namespace {FIRST.namespace} is gone"
+    for process in _processes():
+        if not processes.is_running(process):
+            return f"{process.name} does not run; its log is {process.log}"
+    if not (control().server.finds("/readyz") and containerd().answers() and _dns().answers()):
+        return "the API server, containerd or CoreDNS does not answer"
+    return "" if _node().is_ready() else "the node is not ready"
+
+
+def _clear() -> None:
+    _stamp_file().unlink(missing_ok=True)
+    SecondNode(control()).leave()
+    _dns().stop()
+    _node().stop()
+    cgroups.kill()
+    if containerd().answers():
+        containerd().remove_containers()
+    containerd().stop()
+    control().stop()
+    processes.kill(_strays())
+    mounts.unmount_below(paths.cluster())
+    cgroups.delete()
+    network.delete()
+    mounts.remove(path for path in paths.cluster().glob("*") if path != _logs())
+    _remove_links()
+
+
+def _strays() -> list[int]:
+    """Processes of ours without a record: the tooling was killed between their start and its note of it."""
+    ours = (str(paths.binaries()), "containerd")
+    return [
+        pid
+        for pid, words in processes.command_lines()
+        if words and words[0].startswith(ours) and any(str(paths.cluster()) in word for word in words)
+    ]
+
+
+def _remove_links() -> None:
+    """Removes what the kubelet and the CNI plugins write at fixed places of the machine."""
+    for folder, pattern in STRAY_LINKS:
+        for path in folder.glob(pattern):
+            if not path.is_symlink() or os.readlink(path).startswith(str(paths.cluster())):
+                path.unlink()
+
+
+def _processes() -> list[Process]:
+    return [*control().processes, *containerd().processes, *_dns().processes, *_node().processes]
+
+
+def _node() -> Node:
+    return Node(paths.cluster() / "node", FIRST, control(), containerd())
+
+
+def _dns() -> Dns:
+    return Dns(paths.cluster() / "dns", control())
+
+
+def _stamp(binaries: Binaries, api_server_arguments: Sequence[str]) -> str:
+    """Changes when the programs, their settings or the files that set them up change."""
+    return hash_files(Path(__file__).parent, SOURCES, [binaries.folder.name, *api_server_arguments])
+
+
+def _logs() -> Path:
+    return paths.cluster() / "logs"
+
+
+def _stamp_file() -> Path:
+    return paths.cluster() / "stamp"

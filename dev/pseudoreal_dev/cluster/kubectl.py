@@ -1,0 +1,67 @@
+"""Talks to one named cluster, never to whatever the current context happens to be."""
+
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_dev.machine import shell
+
+
+@dataclass(frozen=True)
+class Kubernetes:
+    """The programs and the arguments that reach one cluster."""
+
+    kubectl: tuple[str, ...]
+    helm: tuple[str, ...]
+
+    @classmethod
+    def of_kubeconfig(cls, kubeconfig: Path, kubectl: Path, helm: Path) -> "Kubernetes":
+        option = f"--kubeconfig={kubeconfig}"
+        return cls((str(kubectl), option), (str(helm), option))
+
+    @classmethod
+    def of_context(cls, context: str) -> "Kubernetes":
+        return cls(("kubectl", f"--context={context}"), ("helm", f"--kube-context={context}"))
+
+    def run(self, *arguments: str) -> str:
+        """What `kubectl arguments` prints. Raises CommandFailed."""
+        return shell.output([*self.kubectl, *arguments])
+
+    def find(self, *arguments: str) -> dict[str, Any] | None:
+        """The object that `kubectl get arguments` names; None if there is none."""
+        text = self.run("get", *arguments, "--ignore-not-found", "--output=json")
+        return json.loads(text) if text.strip() else None
+
+    def items(self, *arguments: str) -> list[dict[str, Any]]:
+        """The objects that `kubectl get arguments` lists."""
+        listed: list[dict[str, Any]] = json.loads(self.run("get", *arguments, "--output=json"))["items"]
+        return listed
+
+    def apply(self, manifest: Mapping[str, Any]) -> None:
+        """Applies one object. Raises CommandFailed with the server's answer."""
+        self._apply("-", json.dumps(manifest))
+
+    def apply_file(self, path: Path) -> None:
+        """Applies a file of objects. Raises CommandFailed with the server's answer."""
+        self._apply(str(path), None)
+
+    def run_helm(self, *arguments: str) -> str:
+        """What `helm arguments` prints. Raises CommandFailed."""
+        return shell.output([*self.helm, *arguments])
+
+    def _apply(self, file: str, text: str | None) -> None:
+        command = [
+            *self.kubectl,
+            "apply",
+            "--server-side",
+            "--field-manager=pseudoreal-demo",
+            "--force-conflicts",
+            "-f",
+        ]
+        done = subprocess.run([*command, file], input=text, capture_output=True, text=True, env=os.environ)
+        if done.returncode != 0:
+            raise shell.CommandFailed(f"kubectl apply failed: {done.stderr.strip()}")

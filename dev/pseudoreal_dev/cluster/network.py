@@ -1,0 +1,134 @@
+"""The network namespaces of the cluster's nodes, from which no packet leaves the machine.
+
+The first node's is joined to the machine; that of a second node is joined to the first, which forwards for it.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_dev.machine import shell
+
+HOST_DEVICE = "pseudoreal0"
+HOST_ADDRESS = "198.18.0.1"
+SECOND_DEVICE = "second"
+SECOND_GATEWAY = "198.18.0.5"
+LINKS = "198.18.0.0/29"
+POD_NETWORK = "10.244.0.0/16"
+SERVICE_NETWORK = "10.96.0.0/16"
+CHAIN = "PSEUDOREAL"
+
+
+@dataclass(frozen=True)
+class Host:
+    """A node as the network knows it. `pods` is the subnet of its pods."""
+
+    node: str
+    namespace: str
+    address: str
+    pods: str
+
+    @property
+    def inside(self) -> tuple[str, ...]:
+        """What to put before a command. Not `ip netns exec`: that remounts /sys, and the cgroups are gone."""
+        return ("nsenter", f"--net={self.handle}")
+
+    @property
+    def handle(self) -> Path:
+        return Path("/run/netns") / self.namespace
+
+    @property
+    def exists(self) -> bool:
+        """Whether the namespace is there; a handle that outlived a crash is a file without one."""
+        return self.handle.exists()
+
+
+FIRST = Host("pseudoreal-node", "pseudoreal", "198.18.0.2", "10.244.0.0/24")
+SECOND = Host("pseudoreal-second", "pseudoreal-second", "198.18.0.6", "10.244.1.0/24")
+
+
+def create() -> None:
+    """Makes the first node's namespace and the pair of devices that joins it to this machine."""
+    _add(FIRST)
+    shell.output(["ip", "link", "add", HOST_DEVICE, "type", "veth", *_peer(FIRST)])
+    shell.output(["ip", "address", "add", f"{HOST_ADDRESS}/30", "dev", HOST_DEVICE])
+    shell.output(["ip", "link", "set", HOST_DEVICE, "up"])
+    _bring_up(FIRST)
+    # Nothing answers there, but the kubelet, the API server and kube-proxy choose their address by a default route.
+    _ip(FIRST, "route", "add", "default", "dev", "eth0")
+    # The address of a pod that is gone is answered at once.
+    _ip(FIRST, "route", "add", "unreachable", POD_NETWORK)
+    _close()
+
+
+def create_second() -> None:
+    """Makes the second node's namespace and joins it to the first one's."""
+    _add(SECOND)
+    _ip(FIRST, "link", "add", SECOND_DEVICE, "type", "veth", *_peer(SECOND))
+    _ip(FIRST, "address", "add", f"{SECOND_GATEWAY}/30", "dev", SECOND_DEVICE)
+    _bring_up(SECOND)
+    join_second()
+    _ip(SECOND, "route", "add", "default", "via", SECOND_GATEWAY)
+    _ip(SECOND, "route", "add", "unreachable", SECOND.pods)
+
+
+def join_second() -> None:
+    """Connects the second node."""
+    _ip(FIRST, "link", "set", SECOND_DEVICE, "up")
+    _ip(FIRST, "route", "add", SECOND.pods, "via", SECOND.address)
+
+
+def cut_second() -> None:
+    """Pulls the second node's cable: everything on it runs on, and nobody hears of it."""
+    _ip(FIRST, "link", "set", SECOND_DEVICE, "down")
+
+
+def delete_second() -> None:
+    """Removes what `create_second` made, as far as it is there."""
+    _delete(SECOND)
+    shell.succeeds(["ip", "-n", FIRST.namespace, "link", "delete", SECOND_DEVICE])
+
+
+def delete() -> None:
+    """Removes what `create` made, as far as it is there."""
+    _delete(FIRST)
+    # The kernel takes the pair away with its namespace, a moment later; whichever deletes it first is right.
+    shell.succeeds(["ip", "link", "delete", HOST_DEVICE])
+
+
+def _delete(host: Host) -> None:
+    if host.exists:
+        shell.output(["ip", "netns", "delete", host.namespace])
+
+
+def _add(host: Host) -> None:
+    shell.output(["ip", "netns", "add", host.namespace])
+    shell.output([*host.inside, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
+
+
+def _bring_up(host: Host) -> None:
+    _ip(host, "address", "add", f"{host.address}/30", "dev", "eth0")
+    for device in ("lo", "eth0"):
+        _ip(host, "link", "set", device, "up")
+
+
+def _peer(host: Host) -> tuple[str, ...]:
+    return ("peer", "name", "eth0", "netns", host.namespace)
+
+
+def _close() -> None:
+    """Refuses, at once rather than after a time-out, whatever is not for the cluster."""
+    _iptables("-N", CHAIN)
+    # The last two: a packet to a Service keeps its first way out, eth0, in the rules that follow its redirection.
+    for network in (LINKS, POD_NETWORK, SERVICE_NETWORK):
+        _iptables("-A", CHAIN, "-d", network, "-j", "RETURN")
+    _iptables("-A", CHAIN, "-j", "REJECT")
+    for chain in ("OUTPUT", "FORWARD"):
+        _iptables("-I", chain, "-o", "eth0", "-j", CHAIN)
+
+
+def _iptables(*words: str) -> None:
+    shell.output([*FIRST.inside, "iptables", "-w", *words])
+
+
+def _ip(host: Host, *words: str) -> None:
+    shell.output(["ip", "-n", host.namespace, *words])

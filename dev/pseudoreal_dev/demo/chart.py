@@ -1,0 +1,39 @@
+"""The Helm chart, installed from this checkout."""
+
+from pathlib import Path
+
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.machine import paths, shell
+from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.progress import progress
+
+CHART = paths.REPOSITORY / "charts" / "pseudoreal"
+RELEASE = NAMESPACE = "pseudoreal"
+
+
+def install(kubernetes: Kubernetes, operator_image: str, trainer_image: str, chart: Path = CHART) -> None:
+    """Installs the chart, or upgrades to it, and waits until the operator is ready."""
+    values = []
+    for part, image in (("operator", operator_image), ("trainer", trainer_image)):
+        repository, _, tag = image.rpartition(":")
+        values += [f"--set={part}.image.repository={repository}", f"--set-string={part}.image.tag={tag}"]
+    with progress.step("helm install"):
+        namespace = [f"--namespace={NAMESPACE}", "--create-namespace"]
+        try:
+            kubernetes.run_helm(
+                "upgrade", "--install", RELEASE, str(chart), *namespace, "--wait", "--timeout=3m", *values
+            )
+        except shell.CommandFailed as error:
+            raise DevError(f"{error}\n{_operator_state(kubernetes)}") from error
+
+
+def _operator_state(kubernetes: Kubernetes) -> str:
+    """What there is to see of an operator that does not come up."""
+    shown = []
+    for command in (("get", "pods"), ("describe", "pods"), ("logs", f"deployment/{RELEASE}", "--tail=20")):
+        try:
+            text = kubernetes.run(*command, f"--namespace={NAMESPACE}")
+        except shell.CommandFailed as error:
+            text = str(error)
+        shown.append(f"$ kubectl -n {NAMESPACE} {' '.join(command)}\n{text}")
+    return "\n".join(shown)

@@ -1,0 +1,101 @@
+"""Follows a PseudoRealJob to its end, with a live line."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pseudoreal_api.status import Progress, PseudoRealJobStatus
+from rich.live import Live
+from rich.text import Text
+
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.progress import progress
+
+POLL_SECONDS = 1.0
+PLAIN_LINE_SECONDS = 5.0
+TERMINAL = ("Succeeded", "Failed")
+
+
+def follow(kubernetes: Kubernetes, job: str, namespace: str, deadline_seconds: float) -> PseudoRealJobStatus:
+    """The job's last status. Raises DevError when the job fails or is not done in time."""
+    started = time.monotonic()
+
+    def elapsed() -> float:
+        return time.monotonic() - started
+
+    status = PseudoRealJobStatus()
+    with _Display() as show:
+        while status.phase not in TERMINAL:
+            if elapsed() > deadline_seconds:
+                raise DevError(f"{job} was not done within {deadline_seconds:.0f} s: {waiting_for(status)}")
+            time.sleep(POLL_SECONDS)
+            status = read_status(kubernetes.find("pseudorealjob", job, f"--namespace={namespace}"))
+            show(describe(status, elapsed()))
+    if status.phase == "Failed":
+        raise DevError(f"{job} failed: {waiting_for(status)}")
+    return status
+
+
+def read_status(found: dict[str, Any] | None) -> PseudoRealJobStatus:
+    return PseudoRealJobStatus.model_validate((found or {}).get("status", {}))
+
+
+def describe(status: PseudoRealJobStatus, seconds: float) -> str:
+    """One line for people: phase, step, loss and the time that is left, or what is waited for."""
+    parts = [f"{seconds:5.0f}s", f"{status.phase:<11}"]
+    training = any(phase.name == status.phase for phase in status.phases) or status.phase in TERMINAL
+    if status.progress and training:
+        parts.append(_training(status.progress))
+    else:
+        parts.append(waiting_for(status))
+    return "  ".join(parts)
+
+
+def waiting_for(status: PseudoRealJobStatus) -> str:
+    """The message of the condition that explains why the job does not train."""
+    conditions = {condition.type: condition for condition in status.conditions}
+    failed, progressing = conditions.get("Failed"), conditions.get("Progressing")
+    if failed and failed.status == "True":
+        return f"{failed.reason}: {failed.message}"
+    return progressing.message if progressing else "waiting for the operator"
+
+
+def _training(now: Progress) -> str:
+    parts = [f"step {now.step}/{now.total_steps}", f"loss {now.loss}"]
+    if now.validation_loss:
+        parts.append(f"validation {now.validation_loss}")
+    if now.tokens_per_second:
+        parts.append(f"{float(now.tokens_per_second):,.0f} tokens/s")
+    if now.remaining_seconds is not None:
+        parts.append(f"phase ends in {now.remaining_seconds}s")
+    return "  ".join(parts)
+
+
+class _Display:
+    """A line that is rewritten on a terminal; elsewhere a line when the phase changes and every few seconds."""
+
+    def __init__(self) -> None:
+        self._live = Live(console=progress.console, transient=True) if progress.console.is_terminal else None
+        self._last = ("", -PLAIN_LINE_SECONDS)
+
+    def __enter__(self) -> Callable[[str], None]:
+        if self._live:
+            self._live.start()
+            return self._rewrite
+        return self._print
+
+    def __exit__(self, *_: object) -> None:
+        if self._live:
+            self._live.stop()
+
+    def _rewrite(self, line: str) -> None:
+        assert self._live
+        self._live.update(Text(line, style="cyan", no_wrap=True), refresh=True)
+
+    def _print(self, line: str) -> None:
+        phase, shown = self._last
+        now, current = time.monotonic(), line.split()[1]
+        if current != phase or now - shown >= PLAIN_LINE_SECONDS:
+            progress.note(line)
+            self._last = (current, now)

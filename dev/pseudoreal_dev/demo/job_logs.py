@@ -1,0 +1,41 @@
+"""Reads what the trainer pods of a job said, through their logs."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pseudoreal_api.names import LABEL_JOB, LABEL_ROLE
+
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+
+Event = dict[str, Any]
+
+
+def events(kubernetes: Kubernetes, job: str, namespace: str) -> list[Event]:
+    """The structured log lines of rank 0 of every attempt at every phase, oldest attempt first."""
+    pods = kubernetes.items("pods", f"--namespace={namespace}", f"--selector={LABEL_JOB}={job}")
+    first = [pod for pod in pods if _is_rank_0(pod) and pod["metadata"]["labels"].get(LABEL_ROLE) == "train"]
+    ordered = sorted(first, key=lambda pod: pod["metadata"]["creationTimestamp"])
+    return [event for pod in ordered for event in _parse(_log(kubernetes, pod["metadata"]["name"], namespace))]
+
+
+def named(found: Sequence[Event], name: str) -> list[Event]:
+    return [event for event in found if event.get("event") == name]
+
+
+def _is_rank_0(pod: dict[str, Any]) -> bool:
+    return bool(pod["metadata"].get("annotations", {}).get("batch.kubernetes.io/job-completion-index") == "0")
+
+
+def _log(kubernetes: Kubernetes, pod: str, namespace: str) -> str:
+    return kubernetes.run("logs", pod, f"--namespace={namespace}", "--tail=-1")
+
+
+def _parse(log: str) -> Iterator[Event]:
+    for line in log.splitlines():
+        if line.startswith("{"):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            yield event

@@ -1,0 +1,82 @@
+"""What the demo shows at the end: the losses of each phase, a picture of them, and a sample of text."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
+from rich.table import Table
+
+from pseudoreal_dev.demo.job_logs import Event, named
+
+
+@dataclass(frozen=True)
+class Result:
+    """The figures of a finished job; losses in nats per byte."""
+
+    baseline: float
+    validation_loss: float
+    delinked: tuple[tuple[str, str], ...]
+    """Validation loss right before and right after each delink, as reported."""
+
+    @property
+    def better_by(self) -> float:
+        """Share of the baseline's loss that the model saves."""
+        return 1 - self.validation_loss / self.baseline
+
+
+def result(status: PseudoRealJobStatus, events: Sequence[Event]) -> Result:
+    baseline = float(named(events, "corpus")[0]["order2_nats"])
+    pairs = zip(status.phases, status.phases[1:], strict=False)
+    delinked = tuple((before.validation_loss or "", after.start_validation_loss or "") for before, after in pairs)
+    return Result(baseline, float(status.phases[-1].validation_loss or "nan"), delinked)
+
+
+def losses(phases: Iterable[PhaseStatus]) -> Table:
+    columns = ("phase", "last step", "loss", "validation loss at its start", "at its end", "checkpoint")
+    table = Table(*columns, title="Losses, in nats per byte")
+    for phase in phases:
+        values = (phase.step, phase.loss, phase.start_validation_loss, phase.validation_loss, phase.end_checkpoint)
+        table.add_row(phase.name, *("" if value is None else str(value) for value in values))
+    return table
+
+
+def sentences(found: Result) -> list[str]:
+    lines = [
+        f"validation loss {found.validation_loss:.4f} against {found.baseline:.4f} of an order-2 byte model on the same"
+        f" text: {found.better_by:.0%} lower"
+    ]
+    lines += [f"delinking changed nothing: {before} before, {after} after" for before, after in found.delinked]
+    return lines
+
+
+def draw(events: Sequence[Event], baseline: float, path: Path) -> None:
+    """Loss against step, a colour for each phase, as a picture."""
+    import matplotlib.pyplot as plt
+
+    plt.switch_backend("Agg")
+    figure, axes = plt.subplots(figsize=(9, 5))
+    reports = named(events, "progress")
+    for phase in dict.fromkeys(report["phase"] for report in reports):
+        own = [report for report in reports if report["phase"] == phase]
+        line = axes.plot([r["step"] for r in own], [r["loss"] for r in own], alpha=0.45, label=f"{phase}: training")
+        measured = _measurements(own)
+        axes.plot(
+            [r["step"] for r in measured],
+            [r["validation_loss"] for r in measured],
+            marker="o",
+            color=line[0].get_color(),
+            label=f"{phase}: validation",
+        )
+    axes.axhline(baseline, color="grey", linestyle="--", label="order-2 byte model")
+    axes.set(xlabel="step", ylabel="loss (nats per byte)", title="PseudoRealJob quickstart")
+    axes.legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, bbox_inches="tight")
+    plt.close(figure)
+
+
+def _measurements(reports: Sequence[Event]) -> list[Event]:
+    """The reports in which the validation loss is new; the others repeat the one before."""
+    before = [None, *(report.get("validation_loss") for report in reports)]
+    return [r for r, last in zip(reports, before, strict=False) if r.get("validation_loss") not in (None, last)]

@@ -1,0 +1,90 @@
+"""Where the demo runs: the cluster of this machine, or one that the user has."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pseudoreal_dev.cluster import binaries, cluster, preflight
+from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.demo.chart import RELEASE
+from pseudoreal_dev.images import images
+from pseudoreal_dev.machine import packages, paths, shell
+from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.progress import Cost, progress
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cluster that is up, and images that it can run."""
+
+    kubernetes: Kubernetes
+    operator_image: str
+    trainer_image: str
+    needs_host_volume: bool
+    """The cluster provisions no volumes itself."""
+    hints: tuple[str, ...]
+
+
+def local() -> Target:
+    """The cluster of this machine, brought up with both images on it. Raises DevError."""
+    preflight.require()
+    packages.install_missing()
+    with _images_in_background():
+        binaries.build()
+    built = [images.build(target) for target in images.Target]
+    running = cluster.up()
+    for image in built:
+        images.load(image, running.containerd)
+        images.drop_older(image, running.containerd)
+    kubernetes = Kubernetes.of_kubeconfig(running.kubeconfig, running.kubectl, running.helm)
+    hints = (
+        f"export KUBECONFIG={running.kubeconfig}; export PATH={running.kubectl.parent}:$PATH",
+        "kubectl get prj,jobs,pods; kubectl logs -l pseudoreal.dev/job-name=quickstart",
+        "kubectl explain prj.spec.phases",
+        "make cluster-down    stops the cluster; images and programs stay in the cache",
+    )
+    operator, trainer = (image.name for image in built)
+    return Target(kubernetes, operator, trainer, True, hints)
+
+
+@contextmanager
+def _images_in_background() -> Iterator[None]:
+    """Builds the images while the block compiles: the one waits for network and disk, the other for the processor."""
+    if binaries.are_cached():
+        yield
+        return
+    log = paths.logs() / "images.log"
+    with shell.open_log(log) as out:
+        command = [sys.executable, "-m", "pseudoreal_dev", "images", "--export"]
+        builder = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+    try:
+        yield
+        with progress.step("building the images", cost=Cost.FIRST_RUN, log=log):
+            # If it fails, the next step tries the same once more and says what is wrong.
+            builder.wait()
+    finally:
+        builder.terminate()
+        builder.wait()
+
+
+def given(context: str) -> Target:
+    """A cluster that the user has. Raises DevError for what is missing."""
+    missing = [
+        f"- {program} is not on the PATH; install it" for program in ("kubectl", "helm") if not shutil.which(program)
+    ]
+    missing += [
+        f"- {name} is not set; build the image from the Dockerfile, push it where the cluster can pull it, and set"
+        f" {name}=registry/name:tag"
+        for name in ("OPERATOR_IMAGE", "TRAINER_IMAGE")
+        if not os.environ.get(name)
+    ]
+    if missing:
+        raise DevError("\n".join([f"The demo cannot use the context {context} yet:", *missing]))
+    hints = (f"kubectl --context={context} get prj", f"helm --kube-context={context} uninstall {RELEASE} -n {RELEASE}")
+    return Target(
+        Kubernetes.of_context(context), os.environ["OPERATOR_IMAGE"], os.environ["TRAINER_IMAGE"], False, hints
+    )

@@ -1,0 +1,1 @@
+"""The images of the project: built by buildah, carried to containerd."""

@@ -1,0 +1,126 @@
+"""The project's two images: built from the Dockerfile, named by their content, given to the cluster."""
+
+import shutil
+from collections.abc import Mapping, Set
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from pseudoreal_dev.cluster.containerd import Containerd
+from pseudoreal_dev.images import base_image, build_settings, buildah, layout
+from pseudoreal_dev.machine import paths
+from pseudoreal_dev.machine.content_hash import hash_files, list_files
+from pseudoreal_dev.machine.lock import exclusive
+from pseudoreal_dev.machine.progress import Cost, progress
+
+# Some dozen small layers, or one torch too many.
+STORAGE_LIMIT_BYTES = 12 * 1024**3
+
+
+class Target(StrEnum):
+    """A target of the Dockerfile."""
+
+    OPERATOR = "operator"
+    TRAINER = "trainer"
+
+
+# Nothing else is shown to a build, so nothing else can change its result.
+COMMON = ("Dockerfile", ".dockerignore", "crds/pseudoreal_api")
+CONTEXT: Mapping[Target, tuple[str, ...]] = {
+    Target.OPERATOR: (*COMMON, "requirements/operator.txt", "operator/pseudoreal_operator"),
+    Target.TRAINER: (*COMMON, "requirements/trainer.txt", "trainer/pseudoreal_trainer", "examples/corpus.sh"),
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """A built image. Its tag is the hash of what it was built from."""
+
+    target: Target
+    tag: str
+
+    @property
+    def repository(self) -> str:
+        return f"localhost/pseudoreal-{self.target}"
+
+    @property
+    def name(self) -> str:
+        """The full name, as a pod's spec says it."""
+        return f"{self.repository}:{self.tag}"
+
+
+def build(target: Target, repository: Path = paths.REPOSITORY) -> Image:
+    """Builds a target of the Dockerfile, unless it is built already. Raises CommandFailed with the log's end."""
+    with exclusive("images"):
+        base = base_image.build()
+        context = _stage(target, repository)
+        image = Image(target, hash_files(context, ["*"], [target, base]))
+        if image.name not in buildah.images():
+            log = paths.logs() / f"image-{target}.log"
+            with progress.step(f"building the {target} image", cost=Cost.FIRST_RUN, log=log):
+                _build(image, base, context, log)
+    return image
+
+
+def export(image: Image) -> None:
+    """Does the part of `load` that needs no containerd, for a first run: it writes gigabytes beside the cluster's."""
+    with exclusive("images"):
+        layout.export(image.name)
+
+
+def load(image: Image, containerd: Containerd) -> None:
+    """Gives the cluster's containerd what it lacks of the image."""
+    if image.name in containerd.names_of("images"):
+        return
+    with exclusive("images"), progress.step(f"loading the {image.target} image", cost=Cost.FIRST_RUN):
+        layout.load(image.name, containerd)
+
+
+def drop_older(image: Image, containerd: Containerd | None) -> None:
+    """Drops the older images of the same target, from the cluster too, and all unnamed layers when they have grown too
+    large."""
+    with exclusive("images"):
+        for name in buildah.images():
+            if _is_older(name, image):
+                buildah.output("rmi", name)
+        if _size(buildah.storage()) > STORAGE_LIMIT_BYTES:
+            buildah.output("rmi", "--prune", "--force")
+        if containerd is not None:
+            targets = containerd.image_targets()
+            kept = {name for name in targets if "/" in name and not _is_older(name, image)}
+            containerd.remove_images(unneeded(targets, kept))
+
+
+def unneeded(targets: Mapping[str, str], kept: Set[str]) -> list[str]:
+    """The names in `targets` (name: digest) of which no kept name has the digest: older tags, and aliases of those.
+
+    The kubelet's side of containerd gives each image a second name, its digest, which would hold its content for ever.
+    """
+    digests = {targets[name] for name in kept}
+    return [name for name, digest in targets.items() if name not in kept and ("/" in name or digest not in digests)]
+
+
+def _build(image: Image, base: str, context: Path, log: Path) -> None:
+    buildah.clear_leftovers()
+    volumes = [word for mount in build_settings.mounts() for word in ("--volume", mount)]
+    what = ["--layers", "--target", str(image.target), "--build-arg", f"BASE_IMAGE={base}", "--tag", image.name]
+    buildah.run("bud", *what, *volumes, "--file", context / "Dockerfile", context, log=log)
+
+
+def _stage(target: Target, repository: Path) -> Path:
+    """A fresh folder with the files that a build may see, their times kept so that unchanged layers are found again."""
+    context = paths.images() / "context"
+    shutil.rmtree(context, ignore_errors=True)
+    for file in list_files(repository, CONTEXT[target]):
+        copy = context / file.relative_to(repository)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(file, copy)
+    return context
+
+
+def _is_older(name: str, newest: Image) -> bool:
+    return name.startswith(f"{newest.repository}:") and name != newest.name
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))

@@ -1,0 +1,1 @@
+"""What this machine has: programs and their processes, packages, mounts, and the cache that outlives a run."""

@@ -1,0 +1,29 @@
+"""Where things lie: the repository, and the cache outside it that survives between runs."""
+
+import os
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[3]
+TOOLS = REPOSITORY / "dev" / "tools"
+
+
+def cache() -> Path:
+    """The cache folder: PSEUDOREAL_CACHE, else ~/.cache/pseudoreal."""
+    chosen = os.environ.get("PSEUDOREAL_CACHE")
+    return Path(chosen).resolve() if chosen else Path.home() / ".cache" / "pseudoreal"
+
+
+def logs() -> Path:
+    return cache() / "logs"
+
+
+def binaries() -> Path:
+    return cache() / "binaries"
+
+
+def images() -> Path:
+    return cache() / "images"
+
+
+def cluster() -> Path:
+    return cache() / "cluster"

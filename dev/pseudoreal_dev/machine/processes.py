@@ -1,0 +1,146 @@
+"""Long-lived processes: started apart from the terminal, recorded in a file, ended only when still ours."""
+
+import json
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+
+from pseudoreal_dev.machine.shell import open_log
+
+STOP_SECONDS = 10.0
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process as it was when it was started.
+
+    `started` (clock ticks after boot) and `argument` (its last word) tell it from a later owner of its id.
+    """
+
+    name: str
+    pid: int
+    started: int
+    argument: str
+    log: str
+
+
+def launch(name: str, command: Sequence[str | Path], *, records: Path, log: Path) -> Process:
+    """Starts `command` in a session of its own (Ctrl-C does not reach it) and records it as `records`/`name`.json."""
+    records.mkdir(parents=True, exist_ok=True)
+    with interrupt_deferred(), open_log(log) as out:
+        child = subprocess.Popen(
+            [str(word) for word in command], stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True
+        )
+        process = Process(name, child.pid, start_ticks(child.pid) or 0, str(command[-1]), str(log))
+        (records / f"{name}.json").write_text(json.dumps(asdict(process)))
+    # The child is looked after by its record, and outlives this program.
+    child.returncode = 0
+    return process
+
+
+def recorded(records: Path) -> list[Process]:
+    """The processes recorded in a folder, running or not."""
+    return [Process(**json.loads(path.read_text())) for path in sorted(records.glob("*.json"))]
+
+
+def is_running(process: Process) -> bool:
+    """Whether the very process that was recorded runs: same id, same start, same last word, and not a zombie."""
+    _reap(process.pid)
+    words = words_of(process.pid)
+    # While a program replaces itself by another (nsenter by ours) it has no words for a moment.
+    return start_ticks(process.pid) == process.started and (not words or process.argument in words)
+
+
+def stop(processes: Sequence[Process], records: Path) -> None:
+    """Asks the processes to end, all at once, ends those that do not, and drops their records."""
+    running = [process for process in processes if is_running(process)]
+    for process in running:
+        _signal(process.pid, signal.SIGTERM)
+    _wait(lambda: not any(map(is_running, running)))
+    end(processes, records)
+
+
+def end(processes: Sequence[Process], records: Path) -> None:
+    """Ends the processes without asking, and drops their records."""
+    kill([process.pid for process in processes if is_running(process)])
+    for process in processes:
+        (records / f"{process.name}.json").unlink(missing_ok=True)
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process was started, in clock ticks after boot; None if there is none, or only a zombie."""
+    try:
+        # The second field, the program's name, may hold spaces and brackets: count from its closing bracket.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def command_lines() -> Iterator[tuple[int, list[str]]]:
+    """The id and the words of every process on the machine."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            yield int(entry.name), words_of(int(entry.name))
+
+
+def words_of(pid: int) -> list[str]:
+    """A process's command line; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def kill(pids: Sequence[int]) -> None:
+    """Ends processes at once and waits until they are gone."""
+    for pid in pids:
+        _signal(pid, signal.SIGKILL)
+    _wait(lambda: not any(start_ticks(pid) for pid in pids))
+
+
+@contextmanager
+def interrupt_deferred() -> Iterator[None]:
+    """Holds Ctrl-C back until the block is done, so that no process is started without being recorded."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts: list[int] = []
+
+    def remember(number: int, _frame: FrameType | None) -> None:
+        interrupts.append(number)
+
+    before = signal.signal(signal.SIGINT, remember)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        raise KeyboardInterrupt
+
+
+def _wait(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + STOP_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def _reap(pid: int) -> None:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

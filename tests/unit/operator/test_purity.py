@@ -1,0 +1,22 @@
+"""What decides loads no client of Kubernetes: it is a function of what was observed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pseudoreal_operator
+
+PACKAGE = Path(pseudoreal_operator.__file__).parent
+EFFECTS = {"observe.requests"}
+PURE = {"observe", "tell", "diagnose", "manifests", "decide"}
+REPORT = "print(*sorted({'kopf', 'aiohttp', 'kubernetes', 'torch'} & set(sys.modules)))"
+
+
+def test_what_is_pure_loads_no_client() -> None:
+    files = [file.relative_to(PACKAGE) for room in PURE for file in (PACKAGE / room).glob("*.py")]
+    modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files}
+    assert modules > PURE | EFFECTS
+    imports = [f"import pseudoreal_operator.{module}" for module in sorted(modules - EFFECTS)]
+    program = "\n".join(["import sys", *imports, REPORT])
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
