@@ -39,6 +39,9 @@ EXIT_CODES: dict[Outcome, ExitCode] = {
 class TerminationMessage(ApiModel):
     """Written by a trainer or delink pod when it ends; at most 4096 bytes of JSON."""
 
+    # The trainer may be of a later release than the operator.
+    model_config = ConfigDict(extra="ignore")
+
     outcome: Outcome = Field(description="How the pod ended.")
     phase: str = Field(description="The phase that it trained, or delinked for.")
     attempt: int = Field(description="The attempt that it belonged to.")

@@ -54,7 +54,12 @@ class Hang(ApiModel):
     start_seconds: int = Field(
         1800, ge=1, le=2**31, description="From the first sign of the last pod to the first step of the attempt."
     )
-    step_seconds: int = Field(900, ge=1, le=2**31, description="From one step to the next.")
+    step_seconds: int = Field(
+        900,
+        ge=1,
+        le=2**31,
+        description="From one step to the next, a validation between them included; stands still during a save.",
+    )
     checkpoint_seconds: int = Field(1800, ge=1, le=2**31, description="From the start of a save to its commit.")
     straggler_factor: DecimalString = Field(
         "3", description="A rank that computes so many times as long as the median rank is called a straggler."

@@ -278,8 +278,8 @@ METADATA_RULES = (
         + ")[0]",
     ),
     _job(
-        "!self.metadata.name.contains('.')",
-        "metadata.name %s must not contain a dot: it becomes part of DNS labels",
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "metadata.name %s must begin with a letter and have no dots: it becomes part of host names",
         "self.metadata.name",
     ),
 )

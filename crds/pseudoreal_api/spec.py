@@ -59,7 +59,7 @@ class JobMetadata(ApiModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    name: str = Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$")
+    name: str
     namespace: str = "default"
     uid: str = ""
     generation: int = 0

@@ -91,7 +91,7 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
   verbs: [list, create, patch]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
-  verbs: [get, list, create, patch]
+  verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [pods]
   verbs: [get, list]

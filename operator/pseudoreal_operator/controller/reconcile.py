@@ -19,7 +19,7 @@ from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.observed import Observed
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.tell.events import to_manifest
+from pseudoreal_operator.tell.events import Event, to_manifest
 
 _INVALID = (400, 422)
 _FORBIDDEN = 403
@@ -85,10 +85,10 @@ async def _attempt(api: Api, read: _Read, seen: Observed, wanted: Plan, now: dat
             await api.apply(manifest)
             log.info("applied", kind=manifest["kind"], name=manifest["metadata"]["name"])
     except ApiException as error:
-        text = f"The API server refuses a child of this job: {message_of(error)}"
-        if error.status in _INVALID:
+        text = f"The API server refuses a change of this job's children: {message_of(error)}"
+        if error.status in _INVALID and not _is_of_a_policy(text):
             return await _carry_out(api, read, plan_refusal(seen, text, now))
-        if error.status == _FORBIDDEN or error.status >= _SERVER_ERROR:
+        if error.status in (*_INVALID, _FORBIDDEN) or error.status >= _SERVER_ERROR:
             log.warning("hindered", error=text)
             return await _carry_out(api, read, plan_hindrance(seen, text, now))
         raise
@@ -110,8 +110,7 @@ async def _delete(api: Api, metadata: JobMetadata, wanted: Plan) -> None:
 async def _tell(api: Api, read: _Read, wanted: Plan) -> float | None:
     """Events come before the status that records their transition: a crash between the two loses none."""
     for event in wanted.events:
-        await api.post(to_manifest(event, read.metadata, datetime.now(UTC), socket.gethostname()))
-        log.info("event", reason=event.reason.value, message=event.message)
+        await _post(api, read.metadata, event)
     if wanted.status == read.status:
         return wanted.wake_after
     try:
@@ -121,6 +120,22 @@ async def _tell(api: Api, read: _Read, wanted: Plan) -> float | None:
             raise
         return _AGAIN_SECONDS
     return wanted.wake_after
+
+
+async def _post(api: Api, metadata: JobMetadata, event: Event) -> None:
+    try:
+        await api.post(to_manifest(event, metadata, datetime.now(UTC), socket.gethostname()))
+    except ApiException as error:
+        if error.status not in (*_INVALID, _FORBIDDEN):
+            raise
+        # A namespace that takes no more events must not hold up its jobs.
+        log.warning("event_refused", reason=event.reason.value, error=message_of(error))
+    log.info("event", reason=event.reason.value, message=event.message)
+
+
+def _is_of_a_policy(text: str) -> bool:
+    """Policies answer with the codes of an invalid object, too."""
+    return "admission webhook" in text or "ValidatingAdmissionPolicy" in text
 
 
 def _status_manifest(read: _Read, status: PseudoRealJobStatus) -> dict[str, Any]:

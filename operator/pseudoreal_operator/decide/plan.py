@@ -19,12 +19,16 @@ from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.manifests.claims import claim
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import JobState, Observed, PodPhase, Run
+from pseudoreal_operator.observe.stages import is_started
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.tell import conditions
+from pseudoreal_operator.tell.conditions import Claim
 from pseudoreal_operator.tell.events import Event, transitions
 
 PROGRESS_SECONDS = 10.0
 """Between two writes of the status for progress alone."""
+KEPT_FAILURES = 5
+"""Failed Jobs of a running job, for their pods' logs."""
 
 
 @dataclass(frozen=True)
@@ -62,24 +66,30 @@ def _afterwards(case: Case) -> Plan:
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """For a job whose children the API server refuses for good."""
+    """For a job whose children the API server finds invalid. Those that it took before are refused by something new,
+    such as a policy, and a job is not given up for that."""
     case = Case(seen, now)
+    if conditions.has_ended(case.status) or is_started(case.status.phases, case.stage):
+        return plan_hindrance(seen, sentence, now)
     return _carry_out(case, refuse(case.status, sentence, now), settings=None)
 
 
 def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence: str, now: datetime) -> Plan:
-    """For a job that the API server stored and that this release cannot read."""
-    if conditions.has_ended(status):
-        return Plan(status)
-    new = _described(status, refuse(status, sentence, now), metadata.generation, now)
-    return Plan(new, events=tuple(transitions(status, new)))
+    """For a job that the API server stored and that this release cannot read, as while another release takes over."""
+    return _standing(metadata, status, stands("Unreadable", sentence), now)
 
 
 def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
     """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself."""
-    old = seen.status
-    step = Step(old, old.phase, stands("Hindered", sentence))
-    return Plan(_described(old, step, seen.job.metadata.generation, now), wake_after=LOOK_SECONDS)
+    return _standing(seen.job.metadata, seen.status, stands("Hindered", sentence), now)
+
+
+def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: Claim, now: datetime) -> Plan:
+    """Nothing is decided: all that was said stays, but for why the job does not go on."""
+    if conditions.has_ended(status):
+        return Plan(status, wake_after=LOOK_SECONDS)
+    said = conditions.with_claim(status.conditions, why, metadata.generation, now)
+    return Plan(status.model_copy(update={"conditions": said}), wake_after=LOOK_SECONDS)
 
 
 def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
@@ -92,7 +102,7 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
     announced = status.execution_attempt > case.seen.status.execution_attempt > 0
     return Plan(
         status,
-        delete=() if announced else _running_jobs(case.seen, except_for=run),
+        delete=() if announced else (*_running_jobs(case.seen, except_for=run), *_old_failures(case.seen)),
         apply=tuple(manifest for manifest in made if identity(manifest) not in case.seen.existing),
         events=tuple(transitions(case.seen.status, status)),
         wake_after=_before_deadlines(case, step),
@@ -141,6 +151,13 @@ def _unhurried(old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
 def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
     running = (job for job in seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
     return tuple(job.name for job in running if job.run != except_for)
+
+
+def _old_failures(seen: Observed) -> tuple[str, ...]:
+    """All but the newest failed Jobs, with their pods: a job that is often disrupted must not fill the cluster."""
+    failed = [job for job in seen.jobs if job.state is JobState.FAILED]
+    newest_first = sorted(failed, key=lambda job: -job.run.attempt)
+    return tuple(job.name for job in newest_first[KEPT_FAILURES:] if not job.deleting)
 
 
 def _before_deadlines(case: Case, step: Step) -> float | None:

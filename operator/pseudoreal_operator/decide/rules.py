@@ -15,7 +15,7 @@ from pseudoreal_operator.diagnose.classify import classify
 from pseudoreal_operator.diagnose.hang import find_stall
 from pseudoreal_operator.diagnose.obstacles import describe_obstacle
 from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import JobState, Pod, Role
+from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role
 from pseudoreal_operator.observe.stages import Stage, current_stage, first_phases, is_started, started
 from pseudoreal_operator.tell import conditions
 from pseudoreal_operator.tell.conditions import Claim
@@ -29,7 +29,7 @@ WAIT_SECONDS = 2.0
 
 
 def first_sight(case: Case) -> Step | None:
-    if case.status.conditions:
+    if case.status.phases:
         return None
     try:
         check(case.spec)
@@ -52,7 +52,7 @@ def overdue(case: Case) -> Step | None:
         return None
     text = (
         f"The job was not done {allowed} s after it was started or resumed, which spec.deadlines.activeSeconds allows,"
-        f" in {case.stage.title}. Its checkpoints remain; create a job with a later deadline."
+        f" in {case.stage.title}."
     )
     return fail(case, case.status, "DeadlineExceeded", text)
 
@@ -62,7 +62,7 @@ def stage_done(case: Case) -> Step | None:
         return None
     message = results.result_of(case.stage, case.pods)
     if message is None:
-        return restart(case, Reason("ResultGone", f"The result of Job {case.job.name}'s pod is gone.", counts=False))
+        return _without_result(case, case.job)
     memory = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
     following = current_stage(memory.phases)
     if case.stage.role is Role.TRAIN:
@@ -74,6 +74,17 @@ def stage_done(case: Case) -> Step | None:
     memory = memory.model_copy(update={"transition": _transition(case, following)})
     summary = "Delinking" if following.role is Role.DELINK else following.phase
     return Step(memory, summary, progresses("StageDone", f"{done} is done; {following.title} is about to start."))
+
+
+def _without_result(case: Case, job: ChildJob) -> Step:
+    pod = next((pod for pod in case.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
+    if pod is None:
+        return restart(case, Reason("ResultGone", f"The pod of Job {job.name} is gone, with its result.", counts=False))
+    text = (
+        f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {case.stage.title}:"
+        " spec.pod may give it another command, or an image of another release."
+    )
+    return restart_or_fail(case, Reason("ResultUnreadable", text, pod))
 
 
 def suspended(case: Case) -> Step | None:
@@ -164,6 +175,9 @@ def running(case: Case) -> Step | None:
     if case.job is None or case.job.state is not JobState.ACTIVE:
         return None
     memory = results.with_reports(started(case.status, case.stage), case.heard, case.now)
+    if memory.attempt_time is None:
+        # The pass that asked for the pods did not live to say so.
+        memory = memory.model_copy(update={"attempt_time": case.job.begun or clock.to_text(case.now)})
     return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=LOOK_SECONDS)
 
 
@@ -229,8 +243,9 @@ def start(case: Case) -> Step:
 
 RULES = (
     first_sight,
-    overdue,
+    # Before the deadline: what was done in time is found late by an operator that was away.
     stage_done,
+    overdue,
     suspended,
     resumed,
     asked_again,

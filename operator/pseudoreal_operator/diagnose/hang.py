@@ -1,7 +1,7 @@
 """Whether a training stage stands still, and which rank is to blame. Pure.
 
-Three clocks: from the first sign of the last pod to the first step, from step to step, from the start of a save to its
-commit.
+Three clocks: from the first sign of the last pod to the first step, from step to step where nothing is saved, from the
+start of a save to its commit.
 They live in what was heard of the present execution, so each of them starts anew with every one. Where nothing was ever
 heard, nothing is judged: the pods may not reach the operator, and training does not need it.
 """
@@ -43,7 +43,7 @@ def find_stall(case: Case) -> Stall | None:
     saving = max(_saving_seconds(case), default=0.0)
     stall = _stall(case, "CheckpointStalled", "commit of the checkpoint that is being saved", saving,
                    clocks.checkpoint_seconds, "hang.checkpointSeconds")  # fmt: skip
-    last = max(begun + [heard.stepped for heard in case.heard if heard.stepped])
+    last = max(begun + [heard.progressed for heard in case.heard if heard.progressed])
     return stall or _stall(case, "StepStalled", "step", _seconds(case, last), clocks.step_seconds, "hang.stepSeconds")
 
 
@@ -114,7 +114,11 @@ def _signs(case: Case) -> list[RankSign]:
 
 
 def _saving_seconds(case: Case) -> Iterator[float]:
+    newest = max((heard.progressed for heard in case.heard if heard.progressed), default=None)
     for heard in case.heard:
+        # All of them save together: where others have gone on, a pod that fell silent has saved as well.
+        if _is_silent(case, heard) and newest and newest > heard.last:
+            continue
         for sign in heard.report.ranks:
             if sign.saving_seconds is not None:
                 yield sign.saving_seconds + _seconds(case, heard.last)

@@ -75,8 +75,10 @@ def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datet
     """What is known of a pod after one more report. Pure."""
     if known is None:
         known = Heard(speaker.run, speaker.index, first=now, last=now, report=report)
-    at_work = any(rank.place != "starting" for rank in report.ranks)
     grew = steps_of(report) > steps_of(known.report)
+    at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
+    # A save may hold up the steps, and has a clock of its own.
+    saves = any(rank.saving_seconds is not None for rank in report.ranks)
     # Not every report repeats what rank 0 knows.
     report = report.model_copy(
         update={
@@ -89,8 +91,13 @@ def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datet
         last=now,
         report=report,
         begun=known.begun or (now if at_work else None),
-        stepped=now if grew else known.stepped,
+        progressed=now if grew or saves else known.progressed,
     )
+
+
+def _is_at_work(rank: RankSign) -> bool:
+    """Ranks that start wait for each other as well; but one that was busy has made a step."""
+    return rank.place in ("computing", "ended") or rank.busy_seconds is not None
 
 
 def steps_of(report: PodReport) -> int:

@@ -119,9 +119,9 @@ class Heard:
     report: PodReport
     """Its newest."""
     begun: datetime | None = None
-    """When a rank of it was first seen at work."""
-    stepped: datetime | None = None
-    """When its steps were last seen to grow."""
+    """When a rank of it was first seen in a step, or past one."""
+    progressed: datetime | None = None
+    """When its steps were last seen to grow, or a save to go on."""
 
 
 @dataclass(frozen=True)

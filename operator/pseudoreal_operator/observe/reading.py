@@ -27,8 +27,14 @@ _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
 def belongs_to(uid: str, child: Json) -> bool:
-    """A claim that outlives jobs has no uid: it belongs to each job of its name in turn."""
-    return _labels(child).get(LABEL_JOB_UID, uid) == uid
+    """As its labels say. Somebody may give other objects some of them."""
+    labels = _labels(child)
+    return labels.get(LABEL_JOB_UID) == uid and {LABEL_PHASE, LABEL_ROLE, LABEL_ATTEMPT} <= labels.keys()
+
+
+def is_of_another(uid: str, child: Json) -> bool:
+    """Of a deleted job of the same name."""
+    return _labels(child).get(LABEL_JOB_UID, uid) != uid
 
 
 def read_job(body: Json) -> ChildJob:

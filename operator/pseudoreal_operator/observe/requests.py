@@ -7,14 +7,14 @@ from typing import Any
 import structlog
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
-from pseudoreal_api.names import CONTAINER, LABEL_JOB
+from pseudoreal_api.names import CONTAINER, LABEL_JOB, claim_name
 from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.observe.board import QUIET_SECONDS, Board, JobKey, Speaker
 from pseudoreal_operator.observe.observed import Heard, Observed, Pod, PodPhase, Role, Run
-from pseudoreal_operator.observe.reading import belongs_to, newest_report, read_job, read_pod
+from pseudoreal_operator.observe.reading import belongs_to, is_of_another, newest_report, read_job, read_pod
 
 Json = dict[str, Any]
 
@@ -28,11 +28,12 @@ async def observe(api: Api, board: Board, job: PseudoRealJob, status: PseudoReal
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Jobs come first: when one has ended, the pods that are read after it tell how.
     by_kind = {"Job": await api.list("Job", namespace, f"{LABEL_JOB}={name}")}
-    volume = job.spec.checkpoint.volume
-    kinds = (*OTHER_KINDS, "PersistentVolumeClaim") if volume and volume.claim else OTHER_KINDS
-    lists = await asyncio.gather(*(api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in kinds))
-    by_kind |= dict(zip(kinds, lists, strict=True))
+    lists = await asyncio.gather(*(api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in OTHER_KINDS))
+    by_kind |= dict(zip(OTHER_KINDS, lists, strict=True))
     own = {kind: [c for c in found if belongs_to(uid, c)] for kind, found in by_kind.items()}
+    others = [c for found in by_kind.values() for c in found if is_of_another(uid, c)]
+    if claim := await _claim(api, job):
+        (others if is_of_another(uid, claim) else own.setdefault("PersistentVolumeClaim", [])).append(claim)
     pods = tuple(read_pod(body) for body in own["Pod"])
     heard = board.of_job((namespace, uid), _alive(pods))
     if await _read_log(api, board, (namespace, uid), _unheard(pods, heard, now), now):
@@ -43,9 +44,17 @@ async def observe(api: Api, board: Board, job: PseudoRealJob, status: PseudoReal
         jobs=tuple(read_job(body) for body in own["Job"]),
         pods=pods,
         existing=frozenset((kind, _name(body)) for kind in own for body in own[kind]),
-        foreign=tuple(_name(body) for kind in by_kind for body in by_kind[kind] if body not in own[kind]),
+        foreign=tuple(_name(body) for body in others),
         heard=heard,
     )
+
+
+async def _claim(api: Api, job: PseudoRealJob) -> Json | None:
+    """The claim that the job asks for. One that somebody else made is used as it is."""
+    volume = job.spec.checkpoint.volume
+    if volume is None or volume.claim is None:
+        return None
+    return await api.find("PersistentVolumeClaim", job.metadata.namespace, claim_name(job.metadata.name))
 
 
 def _alive(pods: tuple[Pod, ...]) -> set[Run]:

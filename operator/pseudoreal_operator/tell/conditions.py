@@ -69,6 +69,13 @@ def updated(old: Sequence[Condition], claims: Sequence[Claim], generation: int, 
     return [_condition(known.get(claim.type), claim, generation, now) for claim in claims]
 
 
+def with_claim(old: Sequence[Condition], claim: Claim, generation: int, now: datetime) -> list[Condition]:
+    """What was claimed before, with this in its place."""
+    known = {condition.type: condition for condition in old}
+    new = _condition(known.get(claim.type), claim, generation, now)
+    return list((known | {claim.type: new}).values())
+
+
 def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:
     same = old is not None and old.status == claim.status
     return Condition(

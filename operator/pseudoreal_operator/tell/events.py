@@ -74,7 +74,7 @@ class Event:
 
 def transitions(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> list[Event]:
     """In the order in which they happened."""
-    if not old.conditions and holds(new, "Accepted"):
+    if not old.phases and new.phases:
         return [Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", 0, _FIRST)]
     before = {phase.name: phase for phase in old.phases}
     found = [

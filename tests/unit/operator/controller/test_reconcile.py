@@ -1,5 +1,6 @@
 """A pass meets a job that is not the one, or not as, it was read."""
 
+import json
 from typing import Any, cast
 
 import pytest
@@ -17,8 +18,16 @@ SETTINGS = Settings("trainer:1", "IfNotPresent", ())
 class Server:
     """One job, and what is posted and applied. Writing its status fails with the given code."""
 
-    def __init__(self, uid: str, refusal: int | None = None) -> None:
+    def __init__(
+        self,
+        uid: str,
+        refusal: int | None = None,
+        event_refusal: int | None = None,
+        child_refusal: ApiException | None = None,
+    ) -> None:
         self._body = good_job()
+        self._child_refusal = child_refusal
+        self._event_refusal = event_refusal
         self._body["metadata"] |= {"namespace": "default", "uid": uid, "resourceVersion": "7", "generation": 1}
         self._refusal = refusal
         self.posted: list[Json] = []
@@ -31,9 +40,17 @@ class Server:
         return []
 
     async def post(self, manifest: Json) -> None:
+        if self._event_refusal:
+            raise ApiException(status=self._event_refusal, reason="refused")
         self.posted.append(manifest)
 
-    async def apply(self, manifest: Json, _subresource: str = "") -> None:
+    def remember(self) -> None:
+        """The status that was written last."""
+        self._body["status"] = self.applied[-1]["status"]
+
+    async def apply(self, manifest: Json, subresource: str = "") -> None:
+        if self._child_refusal and not subresource:
+            raise self._child_refusal
         if self._refusal:
             raise ApiException(status=self._refusal, reason="refused")
         self.applied.append(manifest)
@@ -65,3 +82,35 @@ async def test_a_job_that_was_changed_meanwhile_is_looked_at_again_soon() -> Non
 async def test_a_refused_status_is_an_error() -> None:
     with pytest.raises(ApiException):
         await _pass(Server("one", refusal=500))
+
+
+async def test_a_namespace_that_takes_no_more_events_does_not_hold_up_its_jobs() -> None:
+    server = Server("one", event_refusal=403)
+    assert await _pass(server) == 0.0
+    assert server.applied[0]["status"]["executionAttempt"] == 1
+
+
+async def test_an_event_that_may_come_later_is_not_lost() -> None:
+    server = Server("one", event_refusal=429)
+    with pytest.raises(ApiException):
+        await _pass(server)
+    assert server.applied == []
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "phase"),
+    [
+        (422, "spec.template.spec.containers[0].image: Required value", "Failed"),
+        (400, 'admission webhook "policy.example" denied the request: no', "Pending"),
+        (422, "ValidatingAdmissionPolicy 'no-gpus' denied request", "Pending"),
+        (403, "exceeded quota", "Pending"),
+    ],
+)
+async def test_only_an_invalid_child_ends_a_job(status: int, said: str, phase: str) -> None:
+    server = Server("one", child_refusal=ApiException(status=status, body=json.dumps({"message": said})))
+    await _pass(server)
+    server.remember()
+    await _pass(server)
+    assert server.applied[-1]["status"]["phase"] == phase
+    conditions = server.applied[-1]["status"]["conditions"]
+    assert any(said in condition["message"] for condition in conditions)

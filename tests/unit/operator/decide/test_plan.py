@@ -5,7 +5,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from pseudoreal_api.messages import ProgressReport
+from pseudoreal_api.messages import Outcome, ProgressReport
 from pseudoreal_api.reports import PodReport, RankSign
 from pseudoreal_api.status import Fault
 from pseudoreal_operator import clock
@@ -13,6 +13,7 @@ from pseudoreal_operator.decide.plan import plan, plan_hindrance, plan_refusal, 
 from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Role, Run
 from pseudoreal_operator.tell.conditions import find
 
+from tests.unit.operator.decide.test_again import until
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 
@@ -304,23 +305,119 @@ def test_progress_goes_along_with_a_transition_at_once() -> None:
 
 
 def test_what_the_api_server_refuses_for_good_fails_the_job() -> None:
-    world = begun()
+    world = World(make_job())
+    world.carry_out(world.plan())
     wanted = plan_refusal(world.observe(), "spec.template: wrong", world.now)
     assert wanted.status.phase == "Failed"
     assert wanted.apply == ()
     assert [event.reason.value for event in wanted.events] == ["Failed"]
 
 
+def test_a_stage_that_was_accepted_once_is_not_given_up_for_a_refusal() -> None:
+    world = begun()
+    fail_attempt(world)
+    world.carry_out(plan_refusal(world.observe(), "a new policy denies it", world.now))
+    assert claims(world)["Progressing"] == ("False", "Hindered")
+    assert "Failed" not in claims(world)
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+
+
 def test_what_the_api_server_refuses_for_now_is_said() -> None:
     world = begun()
+    before = claims(world)
     wanted = plan_hindrance(world.observe(), "exceeded quota", world.now)
     assert wanted.status.execution_attempt == world.status.execution_attempt
-    assert any(c.type == "Progressing" and c.message == "exceeded quota" for c in wanted.status.conditions)
     assert wanted.wake_after
+    world.carry_out(wanted)
+    assert claims(world) == before | {"Progressing": ("False", "Hindered")}
+    assert message(world, "Progressing") == "exceeded quota"
 
 
-def test_a_job_that_cannot_be_read_is_refused() -> None:
+@pytest.mark.parametrize("outcome", ["Succeeded", "InvalidJob"])
+def test_a_refusal_after_the_end_takes_nothing_back(outcome: Outcome) -> None:
+    world = until(World(make_job(spec__cleanUp={"children": "Delete"})), "real")
+    for pod in world.alive():
+        world.finish(pod, outcome)
+    world.control()
+    world.settle()
+    ended = world.status
+    assert ended.completion_time
+    for refused in (plan_hindrance, plan_refusal):
+        wanted = refused(world.observe(), "the server is shutting down", world.now)
+        assert (wanted.status, wanted.events) == (ended, ())
+        assert wanted.wake_after, "the clean-up is tried again"
+
+
+def test_a_job_that_cannot_be_read_waits_and_its_pods_run_on() -> None:
+    world = begun()
+    before = claims(world)
+    world.carry_out(plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now))
+    assert claims(world) == before | {"Progressing": ("False", "Unreadable")}
+    assert world.active_jobs() == ["sim-pseudo-a1"]
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+    ended = world.status
+    assert plan_unreadable(world.job.metadata, ended, "spec.new: unknown", world.now).status == ended
+
+
+def test_a_job_that_could_not_be_read_at_first_begins_as_any_other() -> None:
     world = World(make_job())
-    wanted = plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now)
-    assert wanted.status.phase == "Failed"
-    assert not plan_unreadable(world.job.metadata, wanted.status, "spec.new: unknown", world.now).events
+    world.carry_out(plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now))
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+    assert next(iter(world.events.values())) == "Accepted"
+
+
+def test_a_result_that_cannot_be_read_counts_and_one_that_is_gone_does_not() -> None:
+    world = begun(spec__restart={"backoffSeconds": 0})
+    (pod,) = world.alive()
+    world.finish(pod, exit_code=0)
+    world.control()
+    world.carry_out(world.plan())
+    assert [(fault.reason, fault.pod) for fault in world.status.faults] == [
+        ("ResultUnreadable", pod["metadata"]["name"])
+    ]
+    world.settle()
+    world.control()
+    world.start_pods()
+    world.settle()
+    (pod,) = world.alive()
+    world.finish(pod)
+    world.control()
+    world.vanish(pod)
+    world.carry_out(world.plan())
+    assert (world.status.execution_attempt, world.status.restarts) == (3, 1)
+    assert "is gone, with its result" in message(world, "Progressing")
+
+
+def test_what_was_done_before_the_deadline_counts_though_it_is_seen_after_it() -> None:
+    world = until(World(make_job(spec__deadlines={"activeSeconds": 1000})), "real")
+    world.finish_all()
+    world.tick(2000)
+    world.settle()
+    assert world.status.phase == "Succeeded"
+
+
+def test_the_clock_of_the_start_runs_though_nobody_wrote_when_it_began() -> None:
+    world = World(make_job(spec__deadlines={"startupSeconds": 60}))
+    world.carry_out(world.plan())
+    wanted = world.plan()
+    world.carry_out(wanted, len(wanted.apply))
+    world.settle()
+    assert world.active_jobs() == ["sim-pseudo-a1"]
+    world.tick(61)
+    world.settle()
+    assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
+
+
+def test_only_the_newest_failed_jobs_are_kept() -> None:
+    world = begun(spec__restart={"backoffSeconds": 0, "maxRestarts": 99})
+    for _ in range(8):
+        fail_attempt(world)
+        world.settle()
+        world.control()
+        world.start_pods()
+        world.settle()
+    names = sorted(name for kind, name in world.objects if kind == "Job")
+    assert names == [f"sim-pseudo-a{number}" for number in range(4, 10)]

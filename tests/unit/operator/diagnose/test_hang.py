@@ -1,6 +1,7 @@
 """Training that stands still: which clock, whose fault, and what happens then."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -46,7 +47,7 @@ def heard(world: World, *signs: RankSign, ago: float = 1, stepped: float | None 
             last=moment(ago),
             report=PodReport(ranks=[one]),
             begun=moment(200) if begun else None,
-            stepped=None if stepped is None else moment(stepped),
+            progressed=None if stepped is None else moment(stepped),
         )
         for one in signs
     ]
@@ -92,6 +93,15 @@ def test_a_save_has_a_clock_of_its_own() -> None:
     seen = heard(world, sign(0), sign(1, saving_seconds=100), stepped=1)
     assert stall(world, seen)[0] == "CheckpointStalled"
     assert stall(world, heard(world, sign(0), sign(1, saving_seconds=98), stepped=1)) == ("", "")
+
+
+def test_a_pod_that_fell_silent_in_a_save_has_saved_if_the_others_went_on() -> None:
+    world = training(stepSeconds=10_000)
+    seen = heard(world, sign(0, "computing"), sign(1, saving_seconds=5), stepped=1)
+    silent = replace(seen.heard[1], last=world.now - timedelta(seconds=200), progressed=None)
+    assert stall(world, replace(seen, heard=(seen.heard[0], silent))) == ("", "")
+    waits = replace(seen.heard[0], progressed=world.now - timedelta(seconds=201))
+    assert stall(world, replace(seen, heard=(waits, silent)))[0] == "CheckpointStalled"
 
 
 def test_nothing_is_judged_that_was_never_heard() -> None:

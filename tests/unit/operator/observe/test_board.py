@@ -27,8 +27,9 @@ def progress(step: int) -> ProgressReport:
     )
 
 
-def at(step: int, place: Place = "computing", **says: Any) -> PodReport:
-    return PodReport(ranks=[RankSign(rank=0, place=place, seconds=0, step=step)], **says)
+def at(step: int, place: Place = "computing", saving_seconds: float | None = None, **says: Any) -> PodReport:
+    sign = RankSign(rank=0, place=place, seconds=0, step=step, saving_seconds=saving_seconds)
+    return PodReport(ranks=[sign], **says)
 
 
 def told(*reports: PodReport) -> Heard:
@@ -49,30 +50,45 @@ def board() -> Board:
 
 def test_the_first_report_of_a_pod_that_starts() -> None:
     heard = told(at(0, "starting"))
-    assert (heard.first, heard.last, heard.begun, heard.stepped) == (NOON, NOON, None, None)
+    assert (heard.first, heard.last, heard.begun, heard.progressed) == (NOON, NOON, None, None)
 
 
 def test_a_pod_has_begun_when_one_of_its_ranks_is_at_work() -> None:
     ranks = [RankSign(rank=rank, place="starting", seconds=0, step=0) for rank in (0, 1)]
-    half = PodReport(ranks=[ranks[0], ranks[1].model_copy(update={"place": "waiting"})])
+    half = PodReport(ranks=[ranks[0], ranks[1].model_copy(update={"place": "computing"})])
     heard = told(PodReport(ranks=ranks), half, at(1))
     assert heard.begun == after(1)
     assert heard.first == NOON
 
 
+def test_ranks_that_wait_for_each_other_before_the_first_step_have_not_begun() -> None:
+    assert told(at(100, "starting"), at(100, "waiting"), at(100, "starting")).begun is None
+    assert told(at(100, "starting"), at(101, "waiting")).begun == after(1)
+
+
+def test_an_operator_that_comes_later_sees_that_steps_were_made() -> None:
+    sign = RankSign(rank=0, place="waiting", seconds=0, step=7, busy_seconds=0.5)
+    assert told(PodReport(ranks=[sign])).begun == NOON
+
+
+def test_a_save_counts_as_progress_while_it_goes_on() -> None:
+    heard = told(at(4), at(4, saving_seconds=1), at(4, saving_seconds=2), at(4), at(4))
+    assert heard.progressed == after(2)
+
+
 def test_steps_that_a_pod_resumes_at_are_no_steps_that_it_made() -> None:
     heard = told(at(100, "starting"), at(100))
-    assert (heard.begun, heard.stepped) == (after(1), None)
+    assert (heard.begun, heard.progressed) == (after(1), None)
 
 
 def test_the_newest_step_is_remembered_by_its_moment() -> None:
     heard = told(at(1), at(2), at(2), at(2))
-    assert (heard.stepped, heard.last) == (after(1), after(3))
+    assert (heard.progressed, heard.last) == (after(1), after(3))
 
 
 def test_a_pod_without_ranks_makes_no_steps() -> None:
     heard = told(PodReport(), PodReport())
-    assert (heard.begun, heard.stepped) == (None, None)
+    assert (heard.begun, heard.progressed) == (None, None)
 
 
 def test_what_a_report_does_not_repeat_stays_known() -> None:
@@ -129,7 +145,7 @@ def test_a_log_counts_where_it_is_ahead_of_the_reports(board: Board) -> None:
     assert board.of_job(JOB, {RUN})[0].last == after(10)
     board.read_log(SPEAKER, progress(8), after(30))
     (heard,) = board.of_job(JOB, {RUN})
-    assert (heard.stepped, heard.report.progress) == (after(30), progress(8))
+    assert (heard.progressed, heard.report.progress) == (after(30), progress(8))
 
 
 def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_annotation(board: Board) -> None:

@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_operator.diagnose.obstacles import describe_obstacle
 from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role, Run
-from pseudoreal_operator.observe.reading import newest_report, read_job, read_pod
+from pseudoreal_operator.observe.reading import belongs_to, is_of_another, newest_report, read_job, read_pod
 
 LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/role": "train", "pseudoreal.dev/attempt": "3"}
 RUN = Run("real", Role.TRAIN, 3)
@@ -33,6 +33,20 @@ def test_jobs() -> None:
     assert (failed.state, failed.ended, failed.deleting, failed.run) == (JobState.FAILED, "t", True, RUN)
 
 
+def test_what_a_job_owns_is_told_by_all_of_its_labels() -> None:
+    def child(**labels: str) -> dict[str, Any]:
+        named = {f"pseudoreal.dev/{key.replace('_', '-')}": value for key, value in labels.items()}
+        return {"metadata": {"name": "c", "labels": named}}
+
+    ours = child(job_uid="one", phase="real", role="train", attempt="3")
+    old = child(job_uid="two", phase="real", role="train", attempt="3")
+    assert (belongs_to("one", ours), is_of_another("one", ours)) == (True, False)
+    assert (belongs_to("one", old), is_of_another("one", old)) == (False, True)
+    # Somebody's own, labelled so that its logs come with the others'.
+    for stranger in (child(job_name="j"), child(job_name="j", job_uid="one"), {"metadata": {"name": "c"}}):
+        assert (belongs_to("one", stranger), is_of_another("one", stranger)) == (False, False)
+
+
 def test_a_pod_on_a_node_that_does_not_answer_may_be_running() -> None:
     assert pod(phase="Unknown").is_alive
     assert pod(phase="Pending").is_alive
@@ -46,10 +60,11 @@ def test_only_our_own_termination_messages_are_messages() -> None:
         return pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])
 
     ours = TerminationMessage(outcome="Failed", phase="real", attempt=3, message="why").to_json()
-    read = text(ours).termination
-    assert read
-    assert read.message
-    assert read.message.message == "why"
+    for said in (ours, ours.replace("{", '{"ofALaterRelease": 1, ', 1)):
+        read = text(said).termination
+        assert read
+        assert read.message
+        assert read.message.message == "why"
     traceback = text("Traceback: ...").termination
     assert traceback
     assert (traceback.message, traceback.text) == (None, "Traceback: ...")
