@@ -37,9 +37,14 @@ def delink_name(job: str, phase: str, attempt: int) -> str:
     return f"{job}-{phase}-delink-a{attempt}"
 
 
+def work_folder(job: str, uid: str) -> str:
+    """Name of a job's folder below spec.checkpoint.path. A job that is deleted and created anew gets a new one."""
+    return f"{job}-{uid[:8]}"
+
+
 def work_directory(checkpoint_path: str, job: str, uid: str) -> str:
-    """Folder of one job, on its volume or in object storage. A job that is deleted and created anew gets a new one."""
-    return f"{checkpoint_path.rstrip('/')}/{job}-{uid[:8]}"
+    """Folder of one job, on its volume or in object storage."""
+    return f"{checkpoint_path.rstrip('/')}/{work_folder(job, uid)}"
 
 
 def claim_name(job: str) -> str:

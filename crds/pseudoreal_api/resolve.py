@@ -75,7 +75,14 @@ def phase_config(
         discards=discards,
         work_directory=work_directory,
         object_storage=object_storage(job),
+        continues=_continued(job, work_directory),
     )
+
+
+def _continued(job: PseudoRealJob, work_directory: str) -> str | None:
+    """It lies beside the job's own."""
+    folder = job.spec.checkpoint.continue_from
+    return None if folder is None else f"{(object_storage(job) or work_directory).rpartition('/')[0]}/{folder}"
 
 
 def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:

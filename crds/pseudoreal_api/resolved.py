@@ -80,6 +80,9 @@ class PhaseConfig(_Kept):
     discards: list[DiscardConfig] | None = Field(None, description="Of this phase. None: every checkpoint counts.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
+    continues: str | None = Field(
+        None, description="Folder of checkpoints/ of the job that this one continues, where its own have none newer."
+    )
 
     @property
     def ranks(self) -> int:

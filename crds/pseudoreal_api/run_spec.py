@@ -93,6 +93,13 @@ class Checkpoint(ApiModel):
         description="Mount path of the volume; without a volume, the place in object storage, as s3://BUCKET/PREFIX."
         " `pseudoreal run` mounts no volume: it uses the work directory instead.",
     )
+    continue_from: str | None = Field(
+        None,
+        max_length=80,
+        pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{8}$",
+        description="Folder of another job below path, as JOB-UID8: each phase goes on from that job's newest"
+        " checkpoint of the phase of this name. For a job that ended too early; model and sharing must be the same.",
+    )
     every_steps: int = Field(500, ge=1, le=1_000_000_000, description="Steps between two checkpoints.")
     mode: CheckpointMode = Field(
         "async",

@@ -11,7 +11,7 @@ from pseudoreal_api.messages import Outcome, TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.manifest import Manifest, Updates
+from pseudoreal_trainer.checkpoint.manifest import Manifest, Random, Updates
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.corpus import Corpus
@@ -49,16 +49,17 @@ def train_phase(
         fence.claim()
     ranks.stamps.does("verifies checkpoints")
     start = find_start(config, ranks)
-    if start is not None and start.manifest.phase_complete:
-        log.info("phase_already_complete", phase=config.phase, checkpoint=start.manifest.name)
-        return termination("Succeeded", config, start.manifest, store)
+    resumed = start.checkpoint.manifest if start else None
+    own = resumed if start and start.own else None
+    if own is not None and own.phase_complete:
+        log.info("phase_already_complete", phase=config.phase, checkpoint=own.name)
+        return termination("Succeeded", config, own, store)
     ranks.stamps.does("makes the engine")
     layout = phase_layout(config)
     with open_engine(config, layout, ranks) as engine:
         ranks.stamps.does("loads weights")
-        fill(engine, config, start)
-        resumed = start.manifest if start else None
-        saver = Saver(engine, store, fence, config.checkpoint, resumed)
+        fill(engine, config, start.checkpoint if start else None)
+        saver = Saver(engine, store, fence, config.checkpoint, own)
         phase = _Phase(
             config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter(), Rules(config), pod
         )
@@ -153,7 +154,16 @@ class _Phase:
         """The resumed state as this attempt's own."""
         if resumed is None:
             return first_manifest(self.config)
-        update = {"attempt": self.config.attempt, "delinked": False, "parent": resumed.name}
+        # What was another job's becomes this one's.
+        update = {
+            "job": self.config.job,
+            "attempt": self.config.attempt,
+            "phase_index": self.config.index,
+            "random": Random(seed=self.config.data.seed),
+            "phase_complete": False,
+            "delinked": False,
+            "parent": resumed.name,
+        }
         return resumed.model_copy(update=update)
 
     def _train(self, state: Manifest, reporter: Reporter | None, stop: Callable[[], bool]) -> tuple[Manifest, bool]:

@@ -1,5 +1,7 @@
 """The first state of a phase: fresh, or from a checkpoint, of whatever layout that was saved in."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import structlog
@@ -10,9 +12,15 @@ from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
+from pseudoreal_trainer.checkpoint.store import (
+    CheckpointStore,
+    CorruptCheckpoint,
+    continued_store,
+    manifests_in,
+    store_of,
+)
 from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.initial import initial_weights
 from pseudoreal_trainer.model import Transformer
 from pseudoreal_trainer.plan.parts import parts_of
@@ -34,22 +42,41 @@ def load_weights(model: Transformer, checkpoint: Reader) -> None:
     model.load_state_dict({name: torch.from_numpy(array) for name, array in checkpoint.whole().items()})
 
 
-def find_start(config: PhaseConfig, ranks: Ranks) -> Reader | None:
-    """The newest sound checkpoint of the phase; None for fresh weights, in the first phase only.
+@dataclass(frozen=True)
+class Start:
+    """`own`: not of the job that this one continues."""
 
-    The ranks verify it together, each some of its files. Raises TrainingError when a later phase has none.
+    checkpoint: Reader
+    own: bool
+
+
+def find_start(config: PhaseConfig, ranks: Ranks) -> Start | None:
+    """The newest sound checkpoint of the phase, of the job itself or of the one that it continues; None for fresh
+    weights, in the first phase only.
+
+    The ranks verify it together, each some of its files. Raises TrainingError when a later phase has none, and
+    InvalidJobError when spec.checkpoint.continueFrom names none that fits.
     """
-    store = store_of(config)
-    steps = [manifest.step for manifest in store.candidates(config.phase)] if ranks.is_first else []
-    for place in range(ranks.from_first(len(steps))):
-        manifest = _manifest_of(store, config.phase, ranks.from_first(steps[place] if ranks.is_first else 0))
-        if _is_sound(store, manifest, ranks):
-            return store.reader(manifest)
-    if ranks.from_first(len(steps)):
-        raise store.all_corrupt(config.phase)
+    own, continued = store_of(config), continued_store(config)
+    stores = [own] if continued is None else [own, continued]
+    found = _newest_first(stores, config.phase) if ranks.is_first else []
+    for place in range(ranks.from_first(len(found))):
+        step, which = (ranks.from_first(number) for number in (found[place] if ranks.is_first else (0, 0)))
+        manifest = _manifest_of(stores[which], config.phase, step)
+        if _is_sound(stores[which], manifest, ranks):
+            if stores[which] is not own:
+                _refuse_another_model(config, manifest)
+            return Start(stores[which].reader(manifest), own=stores[which] is own)
+    if ranks.from_first(len(found)):
+        raise own.all_corrupt(config.phase)
     if config.index > 0:
         raise TrainingError(
-            f"phase {config.phase} has no checkpoint in {store.folder}: the delink from the phase before has not run"
+            f"phase {config.phase} has no checkpoint in {own.folder}: the delink from the phase before has not run"
+        )
+    if continued is not None and not any(m.phase == config.phase for m in manifests_in(continued.folder)):
+        raise InvalidJobError(
+            f"spec.checkpoint.continueFrom: {continued.folder} holds no checkpoint of phase {config.phase}; name the"
+            " folder of a job with this phase, as JOB-UID8, below spec.checkpoint.path"
         )
     return None
 
@@ -71,6 +98,24 @@ def first_manifest(config: PhaseConfig) -> Manifest:
         delinked=False,
         parent=None,
     )
+
+
+def _newest_first(stores: Sequence[CheckpointStore], phase: str) -> list[tuple[int, int]]:
+    """(step, number of the store); of two with the same step the first store's."""
+    found = [(m.step, which) for which, store in enumerate(stores) for m in store.candidates(phase)]
+    return sorted(found, key=lambda entry: (-entry[0], entry[1]))
+
+
+def _refuse_another_model(config: PhaseConfig, manifest: Manifest) -> None:
+    for field, now, then in (
+        ("model", config.model, manifest.model),
+        (f"phases[{config.phase}].sharing", config.sharing, manifest.sharing),
+    ):
+        if now != then:
+            raise InvalidJobError(
+                f"spec.{field} is {now.to_json()}, but that of checkpoint {manifest.name}, which"
+                f" spec.checkpoint.continueFrom leads to, is {then.to_json()}; make them the same"
+            )
 
 
 def _manifest_of(store: CheckpointStore, phase: str, step: int) -> Manifest:

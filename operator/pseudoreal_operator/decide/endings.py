@@ -1,9 +1,11 @@
 """Steps that end a job or an execution. Pure."""
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from pseudoreal_api.names import work_folder
 from pseudoreal_api.status import Fault, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
@@ -35,7 +37,14 @@ def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Step:
 
 def fail(case: Case, memory: PseudoRealJobStatus, reason: str, sentence: str) -> Step:
     phases = changed(memory.phases, case.stage.index, state="Failed")
-    return _failed(memory.model_copy(update={"phases": phases}), reason, sentence, case.now)
+    sentences = " ".join([sentence, *_way_on(case, memory)])
+    return _failed(memory.model_copy(update={"phases": phases}), reason, sentences, case.now)
+
+
+def _way_on(case: Case, memory: PseudoRealJobStatus) -> Iterator[str]:
+    if memory.checkpoint:
+        folder = work_folder(case.metadata.name, case.metadata.uid)
+        yield f"(Its checkpoints stay: a new job goes on from them with spec.checkpoint.continueFrom: {folder})"
 
 
 def succeed(memory: PseudoRealJobStatus, now: datetime) -> Step:

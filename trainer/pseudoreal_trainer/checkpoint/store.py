@@ -33,10 +33,11 @@ class CorruptCheckpoint(TrainingError):
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """All checkpoints of the job with this uid below its work directory."""
+    """All checkpoints of the job with this uid below its work directory. Without one: of whatever job it was, whose
+    attempts all came before."""
 
     work_directory: Place
-    job_uid: str
+    job_uid: str | None
     discards: Mapping[str, Sequence[DiscardConfig]] = field(default_factory=dict)
     """Phase -> its checkpoints that count no more: they are as good as removed."""
 
@@ -148,6 +149,8 @@ class CheckpointStore:
             raise CorruptCheckpoint(f"{path} has the SHA-256 {found}; the manifest says {expected.sha256}")
 
     def _own(self, manifest: Manifest) -> Manifest:
+        if self.job_uid is None:
+            return manifest.model_copy(update={"attempt": 0})
         if manifest.job.uid != self.job_uid:
             raise TrainingError(
                 f"checkpoint {manifest.name} in {self.folder} belongs to job {manifest.job.name} with uid"
@@ -157,11 +160,19 @@ class CheckpointStore:
 
 
 def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
+    return CheckpointStore(place_of(config.storage), config.job.uid, _discards(config))
+
+
+def continued_store(config: PhaseConfig) -> CheckpointStore | None:
+    """Of the job that this one continues."""
+    return None if config.continues is None else CheckpointStore(place_of(config.continues), None, _discards(config))
+
+
+def _discards(config: PhaseConfig | DelinkConfig) -> dict[str, list[DiscardConfig]]:
     rules = {config.phase: config.discards}
     if isinstance(config, DelinkConfig):
         rules[config.from_phase] = config.from_discards
-    discards = {phase: rule for phase, rule in rules.items() if rule is not None}
-    return CheckpointStore(place_of(config.storage), config.job.uid, discards)
+    return {phase: rule for phase, rule in rules.items() if rule is not None}
 
 
 def manifests_in(checkpoints: Place) -> list[Manifest]:

@@ -8,7 +8,7 @@ from pseudoreal_operator.tell.conditions import find
 
 from tests.unit.operator.decide.test_again import until
 from tests.unit.operator.decide.test_plan import begun, fail_attempt
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.world import UID, World, make_job
 
 
 def failed(world: World) -> tuple[str, str]:
@@ -43,6 +43,16 @@ def test_too_many_restarts_within_the_window_fail_the_job() -> None:
         go_on(world)
     assert failed(world)[0] == "RestartsExhausted"
     assert "2 restarts within 1000 s (spec.restart.windowSeconds)" in failed(world)[1]
+
+
+def test_a_job_that_fails_says_how_another_goes_on_from_its_checkpoints() -> None:
+    world = until(World(make_job(spec__restart={"maxRestarts": 0})), "real")
+    fail_attempt(world)
+    folder = f"sim-{UID[:8]}"
+    assert failed(world)[1].endswith(f"a new job goes on from them with spec.checkpoint.continueFrom: {folder})")
+    without = begun(spec__restart={"maxRestarts": 0})
+    fail_attempt(without)
+    assert "continueFrom" not in failed(without)[1]
 
 
 def test_resumes_and_disruptions_are_executions_but_no_attempts() -> None:

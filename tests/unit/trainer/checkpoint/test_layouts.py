@@ -73,7 +73,8 @@ def _do(task: Task, ranks: Ranks) -> None:
     config, work = task.config, Path(task.config.work_directory)
     start = None
     if task.source is not None:
-        start = find_start(config.model_copy(update={"work_directory": str(task.source)}), ranks)
+        found = find_start(config.model_copy(update={"work_directory": str(task.source)}), ranks)
+        start = found.checkpoint if found else None
     corpus = load_corpus(config.data, config.model.sequence)
     with open_engine(config, phase_layout(config), ranks) as engine:
         fill(engine, config, start)

@@ -1,0 +1,153 @@
+"""A job that goes on from another's checkpoints: it ends with the same weights as if nothing had ended too early."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pseudoreal_api.resolve import phase_config
+from pseudoreal_api.resolved import DiscardConfig, PhaseConfig
+from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_trainer.checkpoint.delink import delink
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+
+OLD, NEW = "tiny-11111111", "tiny-22222222"
+
+
+@pytest.fixture(autouse=True)
+def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pseudoreal_trainer.events.SAMPLE_BYTES", 1)
+
+
+Configs = Callable[..., PhaseConfig]
+
+
+@pytest.fixture
+def continuing(job_body: dict[str, Any], config: Configs) -> Configs:
+    def make(index: int, **changes: Any) -> PhaseConfig:
+        job_body["spec"]["checkpoint"]["continueFrom"] = OLD
+        job_body["metadata"]["uid"] = "22222222-3333"
+        return config(index, NEW).model_copy(update=changes)
+
+    return make
+
+
+def _stop_after(steps: int) -> Callable[[], bool]:
+    made = iter(range(100))
+    return lambda: next(made) >= steps - 1
+
+
+def _weights(folder: Path, uid: str) -> dict[str, Any]:
+    newest = CheckpointStore(folder, uid).newest("real", complete=True)
+    assert newest is not None
+    return newest.whole()
+
+
+def _steps(folder: Path, phase: str) -> list[int]:
+    return [m.step for m in CheckpointStore(folder, "22222222-3333").committed(phase)]
+
+
+@pytest.fixture
+def undisturbed(train_job: Callable[[str], Any], tmp_path: Path) -> dict[str, Any]:
+    train_job("whole")
+    return _weights(tmp_path / "whole", "11111111-2222")
+
+
+@pytest.mark.parametrize(("steps_of_real", "saved"), [(2, [6, 10, 12]), (5, [6, 12])])
+def test_it_goes_on_in_the_phase_where_the_other_ended(
+    steps_of_real: int,
+    saved: list[int],
+    undisturbed: Any,
+    config: Any,
+    delink_of: Any,
+    train: Any,
+    continuing: Any,
+    tmp_path: Path,
+) -> None:
+    train(config(0, OLD))
+    delink(delink_of(1, OLD))
+    assert train(config(1, OLD), _stop_after(steps_of_real)).outcome == "Yielded"
+    before = sorted(path.name for path in (tmp_path / OLD / "checkpoints").iterdir())
+
+    pseudo = train(continuing(0))
+    assert (pseudo.outcome, pseudo.step, pseudo.checkpoint) == ("Succeeded", 6, "pseudo-00000006")
+    assert _steps(tmp_path / NEW, "pseudo") == [6], "nothing is trained again"
+    delink(delink_of(1, NEW))
+    real = train(continuing(1))
+    assert (real.outcome, real.step) == ("Succeeded", 12)
+    assert _steps(tmp_path / NEW, "real") == saved
+    found = _weights(tmp_path / NEW, "22222222-3333")
+    assert all(np.array_equal(undisturbed[name], found[name]) for name in undisturbed)
+    assert sorted(path.name for path in (tmp_path / OLD / "checkpoints").iterdir()) == before
+    # Once it has checkpoints of its own it needs the other job's no more.
+    assert train(continuing(1, continues=str(tmp_path / "gone"))).outcome == "Succeeded"
+
+
+def test_it_goes_on_in_the_first_phase(
+    undisturbed: Any, config: Any, delink_of: Any, train: Any, continuing: Any, tmp_path: Path
+) -> None:
+    train(config(0, OLD), _stop_after(3))
+    train(continuing(0))
+    delink(delink_of(1, NEW))
+    train(continuing(1))
+    found = _weights(tmp_path / NEW, "22222222-3333")
+    assert all(np.array_equal(undisturbed[name], found[name]) for name in undisturbed)
+
+
+def test_it_may_train_longer_than_the_other(config: Any, train: Any, continuing: Any, job_body: Any) -> None:
+    assert train(config(0, OLD)).step == 6
+    job_body["spec"]["phases"][0]["until"]["steps"] = 9
+    assert train(continuing(0)).step == 9
+
+
+def test_a_phase_that_is_trained_again_forgets_what_the_other_made_of_it(
+    config: Any, train: Any, continuing: Any
+) -> None:
+    train(config(0, OLD))
+    again = continuing(0, discards=[DiscardConfig(before_attempt=2, from_step=5)], attempt=2)
+    made = iter(range(100))
+    assert train(again, lambda: next(made) < 0).step == 6
+    assert next(made) == 6, "from the start: the checkpoints of steps 5 and 6 count no more"
+
+
+def test_a_folder_without_the_phase_is_refused(train: Any, continuing: Any) -> None:
+    with pytest.raises(InvalidJobError, match=f"continueFrom: .*{OLD}/checkpoints holds no checkpoint of phase pseudo"):
+        train(continuing(0))
+
+
+def test_another_model_is_refused(config: Any, train: Any, continuing: Any, job_body: Any) -> None:
+    train(config(0, OLD))
+    job_body["spec"]["model"]["ffn"]["hidden"] = 64
+    with pytest.raises(InvalidJobError, match=r"spec\.model is .*64.*make them the same"):
+        train(continuing(0))
+
+
+def test_other_sharing_is_refused(config: Any, train: Any, continuing: Any, job_body: Any) -> None:
+    train(config(0, OLD))
+    job_body["spec"]["phases"][0]["sharing"]["blocks"] = 2
+    with pytest.raises(InvalidJobError, match=r"spec\.phases\[pseudo\]\.sharing"):
+        train(continuing(0))
+
+
+def test_in_one_s_own_folder_checkpoints_of_another_job_are_refused(config: Any, train: Any, job_body: Any) -> None:
+    train(config(0, OLD))
+    job_body["metadata"]["uid"] = "33333333-4444"
+    with pytest.raises(TrainingError, match="belongs to job tiny"):
+        train(config(0, OLD))
+
+
+def test_the_folder_lies_beside_the_job_s_own(job_body: dict[str, Any]) -> None:
+    job_body["spec"]["checkpoint"] |= {"continueFrom": OLD, "path": "s3://bucket/runs"}
+    mounted = _config(job_body, "/checkpoints/tiny-22222222")
+    assert mounted.continues == f"/checkpoints/{OLD}"
+    del job_body["spec"]["checkpoint"]["volume"]
+    assert _config(job_body, "/work/tiny-22222222").continues == f"s3://bucket/runs/{OLD}"
+    del job_body["spec"]["checkpoint"]["continueFrom"]
+    assert _config(job_body, "/work/tiny-22222222").continues is None
+
+
+def _config(body: dict[str, Any], work_directory: str) -> PhaseConfig:
+    job = PseudoRealJob.from_object(body)
+    return phase_config(job, 0, attempt=1, work_directory=work_directory, offload_directory="/offload")
