@@ -19,7 +19,8 @@ def structural_schema(model: type[BaseModel]) -> dict[str, Any]:
 def _convert(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     node = _without_null(_inline(node, definitions), definitions)
     if node.get("x-kubernetes-int-or-string"):
-        return {k: v for k, v in node.items() if k not in (*_DROPPED, "anyOf", "default")}
+        kept = {k: v for k, v in node.items() if k not in (*_DROPPED, "anyOf")}
+        return {k: v for k, v in kept.items() if not (k == "default" and v is None)}
     out = {k: v for k, v in node.items() if k not in _DROPPED and k != "$defs"}
     if "properties" in node:
         out["properties"] = {k: _convert(v, definitions) for k, v in node["properties"].items()}

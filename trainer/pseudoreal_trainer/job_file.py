@@ -8,11 +8,13 @@ from pseudoreal_api.base import KIND, ApiModel
 from pseudoreal_api.check import InvalidJob, check_job
 from pseudoreal_api.resolve import UnresolvableJob, check_resolvable
 from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
+from pydantic.alias_generators import to_camel
 
 from pseudoreal_trainer.corpus import corpus_files
 from pseudoreal_trainer.errors import InvalidJobError
 
-_CLUSTER_ONLY = ("pod", "network", "scheduling", "restart", "deadlines", "suspend")
+_RECOVERY = ("restart", "hang", "deadlines", "clean_up", "restart_from", "suspend")
+_CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
 
 
 def read_job(path: Path) -> PseudoRealJob:
@@ -49,7 +51,7 @@ def _only_job(path: Path) -> dict[str, Any]:
 
 def notice(spec: PseudoRealJobSpec) -> str:
     """What the file asks for and a local run does not do."""
-    ignored = [f"spec.{field}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
+    ignored = [f"spec.{to_camel(field)}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
     ignored += [f"spec.phases[{p.name}].resources" for p in spec.phases if _is_set(p, "resources")]
     ignored += ["spec.checkpoint.volume", "spec.checkpoint.path"] if spec.checkpoint.volume is not None else []
