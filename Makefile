@@ -56,12 +56,11 @@ generate: .venv/tools ## Write the CRD and the manifest reference from the model
 	@$(BIN)/python -m pseudoreal_api.reference docs/manifest.md
 
 .PHONY: lint format
-lint: venv ## ruff, mypy, the generated files, helm lint
+lint: venv ## ruff, mypy, the generated files
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pseudoreal_dev check-generated
-	$(BIN)/python -m pseudoreal_dev helm-lint
 format: .venv/tools ## Format the Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .

@@ -76,11 +76,6 @@ def check_generated() -> None:
     generated.check()
 
 
-@commands.command(help="Run `helm lint` and render the chart, with a helm of our own if there is none.")
-def helm_lint() -> None:
-    generated.lint_chart()
-
-
 def main() -> None:
     """Runs the command line; a DevError is shown without its traceback."""
     try:

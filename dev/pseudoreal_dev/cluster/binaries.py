@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +39,12 @@ class Binaries:
         return self.folder / name
 
 
-def build(names: Collection[str] = PACKAGES.keys()) -> Binaries:
-    """Builds what the cache lacks of these programs. An interrupted build goes on where it was: programs are published
+def build() -> Binaries:
+    """Builds what the cache lacks. An interrupted build goes on where it was: programs are published
     one by one."""
     binaries = Binaries(_folder())
     with exclusive("binaries"):
-        missing = [name for name in PACKAGES if name in names and not binaries.path(name).exists()]
+        missing = [name for name in PACKAGES if not binaries.path(name).exists()]
         if missing:
             binaries.folder.mkdir(parents=True, exist_ok=True)
             with progress.step("building the cluster's programs", cost=Cost.FIRST_RUN):

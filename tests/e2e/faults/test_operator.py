@@ -17,6 +17,7 @@ from tests.e2e.releases import PREVIOUS, Release, previous_release
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long
 def test_an_operator_killed_in_each_stage_disturbs_nothing(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:
@@ -64,6 +65,7 @@ def test_an_upgrade_from_the_release_before_disturbs_nothing(
     assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 1)
 
 
+@pytest.mark.long
 def test_uninstalling_leaves_pods_that_train_and_jobs_that_can_be_deleted(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:

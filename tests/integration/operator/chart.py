@@ -11,6 +11,7 @@ Json = dict[str, Any]
 
 CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 RELEASE = "pseudoreal"
+KUBE_VERSION = "--kube-version=1.34.4"
 
 
 def helm(*arguments: str) -> str:
@@ -21,7 +22,7 @@ def helm(*arguments: str) -> str:
 
 
 def render(*values: str) -> list[Json]:
-    text = helm("template", RELEASE, str(CHART), "--namespace=operators", "--kube-version=1.34.4", *values)
+    text = helm("template", RELEASE, str(CHART), "--namespace=operators", KUBE_VERSION, *values)
     return [document for document in yaml.safe_load_all(text) if document]
 
 

@@ -15,7 +15,7 @@ from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.integration.operator import chart
-from tests.integration.operator.chart import RELEASE, find, render
+from tests.integration.operator.chart import KUBE_VERSION, RELEASE, find, render
 from tests.integration.operator.cluster import Cluster
 
 pytestmark = pytest.mark.integration
@@ -46,6 +46,21 @@ def write_secret(folder: Path, documents: list[Json]) -> dict[str, bytes]:
     for name, content in files.items():
         (folder / name).write_bytes(content)
     return files
+
+
+# The shapes that the templates branch on.
+@pytest.mark.parametrize(
+    "values",
+    [
+        (),
+        ("--set=watchNamespaces={a,b}", "--set=crds.keep=false", "--set=networkPolicy.enabled=true"),
+        ("--set=reports.tlsSecret=own", "--set=networkPolicy.enabled=true"),
+        ("--set=trainer.ncclConfig=NCCL_IB_HCA=mlx5_0",),
+    ],
+)
+def test_helm_finds_no_fault(values: tuple[str, ...]) -> None:
+    chart.helm("lint", "--strict", KUBE_VERSION, str(chart.CHART), *values)
+    assert render(*values)
 
 
 def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
