@@ -49,6 +49,7 @@ def test_a_rank_that_is_stopped_is_named_and_all_start_again(
     assert "rank 1 on pod {}, node {}, is stopped".format(*where) in job.told("AttemptFailed")
 
 
+@pytest.mark.long
 def test_suspending_in_the_middle_of_a_save_loses_no_step(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
     job = start("asleep", spec__checkpoint__everySteps=1)
     (first, _) = job.wait_for_steps("real", REAL + 20)

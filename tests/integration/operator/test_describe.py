@@ -168,6 +168,7 @@ def described(job: Job, control_plane: ControlPlane) -> str:
     status = text.partition("\nStatus:")[2]
     status = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "(time)", status)
     status = re.sub(r"(llm-[a-z0-9-]*-a\d+-\d+)-[a-z0-9]{5}\b", r"\1-xxxxx", status)
+    status = re.sub(r"(continueFrom: llm)-[0-9a-f]{8}\b", r"\1-xxxxxxxx", status)
     status = re.sub(r"(?m)^(  (?:Normal|Warning) +\S+) +\S+ +", r"\1  (age)  ", status)
     return status.replace(job.cluster.namespace, "default")
 

@@ -66,9 +66,14 @@ def test_nobody_is_named_while_all_are_well(trio: World) -> None:
     assert len(judged) >= 10
 
 
+def _is_stuck(signs: list[RankSign]) -> bool:
+    """Rank 1, and not only for a moment: without the fault the others wait for it now and then as well."""
+    return _waiting(signs) == [0, 2] and signs[1].seconds > 1
+
+
 def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: World) -> None:
     with trio.fault("stuck", 1):
-        signs = trio.wait_for(lambda signs: _waiting(signs) == [0, 2] and signs[1].seconds > 1)
+        signs = trio.wait_for(_is_stuck)
         assert suspects(signs) == [1]
         assert (signs[1].place, signs[1].doing) == ("computing", "a step")
         assert signs[1].process not in "TZX"
@@ -84,7 +89,7 @@ def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: Wor
 
 def test_a_process_that_is_stopped_while_it_computes_is_named(trio: World) -> None:
     with trio.fault("stuck", 1):
-        trio.wait_for(lambda signs: _waiting(signs) == [0, 2])
+        trio.wait_for(_is_stuck)
         with trio.stopped(1):
             signs = trio.wait_for(lambda signs: signs[1].process == "T")
             assert signs[1].place == "computing"
@@ -94,7 +99,7 @@ def test_a_process_that_is_stopped_while_it_computes_is_named(trio: World) -> No
 
 def test_a_process_that_is_stopped_inside_a_collective_is_named(trio: World) -> None:
     with trio.fault("stuck", 1):
-        trio.wait_for(lambda signs: _waiting(signs) == [0, 2])
+        trio.wait_for(_is_stuck)
         with trio.stopped(2):
             (trio.folder / "stuck-1").unlink()
             signs = trio.wait_for(lambda signs: _waiting(signs) == [0, 1, 2] and signs[2].process == "T")
