@@ -92,6 +92,20 @@ def test_a_drained_node_costs_no_restart_and_no_step(
     assert "was disrupted (EvictionByEvictionAPI" in job.told("AttemptFailed")
 
 
+@pytest.mark.long
+def test_a_job_that_was_given_up_is_continued_by_another(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
+    failed = start("given-up", spec__restart={"maxRestarts": 0})
+    machine.tell(failed.wait_for_steps("real", REAL + 20)[0], signal.SIGKILL, RANK)
+    assert failed.wait_for_end().phase == "Failed"
+    why = failed.condition("Failed")
+    assert why.reason == "RestartsExhausted"
+    assert f"continueFrom: {failed.folder.name})" in why.message
+    job = start("goes-on", spec__checkpoint__continueFrom=failed.folder.name)
+    undisturbed.check(job)
+    assert len(job.checkpoints("pseudo")) == 1, "nothing was trained again"
+    assert int(job.checkpoints("real")[1].name.removeprefix("real-")) > REAL + 15
+
+
 def _stop_in_a_save(job: Job, pod: dict[str, object]) -> Path:
     """Stops the pod's rank while a checkpoint is being written: its folder is there, and its manifest is not."""
     folder = job.folder / "checkpoints"
