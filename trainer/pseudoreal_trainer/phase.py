@@ -11,7 +11,7 @@ from pseudoreal_api.messages import Outcome, TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.manifest import Manifest, Random, Updates
+from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Random, Updates
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.corpus import Corpus
@@ -31,7 +31,7 @@ from pseudoreal_trainer.pod_folder import PodFolder
 from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.saving import Saved, Saver
 from pseudoreal_trainer.sharing import blocks_of_layers
-from pseudoreal_trainer.state import fill, find_start, first_manifest
+from pseudoreal_trainer.state import Start, fill, find_start, first_manifest
 from pseudoreal_trainer.step import Stepper, StepResult
 from pseudoreal_trainer.stream import Stream
 from pseudoreal_trainer.validation import Validation, build_validation
@@ -49,8 +49,7 @@ def train_phase(
         fence.claim()
     ranks.stamps.does("verifies checkpoints")
     start = find_start(config, ranks)
-    resumed = start.checkpoint.manifest if start else None
-    own = resumed if start and start.own else None
+    own = start.checkpoint.manifest if start and start.own else None
     if own is not None and own.phase_complete:
         log.info("phase_already_complete", phase=config.phase, checkpoint=own.name)
         return termination("Succeeded", config, own, store)
@@ -64,7 +63,7 @@ def train_phase(
             config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter(), Rules(config), pod
         )
         try:
-            return phase.run(resumed, stop)
+            return phase.run(start, stop)
         finally:
             saver.close()
 
@@ -86,8 +85,14 @@ def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[E
     engine = Engine(blueprint, open_grid(layout, ranks), trace)
     try:
         yield engine
-    finally:
+    except BaseException:
+        # Of several ranks one that fails ends without the others, which its side thread may be waiting for.
+        if ranks.world == 1:
+            engine.close()
+        raise
+    else:
         engine.close()
+    finally:
         trace.close()
 
 
@@ -126,21 +131,24 @@ class _Phase:
     rules: Rules
     pod: PodFolder | None
 
-    def run(self, resumed: Manifest | None, stop: Callable[[], bool]) -> TerminationMessage:
-        first = resumed.step if resumed else 0
+    def run(self, start: Start | None, stop: Callable[[], bool]) -> TerminationMessage:
+        first = start.checkpoint.manifest.step if start else 0
         reporter = Reporter(self.config, self.meter, first, self.pod) if self.ranks.is_first else None
         try:
-            state = self._begin(resumed)
+            state = self._begin(start)
+            if start and not start.own and not self.rules.is_over(state):
+                # From here on the job needs that of the one that it continues no more.
+                state = self._save(state, reporter)
             state, stopped = self._train(state, reporter, stop)
             return self._end(state, reporter, stopped)
         finally:
             if reporter:
                 reporter.close()
 
-    def _begin(self, resumed: Manifest | None) -> Manifest:
-        if self.ranks.is_first and self.config.index == 0 and resumed is None:
+    def _begin(self, start: Start | None) -> Manifest:
+        if self.ranks.is_first and self.config.index == 0 and start is None:
             log_corpus(self.config, self.corpus, self.validation)
-        state = self._adopted(resumed)
+        state = self._adopted(start)
         self.ranks.stamps.stands(state.step)
         if state.start_validation_loss is None:
             loss = self._validated()
@@ -150,10 +158,12 @@ class _Phase:
             log_started(self.config, self.engine, state)
         return state
 
-    def _adopted(self, resumed: Manifest | None) -> Manifest:
+    def _adopted(self, start: Start | None) -> Manifest:
         """The resumed state as this attempt's own."""
-        if resumed is None:
+        if start is None:
             return first_manifest(self.config)
+        resumed = start.checkpoint.manifest
+        is_last = self.config.phase_steps == self.config.total_steps
         # What was another job's becomes this one's.
         update = {
             "job": self.config.job,
@@ -161,6 +171,8 @@ class _Phase:
             "phase_index": self.config.index,
             "random": Random(seed=self.config.data.seed),
             "phase_complete": False,
+            # The last phase of another job may be trained longer; an earlier one is done.
+            "ending": Ending() if is_last and not start.own else resumed.ending,
             "delinked": False,
             "parent": resumed.name,
         }

@@ -6,10 +6,12 @@ message and by the exit codes of the contract. It imports no torch, so that it s
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
@@ -34,6 +36,9 @@ _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
 )
 
 WORKER = "pseudoreal_trainer.worker"
+_JOIN_SECONDS = 7 * 24 * 3600
+"""How long torchrun waits for the other pods: what bounds that is spec.deadlines."""
+_CONNECT_SECONDS, _AGAIN_SECONDS = 5.0, 1.0
 
 log = structlog.get_logger()
 
@@ -62,7 +67,9 @@ def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage
     with _folder() as folder:
         before = pod_memory()
         with reporting(PodFolder(folder), endpoint_of_pod()):
-            exit_code = _run_torchrun(path, _environment(config, folder), stop)
+            environment = _environment(config, folder)
+            await_rendezvous(environment, lambda: stop.asked)
+            exit_code = _run_torchrun(path, environment, stop)
         lacked = exhausted(before, pod_memory())
         message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, lacked)
     return message if message.checkpoint else _with_newest_checkpoint(message, config)
@@ -113,7 +120,21 @@ def rendezvous_host(environment: Mapping[str, str]) -> dict[str, str]:
     a pod has the name of the node."""
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
-    return {"PET_RDZV_CONF": f"is_host={'true' if environment.get('PET_NODE_RANK') == '0' else 'false'}"}
+    is_host = "true" if environment.get("PET_NODE_RANK") == "0" else "false"
+    return {"PET_RDZV_CONF": f"is_host={is_host},join_timeout={_JOIN_SECONDS}"}
+
+
+def await_rendezvous(environment: Mapping[str, str], is_asked_to_stop: Callable[[], bool]) -> None:
+    """Until worker 0 answers. It may wait for a node for hours, and torchrun gives up after a minute."""
+    if environment.get("PET_RDZV_BACKEND") != "c10d" or environment.get("PET_NODE_RANK") == "0":
+        return
+    host, _, port = environment["PET_RDZV_ENDPOINT"].rpartition(":")
+    while not is_asked_to_stop():
+        try:
+            socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
+            return
+        except OSError:
+            time.sleep(_AGAIN_SECONDS)
 
 
 def _run_torchrun(config: Path, environment: dict[str, str], stop: "_Stop") -> int:

@@ -45,10 +45,9 @@ def open_ranks(stamps: Stamps | None = None) -> Iterator[Ranks]:
         return
     with stamps.wait("rendezvous of all ranks"):
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    try:
-        yield Ranks(dist.get_rank(), world, device, stamps)
-    finally:
-        dist.destroy_process_group()
+    yield Ranks(dist.get_rank(), world, device, stamps)
+    # Not after an error: the other ranks may wait inside collectives, and leaving the group would wait for them.
+    dist.destroy_process_group()
 
 
 def device_of_rank() -> torch.device:

@@ -22,7 +22,6 @@ from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
-from pseudoreal_trainer.checkpoint.object_storage import StorageUnavailable
 from pseudoreal_trainer.checkpoint.pieces import spans_of, tensors_of
 from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
@@ -199,9 +198,11 @@ class Saver:
         self._fence.check()
         (self._store.restate if self._is_start(manifest) else self._store.commit)(manifest)
         try:
-            verified = [] if self._start is None else [self._start.name]
+            # Not even if unsound ones of later steps seem newer.
+            verified = [manifest.name, *([] if self._start is None else [self._start.name])]
             self._store.prune(self._policy.keep_last, self._policy.keep_every, verified)
-        except (OSError, StorageUnavailable) as error:
+            self._store.sweep()
+        except (OSError, TrainingError) as error:
             # Training goes on: what is needed was written.
             log.warning("old_checkpoints_stay", error=str(error))
 

@@ -1,6 +1,5 @@
 """The first state of a phase: fresh, or from a checkpoint, of whatever layout that was saved in."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,7 +58,7 @@ def find_start(config: PhaseConfig, ranks: Ranks) -> Start | None:
     """
     own, continued = store_of(config), continued_store(config)
     stores = [own] if continued is None else [own, continued]
-    found = _newest_first(stores, config.phase) if ranks.is_first else []
+    found = _newest_first(own, continued, config.phase) if ranks.is_first else []
     for place in range(ranks.from_first(len(found))):
         step, which = (ranks.from_first(number) for number in (found[place] if ranks.is_first else (0, 0)))
         manifest = _manifest_of(stores[which], config.phase, step)
@@ -100,9 +99,15 @@ def first_manifest(config: PhaseConfig) -> Manifest:
     )
 
 
-def _newest_first(stores: Sequence[CheckpointStore], phase: str) -> list[tuple[int, int]]:
-    """(step, number of the store); of two with the same step the first store's."""
-    found = [(m.step, which) for which, store in enumerate(stores) for m in store.candidates(phase)]
+def _newest_first(own: CheckpointStore, continued: CheckpointStore | None, phase: str) -> list[tuple[int, int]]:
+    """(step, 0 for the job's own and 1 for the continued one's); of two with the same step its own.
+
+    Where the job's own phase began at another step than the other job's, that one's goes back to other weights.
+    """
+    mine = own.candidates(phase)
+    begins = {manifest.phase_begin for manifest in mine}
+    others = [] if continued is None else continued.candidates(phase)
+    found = [(m.step, 0) for m in mine] + [(m.step, 1) for m in others if not begins or m.phase_begin in begins]
     return sorted(found, key=lambda entry: (-entry[0], entry[1]))
 
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 from pseudoreal_api.messages import TerminationMessage
@@ -39,7 +40,16 @@ def main() -> None:
     if pod is not None:
         leave_outcome(pod.path, local_rank, message)
     stamps.ends()
+    if message.outcome in ("Failed", "OutOfMemory"):
+        _end_at_once(message.exit_code)
     sys.exit(message.exit_code)
+
+
+def _end_at_once(exit_code: int) -> NoReturn:
+    """An ordinary end waits for threads, and they may wait for other ranks that wait for this one."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
 
 
 def _stamps(pod: PodFolder | None, local_rank: int) -> Stamps:

@@ -89,7 +89,9 @@ def test_a_drained_node_costs_no_restart_and_no_step(
     undisturbed.check(job, *AGAIN)
     status = job.status()
     assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 2)
-    assert "was disrupted (EvictionByEvictionAPI" in job.told("AttemptFailed")
+    told = job.told("AttemptFailed")
+    # Kubernetes may have removed them before the operator looks.
+    assert "was disrupted (EvictionByEvictionAPI" in told or "were deleted" in told
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli import main
-from pseudoreal_trainer.pod import rendezvous_host
+from pseudoreal_trainer.pod import await_rendezvous, rendezvous_host
 
 STEPS = 150
 DEADLINE = 120.0
@@ -203,9 +203,28 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
 def test_worker_0_holds_the_rendezvous() -> None:
     """Whatever the machine is called: in its node's network a pod has the name of the node."""
     c10d = {"PET_RDZV_BACKEND": "c10d"}
-    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true"}
-    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true,join_timeout=604800"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false,join_timeout=604800"}
     assert rendezvous_host({"PET_NODE_RANK": "0"}) == {}
+
+
+def test_the_other_workers_wait_until_worker_0_answers() -> None:
+    with socket.socket() as host:
+        host.bind(("127.0.0.1", 0))
+        environment = {"PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
+        environment["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{host.getsockname()[1]}"
+        asked: list[bool] = []
+
+        def look() -> bool:
+            asked.append(True)
+            if len(asked) == 3:
+                host.listen()
+            return False
+
+        await_rendezvous(environment, look)
+        assert len(asked) == 3
+    await_rendezvous(environment | {"PET_NODE_RANK": "0"}, look)
+    await_rendezvous(environment, lambda: True)
 
 
 def _start_pod(config: PhaseConfig, folder: Path, rank: int, port: str) -> subprocess.Popen[str]:

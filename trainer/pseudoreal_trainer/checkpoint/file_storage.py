@@ -3,6 +3,7 @@
 import hashlib
 import os
 import shutil
+import stat
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -50,7 +51,15 @@ class FileStorage:
         write_atomically(self.path, text)
 
     def find(self, name: str) -> Sequence[Path]:
-        return [*self.path.glob(f"*/{name}")]
+        # glob passes over what it cannot read: a volume that fails for a moment would look empty.
+        try:
+            folders = [self.path / folder for folder in os.listdir(self.path)]
+        except FileNotFoundError:
+            return []
+        return [folder / name for folder in folders if _is_file(folder / name)]
+
+    def folders(self) -> Sequence[Path]:
+        return [path for path in self.path.iterdir() if path.is_dir()] if self.path.exists() else []
 
     def make_folder(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
@@ -60,6 +69,14 @@ class FileStorage:
         if self.path.exists():
             sync(self.path)
             shutil.rmtree(self.path)
+
+
+def _is_file(path: Path) -> bool:
+    """Raises OSError where that cannot be told."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 class FileContent:

@@ -61,13 +61,24 @@ class ObjectStorage:
 
     def complete(self, text: str) -> None:
         """Raises FileExistsError when another attempt has done so meanwhile."""
-        with _asking(self.path) as files:
-            files.pipe_file(self.path.url, text.encode(), mode="create")
+        try:
+            with _asking(self.path) as files:
+                files.pipe_file(self.path.url, text.encode(), mode="create")
+        except FileExistsError:
+            # The answer to our own request may be lost, and then it was sent again.
+            if self.read() != text.encode():
+                raise
 
     def find(self, name: str) -> Sequence[ObjectPath]:
         with _asking(self.path) as files:
             found = [ObjectPath(f"{SCHEME}{key}") for key in files.find(self.path.url)]
         return [path for path in found if path.name == name and path.parent.parent == self.path]
+
+    def folders(self) -> Sequence[ObjectPath]:
+        with _asking(self.path) as files:
+            below = len(self.path.url.removeprefix(SCHEME)) + 1
+            names = {key[below:].partition("/")[0] for key in files.find(self.path.url) if "/" in key[below:]}
+        return [self.path / name for name in sorted(names)]
 
     def make_folder(self) -> None:
         """There are none."""

@@ -11,12 +11,12 @@ def removable(
     """Of checkpoints from the oldest to the newest.
 
     Kept are the ends of phases, of the others the newest `keep_last` and those of steps that `keep_every` divides, the
-    newest of which `verified` says that its files were read and are sound, and what another one that is kept links to.
+    those that `verified` says are sound, and what another one that is kept links to.
     """
     inner = [manifest for manifest in committed if not manifest.is_boundary]
     kept = {manifest.name for manifest in committed if manifest.is_boundary}
     kept |= {manifest.name for manifest in inner[-keep_last:]}
     kept |= {manifest.name for manifest in inner if keep_every and manifest.step % keep_every == 0}
-    kept |= set([manifest.name for manifest in committed if manifest.name in verified][-1:])
+    kept |= {manifest.name for manifest in committed if manifest.name in verified}
     kept |= {manifest.data_folder for manifest in committed if manifest.name in kept}
     return [manifest for manifest in committed if manifest.name not in kept]

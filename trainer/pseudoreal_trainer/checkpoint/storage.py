@@ -59,6 +59,9 @@ class Storage(Protocol):
     def find(self, name: str) -> Sequence[Place]:
         """The files of this name in the folders of this folder."""
 
+    def folders(self) -> Sequence[Place]:
+        """Directly below this one."""
+
     def make_folder(self) -> None: ...
 
     def remove_folder(self, first: str) -> None:

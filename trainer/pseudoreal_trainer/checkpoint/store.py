@@ -5,6 +5,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from pseudoreal_trainer.errors import TrainingError
 MANIFEST = "manifest.json"
 _VERIFIED_AT_ONCE = 2
 """Files."""
+_NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
 
 log = structlog.get_logger()
 
@@ -123,6 +125,13 @@ class CheckpointStore:
             remove(self.folder / name)
         return discarded + names
 
+    def sweep(self) -> None:
+        """Removes what an attempt left that was killed while it saved or removed. While nobody saves."""
+        for folder in storage_of(self.folder).folders():
+            if _NAME.fullmatch(folder.name) and not storage_of(folder / MANIFEST).exists():
+                log.info("unfinished_checkpoint_removed", checkpoint=folder.name)
+                remove(folder)
+
     def _all(self) -> list[Manifest]:
         """Also what is discarded, in no order."""
         return [self._own(manifest) for manifest in manifests_in(self.folder)]
@@ -177,24 +186,34 @@ def _discards(config: PhaseConfig | DelinkConfig) -> dict[str, list[DiscardConfi
 
 def manifests_in(checkpoints: Place) -> list[Manifest]:
     """Of all that are committed, in no order."""
-    found = [read_manifest(path.parent) for path in storage_of(checkpoints).find(MANIFEST)]
-    return [manifest for manifest in found if manifest is not None]
+    try:
+        folders = [path.parent for path in storage_of(checkpoints).find(MANIFEST)]
+    except OSError as error:
+        raise _unknown(checkpoints, error) from error
+    return [manifest for manifest in map(read_manifest, folders) if manifest is not None]
 
 
 def read_manifest(folder: Place) -> Manifest | None:
-    """None, with a warning, when it cannot be read: such a checkpoint is taken as not committed.
+    """None, with a warning, when it makes no sense: such a checkpoint is taken as not committed.
 
-    Raises TrainingError when a later release wrote it: to start from an older one would throw its training away.
+    Raises TrainingError when it cannot be read, or a later release wrote it: to start from an older one would throw its
+    training away.
     """
     try:
         text = storage_of(folder / MANIFEST).read()
         return Manifest.model_validate_json(text)
+    except FileNotFoundError:
+        return None  # it was removed meanwhile
     except OSError as error:
-        log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error))
+        raise _unknown(folder, error) from error
     except ValidationError as error:
         _refuse_later_version(folder, text)
         log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error).splitlines()[0])
     return None
+
+
+def _unknown(place: Place, error: OSError) -> TrainingError:
+    return TrainingError(f"{place} cannot be read, so nobody knows which checkpoint is the newest: {error}")
 
 
 def _refuse_later_version(folder: Place, text: bytes) -> None:

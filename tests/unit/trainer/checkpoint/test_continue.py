@@ -55,7 +55,7 @@ def undisturbed(train_job: Callable[[str], Any], tmp_path: Path) -> dict[str, An
     return _weights(tmp_path / "whole", "11111111-2222")
 
 
-@pytest.mark.parametrize(("steps_of_real", "saved"), [(2, [6, 10, 12]), (5, [6, 12])])
+@pytest.mark.parametrize(("steps_of_real", "saved"), [(2, [6, 8, 10, 12]), (5, [6, 11, 12])])
 def test_it_goes_on_in_the_phase_where_the_other_ended(
     steps_of_real: int,
     saved: list[int],
@@ -94,6 +94,45 @@ def test_it_goes_on_in_the_first_phase(
     train(continuing(1))
     found = _weights(tmp_path / NEW, "22222222-3333")
     assert all(np.array_equal(undisturbed[name], found[name]) for name in undisturbed)
+
+
+def test_a_job_that_is_given_up_at_once_has_what_it_took_over(
+    config: Any, train: Any, continuing: Any, tmp_path: Path
+) -> None:
+    train(config(0, OLD), _stop_after(3))
+
+    def fails() -> bool:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        train(continuing(0), fails)
+    assert _steps(tmp_path / NEW, "pseudo") == [3]
+
+
+def test_what_the_other_trained_from_another_end_of_the_phase_before_does_not_count(
+    config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any, tmp_path: Path
+) -> None:
+    train(config(0, OLD))
+    delink(delink_of(1, OLD))
+    train(config(1, OLD), _stop_after(5))
+    job_body["spec"]["phases"][0]["until"]["steps"] = 8
+    assert train(continuing(0)).step == 8
+    delink(delink_of(1, NEW))
+    train(continuing(1))
+    assert _steps(tmp_path / NEW, "real") == [8, 10, 12]
+
+
+def test_a_last_phase_that_ended_early_may_train_on(
+    config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any
+) -> None:
+    job_body["spec"]["phases"][1]["until"]["loss"] = "100"
+    train(config(0, OLD))
+    delink(delink_of(1, OLD))
+    assert train(config(1, OLD)).step == 6
+    train(continuing(0))
+    delink(delink_of(1, NEW))
+    del job_body["spec"]["phases"][1]["until"]["loss"]
+    assert train(continuing(1)).step == 12
 
 
 def test_it_may_train_longer_than_the_other(config: Any, train: Any, continuing: Any, job_body: Any) -> None:

@@ -362,6 +362,23 @@ def test_a_part_that_is_refused_is_an_error_and_the_upload_is_given_up(
     assert train(config(0, attempt=3)).outcome == "Succeeded"
 
 
+def test_a_request_whose_answer_was_lost_may_be_made_twice(bucket: Bucket) -> None:
+    manifest = ObjectStorage(ObjectPath(f"{bucket.url}/a/manifest.json"))
+    manifest.complete("mine")
+    manifest.complete("mine")
+    with pytest.raises(FileExistsError):
+        manifest.complete("another's")
+
+
+def test_folders_are_what_comes_before_the_next_slash(bucket: Bucket) -> None:
+    for name in ("top", "a/weights", "a/manifest.json", "b/c/d"):
+        ObjectStorage(ObjectPath(f"{bucket.url}/{name}")).replace("text")
+    assert [str(folder) for folder in ObjectStorage(ObjectPath(bucket.url)).folders()] == [
+        f"{bucket.url}/a",
+        f"{bucket.url}/b",
+    ]
+
+
 def test_what_others_write_is_seen_at_once(bucket: Bucket) -> None:
     folder = ObjectPath(bucket.url)
     bucket.write("one/x", b"1")

@@ -1,9 +1,10 @@
 """Which checkpoints count, which are refused, and which are removed."""
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -185,11 +186,39 @@ def test_retention_keeps_every_so_many_steps_and_what_was_verified(store: Checkp
         _save(store, step)
     assert store.prune(1, 3, ["pseudo-00000002", "pseudo-00000004"]) == [
         "pseudo-00000001",
-        "pseudo-00000002",
         "pseudo-00000005",
         "pseudo-00000007",
     ]
-    assert _names(store) == ["pseudo-00000003", "pseudo-00000004", "pseudo-00000006", "pseudo-00000008"]
+    assert _names(store) == [f"pseudo-0000000{step}" for step in (2, 3, 4, 6, 8)]
+
+
+def test_what_was_never_finished_is_swept_away(store: CheckpointStore) -> None:
+    _save(store, 1)
+    for name in ("pseudo-00000002", "real-00000003"):
+        (store.folder / name).mkdir()
+        (store.folder / name / FILES[0]).write_text("half")
+    (store.folder / "exported").mkdir()
+    store.sweep()
+    assert sorted(path.name for path in store.folder.iterdir()) == ["exported", "pseudo-00000001"]
+
+
+def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert store.committed() == [], "nothing was saved yet"
+    _save(store, 1)
+
+    def fails(_: object) -> NoReturn:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.listdir", fails)
+        with pytest.raises(TrainingError, match="cannot be read, so nobody knows which checkpoint is the newest"):
+            store.committed()
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        with pytest.raises(TrainingError, match=r"pseudo-00000001 cannot be read"):
+            store.committed()
 
 
 def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointStore) -> None:
