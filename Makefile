@@ -73,7 +73,7 @@ test-unit: venv ## The tests that need nothing but Python
 	$(BIN)/pytest tests/unit
 test-integration: venv ## The tests against a real API server
 	$(BIN)/pytest tests/integration
-test-chaos: venv ## Every fault at every request of a job's life (hours)
+test-chaos: venv ## Every fault at every request of a job's life (an hour)
 	$(BIN)/pytest -s tests/integration/operator/chaos/every_fault.py
 test-e2e: venv corpus ## The tests on a real cluster
 	$(BIN)/pytest tests/e2e

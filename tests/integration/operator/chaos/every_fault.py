@@ -1,4 +1,4 @@
-"""Every fault at every request of a job's life: `make test-chaos`. Its name keeps it out of the other tests: hours."""
+"""Every fault at every request of a job's life: `make test-chaos`. Its name keeps it out of the other tests: an hour."""
 
 import pytest
 

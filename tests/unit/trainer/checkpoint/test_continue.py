@@ -182,9 +182,9 @@ def test_the_folder_lies_beside_the_job_s_own(job_body: dict[str, Any]) -> None:
     mounted = _config(job_body, "/checkpoints/tiny-22222222")
     assert mounted.continues == f"/checkpoints/{OLD}"
     del job_body["spec"]["checkpoint"]["volume"]
-    assert _config(job_body, "/work/tiny-22222222").continues == f"s3://bucket/runs/{OLD}"
+    assert _config(job_body, "/scratch/tiny-22222222").continues == f"s3://bucket/runs/{OLD}"
     del job_body["spec"]["checkpoint"]["continueFrom"]
-    assert _config(job_body, "/work/tiny-22222222").continues is None
+    assert _config(job_body, "/scratch/tiny-22222222").continues is None
 
 
 def _config(body: dict[str, Any], work_directory: str) -> PhaseConfig:
