@@ -1,4 +1,4 @@
-"""Every fault at every request of a job's life: `make test-chaos`. Its name keeps it out of the other tests: an hour."""
+"""Every fault at every request of a job's life: `make test-chaos`. Its name keeps it out of the others: an hour."""
 
 import pytest
 
