@@ -67,7 +67,7 @@ def find_start(config: PhaseConfig, ranks: Ranks) -> Start | None:
                 _refuse_another_model(config, manifest)
             return Start(stores[which].reader(manifest), own=stores[which] is own)
     if ranks.from_first(len(found)):
-        raise own.all_corrupt(config.phase)
+        raise next(store for store in stores if store.candidates(config.phase)).all_corrupt(config.phase)
     if config.index > 0:
         raise TrainingError(
             f"phase {config.phase} has no checkpoint in {own.folder}: the delink from the phase before has not run"

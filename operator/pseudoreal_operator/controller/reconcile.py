@@ -130,7 +130,8 @@ async def _post(api: Api, metadata: JobMetadata, event: Event) -> None:
             raise
         # A namespace that takes no more events must not hold up its jobs.
         log.warning("event_refused", reason=event.reason.value, error=message_of(error))
-    log.info("event", reason=event.reason.value, message=event.message)
+    else:
+        log.info("event", reason=event.reason.value, message=event.message)
 
 
 def _is_of_a_policy(text: str) -> bool:

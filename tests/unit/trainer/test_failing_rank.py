@@ -25,7 +25,8 @@ def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any]
     }
     file = tmp_path / "config.json"
     file.write_text(config(0).to_json())
-    ranks = [_start(rank, file, tmp_path / str(rank)) for rank in (0, 1)]
+    port = _free_port()
+    ranks = [_start(rank, port, file, tmp_path / str(rank)) for rank in (0, 1)]
     try:
         assert ranks[0].wait(SECONDS) == 1
     finally:
@@ -43,12 +44,9 @@ def _free_port() -> str:
         return str(free.getsockname()[1])
 
 
-PORT = _free_port()
-
-
-def _start(rank: int, config: Path, folder: Path) -> "subprocess.Popen[bytes]":
+def _start(rank: int, port: str, config: Path, folder: Path) -> "subprocess.Popen[bytes]":
     folder.mkdir()
-    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": PORT}
+    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     environment |= {"RANK": str(rank), "LOCAL_RANK": "0", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     environment |= {"PSEUDOREAL_OUTCOME_DIRECTORY": str(folder)}
     environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])

@@ -156,6 +156,16 @@ def test_a_folder_without_the_phase_is_refused(train: Any, continuing: Any) -> N
         train(continuing(0))
 
 
+def test_checkpoints_of_the_other_that_are_all_corrupt_are_named(
+    config: Any, train: Any, continuing: Any, tmp_path: Path
+) -> None:
+    train(config(0, OLD))
+    for file in (tmp_path / OLD).glob("checkpoints/*/weights-*"):
+        file.write_bytes(b"")
+    with pytest.raises(TrainingError, match=f"{OLD}/checkpoints is corrupt: pseudo-00000006"):
+        train(continuing(0))
+
+
 def test_another_model_is_refused(config: Any, train: Any, continuing: Any, job_body: Any) -> None:
     train(config(0, OLD))
     job_body["spec"]["model"]["ffn"]["hidden"] = 64
