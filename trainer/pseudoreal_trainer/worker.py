@@ -28,21 +28,27 @@ from pseudoreal_trainer.stamps import FileStamps, Stamps
 log = structlog.get_logger()
 
 
-def main() -> None:
+def main() -> NoReturn:
+    message = run_rank(Path(sys.argv[1]))
+    if message.outcome in ("Failed", "OutOfMemory"):
+        _end_at_once(message.exit_code)
+    sys.exit(message.exit_code)
+
+
+def run_rank(config_file: Path) -> TerminationMessage:
+    """Returns how the rank ended, which it has left for its pod as well."""
     stop = threading.Event()
     # Before torch is imported, which takes seconds in which a SIGTERM would otherwise kill the process.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     configure_logs()
     local_rank, pod = int(os.environ.get("LOCAL_RANK", "0")), pod_folder()
     stamps = _stamps(pod, local_rank)  # before torch as well: an import that hangs is seen
-    config = PhaseConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-    message = _outcome(config, stop, stamps, pod)
+    config = PhaseConfig.model_validate_json(config_file.read_bytes())
+    message = _outcome(config, config_file, stop, stamps, pod)
     if pod is not None:
         leave_outcome(pod.path, local_rank, message)
     stamps.ends()
-    if message.outcome in ("Failed", "OutOfMemory"):
-        _end_at_once(message.exit_code)
-    sys.exit(message.exit_code)
+    return message
 
 
 def _end_at_once(exit_code: int) -> NoReturn:
@@ -61,9 +67,11 @@ def _stamps(pod: PodFolder | None, local_rank: int) -> Stamps:
     return Stamps()
 
 
-def _outcome(config: PhaseConfig, stop: threading.Event, stamps: Stamps, pod: PodFolder | None) -> TerminationMessage:
+def _outcome(
+    config: PhaseConfig, config_file: Path, stop: threading.Event, stamps: Stamps, pod: PodFolder | None
+) -> TerminationMessage:
     try:
-        return _train(config, stop, stamps, pod)
+        return _train(config, config_file, stop, stamps, pod)
     except InvalidJobError as error:
         log.error("invalid_job", phase=config.phase, error=str(error))
         return ended_badly("InvalidJob", config, str(error))
@@ -75,13 +83,15 @@ def _outcome(config: PhaseConfig, stop: threading.Event, stamps: Stamps, pod: Po
         return ended_badly("Failed", config, f"{type(error).__name__}: {error}", suspect)
 
 
-def _train(config: PhaseConfig, stop: threading.Event, stamps: Stamps, pod: PodFolder | None) -> TerminationMessage:
+def _train(
+    config: PhaseConfig, config_file: Path, stop: threading.Event, stamps: Stamps, pod: PodFolder | None
+) -> TerminationMessage:
     stamps.does("reads the corpus")
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
     corpus = load_corpus(config.data, config.model.sequence)
     if config.preflight:
         stamps.does("checks ranks and links")
-        run_preflight(config, Path(sys.argv[1]))
+        run_preflight(config, config_file)
     stamps.does("imports torch")
     from pseudoreal_trainer.phase import train_phase
     from pseudoreal_trainer.ranks import open_ranks

@@ -168,11 +168,9 @@ def test_the_last_word_of_a_pod_names_the_suspect(config: Any, tmp_path: Path, m
     file.write_text(config(0).model_copy(update={"preflight": True}).to_json())
     for name, value in (("run_preflight", refuse), ("configure_logs", lambda: None), ("signal", Mock())):
         monkeypatch.setattr(worker, name, value)
-    monkeypatch.setattr(sys, "argv", ["worker", str(file)])
     monkeypatch.setenv(OUTCOME_DIRECTORY, str(tmp_path / "outcomes"))
     (tmp_path / "outcomes").mkdir()
-    with pytest.raises(SystemExit):
-        worker.main()
+    worker.run_rank(file)
     message = pod_outcome(collect_outcomes(tmp_path / "outcomes"), config(0), 1, False)
     assert (message.outcome, message.suspect) == ("Failed", 5)
     assert "rank 5 on node n5" in message.message
