@@ -4,6 +4,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_WAIT_POLICY ?= passive
+# The tests start Python hundreds of times: without its compiled files, torch takes twice as long to import.
+unexport PYTHONDONTWRITEBYTECODE
 # An index that is asked while it changes may answer once with an error; three tries get past that.
 UV_INSTALL = for try in 1 2 3; do $(BIN)/uv pip install --quiet --python $(or $(2),$(BIN)/python) $(1) && break; test $$try -lt 3; done
 

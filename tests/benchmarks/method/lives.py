@@ -2,7 +2,6 @@
 
 import json
 import logging
-import multiprocessing
 import re
 import shutil
 from dataclasses import replace
@@ -17,10 +16,9 @@ from pseudoreal_trainer.checkpoint.delink import delink
 from pydantic import BaseModel
 
 from tests.benchmarks.method.experiments import Experiment, job
+from tests.unit.trainer.forked import CONTEXT
 
 CORPUS = Path("examples/corpus/kjv")
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.unit.trainer.checkpoint.warm"])
 
 
 class Point(BaseModel, frozen=True):
@@ -84,7 +82,7 @@ def _phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
     config = phase_config(
         body, index, attempt=1, work_directory=str(work), offload_directory=str(work.resolve() / "offload")
     )
-    process = _CONTEXT.Process(target=_train, args=(config,))
+    process = CONTEXT.Process(target=_train, args=(config,))
     process.start()
     process.join()
     if process.exitcode:

@@ -1,13 +1,14 @@
 """A rank that fails by itself says so and ends, whatever the others wait for."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.ports import free_port
 
 SECONDS = 120
 """gloo gives up after half an hour."""
@@ -25,7 +26,7 @@ def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any]
     }
     file = tmp_path / "config.json"
     file.write_text(config(0).to_json())
-    port = _free_port()
+    port = str(free_port())
     ranks = [_start(rank, port, file, tmp_path / str(rank)) for rank in (0, 1)]
     try:
         assert ranks[0].wait(SECONDS) == 1
@@ -36,12 +37,6 @@ def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any]
     said = "".join(path.read_text() for path in (tmp_path / "0").glob("*.json"))
     assert "OSError: the disk has failed" in said
     assert "the disk has failed" in (tmp_path / "0" / "log").read_text()
-
-
-def _free_port() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return str(free.getsockname()[1])
 
 
 def _start(rank: int, port: str, config: Path, folder: Path) -> "subprocess.Popen[bytes]":

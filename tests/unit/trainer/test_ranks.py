@@ -1,7 +1,6 @@
 """Two real processes, joined by gloo over the loopback interface."""
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +12,13 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 
+from tests.ports import free_port
+
 
 def _train_on(ranks: int, config: PhaseConfig, folder: Path) -> None:
     file = folder / f"config-{ranks}.json"
     file.write_text(config.to_json())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     common |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     processes = [

@@ -20,6 +20,8 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli import main
 from pseudoreal_trainer.pod import await_rendezvous, rendezvous_host
 
+from tests.ports import free_port
+
 STEPS = 150
 DEADLINE = 120.0
 
@@ -183,9 +185,7 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
     first |= {"workers": 2, "until": {"steps": 100_000}}
     second["until"] = {"steps": 100_001}
     phase = config(0)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     pods = [_start_pod(phase, tmp_path / str(rank), rank, port) for rank in (0, 1)]
     _wait_for_lines(Path(phase.work_directory) / "metrics.jsonl", 3, pods[0])
     said = "".join((tmp_path / str(rank) / "log").read_text() for rank in (0, 1))

@@ -3,7 +3,6 @@
 The points are calls of the operating system that touch the checkpoints, in all threads, counted; nothing is timed.
 """
 
-import multiprocessing
 import os
 import re
 import shutil
@@ -22,11 +21,11 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.plan.units import KINDS
 
+from tests.unit.trainer.forked import CONTEXT
+
 POINTS = 24
 _EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
 _Job = tuple[PhaseConfig, DelinkConfig, PhaseConfig]
-_CONTEXT = multiprocessing.get_context("forkserver")
-"""A process that has imported torch and this file, and is forked for each life of the job."""
 
 
 def _visit(job: _Job, visited: Callable[[str], None]) -> None:
@@ -89,8 +88,8 @@ def _until_killed(job: _Job, point: int) -> None:
 
 
 def _whole(job: _Job) -> list[str]:
-    ours, theirs = _CONTEXT.Pipe(duplex=False)
-    process = _CONTEXT.Process(target=_to_the_end, args=(job, theirs))
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    process = CONTEXT.Process(target=_to_the_end, args=(job, theirs))
     process.start()
     theirs.close()
     points: list[str] = ours.recv()
@@ -100,7 +99,7 @@ def _whole(job: _Job) -> list[str]:
 
 
 def _killed(job: _Job, point: int) -> int | None:
-    process = _CONTEXT.Process(target=_until_killed, args=(job, point))
+    process = CONTEXT.Process(target=_until_killed, args=(job, point))
     process.start()
     process.join()
     return process.exitcode
@@ -153,7 +152,6 @@ def _removals(points: list[str]) -> list[int]:
 def test_a_job_that_is_trained_again_and_killed_while_it_replaces_files_ends_with_the_same_weights(
     job: Callable[[str], _Job], tmp_path: Path
 ) -> None:
-    _CONTEXT.set_forkserver_preload(["tests.unit.trainer.checkpoint.warm", __name__])
     _whole(job("first"))
     expected = _end(job("first"))
     shutil.copytree(tmp_path / "first", tmp_path / "counted")
@@ -176,7 +174,6 @@ def test_a_job_that_is_trained_again_and_killed_while_it_replaces_files_ends_wit
 
 
 def test_a_job_that_is_killed_anywhere_ends_with_the_same_weights(job: Callable[[str], _Job]) -> None:
-    _CONTEXT.set_forkserver_preload(["tests.unit.trainer.checkpoint.warm", __name__])
     points = _whole(job("whole"))
     expected = _end(job("whole"))
     chosen = _chosen(points)

@@ -1,7 +1,5 @@
 """Saved under any layout, loaded under any other: the same state to the bit, and the same training from there."""
 
-import os
-import socket
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -10,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Updates
@@ -25,7 +22,8 @@ from pseudoreal_trainer.saving import Saver
 from pseudoreal_trainer.state import fill, find_start, first_manifest
 from pseudoreal_trainer.step import Stepper
 from pseudoreal_trainer.stream import Stream
-from torch import multiprocessing
+
+from tests.unit.trainer.forked import run_ranks
 
 SAVED, END = 3, 5
 """Steps after which the state is saved."""
@@ -57,16 +55,9 @@ class Task:
     source: Path | None
 
 
-def _rank(rank: int, world: int, port: int, tasks: list[Task]) -> None:
-    torch.set_num_threads(1)
-    if world > 1:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-        os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
-        dist.init_process_group("gloo")
+def _rank(rank: int, world: int, tasks: list[Task]) -> None:
     for task in tasks:
         _do(task, Ranks(rank, world, torch.device("cpu")))
-    if world > 1:
-        dist.destroy_process_group()
 
 
 def _do(task: Task, ranks: Ranks) -> None:
@@ -96,14 +87,11 @@ def _do(task: Task, ranks: Ranks) -> None:
 
 def _run(tasks: list[Task]) -> None:
     for world in sorted({task.config.ranks for task in tasks}):
-        with socket.socket() as listener:
-            listener.bind(("127.0.0.1", 0))
-            port = listener.getsockname()[1]
         mine = [task for task in tasks if task.config.ranks == world]
         if world == 1:
-            _rank(0, 1, port, mine)
+            _rank(0, 1, mine)
         else:
-            multiprocessing.spawn(_rank, (world, port, mine), nprocs=world)
+            run_ranks(_rank, world, world, mine)
 
 
 def _config(name: str, job_body: dict[str, Any], config: Any, work: str) -> PhaseConfig:

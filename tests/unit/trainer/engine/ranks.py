@@ -1,13 +1,10 @@
 """Runs cases on the engine: all cases of one number of ranks in the same processes, which then need only one start."""
 
-import os
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
@@ -19,10 +16,11 @@ from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.initial import initial_weights
 from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
 from pseudoreal_trainer.ranks import Ranks
-from torch import Tensor, multiprocessing
+from torch import Tensor
 
 from tests.unit.trainer.engine.cases import RATE, STEPS, Case
 from tests.unit.trainer.engine.reference import batch_of, part_of
+from tests.unit.trainer.forked import run_ranks
 
 SEED = 3
 
@@ -77,27 +75,17 @@ def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case
 
 def _spawn(world: int, cases: list[Case], folder: Path, device: str) -> None:
     if world == 1:
-        _rank(0, world, cases, folder, 0, device)
-        return
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    multiprocessing.spawn(_rank, (world, cases, folder, port, device), nprocs=world)
+        _rank(0, world, cases, folder, device)
+    else:
+        run_ranks(_rank, world, world, cases, folder, device, backend="nccl" if device == "cuda" else "gloo")
 
 
-def _rank(rank: int, world: int, cases: list[Case], folder: Path, port: int, device: str) -> None:
-    torch.set_num_threads(1)
+def _rank(rank: int, world: int, cases: list[Case], folder: Path, device: str) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
-    if world > 1:
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-        os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(world))
-        dist.init_process_group("nccl" if device == "cuda" else "gloo")
     ranks = Ranks(rank, world, torch.device(device, rank) if device == "cuda" else torch.device(device))
     results = [_named(case, ranks, folder) for case in cases]
     torch.save(results, folder / f"{world}-{rank}.pt")
-    if world > 1:
-        dist.destroy_process_group()
 
 
 def _named(case: Case, ranks: Ranks, folder: Path) -> Result:

@@ -1,7 +1,5 @@
 """The same training by torch's own pipeline schedules and by fully_shard, on two ranks; nothing of the engine."""
 
-import os
-import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,7 +7,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from pseudoreal_trainer.model import Transformer, build_model, rotary
-from torch import Tensor, multiprocessing, nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleLoopedBFS
 from torch.distributed.tensor import DTensor
@@ -17,6 +15,7 @@ from torch.nn import functional as F
 
 from tests.unit.trainer.engine.cases import RATE, STEPS, Case
 from tests.unit.trainer.engine.reference import batch_of, part_of
+from tests.unit.trainer.forked import run_ranks
 
 WORLD, SEED = 2, 3
 
@@ -33,10 +32,7 @@ class Trained:
 
 def train_all(trainings: list[tuple[str, Case]], folder: Path) -> list[Trained]:
     """Name in ORACLES, case -> what both ranks trained, together."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    multiprocessing.spawn(_rank, (trainings, folder, port), nprocs=WORLD)
+    run_ranks(_rank, WORLD, trainings, folder)
     ranks = [torch.load(folder / f"oracle-{rank}.pt", weights_only=False) for rank in range(WORLD)]
     return [_joined(parts) for parts in zip(*ranks, strict=True)]
 
@@ -50,13 +46,8 @@ def _joined(parts: Iterable[Trained]) -> Trained:
     return whole
 
 
-def _rank(rank: int, trainings: list[tuple[str, Case]], folder: Path, port: int) -> None:
-    torch.set_num_threads(1)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(WORLD))
-    dist.init_process_group("gloo")
+def _rank(rank: int, trainings: list[tuple[str, Case]], folder: Path) -> None:
     torch.save([ORACLES[name](rank, case) for name, case in trainings], folder / f"oracle-{rank}.pt")
-    dist.destroy_process_group()
 
 
 class Stage(nn.Module):

@@ -1,6 +1,5 @@
 """A rank under check with a defect put in, as its program or as a process forked from one that knows torch already."""
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -11,6 +10,8 @@ from typing import Any
 from pseudoreal_trainer.preflight import measure
 from pseudoreal_trainer.preflight.__main__ import main
 from pseudoreal_trainer.preflight.check import Limits
+
+from tests.unit.trainer.forked import CONTEXT
 
 # A silent rank costs all of product, meetings and answer.
 LIMITS = Limits(start=30, product=4, meeting=2, answer=3)
@@ -43,9 +44,7 @@ DEFECTS = {"none": _multiply, "slow": slow, "wrong": wrong, "silent": silent, "k
 
 
 def start(environment: dict[str, str], defect: str, config: Path, verdict: Path, log: Path) -> ForkServerProcess:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    process = context.Process(target=_run, args=(environment, defect, [str(config), str(verdict)], log))
+    process = CONTEXT.Process(target=_run, args=(environment, defect, [str(config), str(verdict)], log))
     process.start()
     return process
 

@@ -1,7 +1,6 @@
 """Real ranks, joined by gloo over the loopback interface, some of them with a defect."""
 
 import json
-import socket
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from pseudoreal_trainer.preflight.check import Limits, Self
 from pseudoreal_trainer.preflight.check import check as check_rank
 from pseudoreal_trainer.preflight.findings import Verdict
 
+from tests.ports import free_port
 from tests.unit.trainer.preflight.rank import LIMITS, start, wrong
 
 WORLD = 4
@@ -32,9 +32,7 @@ class Ranks:
     """Processes with the environment that torchrun would give them. Rank 0 holds the store."""
 
     def __init__(self, folder: Path, config: Path, defects: dict[int, str]) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         common = {"WORLD_SIZE": str(WORLD), "LOCAL_WORLD_SIZE": str(WORLD), "MASTER_ADDR": "127.0.0.1"}
         common |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
         self.log = folder / "rank-0.log"
@@ -68,9 +66,7 @@ def config_file(config: Any, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def check(config_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Check]:
-    # Of the process that ranks are forked from, too: threads that wait for each other on a busy machine look slow.
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def check(config_file: Path, tmp_path: Path) -> Iterator[Check]:
     started: list[Ranks] = []
 
     def run(defects: dict[int, str]) -> Ranks:

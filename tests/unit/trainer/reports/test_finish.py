@@ -2,7 +2,6 @@
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,8 @@ from pseudoreal_trainer.corpus import load_corpus
 from pseudoreal_trainer.phase import train_phase
 from pseudoreal_trainer.pod_folder import PodFolder
 from pseudoreal_trainer.ranks import Ranks
+
+from tests.ports import free_port
 
 DEADLINE = 120.0
 UID = "11111111-2222"
@@ -83,9 +84,7 @@ def test_one_rank_that_has_heard_it_is_enough(job_body: Any, config: Any, tmp_pa
     phase = config(0)
     file = tmp_path / "config.json"
     file.write_text(phase.to_json())
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     pods = [PodFolder(tmp_path / f"pod-{rank}") for rank in range(2)]
     processes = [_worker(file, folder, rank, port) for rank, folder in enumerate(pods)]
     metrics, deadline = Path(phase.work_directory) / "metrics.jsonl", time.monotonic() + DEADLINE

@@ -1,7 +1,5 @@
 """Every call in which a rank may wait for another one is inside of a wait that its stamps know."""
 
-import os
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,10 +15,10 @@ from pseudoreal_trainer.phase import train_phase
 from pseudoreal_trainer.ranks import Ranks
 from pseudoreal_trainer.side_thread import SideThread
 from pseudoreal_trainer.stamps import Ready, Stamps
-from torch import multiprocessing
 
 from tests.unit.trainer.engine.cases import Case
 from tests.unit.trainer.engine.ranks import run_case
+from tests.unit.trainer.forked import run_ranks
 
 _BLOCKING = ("all_reduce", "recv", "reduce_scatter_tensor", "all_gather_into_tensor", "all_gather", "new_group")
 WORLD = 4
@@ -65,11 +63,7 @@ def _watched(name: str, act: Callable[..., Any], stamps: Known, seen: Counter[st
     return acted
 
 
-def _rank(rank: int, port: int, folder: Path, config: PhaseConfig) -> None:
-    torch.set_num_threads(1)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
-    os.environ.update(address, RANK=str(rank), WORLD_SIZE=str(WORLD))
-    dist.init_process_group("gloo")
+def _rank(rank: int, folder: Path, config: PhaseConfig) -> None:
     stamps, seen = Known(), Counter[str]()
     for blocking in _BLOCKING:
         setattr(dist, blocking, _watched(blocking, getattr(dist, blocking), stamps, seen))
@@ -79,15 +73,11 @@ def _rank(rank: int, port: int, folder: Path, config: PhaseConfig) -> None:
         run_case(case, ranks, folder)
     train_phase(config, load_corpus(config.data, config.model.sequence), ranks, lambda: False)
     (folder / f"{rank}").write_text(" ".join(seen))
-    dist.destroy_process_group()
 
 
 def test_every_wait_is_known(job_body: dict[str, Any], config: Any, tmp_path: Path) -> None:
     job_body["spec"]["checkpoint"]["everySteps"] = 2
     job_body["spec"]["phases"][0] |= {"workers": WORLD, "batch": {"sequences": 8, "microBatches": 2}}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    multiprocessing.spawn(_rank, (port, tmp_path, config(0)), nprocs=WORLD)
+    run_ranks(_rank, WORLD, tmp_path, config(0))
     seen = {word for rank in range(WORLD) for word in (tmp_path / f"{rank}").read_text().split()}
     assert seen == {*_BLOCKING, "wait"} - {"all_gather_into_tensor"}, "that one is never waited for where it is called"

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.pod_folder import PodFolder
 from pseudoreal_trainer.stamp_file import Stamp, read_stamp
 
+from tests.ports import free_port
 from tests.unit.trainer.reports.faulty_worker import FAULTS
 from tests.unit.trainer.reports.pod_program import AUTHORITY, TOKEN
 from tests.unit.trainer.reports.server import Server
@@ -124,9 +124,7 @@ def _mentioning(text: str) -> Iterator[int]:
 @contextmanager
 def world(config: PhaseConfig, server: Server, folder: Path) -> Iterator[World]:
     """Trains until its context ends, or the phase."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     found = World(server, folder)
     environment = dict(os.environ) | {
         "PET_NNODES": str(config.workers),

@@ -1,0 +1,34 @@
+"""Processes that know torch already: forked from a server that imports it once, where each would need seconds.
+
+They have the environment of the server, not the one of the test.
+"""
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+from tests.ports import free_port
+
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["tests.unit.trainer.warm"])
+
+
+def run_ranks(rank: Callable[..., None], world: int, *arguments: Any, backend: str = "gloo") -> None:
+    """Calls `rank(number, *arguments)` in `world` processes, which are one process group if they are several."""
+    start_processes(_join, (world, free_port(), backend, rank, arguments), nprocs=world, start_method="forkserver")
+
+
+def _join(number: int, world: int, port: int, backend: str, rank: Callable[..., None], arguments: Any) -> None:
+    torch.set_num_threads(1)
+    if world > 1:
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+        os.environ.update(address, RANK=str(number), WORLD_SIZE=str(world))
+        dist.init_process_group(backend)
+    rank(number, *arguments)
+    if world > 1:
+        dist.destroy_process_group()

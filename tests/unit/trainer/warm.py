@@ -1,0 +1,15 @@
+"""Imports what a training process and a file of tests do, also what torch imports only when it is first used."""
+
+import pseudoreal_trainer.checkpoint.delink
+import pseudoreal_trainer.phase
+import pytest
+import torch
+from torch import nn
+
+with torch.device("meta"):
+    nn.Linear(2, 2)
+    nn.Embedding(2, 2)
+# Threads that wait for each other on a busy machine look slow.
+torch.set_num_threads(1)
+
+__all__ = ["pseudoreal_trainer", "pytest"]
