@@ -29,9 +29,9 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.ranks import Ranks
-from pseudoreal_trainer.saving import Saver
+from pseudoreal_trainer.training.saving import Saver
 from pydantic import BaseModel
 from torch import Tensor
 

@@ -11,7 +11,7 @@ from statistics import median
 import torch
 from pseudoreal_api.model_spec import FeedForward, Model
 from pseudoreal_dev.machine.progress import progress
-from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.engine.ranks import Ranks
 from pydantic import BaseModel, TypeAdapter
 
 from tests.benchmarks.results import RESULTS

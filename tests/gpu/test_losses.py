@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.engine.ranks import Ranks
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import Case

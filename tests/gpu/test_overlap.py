@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from pseudoreal_api.model_spec import FeedForward, Model
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
-from pseudoreal_trainer.ranks import Ranks
 
 from tests.gpu.timeline import Span, Timeline, record, shared
 from tests.unit.trainer.engine.cases import RATE, Case

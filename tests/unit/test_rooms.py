@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pseudoreal_dev
 import pseudoreal_operator
+import pseudoreal_trainer
 import pytest
 
 
@@ -26,6 +27,15 @@ OPERATOR = Package(
     ("", "cluster", "observe", "tell", "diagnose", "manifests", "decide", "reports", "controller"),
     ("__main__", "release", "self_test"),
 )
+TRAINER = Package(
+    "pseudoreal_trainer",
+    Path(pseudoreal_trainer.__file__).parent,
+    (
+        *("", "plan", "tell", "model", "data", "checkpoint", "engine"),
+        *("preflight", "training", "measure", "export", "commands"),
+    ),
+    ("__main__", "cli", "pod", "worker"),
+)
 DEV = Package(
     "pseudoreal_dev",
     Path(pseudoreal_dev.__file__).parent,
@@ -38,7 +48,7 @@ DEV = Package(
     ("package", "room"),
     [
         pytest.param(package, room, id=f"{package.name}-{room or 'top'}")
-        for package in (OPERATOR, DEV)
+        for package in (OPERATOR, TRAINER, DEV)
         for room in package.rooms
     ],
 )
@@ -48,7 +58,7 @@ def test_a_room_imports_only_what_stands_before_it(package: Package, room: str) 
         assert set(_imported_rooms(package, file)) <= allowed, file
 
 
-@pytest.mark.parametrize("package", [OPERATOR, DEV], ids=lambda package: package.name)
+@pytest.mark.parametrize("package", [OPERATOR, TRAINER, DEV], ids=lambda package: package.name)
 def test_every_folder_is_a_room(package: Package) -> None:
     folders = {file.parent.relative_to(package.folder).as_posix() for file in package.folder.rglob("*.py")}
     assert folders == {room or "." for room in package.rooms}

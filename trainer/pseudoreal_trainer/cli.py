@@ -7,13 +7,14 @@ import click
 from pseudoreal_api.messages import ExitCode
 from rich.console import Console
 
-from pseudoreal_trainer import cli_checkpoint, cli_plan
-from pseudoreal_trainer.display import Display, summary
+from pseudoreal_trainer.commands import checkpoint as cli_checkpoint
+from pseudoreal_trainer.commands import plan as cli_plan
+from pseudoreal_trainer.commands.display import Display, summary
+from pseudoreal_trainer.commands.job_file import notice, read_job
+from pseudoreal_trainer.commands.local_run import LocalRun, PodFailed
+from pseudoreal_trainer.commands.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.job_file import notice, read_job
-from pseudoreal_trainer.local_run import LocalRun, PodFailed
-from pseudoreal_trainer.metrics import METRICS_FILE
-from pseudoreal_trainer.run_directory import RunDirectory, open_run
+from pseudoreal_trainer.training.metrics import METRICS_FILE
 
 
 @click.group()
@@ -71,9 +72,9 @@ def _say_success(console: Console, directory: RunDirectory, display: Display) ->
 @click.option("--bytes", "count", default=300, show_default=True, type=click.IntRange(min=1))
 def sample(checkpoint: cli_checkpoint.Opened, prompt: str, count: int) -> None:
     """Print text that the model in the folder or s3:// URL CHECKPOINT writes."""
-    from pseudoreal_trainer.model import Transformer
-    from pseudoreal_trainer.sampling import generate, readable
-    from pseudoreal_trainer.state import load_weights
+    from pseudoreal_trainer.model.sampling import generate, readable
+    from pseudoreal_trainer.model.transformer import Transformer
+    from pseudoreal_trainer.training.state import load_weights
 
     if not prompt:
         raise click.UsageError("the prompt is empty; give it a byte at least")

@@ -23,13 +23,19 @@ from pydantic import Field, TypeAdapter
 
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import store_of
-from pseudoreal_trainer.endpoint import endpoint_of_pod
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.memory_use import exhausted, pod_memory
-from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, ended_badly, pod_outcome, write_termination
-from pseudoreal_trainer.pod_folder import PodFolder, memory_directory
-from pseudoreal_trainer.reporting import reporting
+from pseudoreal_trainer.tell.endpoint import endpoint_of_pod
+from pseudoreal_trainer.tell.memory_use import exhausted, pod_memory
+from pseudoreal_trainer.tell.outcome import (
+    OUTCOME_DIRECTORY,
+    collect_outcomes,
+    ended_badly,
+    pod_outcome,
+    write_termination,
+)
+from pseudoreal_trainer.tell.pod_folder import PodFolder, memory_directory
+from pseudoreal_trainer.tell.reporting import reporting
 
 _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
     Annotated[PhaseConfig | DelinkConfig, Field(discriminator="role")]

@@ -15,15 +15,15 @@ import structlog
 from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
-from pseudoreal_trainer.corpus import load_corpus
+from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
-from pseudoreal_trainer.memory_use import memory_use
-from pseudoreal_trainer.out_of_memory import lack_of_memory, rank_sentence
-from pseudoreal_trainer.outcome import ended_badly, leave_outcome
-from pseudoreal_trainer.pod_folder import PodFolder, pod_folder
 from pseudoreal_trainer.preflight.start import run_preflight
-from pseudoreal_trainer.stamps import FileStamps, Stamps
+from pseudoreal_trainer.tell.memory_use import memory_use
+from pseudoreal_trainer.tell.out_of_memory import lack_of_memory, rank_sentence
+from pseudoreal_trainer.tell.outcome import ended_badly, leave_outcome
+from pseudoreal_trainer.tell.pod_folder import PodFolder, pod_folder
+from pseudoreal_trainer.tell.stamps import FileStamps, Stamps
 
 log = structlog.get_logger()
 
@@ -93,8 +93,8 @@ def _train(
         stamps.does("checks ranks and links")
         run_preflight(config, config_file)
     stamps.does("imports torch")
-    from pseudoreal_trainer.phase import train_phase
-    from pseudoreal_trainer.ranks import open_ranks
+    from pseudoreal_trainer.engine.ranks import open_ranks
+    from pseudoreal_trainer.training.phase import train_phase
 
     with open_ranks(stamps) as ranks:
         return train_phase(config, corpus, ranks, stop.is_set, pod)

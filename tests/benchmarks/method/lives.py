@@ -92,9 +92,9 @@ def _phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
 
 def _train(config: PhaseConfig) -> None:
     import torch
-    from pseudoreal_trainer.corpus import load_corpus
-    from pseudoreal_trainer.phase import train_phase
-    from pseudoreal_trainer.ranks import Ranks
+    from pseudoreal_trainer.data.corpus import load_corpus
+    from pseudoreal_trainer.engine.ranks import Ranks
+    from pseudoreal_trainer.training.phase import train_phase
 
     quiet()
     torch.set_num_threads(1)

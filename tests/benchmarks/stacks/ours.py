@@ -11,12 +11,12 @@ from pseudoreal_api.phase_spec import Home
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.initial import initial_weights
+from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
-from pseudoreal_trainer.ranks import Ranks
 from torch import Tensor
 
 from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Stack, Work

@@ -2,7 +2,7 @@
 
 import torch
 from pseudoreal_api.phase_spec import Sharing
-from pseudoreal_trainer.model import Transformer, build_model
+from pseudoreal_trainer.model.transformer import Transformer, build_model
 
 from tests.benchmarks.stacks.recompute import recompute_blocks
 from tests.benchmarks.work import Work

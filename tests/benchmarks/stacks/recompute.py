@@ -1,6 +1,6 @@
 """Recomputing the blocks of the plain model in the backward pass."""
 
-from pseudoreal_trainer.model import Transformer
+from pseudoreal_trainer.model.transformer import Transformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client, config
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
 from pseudoreal_api.reports import ReportAnswer, SavedCheckpoint
-from pseudoreal_trainer.endpoint import Endpoint, Refused
+from pseudoreal_trainer.tell.endpoint import Endpoint, Refused
 
 from tests.integration.operator.cluster import Cluster, Job, wait_for
 from tests.integration.operator.conftest import USER, Operator

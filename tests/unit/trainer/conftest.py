@@ -9,9 +9,9 @@ from pseudoreal_api.resolve import delink_config, phase_config
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
-from pseudoreal_trainer.corpus import load_corpus
-from pseudoreal_trainer.phase import train_phase
-from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.training.phase import train_phase
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"))
 

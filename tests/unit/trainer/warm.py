@@ -1,7 +1,7 @@
 """Imports what a training process and a file of tests do, also what torch imports only when it is first used."""
 
 import pseudoreal_trainer.checkpoint.delink
-import pseudoreal_trainer.phase
+import pseudoreal_trainer.training.phase
 import pytest
 import torch
 from torch import nn

@@ -13,7 +13,7 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updates
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.sharing import blocks_of_layers, sources
+from pseudoreal_trainer.plan.sharing import blocks_of_layers, sources
 
 log = structlog.get_logger()
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import Flow
-from pseudoreal_trainer.ranks import Ranks
 
 Group = dist.ProcessGroup
 

@@ -8,7 +8,7 @@ from pseudoreal_api.model_spec import Model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pseudoreal_trainer.model import Block, Embedding, Head, rotary
+from pseudoreal_trainer.model.transformer import Block, Embedding, Head, rotary
 from pseudoreal_trainer.plan.units import Unit
 
 

@@ -13,10 +13,10 @@ from pseudoreal_api.model_spec import Model
 from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
-from pseudoreal_trainer.constants import EPSILON, ROTARY_BASE
 from pseudoreal_trainer.export.architectures import Architecture, architecture_of
+from pseudoreal_trainer.model.constants import EPSILON, ROTARY_BASE
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from pseudoreal_trainer.plan.units import VOCABULARY
-from pseudoreal_trainer.sharing import blocks_of_layers
 
 _OUTSIDE = {
     "model.embed_tokens.weight": "embedding.weight",

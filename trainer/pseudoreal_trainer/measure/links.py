@@ -13,9 +13,9 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.adamw import Slices, update
 from pseudoreal_trainer.engine.direct_file import DirectFile, aligned_buffer
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
 from pseudoreal_trainer.plan.hardware import Collectives, Transfer
-from pseudoreal_trainer.ranks import Ranks
 
 _SMALL, _LARGE = 2**14, 2**23
 """Bytes of a transfer."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
@@ -19,7 +20,6 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.steps import Backward, Forward
 from pseudoreal_trainer.plan.units import units_of
-from pseudoreal_trainer.ranks import Ranks
 
 _LAYERS, _MICRO_BATCHES = 4, 8
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pseudoreal_trainer.measure.timing import seconds_of
-from pseudoreal_trainer.model import Block, Head, rotary
+from pseudoreal_trainer.model.transformer import Block, Head, rotary
 from pseudoreal_trainer.plan.hardware import PassSpeed, Precision
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import VOCABULARY, units_of

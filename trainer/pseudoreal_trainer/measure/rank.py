@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.measure import links
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
 from pseudoreal_trainer.plan.hardware import Collectives, PassSpeed, Speeds, Transfer
-from pseudoreal_trainer.ranks import Ranks
 
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")

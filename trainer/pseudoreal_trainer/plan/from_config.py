@@ -8,9 +8,9 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.plan.homes import bounds_of, choose_homes, shortfalls
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
-from pseudoreal_trainer.sharing import blocks_of_layers
 
 
 def phase_layout(config: PhaseConfig) -> Layout:

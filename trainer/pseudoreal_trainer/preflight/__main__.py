@@ -8,10 +8,10 @@ from pathlib import Path
 from pseudoreal_api.reports import NODE_NAME
 from pseudoreal_api.resolved import PhaseConfig
 
+from pseudoreal_trainer.engine.ranks import device_of_rank
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.preflight.check import Limits, Self, check
 from pseudoreal_trainer.preflight.report import log_check
-from pseudoreal_trainer.ranks import device_of_rank
 
 
 def main(limits: Limits) -> None:

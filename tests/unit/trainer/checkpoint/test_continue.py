@@ -18,7 +18,7 @@ OLD, NEW = "tiny-11111111", "tiny-22222222"
 
 @pytest.fixture(autouse=True)
 def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pseudoreal_trainer.events.SAMPLE_BYTES", 1)
+    monkeypatch.setattr("pseudoreal_trainer.training.events.SAMPLE_BYTES", 1)
 
 
 Configs = Callable[..., PhaseConfig]

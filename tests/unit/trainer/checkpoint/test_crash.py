@@ -31,10 +31,10 @@ _Job = tuple[PhaseConfig, DelinkConfig, PhaseConfig]
 def _visit(job: _Job, visited: Callable[[str], None]) -> None:
     """Goes through the job, or goes on with it, and calls `visited` before each point."""
     import torch
-    from pseudoreal_trainer import events
-    from pseudoreal_trainer.corpus import load_corpus
-    from pseudoreal_trainer.phase import train_phase
-    from pseudoreal_trainer.ranks import Ranks
+    from pseudoreal_trainer.data.corpus import load_corpus
+    from pseudoreal_trainer.engine.ranks import Ranks
+    from pseudoreal_trainer.training import events
+    from pseudoreal_trainer.training.phase import train_phase
 
     torch.set_num_threads(1)
     events.SAMPLE_BYTES = 1

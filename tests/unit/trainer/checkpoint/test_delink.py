@@ -17,12 +17,12 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink, delinked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
-from pseudoreal_trainer.corpus import load_corpus
+from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.model import Transformer
+from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.state import load_weights
-from pseudoreal_trainer.stream import Stream
+from pseudoreal_trainer.training.state import load_weights
 from torch.nn import functional as F
 
 TOKENS = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(1))

@@ -26,7 +26,7 @@ def store(tmp_path: Path) -> CheckpointStore:
 
 @pytest.fixture(autouse=True)
 def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pseudoreal_trainer.events.SAMPLE_BYTES", 1)
+    monkeypatch.setattr("pseudoreal_trainer.training.events.SAMPLE_BYTES", 1)
 
 
 Again = Callable[..., PhaseConfig]

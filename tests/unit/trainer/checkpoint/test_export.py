@@ -9,8 +9,8 @@ from click.testing import CliRunner
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli import main
-from pseudoreal_trainer.model import Transformer
-from pseudoreal_trainer.state import load_weights
+from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.training.state import load_weights
 
 TEXT = "In the beginning, ünïcode 世界 \x00\x7f\n  and two spaces"
 

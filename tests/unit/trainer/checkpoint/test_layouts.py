@@ -13,15 +13,15 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Updates
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
-from pseudoreal_trainer.corpus import load_corpus
-from pseudoreal_trainer.phase import open_engine
+from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.data.stream import Stream
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.plan.from_config import phase_layout
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.ranks import Ranks
-from pseudoreal_trainer.saving import Saver
-from pseudoreal_trainer.state import fill, find_start, first_manifest
-from pseudoreal_trainer.step import Stepper
-from pseudoreal_trainer.stream import Stream
+from pseudoreal_trainer.training.phase import open_engine
+from pseudoreal_trainer.training.saving import Saver
+from pseudoreal_trainer.training.state import fill, find_start, first_manifest
+from pseudoreal_trainer.training.step import Stepper
 
 from tests.unit.trainer.forked import run_ranks
 

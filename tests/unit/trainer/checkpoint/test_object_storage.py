@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import yaml
 from click.testing import CliRunner
-from pseudoreal_trainer import events
 from pseudoreal_trainer.checkpoint import object_storage
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.fence import Fence
@@ -29,6 +28,7 @@ from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.cli import main
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.training import events
 
 from tests.unit.trainer.checkpoint.object_server import Bucket, environment, make_bucket, serving
 
@@ -214,9 +214,9 @@ from pathlib import Path
 import torch
 from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.object_storage import ObjectOutput, ObjectStorage
-from pseudoreal_trainer.corpus import load_corpus
-from pseudoreal_trainer.phase import train_phase
-from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.training.phase import train_phase
+from pseudoreal_trainer.engine.ranks import Ranks
 owner, name = {"complete": ObjectStorage, "finish": ObjectOutput, "write": ObjectOutput}[sys.argv[2]], sys.argv[2]
 act, calls, deadly = getattr(owner, name), count(1), int(sys.argv[3])
 def killed(self, *arguments):

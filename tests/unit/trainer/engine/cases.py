@@ -8,7 +8,7 @@ from pseudoreal_api.model_spec import Clipping, FeedForward, MixtureOfExperts, M
 from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.sharing import blocks_of_layers
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
 STEPS = 5
 SEQUENCES_OF_A_MICRO_BATCH = 4

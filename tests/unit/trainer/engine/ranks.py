@@ -11,11 +11,11 @@ from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.grid import open_grid
 from pseudoreal_trainer.engine.modules import views
 from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.initial import initial_weights
+from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
-from pseudoreal_trainer.ranks import Ranks
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import RATE, STEPS, Case

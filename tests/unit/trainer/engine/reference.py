@@ -1,7 +1,7 @@
 """The plain reference: one process, ordinary autograd, torch.optim.AdamW; nothing of the engine."""
 
 import torch
-from pseudoreal_trainer.model import Transformer, build_model
+from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 

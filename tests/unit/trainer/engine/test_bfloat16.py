@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_trainer.model import build_model
-from pseudoreal_trainer.ranks import Ranks
+from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.model.transformer import build_model
 from torch import Tensor
 from torch.nn import functional as F
 

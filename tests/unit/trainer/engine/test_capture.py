@@ -10,9 +10,9 @@ import pytest
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.plan.units import KINDS, Kind
-from pseudoreal_trainer.ranks import Ranks
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import RATE, Case

@@ -10,11 +10,11 @@ from pseudoreal_trainer.engine.copies import Copies, NotResident
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes
 from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.state import Extent, MemoryState, Vectors
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.plan.steps import Drop, Fetch
 from pseudoreal_trainer.plan.units import units_of
-from pseudoreal_trainer.ranks import Ranks
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import Case

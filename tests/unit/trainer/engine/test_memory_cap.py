@@ -23,7 +23,7 @@ ROOM_OF_THE_STATE = 0.7
 DISK = 3 << 30
 
 _BASELINE = """
-import pseudoreal_trainer.phase
+import pseudoreal_trainer.training.phase
 print(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1])
 """
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_trainer.engine.probe import LayerGradients
-from pseudoreal_trainer.model import Transformer, build_model
+from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor
 from torch.nn import functional as F
 

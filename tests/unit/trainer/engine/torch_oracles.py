@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pseudoreal_trainer.model import Transformer, build_model, rotary
+from pseudoreal_trainer.model.transformer import Transformer, build_model, rotary
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleLoopedBFS

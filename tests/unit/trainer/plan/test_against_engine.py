@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.plan.activations import activation_peak
 from pseudoreal_trainer.plan.links import LINKS, link_bytes
@@ -14,7 +15,6 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory import held
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
-from pseudoreal_trainer.ranks import Ranks
 from torch.profiler import ProfilerActivity, profile
 
 from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, Case

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.model import Block, Embedding, Head, rotary
+from pseudoreal_trainer.model.transformer import Block, Embedding, Head, rotary
 from pseudoreal_trainer.plan.graphs import Graphs
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.model_spec import Model
 from pseudoreal_api.phase_spec import Sharing
-from pseudoreal_trainer.model import Transformer
+from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import block_of, in_block, units_of
 
 SMALL = {"layers": 2, "hidden": 8, "heads": 2, "sequence": 4, "ffn": {"hidden": 12}}

@@ -13,12 +13,12 @@ import pytest
 import torch
 from pseudoreal_trainer import worker
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 from pseudoreal_trainer.preflight import measure
 from pseudoreal_trainer.preflight import start as preflight_start
 from pseudoreal_trainer.preflight.check import Limits, Self
 from pseudoreal_trainer.preflight.check import check as check_rank
 from pseudoreal_trainer.preflight.findings import Verdict
+from pseudoreal_trainer.tell.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 
 from tests.ports import free_port
 from tests.unit.trainer.preflight.rank import LIMITS, start, wrong

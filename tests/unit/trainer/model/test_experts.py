@@ -1,0 +1,204 @@
+"""Experts against a plain loop over tokens, in float64."""
+
+from math import ceil, erf, exp, sqrt
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_api.model_spec import Model
+from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_trainer.model.experts import capacity_of
+from pseudoreal_trainer.model.transformer import Block, Transformer, build_model, rotary
+from torch import Tensor
+
+HIDDEN, INNER, LENGTH = 8, 12, 10
+MIXTURES = [
+    {"experts": 4, "capacityFactor": "8"},
+    {"experts": 4, "capacityFactor": "1"},
+    {"experts": 6, "prototypes": 2, "capacityFactor": "0.5"},
+    {"experts": 6, "prototypes": 3, "capacityFactor": "0.75"},
+    {"experts": 3, "prototypes": 3},
+    {"experts": 40, "prototypes": 2},
+]
+
+
+def _spec(moe: dict[str, Any] | None, activation: str = "gelu", layers: int = 1) -> Model:
+    ffn = {"hidden": INNER, "activation": activation}
+    fields = {"layers": layers, "hidden": HIDDEN, "heads": 2, "sequence": LENGTH, "ffn": ffn, "moe": moe}
+    return Model.model_validate(fields)
+
+
+def _block(spec: Model, dtype: torch.dtype = torch.float64) -> Block:
+    """With weights of a size that makes gates differ."""
+    block = Block(spec).to(dtype)
+    generator = torch.Generator().manual_seed(3)
+    for parameter in block.parameters():
+        parameter.data.normal_(std=0.7, generator=generator)
+    return block
+
+
+def _features(sequences: int = 3, dtype: torch.dtype = torch.float64) -> Tensor:
+    """[B, T, H]"""
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(sequences, LENGTH, HIDDEN, generator=generator, dtype=torch.float64).to(dtype)
+
+
+def _mixed(block: Block, hidden: Tensor) -> Tensor:
+    """What the experts of a block add. [B, T, H] -> [B, T, H]"""
+    found: Tensor = block.experts(hidden, block.router(hidden))
+    return found
+
+
+def _by_hand(block: Block, spec: Model, hidden: Tensor) -> tuple[Tensor, int]:
+    """Token by token; and how many times an expert was full."""
+    assert spec.moe is not None
+    groups, size = spec.moe.prototypes, spec.moe.experts // spec.moe.prototypes
+    share = float(spec.moe.capacity_factor) * LENGTH / size
+    outputs, refused = [], 0
+    for sequence in hidden:
+        accepted = [0] * spec.moe.experts
+        for token in sequence:
+            total = torch.zeros(HIDDEN, dtype=torch.float64)
+            for group in range(groups):
+                scores = block.router.weight[group * size : (group + 1) * size] @ token
+                best = max(range(size), key=scores.tolist().__getitem__)
+                expert = group * size + best
+                if accepted[expert] >= share:
+                    refused += 1
+                    continue
+                accepted[expert] += 1
+                made = _expert_by_hand(block.experts[expert], token)
+                chance = scores[best].exp() / scores.exp().sum()
+                total = total + made + (chance - chance.item()) * made.detach()
+            outputs.append(total)
+    return torch.stack(outputs).view_as(hidden), refused
+
+
+def _expert_by_hand(expert: Any, token: Tensor) -> Tensor:
+    up = expert.up.weight @ token
+    if expert.gate is None:
+        inner = up * 0.5 * (1 + torch.erf(up / sqrt(2)))
+    else:
+        gate = expert.gate.weight @ token
+        inner = gate / (1 + torch.exp(-gate)) * up
+    found: Tensor = expert.down.weight @ inner
+    return found
+
+
+def test_the_oracles_activations_are_the_functions_of_their_names() -> None:
+    """gelu is x P(N < x), silu is x times the logistic function."""
+    expert = Block(_spec({"experts": 1})).experts[0].double()
+    for weight in (expert.up.weight, expert.down.weight):
+        weight.data.zero_()
+        weight.data[0, 0] = 1.0
+    token = torch.tensor([0.3, *[0.0] * (HIDDEN - 1)], dtype=torch.float64)
+    assert _expert_by_hand(expert, token)[0].item() == pytest.approx(0.3 * 0.5 * (1 + erf(0.3 / sqrt(2))))
+    gated = Block(_spec({"experts": 1}, "swiglu")).experts[0].double()
+    for weight in (gated.gate.weight, gated.up.weight, gated.down.weight):
+        weight.data.zero_()
+        weight.data[0, 0] = 1.0
+    assert _expert_by_hand(gated, token)[0].item() == pytest.approx(0.3 * 0.3 / (1 + exp(-0.3)))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("moe", MIXTURES, ids=str)
+def test_a_loop_over_tokens_agrees(moe: dict[str, Any], activation: str) -> None:
+    spec = _spec(moe, activation)
+    block, source = _block(spec), _features()
+    weight = torch.randn(source.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    names = [n for n, _ in block.named_parameters() if n.startswith(("router.", "experts."))]
+    results = []
+    for compute in (_mixed, lambda block, hidden: _by_hand(block, spec, hidden)[0]):
+        hidden = source.clone().requires_grad_()
+        out = compute(block, hidden)
+        block.zero_grad()
+        (out * weight).sum().backward()
+        gradients = {name: block.get_parameter(name).grad for name in names}
+        zeros = {name: torch.zeros_like(block.get_parameter(name)) for name in names}
+        known = {name: zeros[name] if grad is None else grad for name, grad in gradients.items()}
+        results.append({"out": out.detach(), "hidden": hidden.grad, **known})
+    ours, theirs = results
+    for name, expected in theirs.items():
+        assert torch.allclose(ours[name], expected, rtol=1e-12, atol=1e-13), name
+    router = ours["router.weight"].abs().max().item()
+    assert (router > 1e-3) == (spec.moe.experts > spec.moe.prototypes), "a choice of one has nothing to learn"
+
+
+def test_some_mixtures_refuse_tokens_and_some_do_not() -> None:
+    refused = [_by_hand(_block(_spec(moe)), _spec(moe), _features())[1] for moe in MIXTURES]
+    assert refused[0] == 0
+    assert min(refused[1:4]) > 0
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
+    block = _block(_spec({"experts": 40, "capacityFactor": "40"}))
+    parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
+    gradients = torch.autograd.grad(_mixed(block, _features(1)).sum(), parameters)
+    idle = [gradient for gradient in gradients if not gradient.any()]
+    assert len(idle) >= 2 * (40 - LENGTH)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+def test_one_expert_is_the_dense_layer_to_the_bit(activation: str, dtype: torch.dtype) -> None:
+    dense, block = (_block(_spec(moe, activation), dtype) for moe in (None, {"experts": 1, "capacityFactor": "1"}))
+    state = {name.replace("ffn.", "experts.0."): value for name, value in dense.state_dict().items()}
+    block.load_state_dict(state | {"router.weight": block.router.weight})
+    source = _features(dtype=dtype)
+    rotation = rotary(LENGTH, HIDDEN // 2, source)
+    assert torch.equal(dense(source, rotation), block(source, rotation))
+
+
+@pytest.mark.parametrize(
+    ("moe", "tokens"),
+    [
+        ({"experts": 4}, 4),  # 1.25 x 10 / 4 = 3.125
+        ({"experts": 4, "prototypes": 2}, 7),  # 6.25
+        ({"experts": 10, "capacityFactor": "1"}, 1),
+        ({"experts": 10, "capacityFactor": "1.1"}, 2),
+        ({"experts": 1, "capacityFactor": "1.1"}, 11),
+        ({"experts": 5, "capacityFactor": "1e-3"}, 1),
+    ],
+)
+def test_the_capacity_is_the_share_rounded_up(moe: dict[str, Any], tokens: int) -> None:
+    assert capacity_of(_spec(moe)) == tokens
+
+
+def test_the_capacity_is_that_of_the_decimal_number() -> None:
+    """In binary, 1.1 is more than 11 / 10."""
+    spec = _spec({"experts": 1, "capacityFactor": "1.1"}).model_copy(update={"sequence": 100})
+    assert ceil(1.1 * 100) == 111
+    assert capacity_of(spec) == 110
+
+
+def _model(moe: dict[str, Any]) -> Transformer:
+    return build_model(_spec(moe, layers=3), Sharing(blocks=3), 5, torch.float64)
+
+
+TIGHT = {"experts": 6, "prototypes": 2, "capacityFactor": "0.75"}
+TOKENS = torch.randint(256, (4, LENGTH), generator=torch.Generator().manual_seed(6))
+
+
+def test_no_position_sees_a_later_byte() -> None:
+    """Also where experts are full: only earlier tokens take their room."""
+    model = _model(TIGHT)
+    for place in range(LENGTH):
+        changed = TOKENS.clone()
+        changed[:, place] = (changed[:, place] + 1) % 256
+        before, after = model(TOKENS), model(changed)
+        torch.testing.assert_close(before[:, :place], after[:, :place], rtol=0, atol=1e-13)
+        assert not torch.allclose(before[:, place], after[:, place])
+
+
+def test_a_beginning_has_the_logits_that_it_has_in_the_whole() -> None:
+    """So a model writes text as it was trained to read it."""
+    model = _model(TIGHT)
+    for length in range(1, LENGTH):
+        torch.testing.assert_close(model(TOKENS[:, :length]), model(TOKENS)[:, :length], rtol=0, atol=1e-13)
+
+
+def test_sequences_do_not_take_each_others_room() -> None:
+    model = _model(TIGHT)
+    together = model(TOKENS)
+    for row in range(len(TOKENS)):
+        torch.testing.assert_close(model(TOKENS[row : row + 1])[0], together[row], rtol=0, atol=1e-13)

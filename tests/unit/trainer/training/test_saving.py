@@ -1,0 +1,134 @@
+"""Saving while training: full and read-only volumes, attempts that were replaced, and what a save costs."""
+
+import errno
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.training.saving import SavingFailed
+
+UID = "11111111-2222"
+
+
+def _newest(config: Any) -> Reader:
+    found = CheckpointStore(Path(config.work_directory), UID).newest("pseudo")
+    assert found is not None
+    return found
+
+
+def _assert_same(one: Reader, other: Reader) -> None:
+    assert one.manifest.step == other.manifest.step
+    for kind in KINDS:
+        for name, array in one.whole(kind).items():
+            assert np.array_equal(other.tensor(name, kind), array)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
+def test_a_volume_that_fails_ends_the_phase_and_keeps_what_was_committed(
+    number: int, mode: str, job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": mode}
+    train(config(0, "whole"))
+    append, calls = TensorWriter.append, count(1)
+
+    def failing(self: TensorWriter, content: Any) -> None:
+        if next(calls) > 12:
+            raise OSError(number, os.strerror(number))
+        append(self, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorWriter, "append", failing)
+        says = rf"pseudo-0000000\d could not be written: .*{os.strerror(number)}"
+        with pytest.raises(SavingFailed, match=says) as raised:
+            train(config(0, "broken"))
+    assert ("enlarge the volume" in str(raised.value)) == (number == errno.ENOSPC)
+    assert _newest(config(0, "broken")).manifest.step == 2
+    train(config(0, "broken"))
+    _assert_same(_newest(config(0, "whole")), _newest(config(0, "broken")))
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"this user may not mount a file system: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_read_only_volume_is_named_before_the_first_step(config: Any, train: Any, read_only: Path) -> None:
+    phase = config(0).model_copy(update={"work_directory": str(read_only / "work")})
+    with pytest.raises(TrainingError, match=r"volume/work cannot be written to: .*Read-only file system"):
+        train(phase)
+
+
+def test_an_attempt_that_is_replaced_while_it_writes_does_not_commit(
+    job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_body["spec"]["checkpoint"]["everySteps"] = 2
+    append, taken = TensorWriter.append, threading.Event()
+
+    def replaced_meanwhile(self: TensorWriter, content: Any) -> None:
+        append(self, content)
+        if not taken.is_set() and "00000004" in str(self.path):
+            taken.set()
+            Fence(Path(config(0).work_directory), 2).claim()
+
+    monkeypatch.setattr(TensorWriter, "append", replaced_meanwhile)
+    with pytest.raises(TrainingError, match="attempt 1 was replaced by attempt 2"):
+        train(config(0))
+    assert [m.step for m in CheckpointStore(Path(config(0).work_directory), UID).committed()] == [2]
+
+
+def test_a_start_that_made_no_step_is_restated_not_rewritten(
+    config: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a phase that a later attempt finds finished but not marked so; its files stay where they are."""
+    train(config(0))
+    store = CheckpointStore(tmp_path / "work", UID)
+    ended = store.committed("pseudo")[-1]
+    store.commit(ended.model_copy(update={"phase_complete": False}))
+    before = _newest(config(0)).whole("second_moment")
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("nothing is written but the manifest")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TensorWriter, "__init__", refuse)
+        assert train(config(0)).outcome == "Succeeded"
+    after = _newest(config(0))
+    assert after.manifest.phase_complete
+    assert after.manifest.parent == ended.parent
+    assert all(np.array_equal(array, before[name]) for name, array in after.whole("second_moment").items())
+
+
+def test_the_metrics_say_what_a_checkpoint_cost(job_body: Any, config: Any, train: Any) -> None:
+    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "sync"}
+    train(config(0))
+    lines = [json.loads(line) for line in (Path(config(0).work_directory) / "metrics.jsonl").read_text().splitlines()]
+    costs = {line["step"]: line["checkpoint"] for line in lines}
+    assert [step for step, cost in costs.items() if cost is not None] == [3, 5]
+    sizes = sum(
+        path.stat().st_size for path in (_newest(config(0)).checkpoints / "pseudo-00000006").glob("*.safetensors")
+    )
+    for step, cost in ((3, costs[3]), (5, costs[5])):
+        assert cost["step"] == step - 1
+        assert cost["bytes"] == sizes
+        assert cost["bytes_per_second"] == pytest.approx(cost["bytes"] / cost["seconds"])
+        assert cost["stall_seconds"] > 0

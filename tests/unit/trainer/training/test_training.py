@@ -1,0 +1,181 @@
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.training.schedule import learning_rate
+from torch.nn import functional as F
+
+from tests.unit.trainer.checkpoint.by_hand import save
+
+STEPS = 6
+
+
+def _metrics(config: PhaseConfig) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]
+
+
+def _newest(config: PhaseConfig) -> Reader:
+    found = CheckpointStore(Path(config.work_directory), config.job.uid).newest(config.phase)
+    assert found is not None
+    return found
+
+
+def _assert_same(one: Reader, other: Reader) -> None:
+    assert one.manifest.updates == other.manifest.updates
+    for a, b in ((one.whole(kind), other.whole(kind)) for kind in KINDS):
+        assert a.keys() == b.keys()
+        assert all(np.array_equal(a[name], b[name]) for name in a)
+
+
+def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Ordinary torch: the losses of all steps, and the weights at the end."""
+    sequence, batch = config.model.sequence, config.batch
+    model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
+    matrices = [p for p in model.parameters() if p.ndim == 2]
+    norms = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    samples = (len(text) - 1) // sequence
+    order = np.random.Generator(np.random.PCG64([config.data.seed, 0])).permutation(samples)
+    losses = []
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step + 1, config.total_steps)
+        optimizer.zero_grad()
+        total = torch.zeros((), dtype=torch.float64)
+        for micro in np.split(order[step * batch.sequences : (step + 1) * batch.sequences], batch.micro_batches):
+            windows = torch.tensor([list(text[w * sequence : (w + 1) * sequence + 1]) for w in micro])
+            loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
+            torch.autograd.backward(loss / (batch.sequences * sequence))
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(total.item() / (batch.sequences * sequence))
+    return losses, model.state_dict()
+
+
+def test_losses_and_weights_are_those_of_a_plain_loop(config: Any, corpus_folder: Path, train: Any) -> None:
+    phase = config(0)
+    train(phase)
+    text = b"".join((corpus_folder / name).read_bytes() for name in ("a.txt", "b.txt"))
+    losses, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
+    # The norm that clips is summed unit by unit, so its last bit may differ.
+    assert [line["loss"] for line in _metrics(phase)] == pytest.approx(losses, rel=1e-13)
+    for name, array in _newest(phase).whole().items():
+        np.testing.assert_allclose(array, weights[name].numpy(), rtol=0, atol=1e-13)
+
+
+def test_the_loss_falls_over_both_phases(job_body: Any, config: Any, train_job: Any) -> None:
+    job_body["spec"]["phases"][0]["until"]["steps"] = 20
+    job_body["spec"]["phases"][1]["until"]["steps"] = 60
+    message = train_job("work")
+    lines = _metrics(config(1))
+    assert [line["step"] for line in lines] == list(range(1, 61))
+    assert [line["global_cursor"] for line in lines] == list(range(6, 366, 6))
+    assert lines[-1]["tokens"] == message.tokens == 60 * 6 * 16
+    assert message.validation_loss < message.start_validation_loss - 0.3
+
+
+def test_delinking_does_not_change_the_validation_loss(config: Any, train_job: Any) -> None:
+    message = train_job("work")
+    end = CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed("pseudo")[-1]
+    assert message.start_validation_loss == end.validation_loss
+
+
+@pytest.mark.parametrize("stop_after", [1, 3, 8])
+def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(
+    stop_after: int, job_body: Any, config: Any, train: Any
+) -> None:
+    job_body["spec"]["phases"][0]["until"]["steps"] = 11
+    whole, parts = config(0, "whole"), config(0, "parts")
+    train(whole)
+    calls = count(1)
+    stopped = train(parts, stop=lambda: next(calls) >= stop_after)
+    assert (stopped.outcome, stopped.step, stopped.exit_code) == ("Yielded", stop_after, 75)
+    resumed = train(parts)
+    assert (resumed.outcome, resumed.step) == ("Succeeded", 11)
+    _assert_same(_newest(whole), _newest(parts))
+    volatile = {"tokens_per_second", "seconds", "remaining_seconds", "checkpoint"}
+    assert [{k: v for k, v in line.items() if k not in volatile} for line in _metrics(whole)] == [
+        {k: v for k, v in line.items() if k not in volatile} for line in _metrics(parts)
+    ]
+    assert resumed.start_validation_loss == _newest(whole).manifest.start_validation_loss
+
+
+def test_a_crash_goes_on_from_the_last_checkpoint(job_body: Any, config: Any, train: Any) -> None:
+    """Steps 6 to 8 were done, but not saved: they are done again, and stand once in metrics.jsonl."""
+    job_body["spec"]["phases"][0]["until"]["steps"] = 11
+    whole, crashed = config(0, "whole"), config(0, "crashed")
+    train(whole)
+    calls = count(1)
+
+    def crash() -> bool:
+        if next(calls) == 9:
+            raise KeyboardInterrupt
+        return False
+
+    with pytest.raises(KeyboardInterrupt):
+        train(crashed, stop=crash)
+    assert [line["step"] for line in _metrics(crashed)] == list(range(1, 9))
+    assert _newest(crashed).manifest.step == 5
+    train(crashed)
+    assert [line["step"] for line in _metrics(crashed)] == list(range(1, 12))
+    _assert_same(_newest(whole), _newest(crashed))
+
+
+def test_a_finished_phase_is_only_reported(config: Any, train: Any) -> None:
+    first = train(config(0))
+    assert train(config(0, attempt=2)) == first.model_copy(update={"attempt": 2})
+
+
+@pytest.mark.parametrize(
+    ("until", "step"), [({"steps": 5}, 5), ({"tokens": 6 * 16 * 3}, 3), ({"steps": 50, "loss": "5.0"}, 4)]
+)
+def test_a_phase_ends_at_the_first_bound(until: Any, step: int, job_body: Any, config: Any, train: Any) -> None:
+    """The validation loss, measured every four steps, is below 5 the first time."""
+    job_body["spec"]["phases"][0]["until"] = until
+    job_body["spec"]["phases"][1]["until"] = {"steps": 100}
+    message = train(config(0))
+    assert (message.outcome, message.step) == ("Succeeded", step)
+    assert _newest(config(0)).manifest.phase_complete
+
+
+def test_a_loss_that_is_not_finite_ends_the_phase_without_a_checkpoint(config: Any, train: Any) -> None:
+    train(config(0), stop=lambda: True)
+    store = CheckpointStore(Path(config(0).work_directory), "11111111-2222")
+    save(
+        store,
+        _newest(config(0)).manifest,
+        {name: np.full_like(a, np.nan) for name, a in _newest(config(0)).whole().items()},
+    )
+    with pytest.raises(TrainingError, match=r"loss of step 2 is nan; lower spec.optimizer.learningRate"):
+        train(config(0))
+    assert [m.step for m in store.committed()] == [1]
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_other_precisions_train_and_keep_masters_in_float32(
+    compute: str, job_body: Any, config: Any, train: Any
+) -> None:
+    job_body["spec"]["precision"] = {"compute": compute}
+    message = train(config(0))
+    assert message.validation_loss < message.start_validation_loss
+    assert {array.dtype for array in _newest(config(0)).whole().values()} == {np.dtype("float32")}
+
+
+def test_old_checkpoints_are_removed_while_training(job_body: Any, config: Any, train: Any) -> None:
+    job_body["spec"]["checkpoint"] |= {"everySteps": 1, "keepLast": 2}
+    train(config(0))
+    kept: list[Manifest] = CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed()
+    assert [(m.step, m.phase_complete) for m in kept] == [(4, False), (5, False), (6, True)]

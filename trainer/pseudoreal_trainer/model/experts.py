@@ -1,0 +1,106 @@
+"""A mixture of experts in the place of a layer's feed-forward part.
+
+Experts are split into prototypes, groups of consecutive experts. Each prototype routes every token to one of its
+experts, and the outputs of all prototypes are summed (M6-T, arXiv 2105.15082). One prototype is Mixtral with one expert
+for each token (arXiv 2401.04088). There is no auxiliary loss that balances experts: M6-T trained better without one.
+
+An expert accepts no more than its capacity of the tokens of each sequence, the earliest (Switch, arXiv 2101.03961,
+which counts over a whole batch). Counted in each sequence, it does not matter how a batch is cut into micro-batches
+and ranks. It holds in evaluation, too: what is measured is what was trained, and no token depends on a later one.
+"""
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
+
+import torch
+from pseudoreal_api.model_spec import MixtureOfExperts, Model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pseudoreal_trainer.model.feed_forward import FeedForward
+
+
+class Router(nn.Linear):
+    """A row for each expert, those of a prototype beside each other."""
+
+    def __init__(self, hidden: int, experts: int) -> None:
+        super().__init__(hidden, experts, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, H] -> logits [B, T, experts], in float32 at least: in bfloat16 experts would tie (Switch, 2.4)."""
+        wide = torch.promote_types(hidden.dtype, torch.float32)
+        return F.linear(hidden.to(wide), self.weight.to(wide))
+
+
+class Experts(nn.ModuleList):
+    def __init__(self, spec: Model, moe: MixtureOfExperts) -> None:
+        super().__init__(FeedForward(spec.hidden, spec.ffn) for _ in range(moe.experts))
+        self._prototypes = moe.prototypes
+        self._capacity = capacity_of(spec)
+
+    def forward(self, hidden: Tensor, logits: Tensor) -> Tensor:
+        """[B, T, H], [B, T, experts] -> [B, T, H]"""
+        routes = [_routed(part, self._capacity) for part in logits.chunk(self._prototypes, dim=-1)]
+        # On a GPU this waits: once for all prototypes.
+        counts = torch.stack([route.counts for route in routes]).tolist()
+        tokens = hidden.flatten(0, 1)  # [N, H]
+        out = torch.zeros_like(tokens)
+        for prototype, (route, sizes) in enumerate(zip(routes, counts, strict=True)):
+            order = route.order[: sum(sizes)]
+            made = self._made(prototype, tokens.index_select(0, order), sizes)
+            gates = route.gates.index_select(0, order).to(made.dtype)
+            # Each token is in `order` once, so the sum is the same in every run, on a GPU too.
+            out = out.index_add(0, order, made * gates[:, None])
+        return out.view_as(hidden)
+
+    def _made(self, prototype: int, tokens: Tensor, sizes: list[int]) -> Tensor:
+        """[accepted, H] -> [accepted, H]; an expert without tokens runs on none, and so has a gradient of zeros."""
+        first = prototype * len(sizes)
+        parts = tokens.split(sizes)
+        return torch.cat([self[first + index](part) for index, part in enumerate(parts)])
+
+
+@dataclass(frozen=True)
+class _Route:
+    """Of all tokens, through a prototype of n experts."""
+
+    order: Tensor
+    """The tokens, [N]: those that its first expert accepts, then the second's, ...; last, those that none does."""
+    counts: Tensor
+    """Tokens that each expert accepts, [n]."""
+    gates: Tensor
+    """[N]"""
+
+
+def _routed(logits: Tensor, capacity: int) -> _Route:
+    """logits [B, T, n]"""
+    experts = logits.shape[-1]
+    choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, 1]
+    # Among the tokens of the sequence that choose the same expert, from 1.
+    place = F.one_hot(choice.squeeze(-1), experts).cumsum(dim=1).gather(-1, choice)  # [B, T, 1]
+    expert = choice.masked_fill(place > capacity, experts).flatten()  # [N]
+    counts = expert.bincount(minlength=experts + 1)[:experts]
+    return _Route(expert.argsort(stable=True), counts, _gates(logits, choice))
+
+
+def _gates(logits: Tensor, choice: Tensor) -> Tensor:
+    """1, with the gradient of the chosen expert's probability. [B, T, n], [B, T, 1] -> [N]
+
+    Mixtral divides by the sum of the chosen experts' probabilities, which leaves 1 for one expert and nothing for the
+    router to learn from. So the gradient passes straight through, as if by the probability (Bengio et al. 2013,
+    arXiv 1308.3432). Times the probability itself, as in Switch, the layer would not be Mixtral's.
+    """
+    chance = logits.softmax(dim=-1).gather(-1, choice).flatten()
+    # The difference first: it is 0 to the bit, where 1 + p - p need not be 1.
+    return 1 + (chance - chance.detach())
+
+
+def capacity_of(spec: Model) -> int:
+    """Tokens of a sequence that an expert accepts: `capacityFactor` times its even share, rounded up.
+
+    Of a training sequence, also where a shorter one is read: the beginning of a text is computed as it is in the whole.
+    """
+    assert spec.moe is not None, "only experts have one"
+    share = Fraction(spec.sequence * spec.moe.prototypes, spec.moe.experts)
+    return ceil(Fraction(spec.moe.capacity_factor) * share)

@@ -1,0 +1,128 @@
+"""A decoder-only transformer whose layers may share blocks."""
+
+import torch
+from pseudoreal_api.model_spec import Model as ModelSpec
+from pseudoreal_api.phase_spec import Sharing
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pseudoreal_trainer.model.constants import EPSILON, ROTARY_BASE
+from pseudoreal_trainer.model.experts import Experts, Router
+from pseudoreal_trainer.model.feed_forward import FeedForward
+from pseudoreal_trainer.model.initial import initial_weights
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
+from pseudoreal_trainer.plan.units import VOCABULARY, units_of
+
+
+class Transformer(nn.Module):
+    """Byte embedding, pre-norm layers, final norm, untied head. Layer l uses block `layer_blocks[l]`."""
+
+    def __init__(self, spec: ModelSpec, sharing: Sharing) -> None:
+        super().__init__()
+        self.layer_blocks = blocks_of_layers(sharing, spec.layers)
+        self.head_width = spec.hidden // spec.heads
+        self.embedding = nn.Embedding(VOCABULARY, spec.hidden)
+        self.blocks = nn.ModuleList(Block(spec) for _ in range(sharing.blocks))
+        self.norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
+        self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """tokens [B, T] -> logits [B, T, 256]"""
+        hidden = self.embedding(tokens)  # [B, T, H]
+        rotation = rotary(tokens.shape[1], self.head_width, hidden)
+        for block in self.layer_blocks:
+            hidden = self.blocks[block](hidden, rotation)
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+class Embedding(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, spec.hidden)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[B, T] -> [B, T, H]"""
+        hidden: Tensor = self.embedding(tokens)
+        return hidden
+
+
+class Head(nn.Module):
+    """The final norm and the untied head."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
+        self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, H] -> logits [B, T, 256]"""
+        logits: Tensor = self.head(self.norm(hidden))
+        return logits
+
+
+class Block(nn.Module):
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
+        self.attention = Attention(spec.hidden, spec.heads)
+        self.ffn_norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
+        if spec.moe is None:
+            self.ffn = FeedForward(spec.hidden, spec.ffn)
+        else:
+            self.router = Router(spec.hidden, spec.moe.experts)
+            self.experts = Experts(spec, spec.moe)
+        self.is_mixture = spec.moe is not None
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, H] -> [B, T, H]"""
+        hidden = hidden + self.attention(self.attention_norm(hidden), rotation)
+        features = self.ffn_norm(hidden)
+        added: Tensor = self.experts(features, self.router(features)) if self.is_mixture else self.ffn(features)
+        return hidden + added
+
+
+class Attention(nn.Module):
+    """Causal, with rotary positions."""
+
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query = nn.Linear(hidden, hidden, bias=False)
+        self.key = nn.Linear(hidden, hidden, bias=False)
+        self.value = nn.Linear(hidden, hidden, bias=False)
+        self.output = nn.Linear(hidden, hidden, bias=False)
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """[B, T, H] -> [B, T, H]"""
+        query, key, value = (self._split(part(hidden)) for part in (self.query, self.key, self.value))
+        mixed = F.scaled_dot_product_attention(rotate(query, rotation), rotate(key, rotation), value, is_causal=True)
+        out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
+        return out
+
+    def _split(self, hidden: Tensor) -> Tensor:
+        """[B, T, H] -> [B, heads, T, H / heads]"""
+        batch, length, width = hidden.shape
+        return hidden.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
+
+
+def rotary(length: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the positions' angles, [T, width / 2], in the type of `like` (Su et al. 2021, RoFormer)."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=like.device) / width
+    angles = torch.arange(length, dtype=torch.float64, device=like.device)[:, None] * ROTARY_BASE**-exponents
+    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+
+
+def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Turns feature i with feature i + width / 2. features [B, heads, T, width]"""
+    cosine, sine = (part.to(features.dtype) for part in rotation)
+    first, second = features.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype) -> Transformer:
+    """The whole model with its first weights."""
+    model = Transformer(spec, sharing).to(dtype)
+    for index, unit in enumerate(units_of(spec, sharing.blocks)):
+        model.load_state_dict(initial_weights(unit, index, spec.layers, seed, dtype), strict=False)
+    return model

@@ -1,0 +1,93 @@
+"""How the processes of a pod ended, told through small files; and what the pod makes of them."""
+
+import os
+import time
+from pathlib import Path
+
+from pseudoreal_api.base import ApiModel
+from pseudoreal_api.messages import TERMINATION_MESSAGE_BYTES, Outcome, TerminationMessage
+from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
+
+from pseudoreal_trainer.tell.memory_use import PodMemory
+from pseudoreal_trainer.tell.out_of_memory import killed_sentence
+
+OUTCOME_DIRECTORY = "PSEUDOREAL_OUTCOME_DIRECTORY"
+TERMINATION_LOG = "PSEUDOREAL_TERMINATION_LOG"
+
+_KUBERNETES_TERMINATION_LOG = "/dev/termination-log"
+
+
+class RankOutcome(ApiModel):
+    local_rank: int
+    time_ns: int
+    message: TerminationMessage
+
+
+def ended_badly(
+    outcome: Outcome, config: PhaseConfig | DelinkConfig, text: str, suspect: int | None = None
+) -> TerminationMessage:
+    return TerminationMessage(
+        outcome=outcome, phase=config.phase, attempt=config.attempt, message=text[:2000], suspect=suspect
+    )
+
+
+def leave_outcome(folder: Path, local_rank: int, message: TerminationMessage) -> None:
+    outcome = RankOutcome(local_rank=local_rank, time_ns=time.time_ns(), message=message)
+    (folder / f"{local_rank}.json").write_text(outcome.to_json())
+
+
+def collect_outcomes(folder: Path) -> list[RankOutcome]:
+    return [RankOutcome.model_validate_json(path.read_bytes()) for path in folder.glob("*.json")]
+
+
+def pod_outcome(
+    outcomes: list[RankOutcome],
+    config: PhaseConfig,
+    exit_code: int,
+    stopped: bool,
+    exhausted: PodMemory | None = None,
+) -> TerminationMessage:
+    """One message for all ranks of the pod. Pure.
+
+    `exit_code` is torchrun's; `stopped`: the pod was asked to stop; `exhausted`: its memory, for which the system has
+    ended processes. An error that has its cause in a rank itself wins, then the first: those that follow are mostly of
+    ranks that lost their partner. A rank that was killed leaves no word at all.
+    """
+    errors = [o for o in outcomes if o.message.outcome in ("Failed", "InvalidJob", "OutOfMemory")]
+    silent = sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes})
+    errors.sort(key=lambda o: (o.message.outcome == "Failed", o.time_ns))
+    first_error = errors[0].message if errors else None
+    if not silent:
+        return first_error or min(outcomes, key=lambda o: o.local_rank).message
+    if exhausted is not None:
+        return ended_badly("OutOfMemory", config, killed_sentence(silent, exhausted, config))
+    if stopped:
+        return ended_badly("Yielded", config, "asked to stop before anything could be saved")
+    if first_error is not None and first_error.outcome in ("InvalidJob", "OutOfMemory"):
+        return first_error
+    others = f"; another rank then said: {first_error.message}" if first_error else ""
+    return ended_badly(
+        "Failed",
+        config,
+        f"local rank {', '.join(map(str, silent))} ended without a word, as a process does that is killed (for instance"
+        f" for using too much memory); torchrun's {_describe(exit_code)}{others}",
+        first_error.suspect if first_error else None,
+    )
+
+
+def _describe(exit_code: int) -> str:
+    return f"signal is {-exit_code}" if exit_code < 0 else f"exit code is {exit_code}"
+
+
+def write_termination(message: TerminationMessage) -> None:
+    """To the file that Kubernetes reads; outside of a cluster there is none."""
+    named = os.environ.get(TERMINATION_LOG)
+    path = Path(named or _KUBERNETES_TERMINATION_LOG)
+    if named or path.exists():
+        path.write_text(_fitting(message).to_json())
+
+
+def _fitting(message: TerminationMessage) -> TerminationMessage:
+    while len(message.to_json().encode()) > TERMINATION_MESSAGE_BYTES:
+        message = message.model_copy(update={"message": message.message[: len(message.message) // 2]})
+    return message

@@ -1,0 +1,102 @@
+"""The events of a phase in the log, for people and for the programs that read it."""
+
+from collections import Counter
+
+import structlog
+from pseudoreal_api.resolved import PhaseConfig
+
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.data.corpus import Corpus
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.model.sampling import generate, readable
+from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.training.saving import Saved
+from pseudoreal_trainer.training.state import load_weights
+from pseudoreal_trainer.training.validation import Validation, baseline_nats
+
+SAMPLE_BYTES = 300
+_PROMPT_BYTES = 64
+_SAMPLED_BYTES = 256 << 20
+"""Largest checkpoint from which a sample is drawn."""
+
+log = structlog.get_logger()
+
+
+def log_corpus(config: PhaseConfig, corpus: Corpus, validation: Validation) -> None:
+    nats = baseline_nats(corpus, config.model.sequence, config.data.validation.sequences)
+    log.info(
+        "corpus",
+        bytes=corpus.bytes,
+        train_tokens=len(corpus.train),
+        validation_tokens=len(corpus.validation),
+        measured_tokens=validation.tokens,
+        order2_nats=nats,
+    )
+
+
+def log_started(config: PhaseConfig, engine: Engine, state: Manifest) -> None:
+    layout = engine.grid.layout
+    log.info(
+        "phase_started",
+        phase=config.phase,
+        step=state.step,
+        phase_steps=config.phase_steps,
+        total_steps=config.total_steps,
+        layers=config.model.layers,
+        blocks=config.sharing.blocks,
+        parameters=sum(unit.numel for unit in engine.units),
+        ranks=engine.grid.ranks.world,
+        pipeline=layout.pipeline,
+        schedule=layout.order,
+        state_sharding=layout.sharding,
+        homes=dict(Counter(layout.home(unit) for unit in range(layout.units))),
+        window=layout.window,
+        state_bytes=dict(engine.state_bytes()),
+        device=str(engine.grid.device),
+        compute=config.precision.compute,
+        resumed_from=state.parent,
+        start_validation_loss=state.start_validation_loss,
+    )
+
+
+def log_check(state: Manifest, found: LayerGradients) -> None:
+    rounded = [round(correlation, 4) for correlation in found.correlations]
+    log.info("gradients_compared", step=state.step, correlations=rounded, checks_met=state.ending.checks)
+
+
+def log_saved(saved: Saved) -> None:
+    manifest = saved.manifest
+    log.info(
+        "checkpoint_saved",
+        checkpoint=manifest.name,
+        complete=manifest.phase_complete,
+        **saved.cost.model_dump(),
+    )
+
+
+def log_sample(config: PhaseConfig, corpus: Corpus, store: CheckpointStore) -> None:
+    """What the phase has learnt, in words. Not of large models: this rank may have no room for all their weights."""
+    manifest = store.committed(config.phase)[-1]
+    if manifest.bytes > _SAMPLED_BYTES:
+        return
+    model = Transformer(config.model, config.sharing)
+    load_weights(model, store.reader(manifest))
+    prompt = corpus.validation[:_PROMPT_BYTES].tobytes()
+    text = generate(model, prompt, SAMPLE_BYTES, config.model.sequence, config.data.seed)
+    log.info("sample", phase=config.phase, prompt=readable(prompt), text=readable(text))
+
+
+def log_finished(config: PhaseConfig, state: Manifest, seconds: float) -> None:
+    log.info(
+        "phase_finished",
+        phase=config.phase,
+        step=state.step,
+        tokens=state.tokens,
+        loss=state.loss,
+        start_validation_loss=state.start_validation_loss,
+        validation_loss=state.validation_loss,
+        seconds=seconds,
+        checkpoint=state.name,
+    )

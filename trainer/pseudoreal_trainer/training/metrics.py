@@ -1,0 +1,124 @@
+"""Tells people and programs how far the training is: metrics.jsonl, and progress lines in the log."""
+
+import json
+import os
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+import structlog
+from pseudoreal_api.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport
+from pseudoreal_api.resolved import PhaseConfig
+
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.tell.pod_folder import PodFolder
+from pseudoreal_trainer.training.schedule import phase_rate
+
+if TYPE_CHECKING:  # it imports torch, for which a command that only looks at the file would wait
+    from pseudoreal_trainer.engine.probe import LayerGradients
+
+METRICS_FILE = "metrics.jsonl"
+
+_WINDOW = 20
+"""Steps over which the rate is taken."""
+_LOG_SECONDS = 1.0
+
+log = structlog.get_logger()
+
+
+def forget_after(path: Path, step: int) -> None:
+    """Removes the lines of later steps, which a resumed run makes anew, and a line that a crash cut off."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    kept = [line for line in lines if _step(line) <= step]
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text("".join(line + "\n" for line in kept))
+    temporary.rename(path)
+
+
+def _step(line: str) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except ValueError:
+        return float("inf")
+
+
+class Meter:
+    """Durations of steps; only training counts."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._recent: deque[float] = deque(maxlen=_WINDOW)
+
+    def __enter__(self) -> Self:
+        self._begin = time.perf_counter()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        duration = time.perf_counter() - self._begin
+        self.seconds += duration
+        self._recent.append(duration)
+
+    @property
+    def seconds_per_step(self) -> float:
+        return sum(self._recent) / len(self._recent)
+
+
+class Reporter:
+    """Writes a line for every step, and logs one a second at most, except that it logs every validation."""
+
+    def __init__(self, config: PhaseConfig, meter: Meter, first_step: int, pod: PodFolder | None = None) -> None:
+        """`pod`: whose supervisor is told as well."""
+        self._config, self._meter, self._pod = config, meter, pod
+        self._path = Path(config.work_directory) / METRICS_FILE
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        forget_after(self._path, first_step)
+        self._file = self._path.open("a", buffering=1)
+        self._logged = -_LOG_SECONDS
+        self._saved: CheckpointCost | None = None
+        self._correlations: list[float] | None = None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def saved(self, manifest: Manifest, cost: CheckpointCost) -> None:
+        """The next line says what the checkpoint cost."""
+        self._saved = cost
+        if self._pod is not None:
+            self._pod.leave_checkpoint(manifest.name, manifest.step)
+
+    def checked(self, found: "LayerGradients") -> None:
+        """The next line has the correlations."""
+        self._correlations = list(found.correlations)
+
+    def step(self, state: Manifest, *, validated: bool, important: bool) -> None:
+        """`validated`: the validation loss was measured after this very step."""
+        report = self._report(state)
+        line = report if validated else report.model_copy(update={"validation_loss": None})
+        line = line.model_copy(update={"checkpoint": self._saved, "gradient_correlations": self._correlations})
+        self._saved = self._correlations = None
+        self._file.write(line.model_dump_json() + os.linesep)
+        now = time.monotonic()
+        if important or validated or now - self._logged >= _LOG_SECONDS:
+            self._logged = now
+            log.info(PROGRESS_EVENT, **report.model_dump())
+            if self._pod is not None:
+                self._pod.leave_progress(report)
+
+    def _report(self, state: Manifest) -> ProgressReport:
+        config, pace = self._config, self._meter.seconds_per_step
+        assert state.loss is not None, "a step has a loss"
+        return ProgressReport(
+            phase=config.phase,
+            step=state.step,
+            total_steps=config.total_steps,
+            tokens=state.tokens,
+            loss=state.loss,
+            validation_loss=state.validation_loss,
+            learning_rate=phase_rate(config, state.step, state.phase_begin),
+            tokens_per_second=config.batch.sequences * config.model.sequence / pace,
+            seconds=self._meter.seconds,
+            remaining_seconds=(config.phase_steps - state.step) * pace,
+            global_cursor=state.global_cursor,
+        )

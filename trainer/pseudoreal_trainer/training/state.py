@@ -1,0 +1,161 @@
+"""The first state of a phase: fresh, or from a checkpoint, of whatever layout that was saved in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+import torch
+from numpy.typing import NDArray
+from pseudoreal_api.resolved import PhaseConfig
+from torch import Tensor
+
+from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import (
+    CheckpointStore,
+    CorruptCheckpoint,
+    continued_store,
+    manifests_in,
+    store_of,
+)
+from pseudoreal_trainer.engine.engine import Engine, UnitState
+from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.model.initial import initial_weights
+from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.plan.parts import parts_of
+from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
+
+log = structlog.get_logger()
+
+
+def fill(engine: Engine, config: PhaseConfig, start: Reader | None) -> None:
+    """Fresh, or as the checkpoint says; each rank reads only what it holds."""
+    for index, unit in enumerate(engine.units):
+        if engine.has(index):
+            extent = engine.extent(index)
+            engine.put(index, _fresh(engine, config, index, extent) if start is None else _loaded(unit, extent, start))
+
+
+def load_weights(model: Transformer, checkpoint: Reader) -> None:
+    model.load_state_dict({name: torch.from_numpy(array) for name, array in checkpoint.whole().items()})
+
+
+@dataclass(frozen=True)
+class Start:
+    """`own`: not of the job that this one continues."""
+
+    checkpoint: Reader
+    own: bool
+
+
+def find_start(config: PhaseConfig, ranks: Ranks) -> Start | None:
+    """The newest sound checkpoint of the phase, of the job itself or of the one that it continues; None for fresh
+    weights, in the first phase only.
+
+    The ranks verify it together, each some of its files. Raises TrainingError when a later phase has none, and
+    InvalidJobError when spec.checkpoint.continueFrom names none that fits.
+    """
+    own, continued = store_of(config), continued_store(config)
+    stores = [own] if continued is None else [own, continued]
+    found = _newest_first(own, continued, config.phase) if ranks.is_first else []
+    for place in range(ranks.from_first(len(found))):
+        step, which = (ranks.from_first(number) for number in (found[place] if ranks.is_first else (0, 0)))
+        manifest = _manifest_of(stores[which], config.phase, step)
+        if _is_sound(stores[which], manifest, ranks):
+            if stores[which] is not own:
+                _refuse_another_model(config, manifest)
+            return Start(stores[which].reader(manifest), own=stores[which] is own)
+    if ranks.from_first(len(found)):
+        raise next(store for store in stores if store.candidates(config.phase)).all_corrupt(config.phase)
+    if config.index > 0:
+        raise TrainingError(
+            f"phase {config.phase} has no checkpoint in {own.folder}: the delink from the phase before has not run"
+        )
+    if continued is not None and not any(m.phase == config.phase for m in manifests_in(continued.folder)):
+        raise InvalidJobError(
+            f"spec.checkpoint.continueFrom: {continued.folder} holds no checkpoint of phase {config.phase}; name the"
+            " folder of a job with this phase, as JOB-UID8, below spec.checkpoint.path"
+        )
+    return None
+
+
+def first_manifest(config: PhaseConfig) -> Manifest:
+    """The state before the job's first step."""
+    return Manifest(
+        job=config.job,
+        attempt=config.attempt,
+        phase=config.phase,
+        phase_index=config.index,
+        model=config.model,
+        sharing=config.sharing,
+        random=Random(seed=config.data.seed),
+        step=0,
+        tokens=0,
+        global_cursor=0,
+        phase_complete=False,
+        delinked=False,
+        parent=None,
+    )
+
+
+def _newest_first(own: CheckpointStore, continued: CheckpointStore | None, phase: str) -> list[tuple[int, int]]:
+    """(step, 0 for the job's own and 1 for the continued one's); of two with the same step its own.
+
+    Where the job's own phase began at another step than the other job's, that one's goes back to other weights.
+    """
+    mine = own.candidates(phase)
+    begins = {manifest.phase_begin for manifest in mine}
+    others = [] if continued is None else continued.candidates(phase)
+    found = [(m.step, 0) for m in mine] + [(m.step, 1) for m in others if not begins or m.phase_begin in begins]
+    return sorted(found, key=lambda entry: (-entry[0], entry[1]))
+
+
+def _refuse_another_model(config: PhaseConfig, manifest: Manifest) -> None:
+    for field, now, then in (
+        ("model", config.model, manifest.model),
+        (f"phases[{config.phase}].sharing", config.sharing, manifest.sharing),
+    ):
+        if now != then:
+            raise InvalidJobError(
+                f"spec.{field} is {now.to_json()}, but that of checkpoint {manifest.name}, which"
+                f" spec.checkpoint.continueFrom leads to, is {then.to_json()}; make them the same"
+            )
+
+
+def _manifest_of(store: CheckpointStore, phase: str, step: int) -> Manifest:
+    return next(manifest for manifest in store.committed(phase) if manifest.step == step)
+
+
+def _is_sound(store: CheckpointStore, manifest: Manifest, ranks: Ranks) -> bool:
+    fault: CorruptCheckpoint | None = None
+    try:
+        store.verify(manifest, ranks.rank, ranks.world)
+    except CorruptCheckpoint as error:
+        fault = error
+        log.warning("checkpoint_corrupt", checkpoint=manifest.name, error=str(error))
+    faults = ranks.sum_(torch.tensor(int(fault is not None), device=ranks.device))
+    return int(faults.item()) == 0
+
+
+def _fresh(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
+    unit = engine.units[index]
+    weights = initial_weights(unit, index, config.model.layers, config.data.seed, engine.master_dtype)
+    return UnitState.fresh(weights, extent)
+
+
+def _loaded(unit: Unit, extent: range, start: Reader) -> UnitState:
+    return UnitState(
+        {kind: _vector(unit, extent, start, kind) for kind in KINDS}, start.updates(unit.parameters[0].name)
+    )
+
+
+def _vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor:
+    """[length of the extent]; behind the unit's end, zeros."""
+    parts = parts_of(unit, extent)
+    read: list[NDArray[Any]] = [start.read(part.name, kind, part.begin, part.end) for part in parts]
+    found = torch.zeros(len(extent), dtype=getattr(torch, start.dtype))
+    for part, array in zip(parts, read, strict=True):
+        offset = part.offset - extent.start
+        found[offset : offset + len(array)] = torch.from_numpy(array)
+    return found
