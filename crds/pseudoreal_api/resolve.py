@@ -41,7 +41,7 @@ def phase_config(
     attempt: int,
     work_directory: str,
     offload_directory: str,
-    discards: list[DiscardConfig] | None = None,
+    discards: dict[str, list[DiscardConfig]] | None = None,
 ) -> PhaseConfig:
     """The configuration of the phase at `index`. Raises UnresolvableJob."""
     spec, phase = job.spec, job.spec.phases[index]
@@ -114,10 +114,9 @@ def delink_config(
     *,
     attempt: int,
     work_directory: str,
-    from_discards: list[DiscardConfig] | None = None,
-    discards: list[DiscardConfig] | None = None,
+    discards: dict[str, list[DiscardConfig]] | None = None,
 ) -> DelinkConfig:
-    """The configuration of the delink that leads into the phase at `index` >= 1; `from_discards`: of the one before."""
+    """The configuration of the delink that leads into the phase at `index` >= 1."""
     before, after = job.spec.phases[index - 1], job.spec.phases[index]
     return DelinkConfig(
         job=_identity(job),
@@ -125,7 +124,6 @@ def delink_config(
         phase=after.name,
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
-        from_discards=from_discards,
         discards=discards,
         optimizer_state=job.spec.delink.optimizer_state,
         work_directory=work_directory,

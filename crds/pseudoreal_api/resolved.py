@@ -29,6 +29,7 @@ class DiscardConfig(ApiModel):
 
     before_attempt: int = Field(description="Number of an attempt.")
     from_step: int = Field(description="A step, from the job's start.")
+    continued: bool = Field(True, description="Also of the job that this one continues.")
 
 
 class MeasureConfig(ApiModel):
@@ -43,6 +44,9 @@ class _Kept(ApiModel):
 
     work_directory: str = Field(description="Folder of metrics.jsonl and, without object storage, of checkpoints/.")
     object_storage: str | None = Field(None, description="s3:// URL of the folder of checkpoints/. None: not used.")
+    discards: dict[str, list[DiscardConfig]] | None = Field(
+        None, description="Phase -> which of its checkpoints count no more. None: every checkpoint counts."
+    )
 
     @property
     def storage(self) -> str:
@@ -77,7 +81,6 @@ class PhaseConfig(_Kept):
     compile: bool = Field(description="As in the spec.")
     offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
     preflight: bool = Field(False, description="Check ranks and links before the first step.")
-    discards: list[DiscardConfig] | None = Field(None, description="Of this phase. None: every checkpoint counts.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
     continues: str | None = Field(
@@ -98,6 +101,4 @@ class DelinkConfig(_Kept):
     phase: str = Field(description="The phase that it leads into.")
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
-    from_discards: list[DiscardConfig] | None = Field(None, description="Of the phase whose checkpoint is read.")
-    discards: list[DiscardConfig] | None = Field(None, description="Of the phase that it leads into.")
     optimizer_state: OptimizerState = Field(description="As in the spec.")

@@ -56,6 +56,7 @@ class Discard(StatusModel):
 
     before_attempt: int = Field(description="Those of executions before this one,")
     from_step: int = Field(description="of this step or a later one.")
+    continued: bool = Field(True, description="Also those of the job that this one continues.")
 
 
 class Transition(StatusModel):

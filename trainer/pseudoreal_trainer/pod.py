@@ -42,9 +42,10 @@ _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
 )
 
 WORKER = "pseudoreal_trainer.worker"
-_JOIN_SECONDS = 7 * 24 * 3600
-"""How long torchrun waits for the other pods: what bounds that is spec.deadlines."""
-_CONNECT_SECONDS, _AGAIN_SECONDS = 5.0, 1.0
+_JOIN_SECONDS = 24 * 3600
+"""How long torchrun waits for the other pods. Before that end spec.deadlines, for pods that wait for a node, and
+spec.hang.startSeconds, for pods that run and do not meet."""
+_CONNECT_SECONDS, _AGAIN_SECONDS, _LOG_SECONDS = 5.0, 1.0, 60.0
 
 log = structlog.get_logger()
 
@@ -135,11 +136,15 @@ def await_rendezvous(environment: Mapping[str, str], is_asked_to_stop: Callable[
     if environment.get("PET_RDZV_BACKEND") != "c10d" or environment.get("PET_NODE_RANK") == "0":
         return
     host, _, port = environment["PET_RDZV_ENDPOINT"].rpartition(":")
+    told = time.monotonic()
     while not is_asked_to_stop():
         try:
             socket.create_connection((host, int(port)), timeout=_CONNECT_SECONDS).close()
             return
-        except OSError:
+        except OSError as error:
+            if time.monotonic() - told >= _LOG_SECONDS:
+                told = time.monotonic()
+                log.warning("waits_for_worker_0", endpoint=f"{host}:{port}", error=str(error))
             time.sleep(_AGAIN_SECONDS)
 
 

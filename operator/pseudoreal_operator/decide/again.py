@@ -49,7 +49,8 @@ def roll_back(case: Case, sentence: str) -> Step:
         return fail(case, case.status, "DelinkTimeout", f"{sentence} {exhausted}")
     number = case.status.execution_attempt + 1
     discard = Discard(before_attempt=number, from_step=before.step or 0)
-    phases = _back_to(case.status.phases, index, discard)
+    # What another job made of the later phases fits the end that is made anew.
+    phases = _back_to(case.status.phases, index, discard, continued=False)
     memory = with_fault(case, case.status, Reason("DelinkTimeout", sentence)).model_copy(
         update={"phases": phases, "transition": None}
     )
@@ -57,9 +58,10 @@ def roll_back(case: Case, sentence: str) -> Step:
     return announce(case, memory, "RolledBack", text, counts=True)
 
 
-def _back_to(phases: Phases, index: int, discard: Discard) -> Phases:
-    """The phase at `index` is to be trained, and those after it have not begun."""
-    after = discard.model_copy(update={"from_step": 0})
+def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:
+    """The phase at `index` is to be trained, and those after it have not begun. `continued`: nor have those of the job
+    that this one continues."""
+    after = discard.model_copy(update={"from_step": 0, "continued": continued})
     return [
         *phases[:index],
         phases[index].model_copy(update=_NO_RESULT | {"state": "Running", "discards": _with(phases[index], discard)}),
@@ -69,7 +71,12 @@ def _back_to(phases: Phases, index: int, discard: Discard) -> Phases:
 
 def _with(phase: PhaseStatus, discard: Discard) -> list[Discard]:
     """What was discarded stays so, for it may not have been removed; a rule that the new one covers is dropped."""
-    return [*(known for known in phase.discards or () if known.from_step < discard.from_step), discard]
+    return [*(known for known in phase.discards or () if not _covers(discard, known)), discard]
+
+
+def _covers(rule: Discard, other: Discard) -> bool:
+    """`rule` is the newer one."""
+    return rule.from_step <= other.from_step and (rule.continued or not other.continued)
 
 
 def _not_begun(phase: PhaseStatus, discard: Discard) -> PhaseStatus:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from pseudoreal_api.names import work_folder
+from pseudoreal_api.names import claim_name, work_folder
 from pseudoreal_api.status import Fault, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
@@ -42,9 +42,21 @@ def fail(case: Case, memory: PseudoRealJobStatus, reason: str, sentence: str) ->
 
 
 def _way_on(case: Case, memory: PseudoRealJobStatus) -> Iterator[str]:
-    if memory.checkpoint:
-        folder = work_folder(case.metadata.name, case.metadata.uid)
-        yield f"(Its checkpoints stay: a new job goes on from them with spec.checkpoint.continueFrom: {folder})"
+    if not memory.checkpoint:
+        return
+    way = f"with spec.checkpoint.continueFrom: {work_folder(case.metadata.name, case.metadata.uid)}"
+    volume = case.spec.checkpoint.volume
+    if volume is None or volume.claim is None:
+        yield f"(Its checkpoints stay: a new job goes on from them {way})"
+        return
+    way += f" and spec.checkpoint.volume.claimName: {claim_name(case.metadata.name)}"
+    if volume.claim.policy == "Retain":
+        yield f"(Its checkpoints stay: a new job goes on from them {way})"
+    else:
+        yield (
+            "(Its checkpoints go when this job is deleted, as spec.checkpoint.volume.claim.policy says: keep it while"
+            f" a new job of another name goes on from them {way})"
+        )
 
 
 def succeed(memory: PseudoRealJobStatus, now: datetime) -> Step:

@@ -66,7 +66,7 @@ def _stall(case: Case, reason: str, missing: str, waited: float, allowed: int, f
     ranks = _suspects(case)
     step = max(steps_of(heard.report) for heard in case.heard)
     named = "; ".join(_describe(case, rank) for rank in ranks[:_NAMED])
-    blame = named or f"no rank can be singled out: all of them are {_doing_together(case)}"
+    blame = named or _nobody(case)
     sentence = f"No {missing} for {allowed} s (spec.{field}) at step {step}: {blame}."
     return Stall(reason, sentence, case.pod_of_rank(ranks[0]) if ranks else None)
 
@@ -74,11 +74,16 @@ def _stall(case: Case, reason: str, missing: str, waited: float, allowed: int, f
 def _suspects(case: Case) -> list[int]:
     """Pods that fell silent, or never spoke, while others report come first: they cannot even say that they wait."""
     quiet = [heard for heard in case.heard if _is_silent(case, heard)]
-    silent = [sign.rank for heard in quiet for sign in heard.report.ranks[:1]]
+    silent = [rank for heard in quiet for rank in _first_rank(case, heard)]
     if len(quiet) < len(case.heard) and (mute := [*silent, *_unheard(case)]):
         return mute
     signs = _signs(case)
     return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
+
+
+def _first_rank(case: Case, heard: Heard) -> list[int]:
+    """Of the pod, also before its ranks have begun; empty when it is gone."""
+    return [case.first_rank(pod) for pod in case.pods if pod.index == heard.index][:1]
 
 
 def _unheard(case: Case) -> list[int]:
@@ -100,8 +105,14 @@ def _describe(case: Case, rank: int) -> str:
     return f"{_where(case, rank)} is {sign.place}{doing} since step {sign.step}"
 
 
-def _doing_together(case: Case) -> str:
-    return " or ".join(sorted({sign.place for sign in _signs(case)}))
+def _nobody(case: Case) -> str:
+    if _signs(case):
+        together = " or ".join(sorted({sign.place for sign in _signs(case)}))
+        return f"no rank can be singled out: all of them are {together}"
+    return (
+        f"the pods run and have not met at {_where(case, 0)} so no rank has begun. What to do: see that every pod"
+        " resolves and reaches it (the log says waits_for_worker_0 where one does not)"
+    )
 
 
 def _where(case: Case, rank: int) -> str:
@@ -125,7 +136,8 @@ def _saving_seconds(case: Case) -> Iterator[float]:
 
 
 def _all_ended(heard: list[Heard]) -> bool:
-    return all(sign.place == "ended" for one in heard for sign in one.report.ranks)
+    signs = [sign for one in heard for sign in one.report.ranks]
+    return bool(signs) and all(sign.place == "ended" for sign in signs)
 
 
 def _is_silent(case: Case, heard: Heard) -> bool:

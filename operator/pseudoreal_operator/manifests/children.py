@@ -18,7 +18,7 @@ from pseudoreal_api.phase_spec import Resources
 from pseudoreal_api.resolve import delink_config, phase_config, resolve_layout
 from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
 from pseudoreal_api.spec import PseudoRealJob
-from pseudoreal_api.status import Discard, PseudoRealJobStatus
+from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.manifests import reporting
 from pseudoreal_operator.manifests.isolation import is_isolated, network_policy
@@ -88,16 +88,18 @@ def _config(job: PseudoRealJob, stage: Stage, run: Run, status: PseudoRealJobSta
     checkpoint = job.spec.checkpoint
     mounted = checkpoint.path if checkpoint.volume else WORK_DIRECTORY
     folder = work_directory(mounted, job.metadata.name, job.metadata.uid)
-    here: Json = {"attempt": run.attempt, "work_directory": folder}
-    of_phases = [_discards(phase.discards) for phase in status.phases] or [None] * len(job.spec.phases)
-    discards = of_phases[stage.index]
+    here: Json = {"attempt": run.attempt, "work_directory": folder, "discards": _discards(status) or None}
     if stage.role is Role.TRAIN:
-        return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, discards=discards, **here)
-    return delink_config(job, stage.index, from_discards=of_phases[stage.index - 1], discards=discards, **here)
+        return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, **here)
+    return delink_config(job, stage.index, **here)
 
 
-def _discards(known: Sequence[Discard] | None) -> list[DiscardConfig] | None:
-    return None if known is None else [DiscardConfig.model_validate(rule.to_dict()) for rule in known]
+def _discards(status: PseudoRealJobStatus) -> dict[str, list[DiscardConfig]]:
+    return {
+        phase.name: [DiscardConfig.model_validate(rule.to_dict()) for rule in phase.discards]
+        for phase in status.phases
+        if phase.discards
+    }
 
 
 def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """The conditions of a job: the truth for programs, and sentences for people. Pure.
 
-Accepted, Progressing, Delinked and Suspended are always there. Succeeded or Failed appears, as True, when the job has
-ended: the printer column REASON shows the reason of Failed, so a job that has not failed must not have one.
+Accepted, Progressing, Delinked and Suspended are always there, once the job could be read. Succeeded or Failed appears,
+as True, when the job has ended: the printer column REASON shows the reason of Failed, so a job that has not failed must
+not have one.
 Delinked is True once the last delink is done, and for a job of one phase at once, with the reason NotNeeded.
 """
 

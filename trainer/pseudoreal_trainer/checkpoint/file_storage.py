@@ -22,7 +22,7 @@ class FileStorage:
     path: Path
 
     def exists(self) -> bool:
-        return self.path.exists()
+        return _mode(self.path) is not None
 
     def read(self) -> bytes:
         return self.path.read_bytes()
@@ -45,7 +45,6 @@ class FileStorage:
 
     def complete(self, text: str) -> None:
         folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True)
         sync(folder)
         sync(folder.parent)
         write_atomically(self.path, text)
@@ -56,27 +55,27 @@ class FileStorage:
             folders = [self.path / folder for folder in os.listdir(self.path)]
         except FileNotFoundError:
             return []
-        return [folder / name for folder in folders if _is_file(folder / name)]
+        return [folder / name for folder in folders if stat.S_ISREG(_mode(folder / name) or 0)]
 
     def folders(self) -> Sequence[Path]:
-        return [path for path in self.path.iterdir() if path.is_dir()] if self.path.exists() else []
+        return [path for path in self.path.iterdir() if stat.S_ISDIR(_mode(path) or 0)] if self.exists() else []
 
     def make_folder(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def remove_folder(self, first: str) -> None:
         (self.path / first).unlink(missing_ok=True)
-        if self.path.exists():
+        if self.exists():
             sync(self.path)
             shutil.rmtree(self.path)
 
 
-def _is_file(path: Path) -> bool:
-    """Raises OSError where that cannot be told."""
+def _mode(path: Path) -> int | None:
+    """None when there is nothing. Raises OSError where that cannot be told."""
     try:
-        return stat.S_ISREG(path.stat().st_mode)
+        return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
-        return False
+        return None
 
 
 class FileContent:

@@ -22,6 +22,8 @@ from pseudoreal_trainer.checkpoint.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
 MANIFEST = "manifest.json"
+_CONTINUES = "continues"
+"""File with the name of the folder of the job that was continued."""
 _VERIFIED_AT_ONCE = 2
 """Files."""
 _NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
@@ -125,12 +127,17 @@ class CheckpointStore:
             remove(self.folder / name)
         return discarded + names
 
-    def sweep(self) -> None:
-        """Removes what an attempt left that was killed while it saved or removed. While nobody saves."""
-        for folder in storage_of(self.folder).folders():
-            if _NAME.fullmatch(folder.name) and not storage_of(folder / MANIFEST).exists():
-                log.info("unfinished_checkpoint_removed", checkpoint=folder.name)
-                remove(folder)
+    def unfinished(self) -> list[str]:
+        """What is not committed: an attempt was killed while it saved or removed, or somebody is writing it."""
+        folders = [folder for folder in storage_of(self.folder).folders() if _NAME.fullmatch(folder.name)]
+        return [folder.name for folder in folders if not storage_of(folder / MANIFEST).exists()]
+
+    def sweep(self, names: Sequence[str]) -> None:
+        """Removes those that are unfinished still."""
+        for name in names:
+            if not storage_of(self.folder / name / MANIFEST).exists():
+                log.info("unfinished_checkpoint_removed", checkpoint=name)
+                remove(self.folder / name)
 
     def _all(self) -> list[Manifest]:
         """Also what is discarded, in no order."""
@@ -152,8 +159,14 @@ class CheckpointStore:
             if size != expected.size:
                 raise CorruptCheckpoint(f"{path} has {size:,} bytes; the manifest says {expected.size:,}")
             found = storage_of(path).sha256()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise CorruptCheckpoint(f"{path} is not there: {error}") from error
         except OSError as error:
-            raise CorruptCheckpoint(f"{path} cannot be read: {error}") from error
+            # It may be sound: to start from an older one would throw training away.
+            raise TrainingError(
+                f"{path} cannot be read: {error}; if that stays so, move the checkpoint away to go on from the one"
+                " before"
+            ) from error
         if found != expected.sha256:
             raise CorruptCheckpoint(f"{path} has the SHA-256 {found}; the manifest says {expected.sha256}")
 
@@ -169,19 +182,39 @@ class CheckpointStore:
 
 
 def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
-    return CheckpointStore(place_of(config.storage), config.job.uid, _discards(config))
+    return CheckpointStore(place_of(config.storage), config.job.uid, config.discards or {})
 
 
-def continued_store(config: PhaseConfig) -> CheckpointStore | None:
-    """Of the job that this one continues."""
-    return None if config.continues is None else CheckpointStore(place_of(config.continues), None, _discards(config))
+def continued_stores(config: PhaseConfig) -> list[CheckpointStore]:
+    """Of the job that this one continues, of the one that that job continued, and so on. Raises TrainingError."""
+    rules = {phase: [rule for rule in rules if rule.continued] for phase, rules in (config.discards or {}).items()}
+    folders = [place_of(config.storage)]
+    folder = None if config.continues is None else place_of(config.continues)
+    while folder is not None and folder not in folders:
+        folders.append(folder)
+        folder = _continued_by(folder)
+    return [CheckpointStore(folder, None, rules) for folder in folders[1:]]
 
 
-def _discards(config: PhaseConfig | DelinkConfig) -> dict[str, list[DiscardConfig]]:
-    rules = {config.phase: config.discards}
-    if isinstance(config, DelinkConfig):
-        rules[config.from_phase] = config.from_discards
-    return {phase: rule for phase, rule in rules.items() if rule is not None}
+def remember_continued(config: PhaseConfig) -> None:
+    """For a job that continues this one. Raises TrainingError when that cannot be written."""
+    if config.continues is None:
+        return
+    path = place_of(config.storage) / _CONTINUES
+    try:
+        storage_of(path).replace(place_of(config.continues).name)
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
+
+
+def _continued_by(folder: Place) -> Place | None:
+    """It lies beside it."""
+    try:
+        return folder.parent / storage_of(folder / _CONTINUES).read().decode()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise _unknown(folder, error) from error
 
 
 def manifests_in(checkpoints: Place) -> list[Manifest]:

@@ -14,7 +14,7 @@ from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import (
     CheckpointStore,
     CorruptCheckpoint,
-    continued_store,
+    continued_stores,
     manifests_in,
     store_of,
 )
@@ -50,14 +50,14 @@ class Start:
 
 
 def find_start(config: PhaseConfig, ranks: Ranks) -> Start | None:
-    """The newest sound checkpoint of the phase, of the job itself or of the one that it continues; None for fresh
+    """The newest sound checkpoint of the phase, of the job itself or of those that it continues; None for fresh
     weights, in the first phase only.
 
     The ranks verify it together, each some of its files. Raises TrainingError when a later phase has none, and
     InvalidJobError when spec.checkpoint.continueFrom names none that fits.
     """
-    own, continued = store_of(config), continued_store(config)
-    stores = [own] if continued is None else [own, continued]
+    stores = [store_of(config), *continued_stores(config)]
+    own, continued = stores[0], stores[1:]
     found = _newest_first(own, continued, config.phase) if ranks.is_first else []
     for place in range(ranks.from_first(len(found))):
         step, which = (ranks.from_first(number) for number in (found[place] if ranks.is_first else (0, 0)))
@@ -72,9 +72,9 @@ def find_start(config: PhaseConfig, ranks: Ranks) -> Start | None:
         raise TrainingError(
             f"phase {config.phase} has no checkpoint in {own.folder}: the delink from the phase before has not run"
         )
-    if continued is not None and not any(m.phase == config.phase for m in manifests_in(continued.folder)):
+    if continued and not any(m.phase == config.phase for store in continued for m in manifests_in(store.folder)):
         raise InvalidJobError(
-            f"spec.checkpoint.continueFrom: {continued.folder} holds no checkpoint of phase {config.phase}; name the"
+            f"spec.checkpoint.continueFrom: {continued[0].folder} holds no checkpoint of phase {config.phase}; name the"
             " folder of a job with this phase, as JOB-UID8, below spec.checkpoint.path"
         )
     return None
@@ -99,15 +99,21 @@ def first_manifest(config: PhaseConfig) -> Manifest:
     )
 
 
-def _newest_first(own: CheckpointStore, continued: CheckpointStore | None, phase: str) -> list[tuple[int, int]]:
-    """(step, 0 for the job's own and 1 for the continued one's); of two with the same step its own.
+def _newest_first(own: CheckpointStore, continued: list[CheckpointStore], phase: str) -> list[tuple[int, int]]:
+    """(step, 0 for the job's own, 1 for the one's that it continues, and so on); of two with the same step its own.
 
-    Where the job's own phase began at another step than the other job's, that one's goes back to other weights.
+    Where the job's own phase began at another step than another job's, that one's goes back to other weights.
     """
-    mine = own.candidates(phase)
-    begins = {manifest.phase_begin for manifest in mine}
-    others = [] if continued is None else continued.candidates(phase)
-    found = [(m.step, 0) for m in mine] + [(m.step, 1) for m in others if not begins or m.phase_begin in begins]
+    found = [(m.step, 0) for m in own.candidates(phase)]
+    begins = {manifest.phase_begin for manifest in own.candidates(phase)}
+    for which, store in enumerate(continued, 1):
+        others = store.candidates(phase)
+        fit = [m.step for m in others if not begins or m.phase_begin in begins]
+        found += [(step, which) for step in fit]
+        if others and not fit:
+            theirs = others[0].phase_begin
+            log.warning("continued_phase_began_elsewhere", phase=phase, folder=str(store.folder), step=theirs,
+                        own_steps=sorted(begins))  # fmt: skip
     return sorted(found, key=lambda entry: (-entry[0], entry[1]))
 
 

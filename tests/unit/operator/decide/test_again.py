@@ -146,7 +146,11 @@ def test_what_an_earlier_way_back_discarded_stays_discarded() -> None:
     world.carry_out(world.plan())
     pseudo, real = world.status.phases
     assert [(rule.before_attempt, rule.from_step) for rule in pseudo.discards or ()] == [(2, 0), (3, 10)]
-    assert [(rule.before_attempt, rule.from_step) for rule in real.discards or ()] == [(3, 0)], "it covers the first"
+    found = [(rule.before_attempt, rule.from_step, rule.continued) for rule in real.discards or ()]
+    assert found == [(2, 0, True), (3, 0, False)], "the first also counts for a job that this one continues"
+    again(world, "pseudo", request="2")
+    found = [(rule.before_attempt, rule.from_step, rule.continued) for rule in world.status.phases[1].discards or ()]
+    assert found == [(4, 0, True)], "it covers both"
 
 
 def test_rolling_back_is_bounded() -> None:
@@ -194,7 +198,6 @@ def test_the_trainer_is_told_what_counts_no_more() -> None:
     again(world, "pseudo")
     settle_without_orphans(world)
     until(world, "real")
-    assert config(world, "sim-pseudo-a2")["discards"] == [{"beforeAttempt": 2, "fromStep": 0}]
-    delink = config(world, "sim-real-delink-a2")
-    assert delink["fromDiscards"] == delink["discards"] == [{"beforeAttempt": 2, "fromStep": 0}]
-    assert config(world, "sim-real-a2")["discards"] == [{"beforeAttempt": 2, "fromStep": 0}]
+    rule = {"beforeAttempt": 2, "fromStep": 0, "continued": True}
+    for stage in ("sim-pseudo-a2", "sim-real-delink-a2", "sim-real-a2"):
+        assert config(world, stage)["discards"] == {"pseudo": [rule], "real": [rule]}, "also of phases to come"

@@ -55,6 +55,19 @@ def test_a_job_that_fails_says_how_another_goes_on_from_its_checkpoints() -> Non
     assert "continueFrom" not in failed(without)[1]
 
 
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [("Retain", "Its checkpoints stay: a new job"), ("Delete", "Its checkpoints go when this job is deleted")],
+)
+def test_it_says_which_claim_has_them_and_whether_it_stays(policy: str, says: str) -> None:
+    volume = {"claim": {"storage": "1Gi", "policy": policy}}
+    world = until(World(make_job(spec__restart={"maxRestarts": 0}, spec__checkpoint__volume=volume)), "real")
+    fail_attempt(world)
+    message = failed(world)[1]
+    assert says in message
+    assert f"continueFrom: sim-{UID[:8]} and spec.checkpoint.volume.claimName: sim-checkpoints)" in message
+
+
 def test_resumes_and_disruptions_are_executions_but_no_attempts() -> None:
     world = begun()
     world.disrupt(world.alive()[0])

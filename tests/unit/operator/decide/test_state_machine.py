@@ -273,7 +273,8 @@ def _is_done_again(old: PseudoRealJobStatus, new: PseudoRealJobStatus, before: P
 
 
 def _covers(rule: Discard, other: Discard) -> bool:
-    return rule.before_attempt >= other.before_attempt and rule.from_step <= other.from_step
+    later = rule.before_attempt >= other.before_attempt and rule.from_step <= other.from_step
+    return later and (rule.continued or not other.continued)
 
 
 def _waits_for_something_named(status: PseudoRealJobStatus, again: Plan) -> bool:

@@ -157,6 +157,21 @@ def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
     assert stall(world, replace(seen, pods=waiting)) == ("", "")
 
 
+def test_pods_that_run_and_do_not_meet_have_not_started() -> None:
+    """No rank begins before all pods have met, so there is no sign of any."""
+    world = training()
+    seen = heard(world, sign(0), sign(1), stepped=None, begun=False)
+    seen = replace(seen, heard=tuple(replace(one, report=PodReport()) for one in seen.heard))
+    reason, sentence = stall(world, seen)
+    assert reason == "StartStalled"
+    assert "have not met at rank 0 on pod sim-real-a1" in sentence
+    assert "no rank has begun" in sentence
+    silent = replace(seen.heard[1], last=seen.heard[1].first)
+    assert "rank 1 on pod" in stall(world, replace(seen, heard=(seen.heard[0], silent)))[1]
+    waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
+    assert stall(world, replace(seen, pods=waiting)) == ("", "")
+
+
 def test_the_clock_of_the_start_begins_with_the_last_pod() -> None:
     world = training()
     seen = heard(world, sign(0, "starting", step=0), sign(1, "starting", step=0), stepped=None, begun=False)

@@ -14,6 +14,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 OLD, NEW = "tiny-11111111", "tiny-22222222"
+THIRD_UID = "33333333-4444"
 
 
 @pytest.fixture(autouse=True)
@@ -110,7 +111,7 @@ def test_a_job_that_is_given_up_at_once_has_what_it_took_over(
 
 
 def test_what_the_other_trained_from_another_end_of_the_phase_before_does_not_count(
-    config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any, tmp_path: Path
+    config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any, tmp_path: Path, capsys: Any
 ) -> None:
     train(config(0, OLD))
     delink(delink_of(1, OLD))
@@ -120,6 +121,7 @@ def test_what_the_other_trained_from_another_end_of_the_phase_before_does_not_co
     delink(delink_of(1, NEW))
     train(continuing(1))
     assert _steps(tmp_path / NEW, "real") == [8, 10, 12]
+    assert "continued_phase_began_elsewhere" in capsys.readouterr().out
 
 
 def test_a_last_phase_that_ended_early_may_train_on(
@@ -145,10 +147,52 @@ def test_a_phase_that_is_trained_again_forgets_what_the_other_made_of_it(
     config: Any, train: Any, continuing: Any
 ) -> None:
     train(config(0, OLD))
-    again = continuing(0, discards=[DiscardConfig(before_attempt=2, from_step=5)], attempt=2)
+    again = continuing(0, discards={"pseudo": [DiscardConfig(before_attempt=2, from_step=5)]}, attempt=2)
     made = iter(range(100))
     assert train(again, lambda: next(made) < 0).step == 6
     assert next(made) == 6, "from the start: the checkpoints of steps 5 and 6 count no more"
+
+
+def test_what_another_job_made_of_a_later_phase_outlives_a_roll_back(
+    config: Any, delink_of: Any, train: Any, continuing: Any, tmp_path: Path
+) -> None:
+    """Only the end of the phase before is made anew, and it is the same."""
+    train(config(0, OLD))
+    delink(delink_of(1, OLD))
+    train(config(1, OLD), _stop_after(5))
+    train(continuing(0))
+    rule = DiscardConfig(before_attempt=2, from_step=0, continued=False)
+    after = {"attempt": 2, "discards": {"real": [rule]}}
+    delink(delink_of(1, NEW).model_copy(update=after))
+    train(continuing(1, **after))
+    assert _steps(tmp_path / NEW, "real") == [6, 11, 12]
+
+
+def test_a_job_that_continues_a_continuing_one_finds_what_the_first_made(
+    undisturbed: Any, config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any, tmp_path: Path
+) -> None:
+    """The second was given up before it had made any step of the phase."""
+    train(config(0, OLD))
+    delink(delink_of(1, OLD))
+    train(config(1, OLD), _stop_after(5))
+    train(continuing(0))
+    delink(delink_of(1, NEW))
+    job_body["metadata"]["uid"] = THIRD_UID
+    job_body["spec"]["checkpoint"]["continueFrom"] = NEW
+    train(config(0, "tiny-33333333"))
+    delink(delink_of(1, "tiny-33333333"))
+    train(config(1, "tiny-33333333"))
+    store = CheckpointStore(tmp_path / "tiny-33333333", THIRD_UID)
+    assert [m.step for m in store.committed("real")] == [6, 11, 12]
+    found = _weights(tmp_path / "tiny-33333333", THIRD_UID)
+    assert all(np.array_equal(undisturbed[name], found[name]) for name in undisturbed)
+
+
+def test_jobs_that_continue_each_other_are_no_circle_without_end(config: Any, train: Any, continuing: Any) -> None:
+    train(config(0, OLD), _stop_after(3))
+    train(continuing(0), _stop_after(1))
+    (Path(config(0, OLD).work_directory) / "continues").write_text(NEW)
+    assert train(continuing(0)).step == 6
 
 
 def test_a_folder_without_the_phase_is_refused(train: Any, continuing: Any) -> None:

@@ -135,10 +135,10 @@ def _again(job: _Job, attempt: int) -> _Job:
     """Without anything that attempt 1 made."""
     first, between, second = job
     rule = DiscardConfig(before_attempt=2, from_step=0)
-    change = {"attempt": attempt, "discards": [rule]}
+    change = {"attempt": attempt, "discards": {"pseudo": [rule], "real": [rule]}}
     return (
         first.model_copy(update=change),
-        between.model_copy(update=change | {"from_discards": [rule]}),
+        between.model_copy(update=change),
         second.model_copy(update=change),
     )
 

@@ -38,7 +38,8 @@ def again(config: Any) -> Again:
 
     def make(from_step: int, index: int = 0) -> PhaseConfig:
         rule = DiscardConfig(before_attempt=2, from_step=from_step)
-        changed: PhaseConfig = config(index, attempt=2).model_copy(update={"discards": [rule]})
+        found: PhaseConfig = config(index, attempt=2)
+        changed: PhaseConfig = found.model_copy(update={"discards": {found.phase: [rule]}})
         return changed
 
     return make
@@ -83,6 +84,17 @@ def test_a_phase_that_was_trained_again_is_not_trained_a_third_time(config: Any,
     assert steps.made == 0
 
 
+def test_what_later_phases_made_goes_with_the_first_save(config: Any, train_job: Any, train: Any, store: Any) -> None:
+    """Else a job that continues this one would take it, should this one be given up before it trains them again."""
+    train_job("work")
+    assert store.committed("real")
+    rule = DiscardConfig(before_attempt=2, from_step=0)
+    again = config(0, attempt=2).model_copy(update={"discards": {"pseudo": [rule], "real": [rule]}})
+    made = iter(range(100))
+    train(again, lambda: next(made) >= 2)
+    assert [(m.phase, m.step, m.attempt) for m in store.committed()] == [("pseudo", 3, 2)]
+
+
 def test_a_later_phase_goes_on_from_its_start(
     config: Any, delink_of: Any, again: Again, train: Any, store: Any
 ) -> None:
@@ -105,7 +117,8 @@ def test_a_later_phase_of_which_nothing_is_left_needs_its_delink(
 
 def _delink_again(delink_of: Any, from_step: int = 0) -> DelinkConfig:
     rule = DiscardConfig(before_attempt=2, from_step=from_step)
-    changed: DelinkConfig = delink_of(1).model_copy(update={"attempt": 2, "from_discards": [rule], "discards": [rule]})
+    discards = {"pseudo": [rule], "real": [rule]}
+    changed: DelinkConfig = delink_of(1).model_copy(update={"attempt": 2, "discards": discards})
     return changed
 
 
@@ -122,7 +135,7 @@ def test_a_delink_reads_what_was_trained_again(config: Any, delink_of: Any, trai
     with pytest.raises(TrainingError, match="phase pseudo has no complete checkpoint"):
         delink(
             _delink_again(delink_of).model_copy(
-                update={"from_discards": [DiscardConfig(before_attempt=9, from_step=0)]}
+                update={"discards": {"pseudo": [DiscardConfig(before_attempt=9, from_step=0)]}}
             )
         )
 
@@ -135,7 +148,7 @@ def test_a_delinked_checkpoint_that_is_discarded_is_made_anew(
     keep = delink_of(1).model_copy(update={"attempt": 2})
     delink(keep)
     assert _manifest(store, "real-00000006").attempt == 1, "without a reason it is only verified"
-    delink(keep.model_copy(update={"discards": [DiscardConfig(before_attempt=2, from_step=6)]}))
+    delink(keep.model_copy(update={"discards": {"real": [DiscardConfig(before_attempt=2, from_step=6)]}}))
     assert _manifest(store, "real-00000006").attempt == 2
 
 

@@ -12,6 +12,7 @@ from pseudoreal_api.model_spec import Model
 from pseudoreal_api.phase_spec import Sharing
 from pseudoreal_api.resolved import DiscardConfig, JobIdentity
 from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.checkpoint.file_storage import FileStorage
 from pseudoreal_trainer.checkpoint.manifest import Link, Manifest, Random
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, remove
 from pseudoreal_trainer.errors import TrainingError
@@ -116,7 +117,7 @@ def test_a_file_that_was_cut_or_lost_is_found(store: CheckpointStore, file: str)
     lost.unlink()
     with pytest.raises(CorruptCheckpoint, match=rf"{file} has \d+ bytes; the manifest says \d+"):
         store.verify(store.committed()[1])
-    with pytest.raises(CorruptCheckpoint, match=rf"{file} cannot be read"):
+    with pytest.raises(CorruptCheckpoint, match=rf"{file} is not there"):
         store.verify(store.committed()[2])
     assert _newest_step(store) == 1
 
@@ -198,8 +199,12 @@ def test_what_was_never_finished_is_swept_away(store: CheckpointStore) -> None:
         (store.folder / name).mkdir()
         (store.folder / name / FILES[0]).write_text("half")
     (store.folder / "exported").mkdir()
-    store.sweep()
-    assert sorted(path.name for path in store.folder.iterdir()) == ["exported", "pseudo-00000001"]
+    left_over = store.unfinished()
+    (store.folder / "pseudo-00000004").mkdir()
+    _save(store, 2)
+    store.sweep(left_over)
+    here = sorted(path.name for path in store.folder.iterdir())
+    assert here == ["exported", "pseudo-00000001", "pseudo-00000002", "pseudo-00000004"]
 
 
 def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
@@ -219,6 +224,37 @@ def test_a_folder_that_cannot_be_read_is_not_an_empty_one(
         patch.setattr(Path, "read_bytes", fails)
         with pytest.raises(TrainingError, match=r"pseudo-00000001 cannot be read"):
             store.committed()
+
+
+@pytest.mark.parametrize("fails", ["size", "sha256"])
+def test_a_file_that_cannot_be_read_is_not_a_corrupt_one(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """It may be sound in a minute, and an older one would throw training away."""
+    for step in (1, 2):
+        _save(store, step)
+
+    def fail(_: object) -> NoReturn:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(FileStorage, fails, fail)
+    with pytest.raises(TrainingError, match=r"pseudo-00000002/\S+ cannot be read: .*move the checkpoint away") as error:
+        store.newest("pseudo")
+    assert not isinstance(error.value, CorruptCheckpoint)
+
+
+def test_what_cannot_be_looked_at_is_not_unfinished(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(store, 1)
+    look = Path.stat
+
+    def fail(path: Path, **named: Any) -> Any:
+        if path.name == "manifest.json":
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return look(path, **named)
+
+    monkeypatch.setattr(Path, "stat", fail)
+    with pytest.raises(OSError, match="Stale"):
+        store.unfinished()
 
 
 def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointStore) -> None:

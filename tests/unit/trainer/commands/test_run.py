@@ -203,12 +203,15 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
 def test_worker_0_holds_the_rendezvous() -> None:
     """Whatever the machine is called: in its node's network a pod has the name of the node."""
     c10d = {"PET_RDZV_BACKEND": "c10d"}
-    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true,join_timeout=604800"}
-    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false,join_timeout=604800"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true,join_timeout=86400"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false,join_timeout=86400"}
     assert rendezvous_host({"PET_NODE_RANK": "0"}) == {}
 
 
-def test_the_other_workers_wait_until_worker_0_answers() -> None:
+def test_the_other_workers_wait_until_worker_0_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pseudoreal_trainer.pod._LOG_SECONDS", 0.0)
     with socket.socket() as host:
         host.bind(("127.0.0.1", 0))
         environment = {"PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
@@ -223,6 +226,9 @@ def test_the_other_workers_wait_until_worker_0_answers() -> None:
 
         await_rendezvous(environment, look)
         assert len(asked) == 3
+    said = capsys.readouterr().out
+    assert said.count("waits_for_worker_0") == 2
+    assert "refused" in said
     await_rendezvous(environment | {"PET_NODE_RANK": "0"}, look)
     await_rendezvous(environment, lambda: True)
 
