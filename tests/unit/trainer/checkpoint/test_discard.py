@@ -95,6 +95,21 @@ def test_what_later_phases_made_goes_with_the_first_save(config: Any, train_job:
     assert [(m.phase, m.step, m.attempt) for m in store.committed()] == [("pseudo", 3, 2)]
 
 
+def test_what_is_left_over_is_removed_and_what_somebody_writes_meanwhile_is_not(
+    config: Any, train: Any, store: Any
+) -> None:
+    left_over, written = store.folder / "pseudo-00000099", store.folder / "real-00000006"
+    left_over.mkdir(parents=True)
+
+    def write() -> bool:
+        written.mkdir(exist_ok=True)
+        return False
+
+    train(config(0), write)
+    assert not left_over.exists()
+    assert written.exists()
+
+
 def test_a_later_phase_goes_on_from_its_start(
     config: Any, delink_of: Any, again: Again, train: Any, store: Any
 ) -> None:
