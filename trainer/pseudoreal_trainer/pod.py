@@ -42,9 +42,9 @@ _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
 )
 
 WORKER = "pseudoreal_trainer.worker"
-_JOIN_SECONDS = 24 * 3600
-"""How long torchrun waits for the other pods. Before that end spec.deadlines, for pods that wait for a node, and
-spec.hang.startSeconds, for pods that run and do not meet."""
+_JOIN_SECONDS = 7 * 24 * 3600
+"""How long torchrun waits for the other pods. What bounds that for pods that wait for a node is spec.deadlines, and
+spec.hang.startSeconds for pods that run and do not meet."""
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOG_SECONDS = 5.0, 1.0, 60.0
 
 log = structlog.get_logger()

@@ -1,7 +1,7 @@
 """Whether a training stage stands still, and which rank is to blame. Pure.
 
-Three clocks: from the first sign of the last pod to the first step, from step to step where nothing is saved, from the
-start of a save to its commit.
+Three clocks: from the first sign of the last pod (or its start, where there is none) to the first step, from step to
+step where nothing is saved, from the start of a save to its commit.
 They live in what was heard of the present execution, so each of them starts anew with every one. Where nothing was ever
 heard, nothing is judged: the pods may not reach the operator, and training does not need it.
 """
@@ -13,6 +13,7 @@ from datetime import datetime
 from pseudoreal_api.reports import RankSign
 from pseudoreal_api.suspects import stragglers, suspects
 
+from pseudoreal_operator import clock
 from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase
@@ -38,13 +39,18 @@ def find_stall(case: Case) -> Stall | None:
     if not begun and case.started_pods < case.workers:
         return None  # pods that wait for a node have a deadline of their own
     if not begun:
-        waited = _seconds(case, max(heard.first for heard in case.heard))
+        waited = _seconds(case, max([heard.first for heard in case.heard] + _starts(case)))
         return _stall(case, "StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
     saving = max(_saving_seconds(case), default=0.0)
     stall = _stall(case, "CheckpointStalled", "commit of the checkpoint that is being saved", saving,
                    clocks.checkpoint_seconds, "hang.checkpointSeconds")  # fmt: skip
     last = max(begun + [heard.progressed for heard in case.heard if heard.progressed])
     return stall or _stall(case, "StepStalled", "step", _seconds(case, last), clocks.step_seconds, "hang.stepSeconds")
+
+
+def _starts(case: Case) -> list[datetime]:
+    """Of the pods' containers: one that has just started has not reported yet."""
+    return [clock.from_text(pod.started) for pod in case.pods if pod.started]
 
 
 def straggler_sentence(case: Case) -> str | None:

@@ -86,6 +86,8 @@ class Pod:
     phase: PodPhase
     ready: bool = False
     node: str = ""
+    started: str | None = None
+    """When its container did, in RFC 3339."""
     termination: Termination | None = None
     disruption: str | None = None
     """Set when Kubernetes itself ended the pod: preemption, eviction, a lost node."""

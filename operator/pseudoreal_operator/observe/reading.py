@@ -53,6 +53,7 @@ def read_job(body: Json) -> ChildJob:
 def read_pod(body: Json) -> Pod:
     status = body.get("status", {})
     container = _container(status)
+    state = container.get("state", {})
     return Pod(
         name=body["metadata"]["name"],
         run=_run(body),
@@ -60,7 +61,8 @@ def read_pod(body: Json) -> Pod:
         phase=_phase(status),
         ready=_is_true(status, "Ready"),
         node=body.get("spec", {}).get("nodeName", ""),
-        termination=_termination(container.get("state", {}).get("terminated")),
+        started=(state.get("running") or state.get("terminated") or {}).get("startedAt"),
+        termination=_termination(state.get("terminated")),
         disruption=_disruption(status),
         conditions=frozenset(c["type"] for c in status.get("conditions") or [] if c["status"] == "True"),
         reason=status.get("reason", ""),

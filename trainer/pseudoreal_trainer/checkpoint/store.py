@@ -6,7 +6,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -22,11 +22,11 @@ from pseudoreal_trainer.checkpoint.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
 MANIFEST = "manifest.json"
-_CONTINUES = "continues"
-"""File with the name of the folder of the job that was continued."""
 _VERIFIED_AT_ONCE = 2
 """Files."""
 _NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
+
+Discards = Mapping[str, Sequence[DiscardConfig]]
 
 log = structlog.get_logger()
 
@@ -42,8 +42,10 @@ class CheckpointStore:
 
     work_directory: Place
     job_uid: str | None
-    discards: Mapping[str, Sequence[DiscardConfig]] = field(default_factory=dict)
+    discards: Discards = field(default_factory=dict)
     """Phase -> its checkpoints that count no more: they are as good as removed."""
+    forgotten: Discards = field(default_factory=dict)
+    """What another job had discarded, of its own attempts."""
 
     @property
     def folder(self) -> Place:
@@ -127,25 +129,24 @@ class CheckpointStore:
             remove(self.folder / name)
         return discarded + names
 
-    def unfinished(self) -> list[str]:
-        """What is not committed: an attempt was killed while it saved or removed, or somebody is writing it."""
-        folders = [folder for folder in storage_of(self.folder).folders() if _NAME.fullmatch(folder.name)]
-        return [folder.name for folder in folders if not storage_of(folder / MANIFEST).exists()]
+    def names(self) -> set[str]:
+        """Of all that look like checkpoints, committed or not."""
+        return {folder.name for folder in storage_of(self.folder).folders() if _NAME.fullmatch(folder.name)}
 
-    def sweep(self, names: Sequence[str]) -> None:
-        """Removes those that are unfinished still."""
-        for name in names:
+    def sweep(self, names: Set[str]) -> None:
+        """Removes those that are not committed: an attempt was killed, or failed, while it saved or removed them. What
+        has another name may be somebody else's, who is writing it."""
+        for name in self.names() & names:
             if not storage_of(self.folder / name / MANIFEST).exists():
                 log.info("unfinished_checkpoint_removed", checkpoint=name)
                 remove(self.folder / name)
 
     def _all(self) -> list[Manifest]:
         """Also what is discarded, in no order."""
-        return [self._own(manifest) for manifest in manifests_in(self.folder)]
+        return [self._own(m) for m in manifests_in(self.folder) if not _hits(self.forgotten, m)]
 
     def _is_discarded(self, manifest: Manifest) -> bool:
-        rules = self.discards.get(manifest.phase, ())
-        return any(manifest.attempt < rule.before_attempt and manifest.step >= rule.from_step for rule in rules)
+        return _hits(self.discards, manifest)
 
     def _remove_with_links(self, name: str) -> None:
         """Those that refer to its files go first: at no moment does a checkpoint refer to what is not there."""
@@ -181,40 +182,13 @@ class CheckpointStore:
         return manifest
 
 
+def _hits(discards: Discards, manifest: Manifest) -> bool:
+    rules = discards.get(manifest.phase, ())
+    return any(manifest.attempt < rule.before_attempt and manifest.step >= rule.from_step for rule in rules)
+
+
 def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
     return CheckpointStore(place_of(config.storage), config.job.uid, config.discards or {})
-
-
-def continued_stores(config: PhaseConfig) -> list[CheckpointStore]:
-    """Of the job that this one continues, of the one that that job continued, and so on. Raises TrainingError."""
-    rules = {phase: [rule for rule in rules if rule.continued] for phase, rules in (config.discards or {}).items()}
-    folders = [place_of(config.storage)]
-    folder = None if config.continues is None else place_of(config.continues)
-    while folder is not None and folder not in folders:
-        folders.append(folder)
-        folder = _continued_by(folder)
-    return [CheckpointStore(folder, None, rules) for folder in folders[1:]]
-
-
-def remember_continued(config: PhaseConfig) -> None:
-    """For a job that continues this one. Raises TrainingError when that cannot be written."""
-    if config.continues is None:
-        return
-    path = place_of(config.storage) / _CONTINUES
-    try:
-        storage_of(path).replace(place_of(config.continues).name)
-    except OSError as error:
-        raise TrainingError(f"{path} cannot be written: {error}") from error
-
-
-def _continued_by(folder: Place) -> Place | None:
-    """It lies beside it."""
-    try:
-        return folder.parent / storage_of(folder / _CONTINUES).read().decode()
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise _unknown(folder, error) from error
 
 
 def manifests_in(checkpoints: Place) -> list[Manifest]:
@@ -222,7 +196,7 @@ def manifests_in(checkpoints: Place) -> list[Manifest]:
     try:
         folders = [path.parent for path in storage_of(checkpoints).find(MANIFEST)]
     except OSError as error:
-        raise _unknown(checkpoints, error) from error
+        raise unknown(checkpoints, error) from error
     return [manifest for manifest in map(read_manifest, folders) if manifest is not None]
 
 
@@ -238,14 +212,14 @@ def read_manifest(folder: Place) -> Manifest | None:
     except FileNotFoundError:
         return None  # it was removed meanwhile
     except OSError as error:
-        raise _unknown(folder, error) from error
+        raise unknown(folder, error) from error
     except ValidationError as error:
         _refuse_later_version(folder, text)
         log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error).splitlines()[0])
     return None
 
 
-def _unknown(place: Place, error: OSError) -> TrainingError:
+def unknown(place: Place, error: OSError) -> TrainingError:
     return TrainingError(f"{place} cannot be read, so nobody knows which checkpoint is the newest: {error}")
 
 

@@ -11,8 +11,9 @@ from pseudoreal_api.messages import Outcome, TerminationMessage
 from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.fence import Fence
+from pseudoreal_trainer.checkpoint.lineage import remember_lineage
 from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Random, Updates
-from pseudoreal_trainer.checkpoint.store import CheckpointStore, remember_continued, store_of
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.engine.build import Blueprint
@@ -47,7 +48,7 @@ def train_phase(
     fence = Fence(store.work_directory, config.attempt)
     if ranks.is_first:
         fence.claim()
-        remember_continued(config)
+        remember_lineage(config)
     ranks.stamps.does("verifies checkpoints")
     start = find_start(config, ranks)
     own = start.checkpoint.manifest if start and start.own else None

@@ -110,8 +110,7 @@ class Saver:
         self._stamps = engine.grid.ranks.stamps
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._running: _Running | None = None
-        # Those of later would be somebody else's, who is writing them.
-        self._left_over = store.unfinished() if engine.grid.ranks.is_first else []
+        self._ours = store.names() if engine.grid.ranks.is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
         """Begins to save the state of the step that was made last; the result has the one before, if that was still
@@ -198,13 +197,13 @@ class Saver:
 
     def _commit(self, manifest: Manifest) -> None:
         self._fence.check()
+        self._ours.add(manifest.name)
         (self._store.restate if self._is_start(manifest) else self._store.commit)(manifest)
         try:
             # Not even if unsound ones of later steps seem newer.
             verified = [manifest.name, *([] if self._start is None else [self._start.name])]
             self._store.prune(self._policy.keep_last, self._policy.keep_every, verified)
-            self._store.sweep(self._left_over)
-            self._left_over = []
+            self._store.sweep(self._ours)
         except (OSError, TrainingError) as error:
             # Training goes on: what is needed was written.
             log.warning("old_checkpoints_stay", error=str(error))

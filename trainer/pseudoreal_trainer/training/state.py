@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from pseudoreal_api.resolved import PhaseConfig
 from torch import Tensor
 
+from pseudoreal_trainer.checkpoint.lineage import continued_stores
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import (
     CheckpointStore,
     CorruptCheckpoint,
-    continued_stores,
     manifests_in,
     store_of,
 )

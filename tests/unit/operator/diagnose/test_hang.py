@@ -5,7 +5,9 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.reports import PodReport, RankSign
+from pseudoreal_operator import clock
 from pseudoreal_operator.decide.plan import plan
 from pseudoreal_operator.diagnose.hang import find_stall
 from pseudoreal_operator.observe.case import Case
@@ -155,6 +157,18 @@ def test_a_pod_that_never_spoke_is_named_once_all_of_them_run() -> None:
     assert "node node-1, was never heard" in stall(world, seen)[1]
     waiting = tuple(replace(pod, phase=PodPhase.PENDING) if pod.index else pod for pod in seen.pods)
     assert stall(world, replace(seen, pods=waiting)) == ("", "")
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(1, ""), (299, ""), (301, "StartStalled")])
+def test_a_pod_that_came_late_has_its_time(seconds: int, reason: str) -> None:
+    """The first waited for it all the while, and it has had no time to report."""
+    world = training()
+    started = {"startedAt": clock.to_text(world.now - timedelta(seconds=seconds))}
+    late = next(pod for pod in world.alive() if pod["spec"]["nodeName"] == "node-1")
+    late["status"]["containerStatuses"] = [{"name": CONTAINER, "state": {"running": started}}]
+    seen = heard(world, sign(0), stepped=None, begun=False)
+    seen = replace(seen, heard=(replace(seen.heard[0], report=PodReport()),))
+    assert stall(world, seen)[0] == reason
 
 
 def test_pods_that_run_and_do_not_meet_have_not_started() -> None:

@@ -1,5 +1,6 @@
 """A job that goes on from another's checkpoints: it ends with the same weights as if nothing had ended too early."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,10 +189,50 @@ def test_a_job_that_continues_a_continuing_one_finds_what_the_first_made(
     assert all(np.array_equal(undisturbed[name], found[name]) for name in undisturbed)
 
 
-def test_jobs_that_continue_each_other_are_no_circle_without_end(config: Any, train: Any, continuing: Any) -> None:
+def test_what_the_second_job_trained_again_stays_discarded_for_the_third(
+    config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any, tmp_path: Path
+) -> None:
+    train(config(0, OLD))
+    delink(delink_of(1, OLD))
+    train(config(1, OLD), _stop_after(5))
+    train(continuing(0))
+    delink(delink_of(1, NEW))
+    rule = DiscardConfig(before_attempt=2, from_step=7)
+    train(continuing(1, attempt=2, discards={"real": [rule]}), _stop_after(2))
+    assert _steps(tmp_path / NEW, "real") == [6, 8]
+    job_body["metadata"]["uid"] = THIRD_UID
+    job_body["spec"]["checkpoint"]["continueFrom"] = NEW
+    train(config(0, "tiny-33333333"))
+    delink(delink_of(1, "tiny-33333333"))
+    train(config(1, "tiny-33333333"), _stop_after(2))
+    store = CheckpointStore(tmp_path / "tiny-33333333", THIRD_UID)
+    assert [m.step for m in store.committed("real")] == [6, 8, 10], "not from step 11 of the first"
+
+
+def test_what_a_job_discarded_of_its_own_does_not_count_for_the_next(
+    config: Any, train: Any, continuing: Any, tmp_path: Path
+) -> None:
+    """It was given up before its first save removed it."""
+    train(config(0, OLD))
+    rule = DiscardConfig(before_attempt=2, from_step=5)
+
+    def fails() -> bool:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        train(config(0, OLD, attempt=2).model_copy(update={"discards": {"pseudo": [rule]}}), fails)
+    assert (tmp_path / OLD / "checkpoints" / "pseudo-00000006").exists()
+    made = iter(range(100))
+    train(continuing(0), lambda: next(made) < 0)
+    assert next(made) == 6, "from the start"
+
+
+def test_jobs_that_continue_each_other_are_no_circle_without_end(
+    config: Any, train: Any, continuing: Any, tmp_path: Path
+) -> None:
     train(config(0, OLD), _stop_after(3))
     train(continuing(0), _stop_after(1))
-    (Path(config(0, OLD).work_directory) / "continues").write_text(NEW)
+    (tmp_path / OLD / "lineage.json").write_text(json.dumps({"continues": NEW}))
     assert train(continuing(0)).step == 6
 
 

@@ -199,10 +199,11 @@ def test_what_was_never_finished_is_swept_away(store: CheckpointStore) -> None:
         (store.folder / name).mkdir()
         (store.folder / name / FILES[0]).write_text("half")
     (store.folder / "exported").mkdir()
-    left_over = store.unfinished()
+    ours = store.names()
+    assert ours == {"pseudo-00000001", "pseudo-00000002", "real-00000003"}
     (store.folder / "pseudo-00000004").mkdir()
     _save(store, 2)
-    store.sweep(left_over)
+    store.sweep(ours)
     here = sorted(path.name for path in store.folder.iterdir())
     assert here == ["exported", "pseudo-00000001", "pseudo-00000002", "pseudo-00000004"]
 
@@ -245,6 +246,7 @@ def test_a_file_that_cannot_be_read_is_not_a_corrupt_one(
 
 def test_what_cannot_be_looked_at_is_not_unfinished(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
     _save(store, 1)
+    ours = store.names()
     look = Path.stat
 
     def fail(path: Path, **named: Any) -> Any:
@@ -254,7 +256,7 @@ def test_what_cannot_be_looked_at_is_not_unfinished(store: CheckpointStore, monk
 
     monkeypatch.setattr(Path, "stat", fail)
     with pytest.raises(OSError, match="Stale"):
-        store.unfinished()
+        store.sweep(ours)
 
 
 def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointStore) -> None:

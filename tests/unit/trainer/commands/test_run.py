@@ -203,8 +203,8 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
 def test_worker_0_holds_the_rendezvous() -> None:
     """Whatever the machine is called: in its node's network a pod has the name of the node."""
     c10d = {"PET_RDZV_BACKEND": "c10d"}
-    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true,join_timeout=86400"}
-    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false,join_timeout=86400"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true,join_timeout=604800"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false,join_timeout=604800"}
     assert rendezvous_host({"PET_NODE_RANK": "0"}) == {}
 
 

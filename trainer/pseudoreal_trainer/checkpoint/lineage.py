@@ -1,0 +1,65 @@
+"""The jobs that a job continues: the one that it names, the one that that job named, and so on.
+
+`<work directory>/lineage.json` says of a job what nobody knows any more when it is deleted.
+"""
+
+from collections import defaultdict
+
+from pseudoreal_api.base import ApiModel
+from pseudoreal_api.resolved import DiscardConfig, PhaseConfig
+from pydantic import Field, ValidationError
+
+from pseudoreal_trainer.checkpoint.place import Place, place_of
+from pseudoreal_trainer.checkpoint.storage import storage_of
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, unknown
+from pseudoreal_trainer.errors import TrainingError
+
+LINEAGE = "lineage.json"
+
+
+class Lineage(ApiModel):
+    """What a job that continues this one must know of it."""
+
+    continues: str | None = Field(None, description="Name of the folder, beside its own, of the job that it continues.")
+    discards: dict[str, list[DiscardConfig]] = Field({}, description="Phase -> which of its checkpoints count no more.")
+
+
+def remember_lineage(config: PhaseConfig) -> None:
+    """Raises TrainingError when it cannot be written."""
+    continues = None if config.continues is None else place_of(config.continues).name
+    path = place_of(config.storage) / LINEAGE
+    try:
+        storage_of(path).replace(Lineage(continues=continues, discards=config.discards or {}).to_json())
+    except OSError as error:
+        raise TrainingError(f"{path} cannot be written: {error}") from error
+
+
+def continued_stores(config: PhaseConfig) -> list[CheckpointStore]:
+    """The nearest first. What a job discarded of those that it continues stays discarded. Raises TrainingError."""
+    found: list[CheckpointStore] = []
+    seen = {place_of(config.storage)}
+    rules: dict[str, list[DiscardConfig]] = defaultdict(list)
+    folder, discards = (None if config.continues is None else place_of(config.continues)), config.discards or {}
+    while folder is not None and folder not in seen:
+        seen.add(folder)
+        for phase, of_phase in discards.items():
+            rules[phase] += [rule for rule in of_phase if rule.continued]
+        lineage = _lineage(folder)
+        found.append(
+            CheckpointStore(folder, None, {phase: [*known] for phase, known in rules.items()}, lineage.discards)
+        )
+        folder = None if lineage.continues is None else folder.parent / lineage.continues
+        discards = lineage.discards
+    return found
+
+
+def _lineage(folder: Place) -> Lineage:
+    path = folder / LINEAGE
+    try:
+        return Lineage.model_validate_json(storage_of(path).read())
+    except (FileNotFoundError, NotADirectoryError):
+        return Lineage()
+    except ValidationError as error:
+        raise TrainingError(f"{path} makes no sense: {error}; restore it, or remove it to do without") from error
+    except OSError as error:
+        raise unknown(folder, error) from error
