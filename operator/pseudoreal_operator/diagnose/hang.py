@@ -49,8 +49,9 @@ def find_stall(case: Case) -> Stall | None:
 
 
 def _starts(case: Case) -> list[datetime]:
-    """Of the pods' containers: one that has just started has not reported yet."""
-    return [clock.from_text(pod.started) for pod in case.pods if pod.started]
+    """Of pods that have not reported yet: one has perhaps only just started."""
+    heard = {heard.index for heard in case.heard}
+    return [clock.from_text(pod.started) for pod in case.pods if pod.started and pod.index not in heard]
 
 
 def straggler_sentence(case: Case) -> str | None:

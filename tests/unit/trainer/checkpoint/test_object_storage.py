@@ -123,6 +123,7 @@ def test_what_is_resumed_from_objects_is_what_was_never_stopped(
     assert sorted(remote.found()) == [
         f"{FOLDER}/attempt",
         *(f"{FOLDER}/checkpoints/{name}/{file}" for name in names for file in FILES),
+        f"{FOLDER}/lineage.json",
     ]
     lines = (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
@@ -184,7 +185,9 @@ def _damage(bucket: Bucket, how: str, key: str) -> None:
 
 
 @pytest.mark.parametrize("file", FILES[1:])
-@pytest.mark.parametrize(("how", "says"), [("flipped", "has the SHA-256"), ("cut", "bytes; the"), ("lost", "be read")])
+@pytest.mark.parametrize(
+    ("how", "says"), [("flipped", "has the SHA-256"), ("cut", "bytes; the"), ("lost", "is not there")]
+)
 def test_a_corrupt_object_is_named_and_the_checkpoint_before_is_taken(
     how: str, says: str, file: str, remote: Bucket, config: Any, train: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -309,7 +312,7 @@ def test_retention_removes_the_objects_of_what_it_does_not_keep(
     train(config(1))
     kept = {"pseudo-00000006": FILES, "real-00000006": FILES[:1], "real-00000010": FILES, "real-00000012": FILES}
     assert sorted(remote.found()) == sorted(
-        [f"{FOLDER}/attempt"]
+        [f"{FOLDER}/attempt", f"{FOLDER}/lineage.json"]
         + [f"{FOLDER}/checkpoints/{name}/{file}" for name, files in kept.items() for file in files]
     )
 
