@@ -1,19 +1,18 @@
 """A job on the cluster, as a test sees it: its status, pods, events, and what it wrote on its volume."""
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import pytest
 from pseudoreal_api.names import LABEL_JOB, LABEL_ROLE, work_directory
 from pseudoreal_api.status import Condition, PseudoRealJobStatus
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.follow import read_status
 
+from tests import patience
 from tests.e2e import machine
 from tests.jobs import good_job
 
@@ -22,6 +21,8 @@ Json = dict[str, Any]
 NAMESPACE = "default"
 CLAIM = "faults"
 IN_NAMESPACE = f"--namespace={NAMESPACE}"
+PATIENCE_SECONDS = 900.0
+"""A job takes one or two minutes on a quiet machine."""
 
 
 @dataclass(frozen=True)
@@ -96,23 +97,23 @@ class Job:
         manifest = json.loads((self.folder / "checkpoints" / str(last) / "manifest.json").read_text())
         return {name: file["sha256"] for name, file in manifest["files"].items()}
 
-    def wait(self, what: str, condition: Callable[[PseudoRealJobStatus], bool], seconds: float) -> PseudoRealJobStatus:
+    def wait(self, what: str, condition: Callable[[PseudoRealJobStatus], bool]) -> PseudoRealJobStatus:
         def reached() -> PseudoRealJobStatus | None:
             status = self.status()
             return status if condition(status) else None
 
-        return wait_for(what, reached, seconds, self.status)
+        return wait_for(what, reached, self.status)
 
-    def wait_for_steps(self, phase: str, steps: int, seconds: float = 180) -> list[Json]:
+    def wait_for_steps(self, phase: str, steps: int) -> list[Json]:
         """The pods that train `phase`, once it has made so many steps."""
 
         def reached() -> list[Json] | None:
             return self.running() if self.steps() >= steps and self.status().phase == phase else None
 
-        return wait_for(f"{steps} steps of {self.name}", reached, seconds, self.status)
+        return wait_for(f"{steps} steps of {self.name}", reached, self.status)
 
-    def wait_for_end(self, seconds: float = 240) -> PseudoRealJobStatus:
-        return self.wait("the end", lambda status: status.phase in ("Succeeded", "Failed"), seconds)
+    def wait_for_end(self) -> PseudoRealJobStatus:
+        return self.wait("the end", lambda status: status.phase in ("Succeeded", "Failed"))
 
 
 @contextmanager
@@ -124,14 +125,9 @@ def applied(kubernetes: Kubernetes, name: str, claim: str = CLAIM, **changes: An
         kubernetes.apply(good_job(name, **changes))
         yield job
     finally:
-        kubernetes.run("delete", "prj", name, IN_NAMESPACE, "--ignore-not-found", "--timeout=60s")
+        kubernetes.run("delete", "prj", name, IN_NAMESPACE, "--ignore-not-found", "--timeout=10m")
 
 
-def wait_for(what: str, probe: Callable[[], T | None], seconds: float, explain: Callable[[], object] = str) -> T:
-    """Polls until `probe` gives something true; fails with what `explain` says."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if found := probe():
-            return found
-        time.sleep(0.5)
-    pytest.fail(f"{what} did not happen within {seconds:.0f} s: {explain()}")
+def wait_for(what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str) -> T:
+    """Polls less often: most of what is asked here costs a process."""
+    return patience.wait_for(what, probe, explain, PATIENCE_SECONDS, pause=0.5)

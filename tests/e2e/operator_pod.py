@@ -24,7 +24,7 @@ def ready_operator(kubernetes: Kubernetes) -> dict[str, Any]:
     def found() -> dict[str, Any] | None:
         return next(filter(_is_ready, kubernetes.items("pods", *_PODS)), None)
 
-    return wait_for("a ready operator", found, 120)
+    return wait_for("a ready operator", found)
 
 
 def starts(pod: dict[str, Any]) -> int:

@@ -13,6 +13,8 @@ from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.processes import Process, is_running
 
 POLL_SECONDS = 0.1
+PATIENCE_SECONDS = 300.0
+"""For a slow machine. A process that ends is seen at once."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +49,14 @@ class Server:
         return body if response.status == 200 else None
 
 
-def wait_until(condition: Callable[[], bool], what: str, seconds: float, needed: list[Process]) -> None:
+def wait_until(condition: Callable[[], bool], what: str, needed: list[Process]) -> None:
     """Waits for a condition. Raises DevError, with a log's end, when a needed process ends or the time is up."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         for process in needed:
             if not is_running(process):
                 raise DevError(f"{process.name} ended before {what}.\n{shell.tail(Path(process.log))}")
         if time.monotonic() > deadline:
             logs = "\n".join(shell.tail(Path(process.log)) for process in needed)
-            raise DevError(f"{what} did not happen within {seconds:.0f} s.\n{logs}")
+            raise DevError(f"{what} did not happen within {PATIENCE_SECONDS:.0f} s.\n{logs}")
         time.sleep(POLL_SECONDS)

@@ -9,7 +9,6 @@ from pseudoreal_dev.cluster.network import Host
 from pseudoreal_dev.machine import processes, shell
 from pseudoreal_dev.machine.processes import Process
 
-START_SECONDS = 30.0
 CNI_PROGRAMS = "/usr/lib/cni"
 
 
@@ -94,7 +93,7 @@ class Containerd:
         command = [*self.host.inside, "containerd", "--config", str(self.run / "config.toml")]
         log = self.run.parent / "logs" / f"{self.run.name}.log"
         process = processes.launch("containerd", command, records=self._records, log=log)
-        wait_until(self.answers, "containerd answers", START_SECONDS, [process])
+        wait_until(self.answers, "containerd answers", [process])
         return process
 
     @property

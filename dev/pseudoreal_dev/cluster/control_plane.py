@@ -16,7 +16,6 @@ from pseudoreal_dev.machine import processes
 from pseudoreal_dev.machine.processes import Process
 
 FIRST_SERVICE = "10.96.0.1"
-START_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -71,7 +70,7 @@ class ControlPlane:
             self._launch("kube-scheduler", binaries, self._scheduler())
         # Without its service account the default namespace refuses pods.
         account = "/api/v1/namespaces/default/serviceaccounts/default"
-        wait_until(lambda: self.server.finds(account), "the default service account is there", START_SECONDS, [manager])
+        wait_until(lambda: self.server.finds(account), "the default service account is there", [manager])
 
     def stop(self) -> None:
         """Ends the processes that were started here; what they stored is of no use to a later start."""
@@ -80,7 +79,7 @@ class ControlPlane:
     def start_api_server(self, binaries: Binaries) -> None:
         """Starts the API server on what etcd holds, and waits for it. Raises DevError if it does not answer."""
         self._launch("kube-apiserver", binaries, self._api_server())
-        wait_until(lambda: self.server.finds("/readyz"), "the API server is ready", START_SECONDS, self.processes)
+        wait_until(lambda: self.server.finds("/readyz"), "the API server is ready", self.processes)
 
     def kill_api_server(self) -> None:
         """Ends the API server alone, in the middle of whatever it does."""

@@ -12,7 +12,6 @@ from pseudoreal_dev.cluster.network import FIRST
 from pseudoreal_dev.machine import processes, shell
 from pseudoreal_dev.machine.processes import Process
 
-START_SECONDS = 60.0
 SERVICE = Path(__file__).with_name("dns.yaml")
 
 
@@ -30,7 +29,7 @@ class Dns:
         command = [*FIRST.inside, str(binaries.path("coredns")), "-conf", str(self._configuration())]
         log = self.directory.parent / "logs" / "coredns.log"
         process = processes.launch("coredns", command, records=self._records, log=log)
-        wait_until(self.answers, "CoreDNS is ready", START_SECONDS, [process])
+        wait_until(self.answers, "CoreDNS is ready", [process])
 
     def stop(self) -> None:
         processes.stop(self.processes, self._records)

@@ -13,8 +13,6 @@ from pseudoreal_dev.cluster.network import Host
 from pseudoreal_dev.machine import processes
 from pseudoreal_dev.machine.processes import Process
 
-START_SECONDS = 60.0
-
 
 class Node:
     """A node whose files lie in `directory`; its pods live in `cgroup`."""
@@ -35,7 +33,7 @@ class Node:
         cgroups.create(self._cgroup)
         kubelet = self._launch("kubelet", binaries, self._kubelet())
         proxy = self._launch("kube-proxy", binaries, self._kube_proxy())
-        wait_until(self.is_ready, "the node is ready", START_SECONDS, [kubelet, proxy])
+        wait_until(self.is_ready, "the node is ready", [kubelet, proxy])
 
     def stop(self) -> None:
         """Ends the node's programs; its pods run on."""

@@ -21,7 +21,7 @@ def install(kubernetes: Kubernetes, operator_image: str, trainer_image: str, cha
         namespace = [f"--namespace={NAMESPACE}", "--create-namespace"]
         try:
             kubernetes.run_helm(
-                "upgrade", "--install", RELEASE, str(chart), *namespace, "--wait", "--timeout=3m", *values
+                "upgrade", "--install", RELEASE, str(chart), *namespace, "--wait", "--timeout=10m", *values
             )
         except shell.CommandFailed as error:
             raise DevError(f"{error}\n{_operator_state(kubernetes)}") from error

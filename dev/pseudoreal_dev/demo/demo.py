@@ -11,7 +11,7 @@ from pseudoreal_dev.machine import paths
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import Cost, progress, totals
 
-FOLLOW_SECONDS = 900.0
+FOLLOW_SECONDS = 3600.0
 
 
 def run() -> None:

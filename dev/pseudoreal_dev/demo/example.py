@@ -19,14 +19,14 @@ NAMESPACE = "default"
 def apply(kubernetes: Kubernetes, *, on_host_volume: bool) -> None:
     """Applies the example afresh: what an earlier run left of it is deleted first."""
     with progress.step(f"removing what an earlier {JOB} left"):
-        kubernetes.run("delete", "-f", str(FILE), f"--namespace={NAMESPACE}", "--ignore-not-found", "--timeout=120s")
+        kubernetes.run("delete", "-f", str(FILE), f"--namespace={NAMESPACE}", "--ignore-not-found", "--timeout=10m")
         kubernetes.run(
             "wait",
             "--for=delete",
             "pods",
             f"--selector={LABEL_JOB}={JOB}",
             f"--namespace={NAMESPACE}",
-            "--timeout=120s",
+            "--timeout=10m",
         )
     with progress.step(f"kubectl apply -f {FILE.relative_to(paths.REPOSITORY)}"):
         if on_host_volume:

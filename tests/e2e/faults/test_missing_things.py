@@ -35,7 +35,7 @@ def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
 ) -> None:
     restart = {"backoffSeconds": 1, "maxRestarts": 100}
     job = start("cramped", claim=CLAIM, spec__restart=restart)
-    job.wait("a lack of room", lambda status: status.restarts > 0, 240)
+    job.wait("a lack of room", lambda status: status.restarts > 0)
     told = next(event["message"] for event in job.events() if event["reason"] == "AttemptFailed")
     assert "No space left on device" in told
     assert "checkpoint.keepLast" in told
@@ -50,9 +50,7 @@ def test_a_missing_image_is_said_and_the_job_starts_once_it_is_there(
 ) -> None:
     image = "localhost/pseudoreal-missing:1"
     job = start("unpulled", spec__pod={"image": image, "terminationGracePeriodSeconds": 20})
-    job.wait(
-        "a missing image", lambda _: job.condition("Progressing").reason in ("ErrImagePull", "ImagePullBackOff"), 60
-    )
+    job.wait("a missing image", lambda _: job.condition("Progressing").reason in ("ErrImagePull", "ImagePullBackOff"))
     told = job.condition("Progressing").message
     assert image in told
     assert "correct spec.pod.image in a new job" in told

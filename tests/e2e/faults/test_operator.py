@@ -25,7 +25,7 @@ def test_an_operator_killed_in_each_stage_disturbs_nothing(
     before = ready_operator(kubernetes)
     job.wait_for_steps("pseudo", 20)
     _kill(kubernetes)
-    wait_for("the delink", lambda: job.running("delink"), 120, job.status)
+    wait_for("the delink", lambda: job.running("delink"), job.status)
     _kill(kubernetes)
     job.wait_for_steps("real", REAL + 20)
     _kill(kubernetes)
@@ -48,7 +48,7 @@ def previous(tmp_path: Path) -> Release:
 def test_an_upgrade_from_the_release_before_disturbs_nothing(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes, previous: Release
 ) -> None:
-    kubernetes.run_helm("uninstall", chart.RELEASE, f"--namespace={chart.NAMESPACE}", "--wait", "--timeout=2m")
+    kubernetes.run_helm("uninstall", chart.RELEASE, f"--namespace={chart.NAMESPACE}", "--wait", "--timeout=10m")
     previous.install(kubernetes)
     try:
         job = start("upgraded", spec__pod={})  # whose fields are newer
@@ -70,10 +70,10 @@ def test_uninstalling_leaves_pods_that_train_and_jobs_that_can_be_deleted(
 ) -> None:
     job, idle = start("left-behind"), start("left-idle", spec__suspend=True)
     job.wait_for_steps("pseudo", 20)
-    kubernetes.run_helm("uninstall", chart.RELEASE, f"--namespace={chart.NAMESPACE}", "--wait", "--timeout=2m")
+    kubernetes.run_helm("uninstall", chart.RELEASE, f"--namespace={chart.NAMESPACE}", "--wait", "--timeout=10m")
     try:
-        kubernetes.run("delete", "prj", idle.name, IN_NAMESPACE, "--timeout=20s")
-        wait_for("the end of the phase", lambda: job.steps() == REAL and not job.alive(), 120, job.pods)
+        kubernetes.run("delete", "prj", idle.name, IN_NAMESPACE, "--timeout=60s")
+        wait_for("the end of the phase", lambda: job.steps() == REAL and not job.alive(), job.pods)
     finally:
         install(kubernetes)
     undisturbed.check(job)
@@ -83,4 +83,4 @@ def _kill(kubernetes: Kubernetes) -> None:
     """Kills the operator, and waits until Kubernetes has started it again."""
     pod = ready_operator(kubernetes)
     machine.tell(pod, signal.SIGKILL, PROGRAM)
-    wait_for("the operator's end", lambda: starts(ready_operator(kubernetes)) > starts(pod), 90)
+    wait_for("the operator's end", lambda: starts(ready_operator(kubernetes)) > starts(pod))

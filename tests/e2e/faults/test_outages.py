@@ -28,8 +28,8 @@ def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
     control.kill_api_server()
     try:
         at_end = folder / "checkpoints" / f"pseudo-{REAL:08d}" / "manifest.json"
-        wait_for("the end of the phase", at_end.exists, OUTAGE_SECONDS)
-        wait_for("a minute", lambda: time.monotonic() > end, OUTAGE_SECONDS + 5)
+        wait_for("the end of the phase", at_end.exists)
+        wait_for("a minute", lambda: time.monotonic() > end)
     finally:
         control.start_api_server(binaries.build())
     undisturbed.check(job)
@@ -44,7 +44,7 @@ def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job
     trained = job.steps()
     cluster.containerd().pause()
     try:
-        wait_for("training without the runtime", lambda: job.steps() > trained + 20, 60)
+        wait_for("training without the runtime", lambda: job.steps() > trained + 20)
     finally:
         cluster.containerd().resume()
     undisturbed.check(job)
@@ -99,7 +99,7 @@ def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
     pods = job.wait_for_steps("real", REAL + 20)
     (lost,) = [pod for pod in pods if pod["spec"]["nodeName"] == network.SECOND.node]
     network.cut_second()
-    job.wait("a wait for the lost pod", lambda _: job.condition("Progressing").reason == "AwaitingCleanup", 150)
+    job.wait("a wait for the lost pod", lambda _: job.condition("Progressing").reason == "AwaitingCleanup")
     told, name = job.condition("Progressing").message, lost["metadata"]["name"]
     assert f"pod {name} of an earlier execution" in told
     assert network.SECOND.node in told

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.e2e
 
 def test_a_missing_corpus_fails_the_job_once_with_a_remedy(start: Callable[..., Job]) -> None:
     job = start("nowhere", spec__data__path="corpus/none")
-    status = job.wait_for_end(120)
+    status = job.wait_for_end()
     failed = job.condition("Failed")
     assert failed.reason == "InvalidJob"
     assert "data.path" in failed.message
@@ -22,7 +22,7 @@ def test_a_missing_corpus_fails_the_job_once_with_a_remedy(start: Callable[..., 
 
 def test_more_ranks_than_layers_fails_without_a_pod(start: Callable[..., Job]) -> None:
     job = start("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": 0})
-    job.wait_for_end(30)
+    job.wait_for_end()
     assert "9 ranks, more than spec.model.layers 8" in job.condition("Failed").message
     assert job.pods() == []
 
@@ -30,6 +30,6 @@ def test_more_ranks_than_layers_fails_without_a_pod(start: Callable[..., Job]) -
 def test_deleting_a_job_deletes_its_children(start: Callable[..., Job], kubernetes: Kubernetes) -> None:
     job = start("short-lived")
     job.wait_for_steps("pseudo", 1)
-    kubernetes.run("delete", "prj", job.name, IN_NAMESPACE, "--timeout=30s")
+    kubernetes.run("delete", "prj", job.name, IN_NAMESPACE, "--timeout=60s")
     selector = (IN_NAMESPACE, f"--selector=pseudoreal.dev/job-name={job.name}")
-    wait_for("the children's end", lambda: not kubernetes.items("jobs,pods,services,configmaps", *selector), 150)
+    wait_for("the children's end", lambda: not kubernetes.items("jobs,pods,services,configmaps", *selector))

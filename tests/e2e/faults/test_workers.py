@@ -56,11 +56,11 @@ def test_suspending_in_the_middle_of_a_save_loses_no_step(start: Callable[..., J
     (first, _) = job.wait_for_steps("real", REAL + 20)
     saving = _stop_in_a_save(job, first)
     job.suspend(True)
-    wait_for("the rank's SIGTERM", lambda: machine.has_pending(first, signal.SIGTERM, RANK), 30)
+    wait_for("the rank's SIGTERM", lambda: machine.has_pending(first, signal.SIGTERM, RANK))
     assert not (saving / "manifest.json").exists()
     machine.tell(first, signal.SIGCONT, RANK)
-    wait_for("the pods' end", lambda: not job.alive(), 60, job.pods)
-    status = job.wait("Suspended", lambda status: status.phase == "Suspended", 30)
+    wait_for("the pods' end", lambda: not job.alive(), job.pods)
+    status = job.wait("Suspended", lambda status: status.phase == "Suspended")
     assert (status.restarts, status.attempt) == (0, 1)
     newest = job.checkpoints("real")[-1]
     assert int(newest.name.removeprefix("real-")) == job.steps()
@@ -80,10 +80,10 @@ def test_a_drained_node_costs_no_restart_and_no_step(
     pods = job.wait_for_steps("real", REAL + 20)
     node = pods[0]["spec"]["nodeName"]
     try:
-        options = ("--delete-emptydir-data", "--timeout=90s", f"--pod-selector=pseudoreal.dev/job-name={job.name}")
+        options = ("--delete-emptydir-data", "--timeout=10m", f"--pod-selector=pseudoreal.dev/job-name={job.name}")
         kubernetes.run("drain", node, *options)
         trained = job.steps()
-        job.wait("pods that wait for a node", lambda _: job.condition("Progressing").reason == "Unschedulable", 90)
+        job.wait("pods that wait for a node", lambda _: job.condition("Progressing").reason == "Unschedulable")
         assert int(job.checkpoints("real")[-1].name.removeprefix("real-")) == trained
     finally:
         kubernetes.run("uncordon", node)
@@ -124,4 +124,4 @@ def _stop_in_a_save(job: Job, pod: dict[str, object]) -> Path:
         machine.tell(pod, signal.SIGCONT, RANK)
         return None
 
-    return wait_for("a save", stopped, 60)
+    return wait_for("a save", stopped)

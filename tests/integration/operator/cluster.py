@@ -1,12 +1,10 @@
 """The API server as a test sees it: as the user who applies jobs, and as the kubelet that runs pods."""
 
 import json
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-import pytest
 from kubernetes import client
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
@@ -15,24 +13,9 @@ from pseudoreal_api.reports import REPORT_AUDIENCE
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from tests.jobs import good_job
+from tests.patience import wait_for
 
 Json = dict[str, Any]
-T = TypeVar("T")
-
-POLL_SECONDS = 0.1
-PATIENCE_SECONDS = 30.0
-
-
-def wait_for(
-    what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str, patience: float = PATIENCE_SECONDS
-) -> T:
-    """Polls until `probe` gives something true; fails with what `explain` says."""
-    deadline = time.monotonic() + patience
-    while time.monotonic() < deadline:
-        if found := probe():
-            return found
-        time.sleep(POLL_SECONDS)
-    pytest.fail(f"{what} did not happen within {patience:.0f} s: {explain()}")
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.machine import paths
 
 from tests.integration.operator import chart
-from tests.integration.operator.cluster import Cluster, wait_for
+from tests.integration.operator.cluster import Cluster
+from tests.patience import wait_for
 
 USER = "pseudoreal-operator"
 CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME

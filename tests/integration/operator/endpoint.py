@@ -10,7 +10,8 @@ from pseudoreal_api.messages import ProgressReport
 from pseudoreal_api.names import REPORT_CA_FILE
 from pseudoreal_api.reports import REPORT_URL, Place, PodReport, RankSign, ReportAnswer, SavedCheckpoint
 
-from tests.integration.operator.cluster import Cluster, wait_for
+from tests.integration.operator.cluster import Cluster
+from tests.patience import wait_for
 
 Json = dict[str, Any]
 

@@ -14,8 +14,9 @@ from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.machine import paths
 
-from tests.integration.operator.cluster import Cluster, Job, complete_stage, wait_for
+from tests.integration.operator.cluster import Cluster, Job, complete_stage
 from tests.integration.operator.endpoint import Reporter, progress, sign
+from tests.patience import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.integration.operator.cluster import Cluster, complete_stage, wait_for
+from tests.integration.operator.cluster import Cluster, complete_stage
+from tests.patience import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
 

@@ -9,8 +9,9 @@ import pytest
 from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-from tests.integration.operator.cluster import Cluster, Job, wait_for
+from tests.integration.operator.cluster import Cluster, Job
 from tests.integration.operator.conftest import Operator
+from tests.patience import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -146,4 +147,4 @@ def _wait_for_no_children(job: Job) -> None:
         return not any(job.children(path) for path in CHILD_PATHS)
 
     # The garbage collector looks for new kinds, such as that of the owner, every 30 s.
-    wait_for("the end of the children", gone, lambda: [job.children(path) for path in CHILD_PATHS], patience=60)
+    wait_for("the end of the children", gone, lambda: [job.children(path) for path in CHILD_PATHS])

@@ -8,8 +8,9 @@ import pytest
 from kubernetes import client
 
 from tests.integration.operator.chart import RELEASE
-from tests.integration.operator.cluster import Cluster, wait_for
+from tests.integration.operator.cluster import Cluster
 from tests.integration.operator.conftest import Operator
+from tests.patience import wait_for
 
 pytestmark = pytest.mark.integration
 

@@ -12,9 +12,10 @@ from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
 from pseudoreal_api.reports import ReportAnswer, SavedCheckpoint
 from pseudoreal_trainer.tell.endpoint import Endpoint, Refused
 
-from tests.integration.operator.cluster import Cluster, Job, wait_for
+from tests.integration.operator.cluster import Cluster, Job
 from tests.integration.operator.conftest import USER, Operator
 from tests.integration.operator.endpoint import Reporter, at
+from tests.patience import wait_for
 
 pytestmark = pytest.mark.integration
 

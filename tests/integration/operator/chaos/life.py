@@ -15,13 +15,14 @@ from kubernetes import client
 from pseudoreal_api.names import LABEL_PHASE, LABEL_ROLE
 
 from tests.integration.operator.chaos.proxy import Proxy
-from tests.integration.operator.cluster import CHECKPOINTS, RESULTS, Cluster, Job, wait_for
+from tests.integration.operator.cluster import CHECKPOINTS, RESULTS, Cluster, Job
 from tests.integration.operator.conftest import Operator
+from tests.patience import PATIENCE_SECONDS, wait_for
 
 Json = dict[str, Any]
 
 JOB = "life"
-PATIENCE_SECONDS = 240.0
+LIFE_SECONDS = 3 * PATIENCE_SECONDS
 ILL_SECONDS = 45.0
 """Three failures of the probe, 15 s apart, as in the chart."""
 CHILD_PATHS = (
@@ -79,7 +80,7 @@ class Life:
             self._run_pods()
             return bool(condition())
 
-        wait_for(what, probe, self.explain, PATIENCE_SECONDS)
+        wait_for(what, probe, self.explain, LIFE_SECONDS)
 
     def explain(self) -> str:
         requests = [f"{exchange.status} {exchange}" for exchange in self.proxy.exchanges[-20:]]
