@@ -185,11 +185,11 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_operator(
     cluster: Cluster, operator_kubeconfig: Path, tls: Path, tmp_path: Path
 ) -> Iterator[Callable[[str], Operator]]:
-    """Operators by the names of their pods, not started yet."""
+    """Operators by the names of their pods, not started yet. One without a name takes no Lease."""
     made: list[Operator] = []
 
     def make(pod: str) -> Operator:
-        made.append(Operator(operator_kubeconfig, cluster.namespace, tmp_path / f"{pod}.log", tls, pod))
+        made.append(Operator(operator_kubeconfig, cluster.namespace, tmp_path / f"operator-{pod}.log", tls, pod))
         return made[-1]
 
     yield make
@@ -199,7 +199,8 @@ def make_operator(
 
 @pytest.fixture
 def stopped_operator(make_operator: Callable[[str], Operator]) -> Operator:
-    return make_operator("operator-1")
+    # Without a Lease: on a machine that stands still for ten seconds it would end itself.
+    return make_operator("")
 
 
 @pytest.fixture

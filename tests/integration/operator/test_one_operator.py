@@ -10,7 +10,7 @@ from kubernetes import client
 from tests.integration.operator.chart import RELEASE
 from tests.integration.operator.cluster import Cluster
 from tests.integration.operator.conftest import Operator
-from tests.patience import wait_for
+from tests.patience import PATIENCE_SECONDS, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -41,10 +41,9 @@ def test_one_works_and_the_other_takes_over(cluster: Cluster, make_operator: Mak
     cluster.create("early").pods("early-pseudo-a1")
     assert not works(second)
 
-    begun = time.monotonic()
     assert first.stop() == 0
+    assert holder(cluster) != "first", "it gives the lease back"
     wait_for("the second", lambda: holder(cluster) == "second")
-    assert time.monotonic() - begun < 10
     cluster.create("late").pods("late-pseudo-a1")
     assert [line["name"] for line in second.lines("applied") if line["kind"] == "Job"] == ["late-pseudo-a1"]
 
@@ -52,7 +51,7 @@ def test_one_works_and_the_other_takes_over(cluster: Cluster, make_operator: Mak
     begun = time.monotonic()
     second.kill()
     wait_for("the third", lambda: holder(cluster) == "third")
-    assert 10 < time.monotonic() - begun < 25
+    assert time.monotonic() - begun > 10, "it may still live"
     cluster.create("last").pods("last-pseudo-a1")
     assert third.lines("applied")
 
@@ -65,15 +64,16 @@ def test_an_operator_that_waits_ends_when_it_is_asked_to(cluster: Cluster, make_
     assert holder(cluster) == "somebody"
 
 
-def test_an_operator_that_loses_the_lease_ends(cluster: Cluster, operator: Operator) -> None:
+def test_an_operator_that_loses_the_lease_ends(cluster: Cluster, make_operator: MakeOperator) -> None:
+    operator = make_operator("victim")
+    operator.start()
     cluster.create("dropped").pods("dropped-pseudo-a1")
     operator.expected = "lease_lost"
     _hold(cluster, "thief")
-    begun = time.monotonic()
     assert operator.process
-    assert operator.process.wait(15) == 1
-    assert time.monotonic() - begun < 10
-    assert len(operator.lines("lease_lost")) == 1
+    assert operator.process.wait(PATIENCE_SECONDS) == 1
+    (said,) = operator.lines("lease_lost")
+    assert said["error"] == "another operator took the lease", "it does not wait until its own has run out"
     assert holder(cluster) == "thief"
 
 

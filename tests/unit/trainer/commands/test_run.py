@@ -23,7 +23,7 @@ from pseudoreal_trainer.pod import await_rendezvous, rendezvous_host
 from tests.ports import free_port
 
 STEPS = 150
-DEADLINE = 120.0
+DEADLINE = 600.0
 
 
 def _run(folder: Path, *arguments: str) -> subprocess.Popen[str]:

@@ -73,7 +73,7 @@ def _train(config: PhaseConfig, folder: Path, limit: int = resource.RLIM_INFINIT
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=900,
         check=False,
     )
 

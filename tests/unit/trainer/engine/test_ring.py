@@ -27,7 +27,7 @@ def test_what_is_put_in_comes_out(size: int, shares: list[float]) -> None:
 
     thread = threading.Thread(target=fill)
     thread.start()
-    held = [full.get(timeout=10)]
+    held = [full.get(timeout=60)]
     for number, count in enumerate(sizes):
         # The next one is there before this one is given back, whenever both fit.
         if number + 1 < len(sizes):
@@ -40,8 +40,8 @@ def test_what_is_put_in_comes_out(size: int, shares: list[float]) -> None:
         held.pop(0)
         ring.give_back()
         if not held and number + 1 < len(sizes):
-            held.append(full.get(timeout=10))
-    thread.join(10)
+            held.append(full.get(timeout=60))
+    thread.join(60)
 
 
 def test_it_waits_while_there_is_no_room() -> None:
@@ -53,7 +53,7 @@ def test_it_waits_while_there_is_no_room() -> None:
     thread.start()
     assert not taken.wait(0.05)
     ring.give_back()
-    assert taken.wait(10)
+    assert taken.wait(60)
     thread.join()
 
 

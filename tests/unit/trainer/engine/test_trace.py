@@ -39,7 +39,7 @@ def traces(job_body: dict[str, Any], tmp_path: Path) -> Path:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=200,
+        timeout=900,
         check=False,
     )
     assert ended.returncode == 0, ended.stdout

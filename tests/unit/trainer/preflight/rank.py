@@ -13,8 +13,9 @@ from pseudoreal_trainer.preflight.check import Limits
 
 from tests.unit.trainer.forked import CONTEXT
 
-# A silent rank costs all of product, meetings and answer.
-LIMITS = Limits(start=30, product=4, meeting=2, answer=3)
+PATIENT = Limits(start=300, product=120, meeting=120, answer=120)
+QUICK = Limits(start=60, product=8, meeting=4, answer=6)
+"""For a silent rank, which costs all of product, meetings and answer."""
 
 _multiply = measure.multiply
 
@@ -43,21 +44,23 @@ def killed(*_: Any) -> Any:
 DEFECTS = {"none": _multiply, "slow": slow, "wrong": wrong, "silent": silent, "killed": killed}
 
 
-def start(environment: dict[str, str], defect: str, config: Path, verdict: Path, log: Path) -> ForkServerProcess:
-    process = CONTEXT.Process(target=_run, args=(environment, defect, [str(config), str(verdict)], log))
+def start(
+    environment: dict[str, str], defect: str, limits: Limits, config: Path, verdict: Path, log: Path
+) -> ForkServerProcess:
+    process = CONTEXT.Process(target=_run, args=(environment, defect, limits, [str(config), str(verdict)], log))
     process.start()
     return process
 
 
-def _run(environment: dict[str, str], defect: str, arguments: list[str], log: Path) -> None:
+def _run(environment: dict[str, str], defect: str, limits: Limits, arguments: list[str], log: Path) -> None:
     os.environ.update(environment)
     sys.argv = ["", *arguments]
     with log.open("w") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
     measure.multiply = DEFECTS[defect]
-    main(LIMITS)
+    main(limits)
 
 
 if __name__ == "__main__":
     measure.multiply = DEFECTS[sys.argv.pop(1)]
-    main(LIMITS)
+    main(PATIENT)

@@ -77,7 +77,7 @@ class Server:
                 self.newest[token] = report
             self.changed.notify_all()
 
-    def wait_for(self, condition: Callable[[], object], seconds: float = 300.0) -> None:
+    def wait_for(self, condition: Callable[[], object], seconds: float = 900.0) -> None:
         deadline = time.monotonic() + seconds
         with self.changed:
             while not condition():

@@ -11,7 +11,7 @@ from tests.unit.trainer.tell.world import World, world
 MANNERS = ["500", "hangs", "429", "garbage", "no http", "down"]
 STEPS = 5
 """That are made at least while the endpoint has each of its manners."""
-DEADLINE = 120
+DEADLINE = 600
 
 
 def _losses(work: Path) -> list[float]:

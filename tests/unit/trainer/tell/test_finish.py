@@ -22,7 +22,7 @@ from pseudoreal_trainer.training.phase import train_phase
 
 from tests.ports import free_port
 
-DEADLINE = 120.0
+DEADLINE = 600.0
 UID = "11111111-2222"
 
 

@@ -202,7 +202,7 @@ def test_a_rank_that_the_system_ends_is_out_of_memory(config: Any, tmp_path: Pat
         preexec_fn=group.enter,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         check=False,
     )
     assert ended.returncode == 71, ended.stderr

@@ -218,10 +218,11 @@ def test_an_endpoint_that_is_gone_and_comes_back(
 def test_a_report_that_hangs_does_not_keep_the_pod_from_ending(server: Server, folder: PodFolder) -> None:
     server.manner = "hangs"
     program = (
-        "import sys; from pathlib import Path; from pseudoreal_trainer.tell.endpoint import Endpoint;"
+        "import sys; from pathlib import Path; from pseudoreal_trainer.tell import endpoint;"
         "from pseudoreal_trainer.tell.pod_folder import PodFolder;"
         "from pseudoreal_trainer.tell.reporting import reporting\n"
-        "with reporting(PodFolder(Path(sys.argv[1])), Endpoint(sys.argv[2], Path(sys.argv[3]), Path(sys.argv[4]))):\n"
+        "endpoint._SECONDS = 600.0\n"
+        "with reporting(PodFolder(Path(sys.argv[1])), endpoint.Endpoint(sys.argv[2], *map(Path, sys.argv[3:]))):\n"
         "    sys.stdin.read()\n"
         "sys.exit(75)"
     )
@@ -229,7 +230,7 @@ def test_a_report_that_hangs_does_not_keep_the_pod_from_ending(server: Server, f
     arguments = [str(folder.path), endpoint.url, str(endpoint.token), str(endpoint.authority)]
     process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE)
     server.wait_for(lambda: server.seen["hangs"])
-    process.communicate(b"", timeout=2)
+    process.communicate(b"", timeout=120)
     assert process.returncode == 75
 
 

@@ -18,7 +18,7 @@ from pseudoreal_trainer.tell.stamp_file import Stamp, read_stamp
 from pseudoreal_trainer.tell.stamps import FileStamps
 from pseudoreal_trainer.training.phase import train_phase
 
-DEADLINE = 30.0
+DEADLINE = 180.0
 _WRITER = """
 import itertools, pathlib, sys
 from pseudoreal_trainer.tell.stamp_file import StampFile

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ports import free_port
 
-SECONDS = 120
+SECONDS = 600
 """gloo gives up after half an hour."""
 
 

@@ -29,7 +29,7 @@ def _train_on(ranks: int, config: PhaseConfig, folder: Path) -> None:
         )
         for rank in range(ranks)
     ]
-    assert [process.wait(timeout=120) for process in processes] == [0] * ranks
+    assert [process.wait(timeout=600) for process in processes] == [0] * ranks
 
 
 def _newest(config: PhaseConfig) -> Reader:
