@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from pseudoreal_dev.cluster import cluster
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.machine import paths, shell
+
+from tests.e2e import diagnosis
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # In a session of its own, so that what it started can be ended with it.
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     session.config.stash[PREPARATION] = Preparation(process, log, was_up)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Function) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    running = item.funcargs.get("kubernetes")
+    if report.failed and isinstance(running, Kubernetes):
+        report.sections.append(("the cluster", diagnosis.state(running)))
+    return report
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

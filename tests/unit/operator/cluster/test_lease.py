@@ -19,7 +19,7 @@ def test_a_free_lease_is_taken_at_once() -> None:
         assert operator.works
         assert server.lease
         spec = server.lease["spec"]
-        assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("first", 15)
+        assert (spec["holderIdentity"], spec["leaseDurationSeconds"]) == ("first", 60)
         assert spec["renewTime"].endswith("Z")
         await operator.stop()
 
@@ -83,9 +83,9 @@ def test_a_holder_that_crashes_is_waited_for() -> None:
         async with two(Server()) as (first, second):
             await first.crash()
             crashed = now()
-            await asyncio.sleep(20)
+            await asyncio.sleep(80)
             assert second.began
-            assert 12 <= second.began - crashed <= 19
+            assert 57 <= second.began - crashed <= 64
 
     virtual_time.run(main())
 
@@ -110,12 +110,12 @@ def test_a_holder_that_is_cut_off_ends_before_the_next_begins() -> None:
         async with two(Server()) as (first, second):
             first.cut_off()
             begun = now()
-            await asyncio.sleep(30)
+            await asyncio.sleep(80)
             assert first.ended
             assert second.began
-            assert first.ended - begun <= 10
-            assert first.ended + 3 <= second.began
-            with pytest.raises(LeaseLost, match="could not be renewed for 10 s"):
+            assert first.ended - begun <= 40
+            assert first.ended + 15 <= second.began
+            with pytest.raises(LeaseLost, match="could not be renewed for 40 s"):
                 await first.task
 
     virtual_time.run(main())
@@ -125,7 +125,7 @@ def test_a_holder_survives_a_short_outage() -> None:
     async def main() -> None:
         async with two(Server()) as (first, second):
             first.cut_off()
-            await asyncio.sleep(7)
+            await asyncio.sleep(35)
             first.client.delay = lambda: 0.0
             await asyncio.sleep(60)
             assert first.works
@@ -153,9 +153,9 @@ def test_a_late_answer_does_not_lengthen_the_lease() -> None:
             # The renewal arrives at once, and its answer late; after that nothing arrives.
             first.client.delay = lambda: next(delays, None)
             begun = now()
-            await asyncio.sleep(20)
+            await asyncio.sleep(60)
             assert first.ended
-            assert 10 <= first.ended - begun <= 12
+            assert 40 <= first.ended - begun <= 42
 
     virtual_time.run(main())
 
