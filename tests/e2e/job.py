@@ -130,4 +130,4 @@ def applied(kubernetes: Kubernetes, name: str, claim: str = CLAIM, **changes: An
 
 def wait_for(what: str, probe: Callable[[], T | None], explain: Callable[[], object] = str) -> T:
     """Polls less often: most of what is asked here costs a process."""
-    return patience.wait_for(what, probe, explain, PATIENCE_SECONDS, pause=0.5)
+    return patience.wait_for(what, probe, explain, PATIENCE_SECONDS, pause=1.0)

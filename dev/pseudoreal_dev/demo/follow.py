@@ -12,7 +12,7 @@ from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
 
-POLL_SECONDS = 1.0
+POLL_SECONDS = 2.0
 PLAIN_LINE_SECONDS = 5.0
 TERMINAL = ("Succeeded", "Failed")
 
