@@ -17,6 +17,7 @@ from tests.e2e.releases import PREVIOUS, Release, previous_release
 pytestmark = pytest.mark.e2e
 
 
+@pytest.mark.long
 def test_an_operator_killed_in_each_stage_disturbs_nothing(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:

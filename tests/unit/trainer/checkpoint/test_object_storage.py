@@ -184,9 +184,9 @@ def _damage(bucket: Bucket, how: str, key: str) -> None:
         bucket.write(key, content[:-1] if how == "cut" else content[:-1] + bytes([content[-1] ^ 1]))
 
 
-@pytest.mark.parametrize("file", FILES[1:])
 @pytest.mark.parametrize(
-    ("how", "says"), [("flipped", "has the SHA-256"), ("cut", "bytes; the"), ("lost", "is not there")]
+    ("how", "says", "file"),
+    [("flipped", "has the SHA-256", FILES[1]), ("cut", "bytes; the", FILES[2]), ("lost", "is not there", FILES[2])],
 )
 def test_a_corrupt_object_is_named_and_the_checkpoint_before_is_taken(
     how: str, says: str, file: str, remote: Bucket, config: Any, train: Any, capsys: pytest.CaptureFixture[str]
