@@ -25,23 +25,14 @@ _FAILURES = (ApiException, ClientError, OSError)
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds. Between `renew` and `duration` an operator that lost the lease has time to end.
-
-    Four times what client-go has: jobs train on without an operator, while one that ends whenever the API server is
-    slow for ten seconds is soon kept from starting by CrashLoopBackOff. Who ends in order hands over at once.
-    """
-
-    duration: float = 60.0
-    """After that long without a renewal somebody else may take the lease."""
-    renew: float = 40.0
-    """After that long without a renewal of its own an operator ends itself."""
-    request: float = 5.0
-    retry: float = 2.0
-
-
-TIMES = Times()
+# Four times what client-go has: jobs train on without an operator, while one that ends whenever the API server is slow
+# for ten seconds is soon kept from starting by CrashLoopBackOff. Who ends in order hands over at once.
+DURATION_SECONDS = 60.0
+"""After that long without a renewal somebody else may take the lease."""
+_RENEW_SECONDS = 40.0
+"""After that long without a renewal of its own an operator ends itself, and has the rest of the duration to do so."""
+_REQUEST_SECONDS = 5.0
+_RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -58,13 +49,13 @@ class LeaseLost(Exception):
 
 
 @asynccontextmanager
-async def keep_lease(api: Api, lease: Lease, times: Times = TIMES) -> AsyncIterator[None]:
+async def keep_lease(api: Api, lease: Lease) -> AsyncIterator[None]:
     """Waits until the lease is free, and holds it. Raises LeaseLost, having cancelled what runs inside."""
-    asked = await _acquire(api, lease, times)
+    asked = await _acquire(api, lease)
     log.info("lease_acquired", holder=lease.holder)
     owner = asyncio.current_task()
     assert owner is not None, "this runs in a task"
-    renewal = asyncio.create_task(_renew(api, lease, times, asked), name="lease")
+    renewal = asyncio.create_task(_renew(api, lease, asked), name="lease")
     renewal.add_done_callback(lambda task: task.cancelled() or owner.cancel())
     try:
         yield
@@ -75,18 +66,18 @@ async def keep_lease(api: Api, lease: Lease, times: Times = TIMES) -> AsyncItera
     finally:
         renewal.cancel()
         await asyncio.wait([renewal])
-        await _release(api, lease, times)
+        await _release(api, lease)
     if not renewal.cancelled():
         renewal.result()
 
 
-async def _acquire(api: Api, lease: Lease, times: Times) -> float:
+async def _acquire(api: Api, lease: Lease) -> float:
     """When the request that acquired it was sent."""
     seen: _Seen | None = None
     while True:
         asked, before = _now(), seen
         try:
-            seen = await _try(api, lease, times, seen)
+            seen = await _try(api, lease, seen)
         except _FAILURES as error:
             log.warning("lease_unreachable", error=str(error))
         else:
@@ -94,25 +85,25 @@ async def _acquire(api: Api, lease: Lease, times: Times) -> float:
                 return asked
             if before is None or before.holder != seen.holder:
                 log.info("lease_awaited", held_by=seen.holder)
-        await asyncio.sleep(times.retry)
+        await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _renew(api: Api, lease: Lease, times: Times, asked: float) -> None:
+async def _renew(api: Api, lease: Lease, asked: float) -> None:
     """Raises LeaseLost. What counts is when a renewal was sent: others count from when they see it, which is later."""
     try:
         while True:
-            async with asyncio.timeout_at(asked + times.renew):
-                asked = await _renew_once(api, lease, times)
+            async with asyncio.timeout_at(asked + _RENEW_SECONDS):
+                asked = await _renew_once(api, lease)
     except TimeoutError:
-        raise LeaseLost(f"the lease could not be renewed for {times.renew:.0f} s") from None
+        raise LeaseLost(f"the lease could not be renewed for {_RENEW_SECONDS:.0f} s") from None
 
 
-async def _renew_once(api: Api, lease: Lease, times: Times) -> float:
+async def _renew_once(api: Api, lease: Lease) -> float:
     while True:
-        await asyncio.sleep(times.retry)
+        await asyncio.sleep(_RETRY_SECONDS)
         asked = _now()
         try:
-            other = await _try(api, lease, times, None)
+            other = await _try(api, lease, None)
         except _FAILURES as error:
             log.warning("lease_not_renewed", error=str(error))
         else:
@@ -121,39 +112,39 @@ async def _renew_once(api: Api, lease: Lease, times: Times) -> float:
             raise LeaseLost("another operator took the lease")
 
 
-async def _release(api: Api, lease: Lease, times: Times) -> None:
+async def _release(api: Api, lease: Lease) -> None:
     with suppress(*_FAILURES):
-        await _try(api, replace(lease, holder=""), times, None, held_by=lease.holder)
+        await _try(api, replace(lease, holder=""), None, held_by=lease.holder)
 
 
-async def _try(api: Api, lease: Lease, times: Times, seen: _Seen | None, held_by: str | None = None) -> _Seen | None:
+async def _try(api: Api, lease: Lease, seen: _Seen | None, held_by: str | None = None) -> _Seen | None:
     """Writes the lease if it is ours, free or run out; None when that is done, else what was seen of it."""
-    async with asyncio.timeout(times.request):
+    async with asyncio.timeout(_REQUEST_SECONDS):
         found = await api.find("Lease", lease.namespace, lease.name)
         if found is None:
-            await api.create(_manifest(lease, times))
+            await api.create(_manifest(lease))
             return None
         version, holder = found["metadata"]["resourceVersion"], found.get("spec", {}).get("holderIdentity") or ""
         if holder not in ("", held_by or lease.holder):
             if seen is None or seen.version != version:
                 return _Seen(version, _now(), holder)
-            if _now() - seen.moment < times.duration:
+            if _now() - seen.moment < DURATION_SECONDS:
                 return seen
         # With the version, so that of two who try one fails.
-        patch = _manifest(lease, times)
+        patch = _manifest(lease)
         patch["metadata"]["resourceVersion"] = version
         await api.merge("Lease", lease.namespace, lease.name, patch)
         return None
 
 
-def _manifest(lease: Lease, times: Times) -> Json:
+def _manifest(lease: Lease) -> Json:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {"name": lease.name, "namespace": lease.namespace},
         "spec": {
             "holderIdentity": lease.holder,
-            "leaseDurationSeconds": math.ceil(times.duration),
+            "leaseDurationSeconds": math.ceil(DURATION_SECONDS),
             "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
         },
     }

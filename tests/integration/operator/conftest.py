@@ -199,7 +199,7 @@ def make_operator(
 
 @pytest.fixture
 def stopped_operator(make_operator: Callable[[str], Operator]) -> Operator:
-    # Without a Lease: on a machine that stands still for ten seconds it would end itself.
+    # Without a Lease, which it would lose on a machine that stands still for too long.
     return make_operator("")
 
 

@@ -12,7 +12,7 @@ import pytest
 from kubernetes import client
 from pseudoreal_api.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.cluster.control_plane import ControlPlane
-from pseudoreal_operator.cluster.lease import TIMES
+from pseudoreal_operator.cluster.lease import DURATION_SECONDS
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.integration.operator import chart
@@ -84,7 +84,7 @@ def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
 def test_an_operator_may_wait_for_the_lease_of_a_pod_that_is_lost() -> None:
     """Until it has the Lease it does not answer."""
     probe = container(render())["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] > 2 * TIMES.duration
+    assert probe["periodSeconds"] * probe["failureThreshold"] > 2 * DURATION_SECONDS
 
 
 def test_no_mount_lies_in_another_that_is_read_only() -> None:

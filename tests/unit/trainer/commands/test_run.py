@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli import main
 from pseudoreal_trainer.pod import await_rendezvous, rendezvous_host
 
+from tests.patience import wait_for
 from tests.ports import free_port
 
 STEPS = 150
@@ -35,11 +35,11 @@ def _run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 
 
 def _wait_for_lines(metrics: Path, count: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not metrics.exists() or metrics.read_text().count("\n") < count:
+    def there() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < deadline, "no progress"
-        time.sleep(0.01)
+        return metrics.exists() and metrics.read_text().count("\n") >= count
+
+    wait_for(f"{count} lines", there, patience=DEADLINE, pause=0.01)
 
 
 def _newest(work: Path, phase: str) -> Reader:

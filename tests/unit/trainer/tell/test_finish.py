@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -20,6 +19,7 @@ from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.tell.pod_folder import PodFolder
 from pseudoreal_trainer.training.phase import train_phase
 
+from tests.patience import wait_for
 from tests.ports import free_port
 
 DEADLINE = 600.0
@@ -87,11 +87,13 @@ def test_one_rank_that_has_heard_it_is_enough(job_body: Any, config: Any, tmp_pa
     port = str(free_port())
     pods = [PodFolder(tmp_path / f"pod-{rank}") for rank in range(2)]
     processes = [_worker(file, folder, rank, port) for rank, folder in enumerate(pods)]
-    metrics, deadline = Path(phase.work_directory) / "metrics.jsonl", time.monotonic() + DEADLINE
-    while not metrics.exists() or metrics.read_text().count("\n") < 3:
-        assert time.monotonic() < deadline
+    metrics = Path(phase.work_directory) / "metrics.jsonl"
+
+    def trains() -> bool:
         assert all(process.poll() is None for process in processes)
-        time.sleep(0.01)
+        return metrics.exists() and metrics.read_text().count("\n") >= 3
+
+    wait_for("three steps", trains)
     pods[1].ask_to_finish()
     assert [process.wait(timeout=DEADLINE) for process in processes] == [0, 0]
     messages = [json.loads((folder.path / "0.json").read_text())["message"] for folder in pods]

@@ -230,7 +230,7 @@ def test_a_report_that_hangs_does_not_keep_the_pod_from_ending(server: Server, f
     arguments = [str(folder.path), endpoint.url, str(endpoint.token), str(endpoint.authority)]
     process = subprocess.Popen([sys.executable, "-c", program, *arguments], stdin=subprocess.PIPE)
     server.wait_for(lambda: server.seen["hangs"])
-    process.communicate(b"", timeout=120)
+    process.communicate(b"", timeout=30)
     assert process.returncode == 75
 
 

@@ -4,8 +4,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,8 @@ from pseudoreal_trainer.tell.stamp_file import Stamp, read_stamp
 from pseudoreal_trainer.tell.stamps import FileStamps
 from pseudoreal_trainer.training.phase import train_phase
 
-DEADLINE = 180.0
+from tests.patience import wait_for
+
 _WRITER = """
 import itertools, pathlib, sys
 from pseudoreal_trainer.tell.stamp_file import StampFile
@@ -54,13 +53,6 @@ def _read(path: Path) -> Stamp:
     found = read_stamp(path)
     assert found is not None
     return found
-
-
-def _await(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_a_rank_that_has_begun_is_starting(stamps: FileStamps, path: Path, clock: Clock) -> None:
@@ -111,14 +103,14 @@ def test_a_rank_that_waits_for_its_own_thread_computes_while_that_works(
     found: list[Stamp] = []
 
     def work() -> None:
-        _await(lambda: _read(path).doing == "updates")
+        wait_for("updates", lambda: _read(path).doing == "updates", pause=0.001)
         found.append(_read(path))
         clock.now += 3
         with stamps.updates.wait("reduces unit 1"):
-            _await(lambda: _read(path).doing == "reduces unit 1")
+            wait_for("a reduction", lambda: _read(path).doing == "reduces unit 1", pause=0.001)
             found.append(_read(path))
             clock.now += 20
-        _await(lambda: _read(path).doing == "updates")
+        wait_for("updates", lambda: _read(path).doing == "updates", pause=0.001)
         clock.now += 4
         future.set_result(8)
 
@@ -172,7 +164,7 @@ def test_a_record_that_is_cut_off_gives_way_to_the_one_before(stamps: FileStamps
 def test_who_reads_while_it_is_written_never_reads_two_records_as_one(path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)])
     try:
-        _await(lambda: path.exists() and read_stamp(path) is not None)
+        wait_for("a record", lambda: path.exists() and read_stamp(path) is not None)
         found = [stamp for stamp in (read_stamp(path) for _ in range(20_000)) if stamp is not None]
         assert writer.poll() is None
     finally:
@@ -192,7 +184,11 @@ def test_a_rank_whose_import_hangs_is_starting(config: Any, tmp_path: Path) -> N
     command = [sys.executable, "-m", "pseudoreal_trainer.worker", str(tmp_path / "config.json")]
     worker, stamps = subprocess.Popen(command, env=environment), tmp_path / "0.stamps"
     try:
-        _await(lambda: stamps.exists() and read_stamp(stamps) is not None and _read(stamps).doing == "imports torch")
+        wait_for(
+            "the import of torch",
+            lambda: stamps.exists() and read_stamp(stamps) is not None and _read(stamps).doing == "imports torch",
+            pause=0.001,
+        )
         found = _read(stamps)
         assert (found.place, found.rank, found.pid) == ("starting", 5, worker.pid)
     finally:
