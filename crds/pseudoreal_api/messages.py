@@ -1,7 +1,7 @@
 """What the trainer says to the operator: the termination message (the truth) and the progress report (live)."""
 
 from enum import IntEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -9,6 +9,9 @@ from pseudoreal_api.base import ApiModel
 
 TERMINATION_MESSAGE_BYTES = 4096
 """Kubernetes keeps no more of a container's termination message."""
+
+MOST_COUNT = 2**63 - 1
+"""The largest integer that the API server stores."""
 
 PROGRESS_EVENT = "progress"
 """Value of `event` in the log lines that are progress reports."""
@@ -36,6 +39,9 @@ EXIT_CODES: dict[Outcome, ExitCode] = {
 }
 
 
+_Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+
+
 class TerminationMessage(ApiModel):
     """Written by a trainer or delink pod when it ends; at most 4096 bytes of JSON."""
 
@@ -45,14 +51,17 @@ class TerminationMessage(ApiModel):
     outcome: Outcome = Field(description="How the pod ended.")
     phase: str = Field(description="The phase that it trained, or delinked for.")
     attempt: int = Field(description="The attempt that it belonged to.")
-    step: int = Field(0, description="Steps done, from the job's start.")
-    tokens: int = Field(0, description="Tokens trained, from the job's start.")
+    step: _Count = Field(0, description="Steps done, from the job's start.")
+    tokens: _Count = Field(0, description="Tokens trained, from the job's start.")
     loss: float | None = Field(None, description="Training loss of the last step, nats per token.")
     start_validation_loss: float | None = Field(None, description="Validation loss before the phase's first step.")
     validation_loss: float | None = Field(None, description="Validation loss at the end.")
-    checkpoint: str | None = Field(None, description="The newest committed checkpoint.")
+    checkpoint: str | None = Field(None, max_length=253, description="The newest committed checkpoint.")
     digest: str | None = Field(None, description="SHA-256 of that checkpoint's manifest.")
     suspect: int | None = Field(None, description="The rank at fault, where it is not one of this pod's own.")
+    peer_lost: bool = Field(
+        False, description="The pod ended as its connection to another one broke: the fault began there."
+    )
     message: str = Field("", max_length=2000, description="For people: what went wrong and what to change.")
 
     @property

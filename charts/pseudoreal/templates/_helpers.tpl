@@ -94,7 +94,8 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
   verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [pods]
-  verbs: [get, list]
+  # delete: those that cannot save any more, before their grace period is over.
+  verbs: [get, list, delete]
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]

@@ -10,6 +10,8 @@ from urllib.parse import quote
 from kubernetes.aio.client import ApiClient, ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 
+from pseudoreal_operator.foreign import clean
+
 Json = dict[str, Any]
 # Inside the class, `list` is a method.
 _Objects = list[Json]
@@ -19,6 +21,8 @@ FIELD_MANAGER = "pseudoreal-operator"
 REQUEST_SECONDS = 20.0
 LOG_SECONDS = 5.0
 """A kubelet that does not answer must not hold up a pass."""
+LOG_BYTES = 2**20
+"""A line of a log may be of any length."""
 
 _COLLECTIONS = {
     "ConfigMap": ("api/v1", "configmaps"),
@@ -81,9 +85,15 @@ class Api:
             if _status_of(error).get("reason") != "AlreadyExists":
                 raise
 
-    async def delete(self, kind: str, namespace: str, name: str, uid: str = "") -> None:
-        """In the background, with what the object owns; no error when it, or the one of that uid, is gone."""
-        options = {"preconditions": {"uid": uid}} if uid else None
+    async def delete(
+        self, kind: str, namespace: str, name: str, uid: str = "", grace_seconds: int | None = None
+    ) -> None:
+        """In the background, with what the object owns; no error when it, or the one of that uid, is gone.
+
+        `grace_seconds`: of a pod, in place of its own. A deletion that is under way can only be made shorter.
+        """
+        options: Json = {"preconditions": {"uid": uid}} if uid else {}
+        options |= {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         try:
             await self._json("DELETE", _path(kind, namespace, name), [("propagationPolicy", "Background")], options)
         except ApiException as error:
@@ -91,7 +101,7 @@ class Api:
                 raise
 
     async def log_tail(self, namespace: str, pod: str, container: str, lines: int) -> str:
-        query = [("container", container), ("tailLines", str(lines))]
+        query = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(LOG_BYTES))]
         data = await self._request("GET", _path("Pod", namespace, pod, "log"), query, timeout=LOG_SECONDS)
         return data.decode(errors="replace")
 
@@ -127,8 +137,8 @@ class Api:
 
 
 def message_of(error: ApiException) -> str:
-    """The API server's sentence, if it sent one."""
-    return str(_status_of(error).get("message") or f"{error.status} {error.reason}")
+    """The API server's sentence, if it sent one; others, such as webhooks, have a say in it."""
+    return clean(str(_status_of(error).get("message") or f"{error.status} {error.reason}"))
 
 
 def _status_of(error: ApiException) -> Json:

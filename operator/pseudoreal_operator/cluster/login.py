@@ -8,15 +8,17 @@ import kopf
 from kubernetes.aio import client, config
 
 from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.bodies import send_utf8
 
 
 @asynccontextmanager
 async def connect() -> AsyncIterator[Api]:
+    configuration = client.Configuration(client_session_kwargs={"middlewares": (send_utf8,)})
     if os.environ.get("KUBECONFIG"):
-        await config.load_kube_config(config_file=os.environ["KUBECONFIG"])
+        await config.load_kube_config(os.environ["KUBECONFIG"], client_configuration=configuration)
     else:
-        config.load_incluster_config()
-    async with client.ApiClient() as api_client:
+        config.load_incluster_config(configuration)
+    async with client.ApiClient(configuration) as api_client:
         yield Api(api_client)
 
 

@@ -13,6 +13,7 @@ from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB_UID
 
 from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.controller.counts import Counts
 from pseudoreal_operator.controller.reconcile import Gone, Identity, reconcile
 from pseudoreal_operator.controller.wakeups import Wakeups
 from pseudoreal_operator.observe.board import Board
@@ -28,7 +29,7 @@ log = structlog.get_logger()
 
 
 def register(registry: kopf.OperatorRegistry, api: Api, board: Board, settings: Settings) -> None:
-    wakeups = Wakeups()
+    wakeups, counts = Wakeups(), Counts()
     begun = time.monotonic()
 
     # kopf cancels the loop when the job is deleted or the operator ends; a pass may be cut off anywhere.
@@ -40,7 +41,8 @@ def register(registry: kopf.OperatorRegistry, api: Api, board: Board, settings: 
         structlog.contextvars.bind_contextvars(job=f"{namespace}/{name}")
         wakeups.add(uid)
         try:
-            await _loop(lambda: reconcile(api, board, settings, Identity(namespace, name, uid)), wakeups, uid)
+            who = Identity(namespace, name, uid)
+            await _loop(lambda: reconcile(api, board, settings, counts, who), wakeups, uid)
         finally:
             wakeups.remove(uid)
             board.forget((namespace, uid))
@@ -61,6 +63,10 @@ def register(registry: kopf.OperatorRegistry, api: Api, board: Board, settings: 
     async def watchers(**_: Any) -> int:
         starting = time.monotonic() - begun < _START_SECONDS
         return live_watchers(0 if starting else _WATCHED_KINDS * max(1, len(settings.namespaces)))
+
+    @kopf.on.probe(registry=registry, id="refused_statuses")
+    async def refused_statuses(**_: Any) -> int:
+        return counts.refused_statuses
 
 
 def live_watchers(expected: int) -> int:

@@ -3,7 +3,6 @@
 import socket
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import structlog
 from kubernetes.aio.client import ApiException
@@ -14,12 +13,15 @@ from pseudoreal_api.status import PseudoRealJobStatus
 from pydantic import ValidationError
 
 from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.controller.counts import Counts
 from pseudoreal_operator.decide.plan import Plan, plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.decide.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.observed import Observed
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.tell.events import Event, to_manifest
+from pseudoreal_operator.tell.refused import texts_of, without_texts
 
 _INVALID = (400, 422)
 _FORBIDDEN = 403
@@ -41,16 +43,7 @@ class Identity:
     uid: str
 
 
-@dataclass(frozen=True)
-class _Read:
-    """What a pass begins with, and the version of the object that said so."""
-
-    metadata: JobMetadata
-    status: PseudoRealJobStatus
-    version: str
-
-
-async def reconcile(api: Api, board: Board, settings: Settings, who: Identity) -> float | None:
+async def reconcile(api: Api, board: Board, settings: Settings, counts: Counts, who: Identity) -> float | None:
     """Seconds until the next pass is due; None for not before something changes.
 
     Raises Gone; ApiException and OSError, after which another pass will find its way.
@@ -61,86 +54,124 @@ async def reconcile(api: Api, board: Board, settings: Settings, who: Identity) -
     now = datetime.now(UTC)
     metadata = JobMetadata.model_validate(body["metadata"])
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
-    read = _Read(metadata, status, body["metadata"]["resourceVersion"])
+    hands = _Hands(api, metadata, status, body["metadata"]["resourceVersion"], counts)
     try:
         job = PseudoRealJob.from_object(body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {error}"
-        return await _carry_out(api, read, plan_unreadable(metadata, status, sentence, now))
+        return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
     board.follow((who.namespace, who.uid), metadata.annotations.get(ANNOTATION_FINISH_PHASE))
     seen = await observe(api, board, job, status, now)
-    return await _attempt(api, read, seen, plan(seen, now, settings), now)
-
-
-async def _attempt(api: Api, read: _Read, seen: Observed, wanted: Plan, now: datetime) -> float | None:
-    """Carries the plan out; when the API server refuses a child, says so in the status."""
-    metadata = read.metadata
+    wanted = plan(seen, now, settings)
     if wanted.expire:
-        await api.delete("PseudoRealJob", metadata.namespace, metadata.name, metadata.uid)
-        log.info("expired", completed=seen.status.completion_time)
+        await hands.expire()
         return None
-    try:
-        await _delete(api, metadata, wanted)
-        for manifest in wanted.apply:
-            await api.apply(manifest)
-            log.info("applied", kind=manifest["kind"], name=manifest["metadata"]["name"])
-    except ApiException as error:
-        text = f"The API server refuses a change of this job's children: {message_of(error)}"
-        if error.status in _INVALID and not _is_of_a_policy(text):
-            return await _carry_out(api, read, plan_refusal(seen, text, now))
-        if error.status in (*_INVALID, _FORBIDDEN) or error.status >= _SERVER_ERROR:
-            log.warning("hindered", error=text)
-            return await _carry_out(api, read, plan_hindrance(seen, text, now))
-        raise
-    return await _tell(api, read, wanted)
+    refusal = await hands.try_children(wanted)
+    return await (hands.tell(wanted) if refusal is None else hands.carry_out(_answer_to(refusal, seen, now)))
 
 
-async def _carry_out(api: Api, read: _Read, wanted: Plan) -> float | None:
-    """A plan that makes no children."""
-    await _delete(api, read.metadata, wanted)
-    return await _tell(api, read, wanted)
+def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
+    """What a child that the API server refuses means. Raises the refusal when it is for another pass."""
+    text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
+    if refusal.status in _INVALID and not _is_of_a_policy(text):
+        return plan_refusal(seen, text, now)
+    if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
+        log.warning("hindered", error=text)
+        return plan_hindrance(seen, text, now)
+    raise refusal
 
 
-async def _delete(api: Api, metadata: JobMetadata, wanted: Plan) -> None:
-    for name in wanted.delete:
-        await api.delete("Job", metadata.namespace, name)
-        log.info("deleted", kind="Job", name=name)
+@dataclass(frozen=True)
+class _Hands:
+    """Carries out plans for one job. `status` and `version`: of the object that the plan was made for."""
 
+    api: Api
+    metadata: JobMetadata
+    status: PseudoRealJobStatus
+    version: str
+    counts: Counts
 
-async def _tell(api: Api, read: _Read, wanted: Plan) -> float | None:
-    """Events come before the status that records their transition: a crash between the two loses none."""
-    for event in wanted.events:
-        await _post(api, read.metadata, event)
-    if wanted.status == read.status:
+    async def expire(self) -> None:
+        await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
+        log.info("expired", completed=self.status.completion_time)
+
+    async def try_children(self, wanted: Plan) -> ApiException | None:
+        """What the API server refused."""
+        try:
+            await self._remove(wanted)
+            for manifest in wanted.apply:
+                await self.api.apply(manifest)
+                log.info("applied", kind=manifest["kind"], name=manifest["metadata"]["name"])
+        except ApiException as refusal:
+            return refusal
+        return None
+
+    async def carry_out(self, wanted: Plan) -> float | None:
+        """A plan that makes no children."""
+        await self._remove(wanted)
+        return await self.tell(wanted)
+
+    async def tell(self, wanted: Plan) -> float | None:
+        """Events come before the status that records their transition: a crash between the two loses none."""
+        for event in wanted.events:
+            await self._post(event)
+        if wanted.status == self.status:
+            return wanted.wake_after
+        try:
+            await self._write(wanted.status)
+        except ApiException as error:
+            if error.status != _CONFLICT:
+                raise
+            return _AGAIN_SECONDS
         return wanted.wake_after
-    try:
-        await api.apply(_status_manifest(read, wanted.status), "status")
-    except ApiException as error:
-        if error.status != _CONFLICT:
-            raise
-        return _AGAIN_SECONDS
-    return wanted.wake_after
 
+    async def _remove(self, wanted: Plan) -> None:
+        namespace = self.metadata.namespace
+        for name in wanted.stop:
+            await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
+            log.info("stopped", pod=name, seconds=STOP_SECONDS)
+        for name in wanted.give_up:
+            # One failed index is more than none.
+            await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
+            log.info("given_up", kind="Job", name=name)
+        for name in wanted.delete:
+            await self.api.delete("Job", namespace, name)
+            log.info("deleted", kind="Job", name=name)
 
-async def _post(api: Api, metadata: JobMetadata, event: Event) -> None:
-    try:
-        await api.post(to_manifest(event, metadata, datetime.now(UTC), socket.gethostname()))
-    except ApiException as error:
-        if error.status not in (*_INVALID, _FORBIDDEN):
-            raise
-        # A namespace that takes no more events must not hold up its jobs.
-        log.warning("event_refused", reason=event.reason.value, error=message_of(error))
-    else:
-        log.info("event", reason=event.reason.value, message=event.message)
+    async def _post(self, event: Event) -> None:
+        try:
+            await self.api.post(to_manifest(event, self.metadata, datetime.now(UTC), socket.gethostname()))
+        except ApiException as error:
+            if error.status not in (*_INVALID, _FORBIDDEN):
+                raise
+            # A namespace that takes no more events must not hold up its jobs.
+            log.warning("event_refused", reason=event.reason.value, error=message_of(error))
+        else:
+            log.info("event", reason=event.reason.value, message=event.message)
+
+    async def _write(self, status: PseudoRealJobStatus) -> None:
+        """A status that is refused is written without its texts: no job stands still for what somebody said."""
+        try:
+            await self._apply(status)
+        except ApiException as error:
+            bare = without_texts(status)
+            if error.status not in (*_INVALID, _FORBIDDEN) or bare == status:
+                raise
+            self.counts.refused_statuses += 1
+            count, said = self.counts.refused_statuses, message_of(error)
+            log.error("status_refused", status=error.status, error=said, texts=texts_of(status), count=count)
+            if bare != self.status:
+                await self._apply(bare)
+
+    async def _apply(self, status: PseudoRealJobStatus) -> None:
+        # With the version, a job that somebody changed after it was read is a conflict, and so is another job of that
+        # name: a status is written whatever the uid is.
+        name, namespace = self.metadata.name, self.metadata.namespace
+        metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
+        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}
+        await self.api.apply(manifest, "status")
 
 
 def _is_of_a_policy(text: str) -> bool:
     """Policies answer with the codes of an invalid object, too."""
     return "admission webhook" in text or "ValidatingAdmissionPolicy" in text
-
-
-def _status_manifest(read: _Read, status: PseudoRealJobStatus) -> dict[str, Any]:
-    # With the version, a job that somebody changed after it was read is a conflict, and so is another job of that name:
-    # a status is written whatever the uid is.
-    metadata = {"name": read.metadata.name, "namespace": read.metadata.namespace, "resourceVersion": read.version}
-    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}

@@ -4,12 +4,15 @@ from pseudoreal_operator.decide.step import progresses, stands
 from pseudoreal_operator.diagnose.hang import find_stall, straggler_sentence
 from pseudoreal_operator.diagnose.obstacles import describe_obstacle
 from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import Role
+from pseudoreal_operator.observe.observed import PodPhase, Role
 from pseudoreal_operator.tell.conditions import Claim
 
 
 def activity(case: Case) -> Claim:
     assert case.job is not None, "there is a Job that runs"
+    failed = next((pod for pod in case.pods if pod.phase is PodPhase.FAILED), None)
+    if failed:
+        return stands("Ending", f"Pod {failed.name} has ended, and so do the others of execution {case.run.attempt}.")
     obstacle = describe_obstacle(case.job, case.pods)
     if obstacle:
         return stands(obstacle.reason, obstacle.message)

@@ -12,7 +12,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.decide.step import Step, stands
 from pseudoreal_operator.diagnose import results
 from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import Pod
+from pseudoreal_operator.observe.observed import Pod, PodPhase
 from pseudoreal_operator.observe.stages import changed, started
 from pseudoreal_operator.tell.conditions import Claim, refused
 
@@ -99,11 +99,17 @@ def restart(case: Case, why: Reason) -> Step:
 def announce(case: Case, memory: PseudoRealJobStatus, reason: str, text: str, *, counts: bool) -> Step:
     """A new execution of whatever stage the memory is at, after a back-off."""
     wait = _backoff_seconds(case) if counts else case.spec.restart.backoff_seconds
-    # From the failure's own time, so that an operator that was away does not wait again.
-    since = clock.from_text(case.job.ended) if case.job and case.job.ended else case.now
-    after = clock.to_text(since + timedelta(seconds=wait))
+    after = clock.to_text(_failed_at(case) + timedelta(seconds=wait))
     update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": after, "attempt_time": None}
     return Step(memory.model_copy(update=update), "Restarting", stands(reason, f"{text}, not before {after}."))
+
+
+def _failed_at(case: Case) -> datetime:
+    """When the first pod ended badly: neither the end of the others nor an operator that was away makes a back-off
+    longer."""
+    ends = [pod.termination.finished for pod in case.pods if pod.phase is PodPhase.FAILED and pod.termination]
+    ends = list(filter(None, ends)) or [case.job.ended if case.job and case.job.ended else ""]
+    return min([case.now, *(clock.from_text(end) for end in ends if end)])
 
 
 def with_fault(case: Case, memory: PseudoRealJobStatus, why: Reason) -> PseudoRealJobStatus:

@@ -15,6 +15,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.decide.endings import refuse
 from pseudoreal_operator.decide.rules import LOOK_SECONDS, RULES, active_deadline, start
 from pseudoreal_operator.decide.step import Step, stands
+from pseudoreal_operator.decide.stopping import is_lost, pods_to_stop
 from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.manifests.claims import claim
 from pseudoreal_operator.observe.case import Case
@@ -33,11 +34,15 @@ KEPT_FAILURES = 5
 
 @dataclass(frozen=True)
 class Plan:
-    """To be carried out in this order: delete Jobs (by name), apply manifests, post events, write the status."""
+    """To be carried out in this order: stop pods, give up Jobs and delete Jobs (all by name), apply manifests, post
+    events, write the status."""
 
     status: PseudoRealJobStatus
     expire: bool = False
     """The job itself is to be deleted, and nothing else is to be done."""
+    stop: tuple[str, ...] = ()
+    give_up: tuple[str, ...] = ()
+    """Jobs that are to fail now, with their pods, and stay."""
     delete: tuple[str, ...] = ()
     apply: tuple[dict[str, Any], ...] = ()
     events: tuple[Event, ...] = ()
@@ -62,7 +67,7 @@ def _afterwards(case: Case) -> Plan:
         return Plan(seen.status, expire=True)
     kept = case.spec.clean_up.children == "Keep"
     jobs = _running_jobs(seen, except_for=None) if kept else tuple(job.name for job in seen.jobs if not job.deleting)
-    return Plan(seen.status, delete=jobs, wake_after=left)
+    return Plan(seen.status, stop=pods_to_stop(seen, case.now), delete=jobs, wake_after=left)
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
@@ -102,6 +107,8 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
     announced = status.execution_attempt > case.seen.status.execution_attempt > 0
     return Plan(
         status,
+        stop=pods_to_stop(case.seen, case.now),
+        give_up=_lost_jobs(case, run),
         delete=() if announced else (*_running_jobs(case.seen, except_for=run), *_old_failures(case.seen)),
         apply=tuple(manifest for manifest in made if identity(manifest) not in case.seen.existing),
         events=tuple(transitions(case.seen.status, status)),
@@ -151,6 +158,14 @@ def _unhurried(old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
 def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
     running = (job for job in seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
     return tuple(job.name for job in running if job.run != except_for)
+
+
+def _lost_jobs(case: Case, run: Run | None) -> tuple[str, ...]:
+    """The Job of `run`, when it is only waiting for pods that can do nothing any more."""
+    job = case.job if run is not None and run == case.run else None
+    if job is None or job.state is not JobState.ACTIVE or job.is_failing:
+        return ()
+    return (job.name,) if is_lost(case.pods, case.status, case.run, case.now) else ()
 
 
 def _old_failures(seen: Observed) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pseudoreal_operator.decide.again import is_untouched, roll_back, train_agai
 from pseudoreal_operator.decide.doing import activity
 from pseudoreal_operator.decide.endings import Reason, fail, refuse, restart, restart_or_fail, succeed
 from pseudoreal_operator.decide.step import Step, progresses, stands
+from pseudoreal_operator.decide.stopping import is_stuck
 from pseudoreal_operator.diagnose import results
 from pseudoreal_operator.diagnose.classify import classify
 from pseudoreal_operator.diagnose.hang import find_stall
@@ -22,8 +23,6 @@ from pseudoreal_operator.tell.conditions import Claim
 
 LOOK_SECONDS = 5.0
 """Between two looks at a running execution: its progress, and what keeps its pods from starting, raise no event."""
-STUCK_SECONDS = 15.0
-"""After the end of its grace period, a pod that is still there is taken for lost."""
 WAIT_SECONDS = 2.0
 """Between two looks at pods that must end."""
 
@@ -178,14 +177,15 @@ def running(case: Case) -> Step | None:
     if memory.attempt_time is None:
         # The pass that asked for the pods did not live to say so.
         memory = memory.model_copy(update={"attempt_time": case.job.begun or clock.to_text(case.now)})
-    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=LOOK_SECONDS)
+    wait = WAIT_SECONDS if any(pod.phase is PodPhase.FAILED for pod in case.pods) else LOOK_SECONDS
+    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=wait)
 
 
 def lost(case: Case) -> Step | None:
     """A pod cannot be ended, as on a node that is off: its Job waits for it, and so do its partners."""
     if case.job is None or case.job.state is not JobState.ACTIVE:
         return None
-    pod = next((pod for pod in case.pods if _is_stuck(pod, case.now)), None)
+    pod = next((pod for pod in case.pods if is_stuck(pod, case.now)), None)
     if pod is None:
         return None
     where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
@@ -296,12 +296,6 @@ def _renewed(case: Case) -> Transition | None:
         return None
     later = case.now + timedelta(seconds=case.spec.delink.timeout_seconds)
     return case.status.transition.model_copy(update={"deadline": clock.to_text(later)})
-
-
-def _is_stuck(pod: Pod, now: datetime) -> bool:
-    if pod.leaves_by is None or not pod.is_alive:
-        return False
-    return now >= clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
 
 
 def _judged(case: Case, more: str = "") -> Step:

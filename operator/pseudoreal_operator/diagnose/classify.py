@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pseudoreal_api.messages import ExitCode
 from pseudoreal_api.recovery_spec import RestartRule, RuleAction
 
+from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.observed import Pod, PodPhase, Termination
 
 _QUOTED = 600
@@ -25,7 +26,7 @@ _BUILT_IN = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reason` is one word for programs; `pod` is where it began."""
+    """`reason` is one word for programs; `pod` is where it began. None: that is not known."""
 
     action: RuleAction
     reason: str
@@ -35,13 +36,15 @@ class Verdict:
 
 def classify(job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = ()) -> Verdict:
     """`pods` are those of the attempt that still exist; a pod that ends by deletion leaves none."""
-    ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_finished)
+    ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_from_the_origin)
     for rule in (*rules, *_BUILT_IN):
         culprit = next((pod for pod in ended if _meets(pod, rule)), None)
         if culprit:
             return _verdict(rule, culprit, own=rule in rules)
     failed = [pod for pod in ended if pod.phase is PodPhase.FAILED]
-    faulty = next((pod for pod in failed if not _has_code(pod, ExitCode.YIELDED)), None)
+    faulty = next((pod for pod in failed if not has_code(pod, ExitCode.YIELDED)), None)
+    if faulty and lost_its_peer(faulty):
+        return Verdict("Restart", "PeerLost", f"{_fault_sentence(faulty)} No pod says why.")
     if faulty:
         return Verdict("Restart", "PodFailed", _fault_sentence(faulty), faulty)
     if failed:
@@ -49,24 +52,30 @@ def classify(job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = 
     return Verdict("RestartIgnoringLimit", "PodsDeleted", f"The pods of {job_name} were deleted.")
 
 
+def lost_its_peer(pod: Pod) -> bool:
+    """It ended as its connection to another pod broke: what is wrong is wrong there, whichever of them ended first."""
+    message = pod.termination.message if pod.termination else None
+    return message is not None and message.peer_lost
+
+
 def _meets(pod: Pod, rule: RestartRule) -> bool:
-    codes = any(_has_code(pod, code) for code in rule.on_exit_codes)
+    codes = any(has_code(pod, code) for code in rule.on_exit_codes)
     return codes or bool(pod.conditions & set(rule.on_pod_conditions)) or bool(_reasons(pod) & set(rule.on_reasons))
 
 
 def _verdict(rule: RestartRule, pod: Pod, *, own: bool) -> Verdict:
     said = f" A rule of spec.restart.rules says {rule.action}." if own else ""
-    if _has_code(pod, ExitCode.INVALID_JOB) and rule.action == "Fail":
+    if has_code(pod, ExitCode.INVALID_JOB) and rule.action == "Fail":
         return Verdict("Fail", "InvalidJob", _words(pod) or f"{_who(pod)} refused the job without a word", pod)
     if _is_out_of_memory(pod):
         return Verdict(rule.action, "OutOfMemory", _memory_sentence(pod) + said, pod)
     if pod.disruption:
         sentence = f"{_who(pod)} on node {pod.node or '(none)'} was disrupted ({pod.disruption})."
         return Verdict(rule.action, "Disrupted", sentence + said, pod)
-    return Verdict(rule.action, "PodFailed", _fault_sentence(pod) + said, pod)
+    return Verdict(rule.action, "PodFailed", _fault_sentence(pod) + said, None if lost_its_peer(pod) else pod)
 
 
-def _has_code(pod: Pod, code: int) -> bool:
+def has_code(pod: Pod, code: int) -> bool:
     end = pod.termination
     if end is None:
         return False
@@ -77,12 +86,12 @@ def _reasons(pod: Pod) -> set[str]:
     return {pod.reason, pod.termination.reason if pod.termination else ""} - {""}
 
 
-def _finished(pod: Pod) -> str:
-    return pod.termination.finished if pod.termination else ""
+def _from_the_origin(pod: Pod) -> tuple[bool, str]:
+    return lost_its_peer(pod), pod.termination.finished if pod.termination else ""
 
 
 def _is_out_of_memory(pod: Pod) -> bool:
-    return _OUT_OF_MEMORY in _reasons(pod) or _has_code(pod, ExitCode.OUT_OF_MEMORY)
+    return _OUT_OF_MEMORY in _reasons(pod) or has_code(pod, ExitCode.OUT_OF_MEMORY)
 
 
 def _who(pod: Pod) -> str:
@@ -92,7 +101,7 @@ def _who(pod: Pod) -> str:
 def _words(pod: Pod) -> str:
     end = pod.termination
     text = (end.message.message if end.message else end.text) if end else pod.complaint
-    return text.strip()[-_QUOTED:]
+    return clean(text.strip(), _QUOTED)
 
 
 def _memory_sentence(pod: Pod) -> str:

@@ -127,8 +127,9 @@ def _job(job: PseudoRealJob, run: Run, plan: PodPlan, settings: Settings, avoid:
         "completionMode": "Indexed",
         "completions": plan.workers,
         "parallelism": plan.workers,
-        # One lost worker ends the attempt: the operator restarts all of them together.
-        "backoffLimit": 0,
+        # A pod is not replaced: the operator restarts all of them together. And one that fails does not make the Job
+        # controller delete the others: what they say of their end tells where the fault began.
+        "backoffLimitPerIndex": 0,
         # A pod that is going away counts as failed only once it is gone.
         "podReplacementPolicy": "Failed",
         "template": pod_template(job, plan, settings, avoid),

@@ -9,8 +9,12 @@ from pseudoreal_api.resolve import resolve_layout
 from pseudoreal_api.spec import JobMetadata, PseudoRealJobSpec
 from pseudoreal_api.status import PseudoRealJobStatus
 
+from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Observed, Pod, PodPhase, Role, Run
 from pseudoreal_operator.observe.stages import Stage, current_stage
+
+_NAME_CHARACTERS = 64
+"""Of what is to be the name of a phase, which has fewer."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Case:
     @property
     def asked_to_finish(self) -> str | None:
         """The phase that the user wants to end now."""
-        return self.metadata.annotations.get(ANNOTATION_FINISH_PHASE)
+        wish = self.metadata.annotations.get(ANNOTATION_FINISH_PHASE)
+        return None if wish is None else clean(wish, _NAME_CHARACTERS)
 
     @property
     def logs_command(self) -> str:

@@ -1,11 +1,13 @@
-"""From the API server's JSON to what a pass sees. Pure."""
+"""From the JSON of the API server and of pods to what a pass sees. Pure.
+
+What others wrote in it is cleaned and bounded here, and numbers that no status can hold are refused.
+"""
 
 import json
 from collections.abc import Iterable
-from math import isfinite
 from typing import Any
 
-from pseudoreal_api.messages import PROGRESS_EVENT, ProgressReport, TerminationMessage
+from pseudoreal_api.messages import MOST_COUNT, PROGRESS_EVENT, ProgressReport, TerminationMessage
 from pseudoreal_api.names import (
     CONTAINER,
     LABEL_ATTEMPT,
@@ -14,13 +16,20 @@ from pseudoreal_api.names import (
     LABEL_PHASE,
     LABEL_ROLE,
 )
+from pseudoreal_api.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
 
+from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.observed import ChildJob, JobState, Obstacle, Pod, PodPhase, Role, Run, Termination
 
 Json = dict[str, Any]
 
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+
+_WORD_CHARACTERS = 128
+"""Of a reason, which is one word."""
+_MOST = {int: MOST_COUNT, float: 1e10}
+"""What may be seconds is smaller: some more of them before now there is no date."""
 
 # Waiting for these is part of any start; the others say what is wrong.
 _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
@@ -45,6 +54,7 @@ def read_job(body: Json) -> ChildJob:
         state=JobState(ended["type"]) if ended else JobState.ACTIVE,
         ended=ended.get("lastTransitionTime") if ended else None,
         deleting="deletionTimestamp" in body["metadata"],
+        is_failing=_is_true(body.get("status", {}), "FailureTarget") or _is_given_up(body),
         queued=bool(body.get("spec", {}).get("suspend")),
         begun=body.get("status", {}).get("startTime"),
     )
@@ -65,8 +75,8 @@ def read_pod(body: Json) -> Pod:
         termination=_termination(state.get("terminated")),
         disruption=_disruption(status),
         conditions=frozenset(c["type"] for c in status.get("conditions") or [] if c["status"] == "True"),
-        reason=status.get("reason", ""),
-        complaint=_joined(status.get("reason"), status.get("message")),
+        reason=_word(status),
+        complaint=_joined(_word(status), _message(status)),
         obstacle=_obstacle(status),
         memory_limit=_memory_limit(body.get("spec", {})),
         leaves_by=body["metadata"].get("deletionTimestamp"),
@@ -76,22 +86,43 @@ def read_pod(body: Json) -> Pod:
 def newest_report(log: str) -> ProgressReport | None:
     """The last progress line of a trainer's log."""
     for line in reversed(log.splitlines()):
-        report = _report(line)
+        report = _progress(line)
         if report:
             return report
     return None
 
 
-def _report(line: str) -> ProgressReport | None:
+def read_report(body: bytes) -> PodReport:
+    """What a pod sent. Raises ValueError with a sentence."""
+    try:
+        report = PodReport.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{f'{where}: ' if where else ''}{first['msg']}") from None
+    if not all(_fits(part) for part in (report.progress, report.checkpoint) if part):
+        raise ValueError("a number in it is not finite, or too large")
+    ranks = [sign.model_copy(update={"doing": clean(sign.doing)}) for sign in report.ranks]
+    return report.model_copy(update={"ranks": ranks})
+
+
+def _progress(line: str) -> ProgressReport | None:
     try:
         event = json.loads(line)
         if isinstance(event, dict) and event.get("event") == PROGRESS_EVENT:
             report = ProgressReport.model_validate(event)
-            return report if isfinite(report.remaining_seconds) else None
-    except ValueError:
+            return report if _fits(report) else None
+    except (ValueError, RecursionError):
         # Other lines, lines that were cut, and lines of other programs.
         pass
     return None
+
+
+def _fits(part: ProgressReport | SavedCheckpoint) -> bool:
+    """Where a number does not fit a status, every pass over the job would fail."""
+    numbers = [value for value in part.model_dump().values() if isinstance(value, int | float)]
+    # Nothing holds for NaN.
+    return all(abs(value) <= _MOST[type(value)] for value in numbers) and part.step >= 0
 
 
 def _labels(body: Json) -> dict[str, str]:
@@ -103,6 +134,10 @@ def _run(body: Json) -> Run:
     # Release 0.1.0 labelled its children with the attempt alone.
     number = labels.get(LABEL_EXECUTION_ATTEMPT) or labels[LABEL_ATTEMPT]
     return Run(labels[LABEL_PHASE], Role(labels[LABEL_ROLE]), int(number))
+
+
+def _is_given_up(job: Json) -> bool:
+    return job.get("spec", {}).get("maxFailedIndexes") == 0
 
 
 def _ending(job: Json) -> Json | None:
@@ -133,18 +168,20 @@ def _termination(terminated: Json | None) -> Termination | None:
     text = terminated.get("message", "")
     return Termination(
         exit_code=terminated["exitCode"],
-        reason=terminated.get("reason", ""),
-        text=text,
-        message=_message(text),
+        reason=_word(terminated),
+        text=clean(text),
+        message=_termination_message(text),
         finished=terminated.get("finishedAt") or "",
     )
 
 
-def _message(text: str) -> TerminationMessage | None:
+def _termination_message(text: str) -> TerminationMessage | None:
     try:
-        return TerminationMessage.model_validate_json(text)
-    except ValidationError:
+        message = TerminationMessage.model_validate_json(text)
+    # A lone surrogate is none of UTF-8, which the parser reads.
+    except (ValidationError, UnicodeEncodeError):
         return None
+    return message.model_copy(update={"message": clean(message.message)})
 
 
 def _condition(status: Json, kind: str) -> Json | None:
@@ -159,19 +196,27 @@ def _is_true(status: Json, kind: str) -> bool:
 def _disruption(status: Json) -> str | None:
     if _is_true(status, "DisruptionTarget"):
         found = _condition(status, "DisruptionTarget") or {}
-        return _joined(found.get("reason"), found.get("message"))
+        return _joined(_word(found), _message(found))
     return "NodeLost" if status.get("reason") == "NodeLost" else None
 
 
 def _obstacle(status: Json) -> Obstacle | None:
     scheduled = _condition(status, "PodScheduled")
     if scheduled and scheduled["status"] == "False":
-        return Obstacle(scheduled.get("reason", ""), scheduled.get("message", ""))
+        return Obstacle(_word(scheduled), _message(scheduled))
     containers = (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or [])
     waiting = (c["state"]["waiting"] for c in containers if "waiting" in c.get("state", {}))
     found = next((w for w in waiting if w.get("reason") and w["reason"] not in _ORDINARY_WAITING), None)
-    return Obstacle(found["reason"], found.get("message", "")) if found else None
+    return Obstacle(_word(found), _message(found)) if found else None
 
 
-def _joined(reason: str | None, message: str | None) -> str:
+def _word(said: Json) -> str:
+    return clean(said.get("reason") or "", _WORD_CHARACTERS)
+
+
+def _message(said: Json) -> str:
+    return clean(said.get("message") or "")
+
+
+def _joined(reason: str, message: str) -> str:
     return ": ".join(part for part in (reason, message) if part)

@@ -10,9 +10,9 @@ import structlog
 from aiohttp import ClientError, web
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.reports import REPORT_BYTES, REPORT_PATH, PodReport, ReportAnswer
-from pydantic import ValidationError
 
 from pseudoreal_operator.observe.board import Board, Speaker
+from pseudoreal_operator.observe.reading import read_report
 from pseudoreal_operator.reports.certificate import fresh_certificate
 from pseudoreal_operator.reports.identity import Identities, Refused
 from pseudoreal_operator.reports.limits import Clock, Limiter
@@ -23,8 +23,6 @@ PER_SECOND, BURST = 1.0, 5.0
 READ_SECONDS = 10.0
 """For the body of a report."""
 RETRY_SECONDS = 10
-_LARGEST = {int: 2**63 - 1, float: 1e10}
-"""What the API server takes for an integer, and what may be seconds: some more before now there is no date."""
 _AGAIN_LATER = (429, 503)
 
 log = structlog.get_logger()
@@ -65,24 +63,11 @@ class Reports:
 async def _report(request: web.Request) -> PodReport:
     try:
         async with asyncio.timeout(READ_SECONDS):
-            report = PodReport.model_validate_json(await request.read())
+            return read_report(await request.read())
     except TimeoutError:
         raise Refused(408, f"the report did not arrive within {READ_SECONDS:.0f} s") from None
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise Refused(400, f"this is no report: {f'{where}: ' if where else ''}{first['msg']}") from None
-    if not _fits_a_status(report):
-        raise Refused(400, "this is no report: a number in it is not finite, or too large")
-    return report
-
-
-def _fits_a_status(report: PodReport) -> bool:
-    """Where a number does not, every pass over the job would fail."""
-    parts = [part.model_dump() for part in (report.progress, report.checkpoint) if part]
-    numbers = [value for part in parts for value in part.values() if isinstance(value, int | float)]
-    # Nothing holds for NaN.
-    return all(abs(value) <= _LARGEST[type(value)] for value in numbers)
+    except ValueError as error:
+        raise Refused(400, f"this is no report: {error}") from None
 
 
 def application(reports: Reports) -> web.Application:

@@ -14,6 +14,8 @@ from typing import Literal
 from pseudoreal_api.status import Condition, PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
+from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.tell.refused import sentence_for
 
 Truth = Literal["True", "False", "Unknown"]
 _MESSAGE_CHARACTERS = 4096
@@ -79,11 +81,12 @@ def with_claim(old: Sequence[Condition], claim: Claim, generation: int, now: dat
 
 def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:
     same = old is not None and old.status == claim.status
+    text = clean(claim.message, _MESSAGE_CHARACTERS)
     return Condition(
         type=claim.type,
         status=claim.status,
         reason=claim.reason,
-        message=claim.message[:_MESSAGE_CHARACTERS],
+        message=old.message if old and old.message == sentence_for(text) else text,
         last_transition_time=old.last_transition_time if old and same else clock.to_text(now),
         observed_generation=generation,
     )

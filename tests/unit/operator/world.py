@@ -10,15 +10,16 @@ from datetime import UTC, datetime, timedelta
 from itertools import filterfalse
 from typing import Any
 
-from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
+from pseudoreal_api.messages import EXIT_CODES, ExitCode, Outcome, TerminationMessage
 from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.reports import Place, PodReport, RankSign
 from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator import clock
 from pseudoreal_operator.decide.plan import Plan, plan
+from pseudoreal_operator.decide.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
-from pseudoreal_operator.observe.observed import Heard, JobState, Observed, Role, Run
+from pseudoreal_operator.observe.observed import Heard, JobState, Observed, Pod, PodPhase, Role, Run
 from pseudoreal_operator.observe.reading import read_job, read_pod
 from pseudoreal_operator.settings import Settings
 
@@ -86,7 +87,9 @@ class World:
 
     def carry_out(self, wanted: Plan, effects: int = 1000) -> None:
         """As far as `effects` requests go; then the operator dies."""
-        steps = [lambda name=name: self._delete_job(name) for name in wanted.delete]
+        steps = [lambda name=name: self._stop(name) for name in wanted.stop]
+        steps += [lambda name=name: self._give_up(name) for name in wanted.give_up]
+        steps += [lambda name=name: self._delete_job(name) for name in wanted.delete]
         steps += [lambda manifest=manifest: self._apply(manifest) for manifest in wanted.apply]
         steps += [lambda event=event: self._post(event) for event in wanted.events]
         steps += [lambda: self._write(wanted.status)]
@@ -104,7 +107,13 @@ class World:
 
     def changes(self, wanted: Plan) -> bool:
         return bool(
-            wanted.apply or wanted.delete or wanted.events or wanted.status != self.status or wanted.wake_after == 0
+            wanted.stop
+            or wanted.give_up
+            or wanted.apply
+            or wanted.delete
+            or wanted.events
+            or wanted.status != self.status
+            or wanted.wake_after == 0
         )
 
     def _write(self, status: PseudoRealJobStatus) -> None:
@@ -126,12 +135,36 @@ class World:
             assert key[0] != "Job" or key[1] not in self.begun, f"{key[1]} is made a second time"
             self.objects[key] = copy.deepcopy(manifest)
 
+    def _stop(self, name: str) -> None:
+        if name in self.pods:
+            assert self._is_hopeless(self.pods[name]), f"{name} could still save"
+            self._ask_to_end(self.pods[name], STOP_SECONDS)
+
+    def _is_hopeless(self, pod: Json) -> bool:
+        """Whether its execution can save nothing: a rank of it is gone without having saved, or was found to hang."""
+        others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]
+        bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
+        lost = any(_is_lost(other) for other in self.pods.values())
+        return bool(bad) or lost or any(fault.attempt == read_pod(pod).run.attempt for fault in self.status.faults)
+
+    def _ask_to_end(self, pod: Json, seconds: float) -> None:
+        """A time that is set can only become shorter."""
+        leaves, metadata = clock.to_text(self.now + timedelta(seconds=seconds)), pod["metadata"]
+        metadata["deletionTimestamp"] = min(metadata.get("deletionTimestamp", leaves), leaves)
+
+    def _give_up(self, name: str) -> None:
+        if ("Job", name) in self.objects:
+            self.objects["Job", name]["spec"]["maxFailedIndexes"] = 0
+
     def _delete_job(self, name: str) -> None:
         self.objects.pop(("Job", name), None)
 
     # What the Job controller does.
 
     def control(self) -> None:
+        """Kubelets end what was asked to end, unless nobody does it."""
+        for pod in [pod for pod in self.alive() if "deletionTimestamp" in pod["metadata"] and not _is_lost(pod)]:
+            self.vanish(pod)
         for body in [body for (kind, _), body in self.objects.items() if kind == "Job"]:
             if read_job(body).ended is None:
                 self._control(body)
@@ -146,13 +179,15 @@ class World:
         phases = [pod["status"]["phase"] for pod in pods]
         if phases == ["Succeeded"] * job["spec"]["completions"]:
             self._end(job, "Complete")
-        elif "Failed" in phases or len(phases) < job["spec"]["completions"]:
-            # The partners of a pod that failed are deleted, and the Job has failed once they are gone.
-            for pod in filterfalse(_is_lost, pods):
-                if pod["status"]["phase"] in ("Pending", "Running"):
-                    del self.pods[pod["metadata"]["name"]]
-            if not any(map(_is_lost, pods)):
-                self._end(job, "Failed")
+            return
+        alive = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
+        failed = "Failed" in phases or len(phases) < job["spec"]["completions"]
+        if failed and job["spec"].get("maxFailedIndexes") == 0:
+            for pod in filterfalse(_is_lost, alive):
+                self.vanish(pod)
+            alive = list(filter(_is_lost, alive))
+        if failed and not alive:
+            self._end(job, "Failed")
 
     def _end(self, job: Json, kind: str) -> None:
         condition = {"type": kind, "status": "True", "lastTransitionTime": clock.to_text(self.now)}
@@ -198,7 +233,12 @@ class World:
             pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
     def finish(
-        self, pod: Json, outcome: Outcome = "Succeeded", exit_code: int | None = None, **terminated: Any
+        self,
+        pod: Json,
+        outcome: Outcome = "Succeeded",
+        exit_code: int | None = None,
+        peer_lost: bool = False,
+        **terminated: Any,
     ) -> None:
         """Ends a pod. With `exit_code` it leaves no word of its own."""
         run = read_pod(pod).run
@@ -214,6 +254,7 @@ class World:
             validation_loss=1.5,
             checkpoint=f"{run.phase}-{step}" if outcome in ("Succeeded", "Yielded") else None,
             message="" if outcome == "Succeeded" else f"it {outcome}",
+            peer_lost=peer_lost,
         )
         code = EXIT_CODES[outcome].value if exit_code is None else exit_code
         end = {"exitCode": code, "finishedAt": clock.to_text(self.now)} | terminated
@@ -238,7 +279,8 @@ class World:
 
     def lose(self, pod: Json) -> None:
         """Its node is off: Kubernetes asks the pod to end, and nobody does it."""
-        pod["metadata"]["deletionTimestamp"] = clock.to_text(self.now + timedelta(seconds=30))
+        self._ask_to_end(pod, 30)
+        pod["lost"] = True
         pod["status"].setdefault("conditions", []).append(
             {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
         )
@@ -280,5 +322,9 @@ class World:
                 return
 
 
+def exit_code_of(pod: Pod) -> int | None:
+    return pod.termination.exit_code if pod.termination else None
+
+
 def _is_lost(pod: Json) -> bool:
-    return "deletionTimestamp" in pod["metadata"] and read_pod(pod).is_alive
+    return "lost" in pod and read_pod(pod).is_alive

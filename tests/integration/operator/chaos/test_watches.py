@@ -19,7 +19,7 @@ def test_a_watch_that_is_cut_or_expires_is_taken_up_again(lives: Lives) -> None:
         assert life.live_on().end["phase"] == "Succeeded"
         assert life.proxy.struck
         assert life.proxy.counts[Target.WATCH] == 4
-        wait_for("a look of the probe", lambda: life.operator.health() == {"watchers": 2}, life.explain)
+        wait_for("a look of the probe", lambda: life.operator.health()["watchers"] == 2, life.explain)
         assert life.starts == 1
 
 

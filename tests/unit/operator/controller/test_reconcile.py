@@ -6,6 +6,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.controller.counts import Counts
 from pseudoreal_operator.controller.reconcile import Gone, Identity, reconcile
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
@@ -24,7 +25,11 @@ class Server:
         refusal: int | None = None,
         event_refusal: int | None = None,
         child_refusal: ApiException | None = None,
+        banned: str | None = None,
     ) -> None:
+        """`banned`: a status with that text is refused as invalid."""
+        self._banned = banned
+        self.attempts: list[Json] = []
         self._body = good_job()
         self._child_refusal = child_refusal
         self._event_refusal = event_refusal
@@ -51,13 +56,17 @@ class Server:
     async def apply(self, manifest: Json, subresource: str = "") -> None:
         if self._child_refusal and not subresource:
             raise self._child_refusal
+        self.attempts.append(manifest)
         if self._refusal:
             raise ApiException(status=self._refusal, reason="refused")
+        if self._banned and self._banned in json.dumps(manifest):
+            raise ApiException(status=400, reason="error decoding YAML")
         self.applied.append(manifest)
 
 
-async def _pass(server: Any) -> float | None:
-    return await reconcile(cast(Api, server), Board(), SETTINGS, Identity("default", "good", "one"))
+async def _pass(server: Any, counts: Counts | None = None) -> float | None:
+    who = Identity("default", "good", "one")
+    return await reconcile(cast(Api, server), Board(), SETTINGS, counts or Counts(), who)
 
 
 async def test_another_job_of_the_same_name_is_left_to_its_own_loop() -> None:
@@ -82,6 +91,34 @@ async def test_a_job_that_was_changed_meanwhile_is_looked_at_again_soon() -> Non
 async def test_a_refused_status_is_an_error() -> None:
     with pytest.raises(ApiException):
         await _pass(Server("one", refusal=500))
+
+
+async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
+    server, counts = Server("one", banned="is about to start"), Counts()
+    assert await _pass(server, counts) == 0.0
+    (written,) = server.applied
+    assert (written["status"]["executionAttempt"], len(server.attempts), counts.refused_statuses) == (1, 2, 1)
+    messages = [condition["message"] for condition in written["status"]["conditions"]]
+    assert len(messages) == 4
+    assert all("refused the text of this condition; the operator's log shows it as text" in m for m in messages)
+
+
+async def test_a_text_that_was_refused_is_not_tried_again_and_others_are() -> None:
+    server, counts = Server("one", banned="The job can run"), Counts()
+    await _pass(server, counts)
+    server.remember()
+    await _pass(server, counts)
+    assert counts.refused_statuses == 1
+    messages = {c["type"]: c["message"] for c in server.applied[-1]["status"]["conditions"]}
+    assert "refused" in messages["Accepted"]
+    assert messages["Progressing"] == "Execution 1 at phase pseudo starts."
+
+
+async def test_a_status_that_is_refused_without_texts_too_is_an_error() -> None:
+    server, counts = Server("one", banned="executionAttempt"), Counts()
+    with pytest.raises(ApiException):
+        await _pass(server, counts)
+    assert server.applied == []
 
 
 async def test_a_namespace_that_takes_no_more_events_does_not_hold_up_its_jobs() -> None:

@@ -28,7 +28,10 @@ def begun(**changes: Any) -> World:
 
 
 def fail_attempt(world: World, **end: Any) -> None:
+    """One pod ends badly, and the others are ended."""
     world.finish(world.alive()[0], **({"outcome": "Failed"} | end))
+    if world.alive():
+        world.carry_out(world.plan())
     world.control()
     world.carry_out(world.plan())
 

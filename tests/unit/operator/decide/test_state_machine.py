@@ -34,6 +34,7 @@ PHASES = [
 ]
 BAD_ENDS: list[dict[str, Any]] = [
     {"outcome": "Failed"},
+    {"outcome": "Failed", "peer_lost": True},
     {"outcome": "Yielded"},
     {"outcome": "OutOfMemory"},
     {"outcome": "Failed", "exit_code": 139},

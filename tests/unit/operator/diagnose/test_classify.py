@@ -15,8 +15,10 @@ FAULT, MEMORY = ("Restart", "PodFailed"), ("Restart", "OutOfMemory")
 YIELDED, DELETED, DISRUPTED = (("RestartIgnoringLimit", word) for word in ("Yielded", "PodsDeleted", "Disrupted"))
 
 
-def ended(index: int, outcome: Outcome, text: str = "", finished: str = "", **changes: Any) -> Pod:
-    message = TerminationMessage(outcome=outcome, phase="real", attempt=1, message=text)
+def ended(
+    index: int, outcome: Outcome, text: str = "", finished: str = "", peer_lost: bool = False, **changes: Any
+) -> Pod:
+    message = TerminationMessage(outcome=outcome, phase="real", attempt=1, message=text, peer_lost=peer_lost)
     code = EXIT_CODES[outcome].value
     phase = PodPhase.SUCCEEDED if code == 0 else PodPhase.FAILED
     values: dict[str, Any] = {"exit_code": code, "reason": "Error", "text": "", "message": message}
@@ -114,7 +116,25 @@ def test_the_first_to_fail_is_named() -> None:
     assert "the disk is full" in classify("the-job", [later, first]).sentence
 
 
-def test_a_long_log_is_cut_at_its_beginning() -> None:
+@pytest.mark.parametrize("origin", [0, 1])
+@pytest.mark.parametrize("rules", [[], [{"onExitCodes": [1], "action": "Restart"}]], ids=str)
+def test_who_lost_its_peer_is_not_the_origin_however_early_it_ended(origin: int, rules: list[dict[str, Any]]) -> None:
+    peer = ended(1 - origin, "Failed", "Connection reset by peer", finished="2030-01-01T00:00:01Z", peer_lost=True)
+    first = ended(origin, "Failed", "local rank 0 was killed", finished="2030-01-01T00:00:09Z")
+    found = classify("the-job", [peer, first], [RestartRule.model_validate(rule) for rule in rules])
+    assert found.pod is first
+    assert "local rank 0 was killed" in found.sentence
+
+
+def test_where_all_lost_a_peer_none_is_the_origin() -> None:
+    pods = [ended(index, "Failed", "Connection reset by peer", peer_lost=True) for index in range(2)]
+    found = classify("the-job", pods)
+    assert (found.action, found.reason, found.pod) == ("Restart", "PeerLost", None)
+    assert "Connection reset by peer. No pod says why." in found.sentence
+
+
+def test_a_long_log_is_cut() -> None:
     sentence = classify("the-job", [silent(0, 1, text="x" * 5000 + "ValueError: the end")]).sentence
     assert sentence.endswith("ValueError: the end.")
+    assert " … " in sentence
     assert len(sentence) < 1000

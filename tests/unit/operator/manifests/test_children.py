@@ -48,7 +48,7 @@ def test_the_configuration_is_the_contract_s() -> None:
 def test_all_workers_together_or_none() -> None:
     spec = made()["Job"]["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
-    assert (spec["backoffLimit"], spec["podReplacementPolicy"]) == (0, "Failed")
+    assert (spec["backoffLimitPerIndex"], spec["podReplacementPolicy"]) == (0, "Failed")
     assert made(DELINK)["Job"]["spec"]["completions"] == 1
     assert pod()["restartPolicy"] == "Never"
 

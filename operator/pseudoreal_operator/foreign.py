@@ -1,0 +1,32 @@
+"""Text from outside: of pods, nodes, admission webhooks, users. It is cleaned where it is read. Pure."""
+
+import re
+
+MOST_CHARACTERS = 2000
+_CUT = " … "
+_END_SHARE = 0.75
+"""Of what is kept: an error usually comes last."""
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters but for tab and line feed, which a terminal would obey; and lone surrogates, which are none."""
+_PICTURES = 0x2400
+"""Unicode block "Control Pictures": a sign for each of the ASCII control characters."""
+
+
+def clean(text: str, most: int = MOST_CHARACTERS) -> str:
+    """`text` with a visible sign for each character that cannot be shown, and with `most` characters at most: the
+    beginning and the end of what is longer."""
+    return _UNPRINTABLE.sub(_sign, _cut(text, most))
+
+
+def _cut(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    end = int((most - len(_CUT)) * _END_SHARE)
+    return text[: most - len(_CUT) - end] + _CUT + text[len(text) - end :]
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(_PICTURES + code)
+    return "␡" if code == 0x7F else "\ufffd"

@@ -1,0 +1,78 @@
+"""Bodies of requests, as YAML and JSON read them."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from aiohttp import ClientSession, web
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_operator.cluster.bodies import encode, send_utf8
+
+TEXTS = st.text(st.characters(exclude_categories=[]))
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=20), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def storable(value: Any) -> Any:
+    """The value, with the sign for what is no character in place of each lone surrogate."""
+    if isinstance(value, str):
+        return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in value)
+    if isinstance(value, list):
+        return [storable(item) for item in value]
+    if isinstance(value, dict):
+        return {storable(key): storable(item) for key, item in value.items()}
+    return value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("GLHF! 🏖️", "\ud83c", "\udfd6\ud83c", "a\x00b\x1b[31m\x7f\x85\x9f", "\u2028\u2029", "\u200f\u202e", "\ufeff\uffff"),
+        *("!!python/object x", "&a *a", "---\n...\n", "%YAML 1.2", "- x: [", "'\"\\", "\\ud83c\\udfd6", "yes", "<<", "~"),
+    ],
+)  # fmt: skip
+def test_a_text_is_read_as_it_was_meant(text: str) -> None:
+    body = encode({"status": {"message": text}})
+    meant = {"status": {"message": storable(text)}}
+    assert yaml.safe_load(body) == meant
+    assert json.loads(body) == meant
+
+
+@given(VALUES)
+def test_every_value_is_read_as_it_was_meant(value: Any) -> None:
+    body = encode(value)
+    assert yaml.safe_load(body) == json.loads(body) == storable(value)
+
+
+def test_a_number_that_json_has_not_is_refused() -> None:
+    with pytest.raises(ValueError, match="Out of range"):
+        encode({"loss": float("nan")})
+
+
+@pytest.mark.parametrize("kind", ["application/json", "application/merge-patch+json", "application/apply-patch+yaml"])
+async def test_what_was_escaped_is_sent_as_utf8(kind: str) -> None:
+    received: list[tuple[str, bytes]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        received.append((request.headers["Content-Type"], await request.read()))
+        return web.Response()
+
+    app = web.Application()
+    app.router.add_route("*", "/", answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = "http://{}:{}/".format(*runner.addresses[0])
+    try:
+        async with ClientSession(middlewares=(send_utf8,)) as session:
+            escaped = json.dumps({"message": "🏖️ \ud800"})
+            await session.patch(url, data=escaped, headers={"Content-Type": kind})
+            await session.get(url, headers={"Content-Type": kind})
+    finally:
+        await runner.cleanup()
+    assert received == [(kind, '{"message": "🏖️ \ufffd"}'.encode()), (kind, b"")]
