@@ -60,7 +60,7 @@ class TerminationMessage(ApiModel):
     digest: str | None = Field(None, description="SHA-256 of that checkpoint's manifest.")
     suspect: int | None = Field(None, description="The rank at fault, where it is not one of this pod's own.")
     peer_lost: bool = Field(
-        False, description="The pod ended as its connection to another one broke: the fault began there."
+        False, description="The pod ended as another one failed, or was gone: the fault began there."
     )
     message: str = Field("", max_length=2000, description="For people: what went wrong and what to change.")
 

@@ -1,4 +1,6 @@
-"""Errors whose text is a sentence for people."""
+"""Errors whose text is a sentence for people, and what an error was raised from."""
+
+from collections.abc import Iterator
 
 
 class InvalidJobError(ValueError):
@@ -11,3 +13,15 @@ class TrainingError(RuntimeError):
     def __init__(self, text: str, suspect: int | None = None) -> None:
         super().__init__(text)
         self.suspect = suspect
+
+
+class PeerFailed(Exception):
+    """Another rank has failed, and says why itself."""
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it was raised from."""
+    cause: BaseException | None = error
+    while cause is not None:
+        yield cause
+        cause = cause.__cause__

@@ -34,6 +34,7 @@ from pseudoreal_trainer.tell.outcome import (
     pod_outcome,
     write_termination,
 )
+from pseudoreal_trainer.tell.partners import Partners
 from pseudoreal_trainer.tell.pod_folder import PodFolder, memory_directory
 from pseudoreal_trainer.tell.reporting import reporting
 
@@ -46,6 +47,8 @@ _JOIN_SECONDS = 7 * 24 * 3600
 """How long torchrun waits for the other pods. What bounds that for pods that wait for a node is spec.deadlines, and
 spec.hang.startSeconds for pods that run and do not meet."""
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOG_SECONDS = 5.0, 1.0, 60.0
+_LOOK_SECONDS = 0.5
+"""Between two looks at the ranks."""
 
 log = structlog.get_logger()
 
@@ -72,13 +75,13 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
 
 def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage:
     with _folder() as folder:
-        before = pod_memory()
+        before, partners = pod_memory(), Partners(PodFolder(folder))
         with reporting(PodFolder(folder), endpoint_of_pod()):
             environment = _environment(config, folder)
             await_rendezvous(environment, lambda: stop.asked)
-            exit_code = _run_torchrun(path, environment, stop)
+            exit_code = _run_torchrun(path, environment, stop, partners)
         lacked = exhausted(before, pod_memory())
-        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, lacked)
+        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, lacked, partners.ended)
     return message if message.checkpoint else _with_newest_checkpoint(message, config)
 
 
@@ -148,13 +151,17 @@ def await_rendezvous(environment: Mapping[str, str], is_asked_to_stop: Callable[
             time.sleep(_AGAIN_SECONDS)
 
 
-def _run_torchrun(config: Path, environment: dict[str, str], stop: "_Stop") -> int:
-    """torchrun's exit code."""
+def _run_torchrun(config: Path, environment: dict[str, str], stop: "_Stop", partners: Partners) -> int:
+    """torchrun's exit code. It gives ranks half a minute to end when one of them is gone; `partners` does not."""
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0"]
     command += ["--module", WORKER, str(config)]
     process = subprocess.Popen(command, env=environment)
     stop.pass_on_to(process)
-    return process.wait()
+    while True:
+        try:
+            return process.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            partners.look()
 
 
 class _Stop:

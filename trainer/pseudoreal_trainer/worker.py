@@ -19,6 +19,7 @@ from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.preflight.start import run_preflight
+from pseudoreal_trainer.tell.lost_peer import has_lost_a_peer
 from pseudoreal_trainer.tell.memory_use import memory_use
 from pseudoreal_trainer.tell.out_of_memory import lack_of_memory, rank_sentence
 from pseudoreal_trainer.tell.outcome import ended_badly, leave_outcome
@@ -80,7 +81,8 @@ def _outcome(
         if (lack := lack_of_memory(error)) is not None:
             return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
         suspect = error.suspect if isinstance(error, TrainingError) else None
-        return ended_badly("Failed", config, f"{type(error).__name__}: {error}", suspect)
+        text = f"{type(error).__name__}: {error}"
+        return ended_badly("Failed", config, text, suspect, peer_lost=has_lost_a_peer(error))
 
 
 def _train(

@@ -137,7 +137,7 @@ def _run(body: Json) -> Run:
 
 
 def _is_given_up(job: Json) -> bool:
-    return job.get("spec", {}).get("maxFailedIndexes") == 0
+    return bool(job.get("spec", {}).get("maxFailedIndexes", 1) == 0)
 
 
 def _ending(job: Json) -> Json | None:

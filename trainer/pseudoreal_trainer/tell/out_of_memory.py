@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pseudoreal_api.resolved import PhaseConfig
 
+from pseudoreal_trainer.errors import causes
 from pseudoreal_trainer.quantity import readable_bytes
 from pseudoreal_trainer.tell.memory_use import MemoryUse, PodMemory
 
@@ -32,7 +33,7 @@ class Lack:
 
 def lack_of_memory(error: BaseException) -> Lack | None:
     """None: that was something else."""
-    return next((found for found in map(_lack, _causes(error)) if found is not None), None)
+    return next((found for found in map(_lack, causes(error)) if found is not None), None)
 
 
 def rank_sentence(lack: Lack, use: MemoryUse, config: PhaseConfig) -> str:
@@ -54,14 +55,6 @@ def killed_sentence(ranks: Sequence[int], memory: PodMemory, config: PhaseConfig
 def advice(config: PhaseConfig, *, on_gpu: bool) -> str:
     """What can still be changed to need less memory."""
     return "to need less, " + ", or ".join(_changes(config, on_gpu))
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it was raised from."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__
 
 
 def _lack(error: BaseException) -> Lack | None:

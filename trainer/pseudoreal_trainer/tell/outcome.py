@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Collection
 from pathlib import Path
 
 from pseudoreal_api.base import ApiModel
@@ -24,20 +25,47 @@ class RankOutcome(ApiModel):
 
 
 def ended_badly(
-    outcome: Outcome, config: PhaseConfig | DelinkConfig, text: str, suspect: int | None = None
+    outcome: Outcome,
+    config: PhaseConfig | DelinkConfig,
+    text: str,
+    suspect: int | None = None,
+    *,
+    peer_lost: bool = False,
 ) -> TerminationMessage:
     return TerminationMessage(
-        outcome=outcome, phase=config.phase, attempt=config.attempt, message=text[:2000], suspect=suspect
+        outcome=outcome,
+        phase=config.phase,
+        attempt=config.attempt,
+        message=text[:2000],
+        suspect=suspect,
+        peer_lost=peer_lost,
     )
 
 
 def leave_outcome(folder: Path, local_rank: int, message: TerminationMessage) -> None:
     outcome = RankOutcome(local_rank=local_rank, time_ns=time.time_ns(), message=message)
-    (folder / f"{local_rank}.json").write_text(outcome.to_json())
+    unfinished = folder / f"{local_rank}.outcome"
+    unfinished.write_text(outcome.to_json())
+    # All or nothing: a rank that is killed meanwhile has left no word.
+    unfinished.rename(_file_of(folder, local_rank))
+
+
+def read_outcome(folder: Path, local_rank: int) -> RankOutcome | None:
+    """None: the rank has left no word."""
+    path = _file_of(folder, local_rank)
+    return RankOutcome.model_validate_json(path.read_bytes()) if path.exists() else None
 
 
 def collect_outcomes(folder: Path) -> list[RankOutcome]:
     return [RankOutcome.model_validate_json(path.read_bytes()) for path in folder.glob("*.json")]
+
+
+def _file_of(folder: Path, local_rank: int) -> Path:
+    return folder / f"{local_rank}.json"
+
+
+def has_failed(outcome: RankOutcome) -> bool:
+    return outcome.message.outcome in ("Failed", "InvalidJob", "OutOfMemory")
 
 
 def pod_outcome(
@@ -46,16 +74,18 @@ def pod_outcome(
     exit_code: int,
     stopped: bool,
     exhausted: PodMemory | None = None,
+    ended: Collection[int] = (),
 ) -> TerminationMessage:
     """One message for all ranks of the pod. Pure.
 
     `exit_code` is torchrun's; `stopped`: the pod was asked to stop; `exhausted`: its memory, for which the system has
-    ended processes. An error that has its cause in a rank itself wins, then the first: those that follow are mostly of
-    ranks that lost their partner. A rank that was killed leaves no word at all.
+    ended processes; `ended`: local ranks that the pod itself has ended, after another one was gone.
+    An error that has its cause in a rank itself wins, then the first: those that follow are of ranks that lost their
+    partner. A rank that was killed leaves no word at all.
     """
-    errors = [o for o in outcomes if o.message.outcome in ("Failed", "InvalidJob", "OutOfMemory")]
-    silent = sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes})
-    errors.sort(key=lambda o: (o.message.outcome == "Failed", o.time_ns))
+    errors = [o for o in outcomes if has_failed(o)]
+    silent = sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes} - set(ended))
+    errors.sort(key=lambda o: (o.message.outcome == "Failed", o.message.peer_lost, o.time_ns))
     first_error = errors[0].message if errors else None
     if not silent:
         return first_error or min(outcomes, key=lambda o: o.local_rank).message

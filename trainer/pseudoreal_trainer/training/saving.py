@@ -27,7 +27,7 @@ from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.errors import PeerFailed, TrainingError
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import Kind
 
@@ -182,7 +182,7 @@ class Saver:
         own.close()
         files = self._all_files(digests)
         if files is None:
-            raise _failed(manifest, error or "another rank says why") from error
+            raise _failed(manifest, error or "another rank says why") from error or PeerFailed()
         tensors = tensors_of(self._engine.grid.layout, self._engine.units, self._dtype)
         return self._committed(manifest.model_copy(update={"files": files, "tensors": tensors, "link": None}))
 
@@ -191,7 +191,7 @@ class Saver:
         if not self._all_succeeded(error is None):
             if isinstance(error, TrainingError):
                 raise error
-            raise _failed(manifest, error or "the first rank says why") from error
+            raise _failed(manifest, error or "the first rank says why") from error or PeerFailed()
         self._stamps.save_ends()
         return _Committed(manifest, time.perf_counter())
 

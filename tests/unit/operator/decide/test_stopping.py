@@ -11,6 +11,7 @@ from tests.unit.operator.decide.test_again import until
 from tests.unit.operator.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}
+ENDS: list[dict[str, Any]] = [*({"outcome": o} for o in ("Failed", "InvalidJob", "OutOfMemory")), {"exit_code": 137}]
 LOST_PEER: dict[str, Any] = {"outcome": "Failed", "peer_lost": True}
 
 
@@ -24,7 +25,7 @@ def name(pod: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("end", [{"outcome": "Failed"}, {"outcome": "InvalidJob"}, {"exit_code": 137}, {"outcome": "OutOfMemory"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize("end", ENDS, ids=str)
 def test_a_pod_that_is_gone_takes_the_others_with_it(victim: int, end: dict[str, Any]) -> None:
     world = two_pods()
     pods = world.alive()

@@ -8,8 +8,8 @@ from pseudoreal_trainer.tell.memory_use import PodMemory
 from pseudoreal_trainer.tell.outcome import RankOutcome, ended_badly, pod_outcome, write_termination
 
 
-def _left(local_rank: int, outcome: Outcome, time_ns: int = 0, text: str = "") -> RankOutcome:
-    message = TerminationMessage(outcome=outcome, phase="pseudo", attempt=1, message=text)
+def _left(local_rank: int, outcome: Outcome, time_ns: int = 0, text: str = "", peer_lost: bool = False) -> RankOutcome:
+    message = TerminationMessage(outcome=outcome, phase="pseudo", attempt=1, message=text, peer_lost=peer_lost)
     return RankOutcome(local_rank=local_rank, time_ns=time_ns, message=message)
 
 
@@ -27,6 +27,24 @@ def test_the_first_rank_speaks_for_all(outcome: Outcome, pair: Any) -> None:
 def test_the_first_error_wins_over_those_that_follow(pair: Any) -> None:
     outcomes = [_left(0, "Failed", 20, "connection closed"), _left(1, "Failed", 10, "disk full")]
     assert pod_outcome(outcomes, pair, 1, False).message == "disk full"
+
+
+def test_an_error_of_a_rank_s_own_wins_over_those_of_ranks_that_lost_their_peer(pair: Any) -> None:
+    outcomes = [_left(0, "Failed", 10, "connection closed", peer_lost=True), _left(1, "Failed", 20, "disk full")]
+    found = pod_outcome(outcomes, pair, 1, False)
+    assert (found.message, found.peer_lost) == ("disk full", False)
+    assert pod_outcome([outcomes[0], _left(1, "Failed", 20, "closed", peer_lost=True)], pair, 1, False).peer_lost
+
+
+def test_a_rank_that_its_pod_has_ended_is_not_the_one_that_was_killed(pair: Any) -> None:
+    assert pod_outcome([], pair, 1, False, ended={0}).message.startswith("local rank 1 ended without a word")
+    failed = _left(0, "Failed", 10, "disk full")
+    assert pod_outcome([failed], pair, 1, False, ended={1}).message == "disk full"
+
+
+def test_a_pod_whose_rank_was_killed_is_where_it_began_whatever_its_others_say(pair: Any) -> None:
+    left = [_left(0, "Failed", 20, "connection closed", peer_lost=True)]
+    assert not pod_outcome(left, pair, 1, False).peer_lost
 
 
 def test_a_rank_without_a_word_was_killed(pair: Any) -> None:
