@@ -5,20 +5,21 @@ from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo import chart
 from pseudoreal_dev.machine import shell
 
+from tests.e2e import operator_log
+
 _OPERATOR = (f"--namespace={chart.NAMESPACE}", f"deployment/{chart.RELEASE}")
 _COMMANDS = (
     ("get", "prj,jobs,pods", "--all-namespaces", "--output=wide"),
     ("describe", "prj", "--all-namespaces"),
     ("get", "events", "--all-namespaces", "--sort-by=.metadata.creationTimestamp"),
     ("logs", *_OPERATOR, "--tail=40"),
-    ("logs", *_OPERATOR, "--previous", "--tail=20"),
     ("logs", "--namespace=default", f"--selector={LABEL_JOB}", "--prefix", "--tail=15"),
 )
 _MOST_LINES = 60
 
 
 def state(kubernetes: Kubernetes) -> str:
-    return "\n\n".join(_shown(kubernetes, command) for command in _COMMANDS)
+    return "\n\n".join([operator_log.shown(kubernetes), *(_shown(kubernetes, command) for command in _COMMANDS)])
 
 
 def _shown(kubernetes: Kubernetes, command: tuple[str, ...]) -> str:

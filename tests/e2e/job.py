@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pseudoreal_api.names import LABEL_JOB, LABEL_ROLE, work_directory
+from pseudoreal_api.names import LABEL_EXECUTION_ATTEMPT, LABEL_JOB, LABEL_ROLE, work_directory
 from pseudoreal_api.status import Condition, PseudoRealJobStatus
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.follow import read_status
 
 from tests import patience
 from tests.e2e import machine
+from tests.e2e.operator_log import Watch
 from tests.jobs import good_job
 
 T = TypeVar("T")
@@ -102,7 +103,17 @@ class Job:
             status = self.status()
             return status if condition(status) else None
 
-        return wait_for(what, reached, self.status)
+        return self.wait_for(what, reached)
+
+    def wait_for(self, what: str, probe: Callable[[], T | None]) -> T:
+        """Not for as long as otherwise when the operator repeats one error."""
+        watch = Watch(self.kubernetes)
+
+        def watched() -> T | None:
+            watch.look()
+            return probe()
+
+        return wait_for(what, watched, self.status)
 
     def wait_for_steps(self, phase: str, steps: int) -> list[Json]:
         """The pods that train `phase`, once it has made so many steps."""
@@ -110,7 +121,16 @@ class Job:
         def reached() -> list[Json] | None:
             return self.running() if self.steps() >= steps and self.status().phase == phase else None
 
-        return wait_for(f"{steps} steps of {self.name}", reached, self.status)
+        return self.wait_for(f"{steps} steps of {self.name}", reached)
+
+    def wait_for_execution(self, number: int) -> list[Json]:
+        """The pods of that execution, once all that it wants are made."""
+
+        def made() -> list[Json] | None:
+            pods = [pod for pod in self.pods() if pod["metadata"]["labels"][LABEL_EXECUTION_ATTEMPT] == str(number)]
+            return pods if len(pods) == self.status().replicas.desired else None
+
+        return self.wait_for(f"the pods of execution {number}", made)
 
     def wait_for_end(self) -> PseudoRealJobStatus:
         return self.wait("the end", lambda status: status.phase in ("Succeeded", "Failed"))

@@ -92,10 +92,12 @@ class Api:
 
         `grace_seconds`: of a pod, in place of its own. A deletion that is under way can only be made shorter.
         """
-        options: Json = {"preconditions": {"uid": uid}} if uid else {}
+        # All in the body: where there is one, the API server reads no query, and would leave the children of a Job.
+        options: Json = {"propagationPolicy": "Background"}
+        options |= {"preconditions": {"uid": uid}} if uid else {}
         options |= {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         try:
-            await self._json("DELETE", _path(kind, namespace, name), [("propagationPolicy", "Background")], options)
+            await self._json("DELETE", _path(kind, namespace, name), [], options)
         except ApiException as error:
             if error.status != 404 and not (uid and error.status == 409):
                 raise

@@ -20,6 +20,20 @@ def test_a_missing_corpus_fails_the_job_once_with_a_remedy(start: Callable[..., 
     assert (status.restarts, len(job.pods())) == (0, 1)
 
 
+def test_last_words_of_any_kind_stop_no_job(start: Callable[..., Job]) -> None:
+    """An emoji, which once did; bytes that are no text, and characters that a terminal obeys."""
+    words = r"printf 'GLHF! \360\237\217\226 \377\376 \000 \033[31m end' > /dev/termination-log; exit 3"
+    container = {"name": "trainer", "command": ["sh", "-c", words]}
+    overlay = {"spec": {"containers": [container]}}
+    job = start("worded", spec__pod={"template": overlay}, spec__restart={"maxRestarts": 1, "backoffSeconds": 0})
+    status = job.wait_for_end()
+    assert (status.phase, status.restarts) == ("Failed", 1)
+    failed = job.condition("Failed")
+    assert failed.reason == "RestartsExhausted"
+    assert "ended with exit code 3: GLHF! 🏖 �� ␀ ␛[31m end." in failed.message
+    assert "🏖" in job.told("Failed")
+
+
 def test_more_ranks_than_layers_fails_without_a_pod(start: Callable[..., Job]) -> None:
     job = start("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": 0})
     job.wait_for_end()

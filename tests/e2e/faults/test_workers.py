@@ -2,7 +2,9 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -18,36 +20,93 @@ pytestmark = pytest.mark.e2e
 # What is stopped in the middle of a save is found by the clock of the save.
 HANG = {"stepSeconds": 10, "checkpointSeconds": 10}
 AGAIN = ("AttemptFailed", "RestartStarted")
+SECONDS = 15.0
+"""From a death to the next execution's pods, on a quiet machine."""
+STOLEN = 4
+"""A machine may be so many times slower."""
+BACKOFF = 10
+"""The default."""
 
 
 def test_a_rank_that_is_killed_is_named_and_all_start_again(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
-    job = start("killed")
-    victim = job.wait_for_steps("real", REAL + 20)[1]
-    machine.tell(victim, signal.SIGKILL, RANK)
-    undisturbed.check(job, *AGAIN)
-    status, name = job.status(), victim["metadata"]["name"]
-    assert [(fault.reason, fault.pod) for fault in status.faults] == [("PodFailed", name)]
-    assert (status.restarts, status.attempt, status.execution_attempt) == (1, 2, 2)
-    told = job.told("AttemptFailed")
-    assert name in told
-    assert "killed" in told
+    """On both workers, with the grace period and the back-off that jobs have by default."""
+    job = start("killed", spec__pod={}, spec__restart={"avoidNodesAfter": 100})
+    _check_killed(job, undisturbed, [1, 0], [STOLEN * SECONDS, STOLEN * (SECONDS + BACKOFF)])
 
 
 @pytest.mark.long
-def test_a_rank_that_is_stopped_is_named_and_all_start_again(
-    start: Callable[..., Job], undisturbed: Undisturbed
+def test_ranks_that_are_killed_again_and_again_are_named(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
+    job = start("killed-often", spec__pod={}, spec__restart={"maxRestarts": 6, "windowSeconds": 1})
+    _check_killed(job, undisturbed, [1, 0] * 3, [SECONDS] * 6)
+
+
+def _check_killed(job: Job, undisturbed: Undisturbed, workers: list[int], allowed: list[float]) -> None:
+    victims, seconds = [], []
+    steps = REAL + 5
+    for number, worker in enumerate(workers):
+        victim = job.wait_for_steps("real", steps)[worker]
+        # More than any execution so far: the next one trains, and has caught up.
+        steps = job.steps() + 3
+        victims.append(victim["metadata"]["name"])
+        killed = time.time()
+        machine.tell(victim, signal.SIGKILL, RANK)
+        seconds.append(_seconds_until_execution(job, number + 2, killed))
+    print(f"seconds from the death of a rank on workers {workers} to the next pods: {seconds}")
+    undisturbed.check(job, *AGAIN * len(workers))
+    status = job.status()
+    assert [(fault.reason, fault.pod) for fault in status.faults][-len(victims) :] == [
+        ("PodFailed", name) for name in victims
+    ][-len(status.faults) :]
+    assert (status.restarts, status.attempt) == (len(victims), len(victims) + 1)
+    told = [event["message"] for event in job.events() if event["reason"] == "AttemptFailed"]
+    assert all(name in message and "killed" in message for name, message in zip(victims, told, strict=True)), told
+    assert all(took <= most for took, most in zip(seconds, allowed, strict=True)), seconds
+
+
+def _seconds_until_execution(job: Job, number: int, since: float) -> float:
+    """At most: objects have the second in which they were made."""
+    made = [pod["metadata"]["creationTimestamp"] for pod in job.wait_for_execution(number)]
+    return round(max(datetime.fromisoformat(moment).timestamp() for moment in made) + 1 - since, 1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_partner_that_notices_nothing_holds_up_nobody(
+    worker: int, start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
-    job = start("stopped", spec__hang=HANG, spec__pod={"terminationGracePeriodSeconds": 3})
-    victim = job.wait_for_steps("real", REAL + 20)[1]
+    """It cannot save without the rank that is killed, so its grace period of two minutes is of no use."""
+    job = start(f"unnoticed-{worker}", spec__pod={}, spec__restart={})
+    pods = job.wait_for_steps("real", REAL + 20)
+    machine.tell(pods[1 - worker], signal.SIGSTOP, RANK)
+    killed = time.time()
+    machine.tell(pods[worker], signal.SIGKILL, RANK)
+    seconds = _seconds_until_execution(job, 2, killed)
+    print(f"seconds from the death of a rank on worker {worker}, its partner stopped, to the next pods: {seconds}")
+    undisturbed.check(job, *AGAIN)
+    assert [fault.pod for fault in job.status().faults] == [pods[worker]["metadata"]["name"]]
+    assert seconds <= SECONDS
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("worker", [0, 1])
+def test_a_rank_that_is_stopped_is_named_and_all_start_again(
+    worker: int, start: Callable[..., Job], undisturbed: Undisturbed
+) -> None:
+    job = start(f"stopped-{worker}", spec__hang=HANG, spec__pod={}, spec__restart={})
+    victim = job.wait_for_steps("real", REAL + 20)[worker]
     machine.tell(victim, signal.SIGSTOP, RANK)
-    undisturbed.check(job, "HangDetected", *AGAIN)
+    job.wait("the verdict", lambda status: bool(status.faults))
     (fault,) = job.status().faults
+    seconds = _seconds_until_execution(job, 2, datetime.fromisoformat(fault.time).timestamp())
+    print(f"seconds from the verdict on a rank of worker {worker} to the next pods: {seconds}")
+    undisturbed.check(job, "HangDetected", *AGAIN)
     where = (victim["metadata"]["name"], victim["spec"]["nodeName"])
     assert fault.reason in ("StepStalled", "CheckpointStalled")
     assert (fault.pod, fault.node) == where
-    assert "rank 1 on pod {}, node {}, is stopped".format(*where) in job.told("AttemptFailed")
+    assert f"rank {worker} on pod {where[0]}, node {where[1]}, is stopped" in job.told("AttemptFailed")
+    assert seconds <= SECONDS
 
 
 @pytest.mark.long

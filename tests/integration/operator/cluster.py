@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from kubernetes import client
@@ -198,9 +199,13 @@ class Job:
         attempt = int(labels["pseudoreal.dev/execution-attempt"])
         message = TerminationMessage(outcome=outcome, phase=labels[LABEL_PHASE], attempt=attempt, **says)
         code = EXIT_CODES[outcome].value if exit_code is None else exit_code
+        self.end_with(pod, code, "" if exit_code is not None else message.to_json(), reason)
+
+    def end_with(self, pod: Json, code: int, message: str, reason: str | None = None) -> None:
+        """Ends a pod with that text in its termination log."""
+        ended = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         terminated = {"exitCode": code, "reason": reason or ("Completed" if code == 0 else "Error")}
-        if exit_code is None:
-            terminated["message"] = message.to_json()
+        terminated |= {"message": message, "finishedAt": ended}
         phase = "Succeeded" if code == 0 else "Failed"
         status = {"phase": phase, "conditions": [{"type": "Ready", "status": "False"}]}
         self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"terminated": terminated}))

@@ -130,7 +130,7 @@ def test_an_operator_that_comes_back_frees_a_deleted_job(cluster: Cluster, opera
 def test_health_says_whether_the_watches_run(cluster: Cluster, operator: Operator) -> None:
     # Its jobs are seen only once both watches run.
     cluster.create("seen").pods("seen-pseudo-a1")
-    assert operator.health() == {"watchers": 2}
+    assert operator.health() == {"watchers": 2, "refused_statuses": 0}
 
 
 def _left_behind(cluster: Cluster, operator: Operator) -> Job:

@@ -28,6 +28,7 @@ _CODES = {
     Kind.ANSWER_410: (410, "Expired"),
     Kind.ANSWER_429: (429, "TooManyRequests"),
     Kind.ANSWER_500: (500, "InternalError"),
+    Kind.REFUSE_TEXT: (400, "BadRequest"),
     Kind.ERROR_410: (410, "Expired"),
     Kind.ERROR_500: (500, "InternalError"),
 }
@@ -72,6 +73,8 @@ class Proxy:
     struck: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
     counts: Counter[Target] = field(default_factory=Counter)
+    refused: str | None = None
+    """A text that no status may have."""
 
     def __enter__(self) -> Self:
         self._ready = threading.Event()
@@ -131,6 +134,10 @@ class Proxy:
         exchange = Exchange(request.method, request.path, request.query.get("watch") == "true")
         self.exchanges.append(exchange)
         kind = self._due(str(exchange), *exchange.targets())
+        if Target.STATUS in exchange.targets():
+            text = _progress_text(await request.json())
+            self.refused = text if kind is Kind.REFUSE_TEXT else self.refused
+            kind = Kind.REFUSE_TEXT if text == self.refused else kind
         if kind in _CODES:
             return _refusal(kind)
         if not await self._reaches_the_server(kind):
@@ -216,6 +223,12 @@ def _failure(kind: Kind) -> Json:
     code, reason = _CODES[kind]
     said = {"status": "Failure", "code": code, "reason": reason, "message": f"The proxy says {code}."}
     return {"kind": "Status", "apiVersion": "v1"} | said
+
+
+def _progress_text(status: Json) -> str:
+    """Of the condition that tells how the job goes on."""
+    (text,) = [c["message"] for c in status["status"]["conditions"] if c["type"] == "Progressing"]
+    return str(text)
 
 
 def _described(line: bytes) -> str:

@@ -1,0 +1,82 @@
+"""Forty jobs, each with a rank that is killed: the pod of that rank is blamed, whichever ended first."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.integration.operator.cluster import Cluster, Job
+from tests.patience import wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
+
+Json = dict[str, Any]
+TRIALS = 20
+"""For each of the two workers."""
+LOST = (
+    "RuntimeError: [/src/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.244.0.16]:57487. Check the logs"
+    " of the remote worker before reporting an error. GLHF! 🏖️"
+)
+KILLED = "local rank 0 ended without a word, as a process does that is killed; another rank then said: " + LOST
+
+
+class Trial:
+    def __init__(self, cluster: Cluster, victim: int, number: int) -> None:
+        name = f"killed-{victim}-{number}"
+        self.job = cluster.create(name, spec__phases__0__workers=2, spec__restart={"backoffSeconds": 0})
+        self._victim = victim
+
+    def begin(self) -> None:
+        pods = self.job.run(f"{self.job.name}-pseudo-a1", 2)
+        self.victim, self.peer = pods[self._victim], pods[1 - self._victim]
+
+    def kill(self) -> None:
+        self.job.end(self.victim, "Failed", message=KILLED)
+
+    def kill_without_a_word(self) -> None:
+        self.job.end(self.victim, exit_code=137)
+
+    def lose_peer(self) -> None:
+        self.job.end(self.peer, "Failed", message=LOST, peer_lost=True)
+
+    def await_ending(self) -> None:
+        """The operator has seen that one of them has ended."""
+        self.job.wait("the end of one", lambda status: any(c.reason == "Ending" for c in status.conditions))
+
+
+ORDERS: list[list[Callable[[Trial], None]]] = [
+    [Trial.kill, Trial.lose_peer],
+    [Trial.lose_peer, Trial.kill],
+    [Trial.lose_peer, Trial.await_ending, Trial.kill],
+    [Trial.lose_peer, Trial.await_ending, Trial.kill_without_a_word],
+    [Trial.kill],
+]
+"""In the last one the peer has noticed nothing, and the operator ends it."""
+
+
+def test_the_pod_where_it_began_is_blamed(cluster: Cluster) -> None:
+    chance = random.Random("pseudoreal")
+    trials = [Trial(cluster, victim, number) for victim in (0, 1) for number in range(TRIALS)]
+    for trial in trials:
+        trial.begin()
+    chance.shuffle(trials)
+    for number, trial in enumerate(trials):
+        for act in ORDERS[number % len(ORDERS)]:
+            act(trial)
+    for trial in trials:
+        _check(trial)
+
+
+def _check(trial: Trial) -> None:
+    job, name = trial.job, trial.victim["metadata"]["name"]
+    status = job.wait("the verdict", lambda status: bool(status.faults))
+    assert [(fault.pod, fault.reason, fault.attempt) for fault in status.faults] == [(name, "PodFailed", 1)], job.name
+    assert status.restarts == 1
+    failed = wait_for("the event", lambda: _failure(job))
+    assert failed["message"].startswith(f"Pod {name} "), failed["message"]
+    job.pods(f"{job.name}-pseudo-a2", 2)
+
+
+def _failure(job: Job) -> Json | None:
+    return next((event for event in job.events() if event["reason"] == "AttemptFailed"), None)

@@ -1,0 +1,218 @@
+"""Text of every kind that pods, nodes, admission policies and users can produce, on a real API server."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kubernetes import client
+from pseudoreal_api.base import API_VERSION, KIND
+from pseudoreal_api.messages import TerminationMessage
+from pseudoreal_api.spec import JobMetadata
+from pseudoreal_operator import clock
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.login import connect
+from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.tell.events import Event, Reason, to_manifest
+
+from tests.integration.operator.cluster import Cluster, Job
+from tests.patience import wait_for
+
+pytestmark = pytest.mark.integration
+
+Json = dict[str, Any]
+TEXTS = {
+    "emoji": "Connection reset by peer. GLHF! 🏖️",
+    "half": "cut \ud83c",
+    "halves": "\udfd6\ud83c",
+    "nul": "a\x00b",
+    "controls": "\x1b[31mred\x1b[0m\r\x07\x7f\x85\x9f",
+    "lines": "one\u2028two\u2029three\n\n\tfour",
+    "leftward": "\u200f\u202eabc\u202c",
+    "nonchars": "\ufeff\ufffe\uffff",
+    "yaml": "---\n&a {x: *a}\n...\n!!python/object:os.system {}\n%YAML 1.2\n- [",
+    "template": "{{ .Values }} ${x} %s \\ud83c\\udfd6 \\",
+    "json": '{"outcome": "Failed", "phase": [[[',
+    "huge": "begin " + "long 🏖️ " * 2**16 + "ValueError: the end",
+}
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+ONCE: Json = {"spec__restart": {"maxRestarts": 0}}
+_numbers = count()
+
+
+def stored(text: str) -> str:
+    """What an API server keeps: a lone surrogate is no character."""
+    return "".join("\ufffd" if "\ud800" <= c <= "\udfff" else c for c in text)
+
+
+@pytest.fixture
+def ask(operator_kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Runs what needs the operator's own client, with its rights."""
+    monkeypatch.setenv("KUBECONFIG", str(operator_kubeconfig))
+
+    def run(act: Callable[[Api], Coroutine[Any, Any, None]]) -> None:
+        async def connected() -> None:
+            async with connect() as api:
+                await act(api)
+
+        asyncio.run(connected())
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def texts() -> st.SearchStrategy[str]:
+    return st.text(st.characters(exclude_categories=[]), max_size=200)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_is_written_is_read_as_it_was_meant(
+    cluster: Cluster, ask: Callable[..., None], texts: st.SearchStrategy[str], data: st.DataObject
+) -> None:
+    """Also what was not cleaned before."""
+    _write_and_check(cluster, ask, data.draw(texts))
+
+
+@pytest.mark.parametrize("kind", sorted(TEXTS.keys() - {"huge"}))
+def test_known_texts_are_read_as_they_were_meant(kind: str, cluster: Cluster, ask: Callable[..., None]) -> None:
+    _write_and_check(cluster, ask, TEXTS[kind])
+
+
+def _write_and_check(cluster: Cluster, ask: Callable[..., None], text: str) -> None:
+    name = f"texts-{next(_numbers)}"
+    job = cluster.create(name)
+    ask(lambda api: _write(api, job, text))
+    assert job.condition("Progressing")["message"] == stored(text)
+    (child,) = [c for c in cluster.list("api/v1 configmaps") if c["metadata"]["name"] == name]
+    assert (child["data"]["text"], child["metadata"]["annotations"]["text"]) == (stored(text), stored(text))
+    (event,) = job.events()
+    assert event.get("message", "") == clean(text, 1000)
+
+
+async def _write(api: Api, job: Job, text: str) -> None:
+    """A status, a child and an event that have the text."""
+    metadata: Json = {"name": job.name, "namespace": job.cluster.namespace}
+    condition = {"type": "Progressing", "status": "True", "reason": "Training", "message": text}
+    condition["lastTransitionTime"] = clock.to_text(NOW)
+    head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
+    await api.apply(head | {"status": {"conditions": [condition]}}, "status")
+    child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata | {"annotations": {"text": text}}}
+    await api.apply(child | {"data": {"text": text}})
+    named = JobMetadata(**metadata, uid=job.body["metadata"]["uid"], generation=1)
+    await api.post(to_manifest(Event(Reason.FAILED, text, 0, 0), named, NOW, "test"))
+
+
+@pytest.mark.usefixtures("operator")
+def test_no_last_words_of_a_pod_stop_its_job(cluster: Cluster) -> None:
+    """As they are, and as the message of a trainer."""
+    raw = {kind: cluster.create(f"raw-{kind}", **ONCE) for kind in TEXTS}
+    told = {kind: cluster.create(f"told-{kind}", **ONCE) for kind in TEXTS.keys() - {"huge"}}
+    for kind, job in raw.items():
+        (pod,) = job.run(f"{job.name}-pseudo-a1")
+        job.end_with(pod, 1, TEXTS[kind])
+    for kind, job in told.items():
+        (pod,) = job.run(f"{job.name}-pseudo-a1")
+        message = TerminationMessage(outcome="Failed", phase="pseudo", attempt=1, message=stored(TEXTS[kind]))
+        job.end_with(pod, 1, message.to_json())
+    for kind, job in [*raw.items(), *told.items()]:
+        _check_end(job, clean(stored(TEXTS[kind])))
+
+
+def _check_end(job: Job, words: str) -> None:
+    job.wait("the end", lambda status: status.phase == "Failed")
+    failed = job.condition("Failed")
+    assert failed["reason"] == "RestartsExhausted"
+    shown = clean(words.strip(), 600).rstrip(".")
+    assert f"ended with exit code 1: {shown}." in failed["message"], job.name
+    (event,) = [event for event in job.events() if event["reason"] == "Failed"]
+    assert event["message"] == clean(failed["message"], 1000)
+
+
+@pytest.mark.usefixtures("operator")
+def test_no_number_of_a_pod_stops_its_job(cluster: Cluster) -> None:
+    """What no status can hold is no message of a trainer, and shown as it is."""
+    numbers = {"step": 10**30, "tokens": -1, "checkpoint": "x" * 1000}
+    jobs = {}
+    for key, value in numbers.items():
+        job = jobs[key] = cluster.create(f"numbers-{key}", **ONCE)
+        (pod,) = job.run(f"{job.name}-pseudo-a1")
+        message = TerminationMessage(outcome="Failed", phase="pseudo", attempt=1, message="no more").to_dict()
+        job.end_with(pod, 1, str(message | {key: value}).replace("'", '"').replace("False", "false"))
+    for key, job in jobs.items():
+        job.wait("the end", lambda status: status.phase == "Failed")
+        assert f'"{key}": ' in job.condition("Failed")["message"]
+
+
+@pytest.mark.usefixtures("operator")
+def test_no_obstacle_of_a_pod_stops_its_job(cluster: Cluster) -> None:
+    """As the kubelet and the scheduler tell them; the reason is a text as well."""
+    jobs = {kind: cluster.create(f"waits-{kind}") for kind in TEXTS.keys() - {"huge"}}
+    for kind, job in jobs.items():
+        (pod,) = job.pods(f"{job.name}-pseudo-a1")
+        job.keep_waiting(pod, {"reason": "CreateContainerError", "message": TEXTS[kind]})
+    unplaced = cluster.create("unplaced")
+    (pod,) = unplaced.pods("unplaced-pseudo-a1")
+    says = {"reason": "No\nword 🏖️ " * 500, "message": TEXTS["huge"]}
+    cluster.patch_pod_status(
+        pod["metadata"]["name"], {"conditions": [{"type": "PodScheduled", "status": "False"} | says]}
+    )
+    for kind, job in jobs.items():
+        shown = clean(stored(TEXTS[kind])).rstrip(". ")
+        wait_for(f"the obstacle {kind}", lambda job=job, shown=shown: shown in job.condition("Progressing")["message"])
+    wait_for("the odd reason", lambda: "ValueError: the end" in unplaced.condition("Progressing")["message"])
+    assert unplaced.condition("Progressing")["reason"].startswith("No\nword 🏖️")
+
+
+@pytest.mark.usefixtures("operator")
+def test_texts_of_a_user_reach_the_pods(cluster: Cluster) -> None:
+    texts = {kind: text for kind, text in TEXTS.items() if kind not in ("nul", "huge")}
+    env = [{"name": f"TEXT_{kind.upper()}", "value": text} for kind, text in texts.items()]
+    template = {"metadata": {"annotations": {"example.org/text": "|".join(texts.values())}}}
+    job = cluster.create("worded", spec__pod={"env": env, "template": template})
+    cluster.patch_job("worded", {"metadata": {"annotations": {"pseudoreal.dev/finish-phase": TEXTS["huge"][:1000]}}})
+    (pod,) = job.run("worded-pseudo-a1")
+    found = {entry["name"]: entry["value"] for entry in pod["spec"]["containers"][0]["env"] if "value" in entry}
+    assert {kind: found[f"TEXT_{kind.upper()}"] for kind in texts} == {k: stored(v) for k, v in texts.items()}
+    assert pod["metadata"]["annotations"]["example.org/text"] == stored("|".join(texts.values()))
+    wait_for("the odd wish", lambda: "which is no phase of this job" in job.condition("Progressing")["message"])
+
+
+@pytest.mark.usefixtures("operator")
+def test_the_words_of_a_policy_are_told(cluster: Cluster) -> None:
+    words = "no jobs today 🏖️\u2028\u200f!! &a"
+    _forbid_jobs(cluster, words)
+    job = cluster.create("forbidden")
+    job.wait("the refusal", lambda status: any(words in c.message for c in status.conditions))
+    assert job.condition("Progressing")["reason"] == "Hindered"
+
+
+def _forbid_jobs(cluster: Cluster, words: str) -> None:
+    """In the namespace of the test."""
+    policies = client.AdmissionregistrationV1Api(cluster.api)
+    name = {"name": cluster.namespace}
+    rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}
+    spec: Json = {"failurePolicy": "Fail", "validations": [{"expression": "false", "message": words}]}
+    spec["matchConstraints"] = {"resourceRules": [rule]}
+    policies.create_validating_admission_policy({"metadata": name, "spec": spec})
+    chosen = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}}}
+    bound: Json = {"policyName": cluster.namespace, "validationActions": ["Deny"], "matchResources": chosen}
+    policies.create_validating_admission_policy_binding({"metadata": name, "spec": bound})
+    wait_for("the policy", lambda: _is_forbidden(cluster))
+
+
+def _is_forbidden(cluster: Cluster) -> bool:
+    container = {"name": "c", "image": "none"}
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    try:
+        client.BatchV1Api(cluster.api).create_namespaced_job(
+            cluster.namespace, {"metadata": {"name": "probe"}, "spec": {"template": template}}, dry_run="All"
+        )
+    except client.ApiException as error:
+        return error.status == 422
+    return False
