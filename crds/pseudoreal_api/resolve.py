@@ -151,7 +151,7 @@ def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
 
 def resolve_layout(spec: PseudoRealJobSpec, phase: Phase) -> Layout:
     """Raises UnresolvableJob when the ranks do not fit the layers or the batch."""
-    processes = phase.processes_per_worker or _gpus(phase) or 1
+    processes = phase.processes_per_worker or gpus_of(phase) or 1
     ranks = phase.workers * processes
     where = f"spec.phases[{phase.name}]"
     counted = f"workers {phase.workers} x {processes} processes per worker = {ranks} ranks"
@@ -223,5 +223,6 @@ def _identity(job: PseudoRealJob) -> JobIdentity:
     return JobIdentity(name=job.metadata.name, namespace=job.metadata.namespace, uid=job.metadata.uid)
 
 
-def _gpus(phase: Phase) -> int:
+def gpus_of(phase: Phase) -> int:
+    """That each pod asks for."""
     return sum(int(count) for resource, count in phase.resources.limits.items() if resource.endswith("/gpu"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import yaml
 from pseudoreal_api.messages import ExitCode
-from pseudoreal_api.resolve import phase_config
+from pseudoreal_api.resolve import gpus_of, phase_config
 from pseudoreal_api.resolved import PhaseConfig
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -19,6 +19,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.plan.hardware import HardwareProfile, read_profile
 from pseudoreal_trainer.plan.picture import Panel, picture
 from pseudoreal_trainer.plan.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.plan.sizes import Device
 
 
 @click.command()
@@ -41,7 +42,7 @@ def plan(file: Path, phase: str | None, hardware: Path | None, as_json: bool, pi
     """
     try:
         profile = read_profile(hardware) if hardware else None
-        planned = list(_planned(_phases(file, phase), profile))
+        planned = list(_planned(_phases(file, phase, profile), profile))
     except ValueError as error:
         click.echo(str(error), err=True)
         sys.exit(ExitCode.INVALID_JOB)
@@ -52,21 +53,28 @@ def plan(file: Path, phase: str | None, hardware: Path | None, as_json: bool, pi
         sys.exit(ExitCode.INVALID_JOB)
 
 
-def _phases(file: Path, name: str | None) -> list[PhaseConfig]:
+def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
+    """With the device that trains each."""
     job = parse_job(file)
     names = [phase.name for phase in job.spec.phases]
     if name is not None and name not in names:
         raise InvalidJobError(f"{file} has no phase {name}; its phases are {', '.join(names)}")
     chosen = [index for index, known in enumerate(names) if name in (None, known)]
-    return [phase_config(job, index, attempt=1, work_directory=".", offload_directory=".") for index in chosen]
+    return [
+        (
+            phase_config(job, index, attempt=1, work_directory=".", offload_directory="."),
+            "cuda" if gpus_of(job.spec.phases[index]) or (profile and profile.overlaps) else "cpu",
+        )
+        for index in chosen
+    ]
 
 
-def _planned(phases: list[PhaseConfig], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
+def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
     # On stderr, as the result may be JSON for a program.
     with Console(stderr=True).status("planning") as status:
-        for phase in phases:
+        for phase, device in phases:
             status.update(f"planning phase {phase.phase}")
-            yield plan_phase(phase, profile)
+            yield plan_phase(phase, device, profile)
 
 
 def _say(planned: list[PlannedPhase], *, as_json: bool) -> None:

@@ -25,6 +25,8 @@ def show(console: Console, report: PhaseReport) -> None:
 
     say(f"phase {report.name}: {report.parameters:,} parameters, state of {report.parameters_per_rank:,} on a rank")
     console.print(_memory(report))
+    if report.scratch_bytes is not None:
+        say(f"kernels hold up to {readable_bytes(report.scratch_bytes)} of the device for themselves while a pass runs")
     console.print(_links(report))
     say(
         f"a unit is fetched {report.fetches_per_unit} times a step at most, and its gradient reduced"

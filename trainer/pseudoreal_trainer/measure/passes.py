@@ -1,7 +1,7 @@
 """Speeds of forward and backward passes, over a grid of widths and tokens."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
@@ -9,8 +9,10 @@ from pseudoreal_api.model_spec import FeedForward, Model
 from torch import Tensor
 from torch.nn import functional as F
 
+from pseudoreal_trainer.measure.scratch import scratch_share
 from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.model.transformer import Block, Head, rotary
+from pseudoreal_trainer.plan.graphs import Graphs
 from pseudoreal_trainer.plan.hardware import PassSpeed, Precision
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import VOCABULARY, units_of
@@ -75,10 +77,11 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
     def losses(hidden: Tensor) -> Tensor:
         return F.cross_entropy(head(hidden).flatten(0, 1).float(), targets, reduction="sum")
 
-    once = seconds_of(forward, device)
-    both = seconds_of(_backward(block, source, lambda hidden: block(hidden, rotation), source), device)
+    backward = _backward(block, source, lambda hidden: block(hidden, rotation), source)
+    once, both = seconds_of(forward, device), seconds_of(backward, device)
     whole = seconds_of(_backward(head, source, losses, None), device)
     flops = cell.flops
+    sizes = replace(cell.sizes, device="cuda" if device.type == "cuda" else "cpu")
     return PassSpeed(
         compute=cell.compute,
         hidden=cell.hidden,
@@ -87,6 +90,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
         # Of two runs that do not differ by the noise of the machine alone.
         block_backward_flops_per_second=2 * flops / max(both - once, both / 3),
         head_flops_per_second=6 * VOCABULARY * cell.hidden * cell.tokens / whole,
+        scratch_share=scratch_share(backward, device, Graphs(sizes, cell.tokens).block_backward),
     )
 
 

@@ -44,6 +44,12 @@ class PassSpeed(_Model):
     block_forward_flops_per_second: Rate
     block_backward_flops_per_second: Rate = Field(description="Without the forward pass that recomputation repeats.")
     head_flops_per_second: Rate = Field(description="Forward and backward pass of the final norm, head and loss.")
+    scratch_share: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="What kernels held for themselves in a block's backward pass, for each byte that the plan counts.",
+    )
 
 
 class Speeds(_Model):
@@ -118,9 +124,11 @@ def pass_speed(speeds: Speeds, compute: Precision, hidden: int, tokens: int) -> 
             f" {', '.join(sorted({row.compute for row in speeds.passes}))}"
         )
 
-    def value(field: str) -> float:
+    def value(field: str, more: float = 0.0) -> float:
+        """`more`: added meanwhile, as 0 has no logarithm."""
         widths = sorted({row.hidden for row in rows})
-        return _between([(width, _along_tokens(rows, width, tokens, field)) for width in widths], hidden)
+        found = _between([(width, _along_tokens(rows, width, tokens, field, more)) for width in widths], hidden)
+        return max(0.0, found - more)
 
     return PassSpeed(
         compute=compute,
@@ -129,11 +137,12 @@ def pass_speed(speeds: Speeds, compute: Precision, hidden: int, tokens: int) -> 
         block_forward_flops_per_second=value("block_forward_flops_per_second"),
         block_backward_flops_per_second=value("block_backward_flops_per_second"),
         head_flops_per_second=value("head_flops_per_second"),
+        scratch_share=value("scratch_share", 1.0),
     )
 
 
-def _along_tokens(rows: Sequence[PassSpeed], hidden: int, tokens: int, field: str) -> float:
-    return _between(sorted((row.tokens, getattr(row, field)) for row in rows if row.hidden == hidden), tokens)
+def _along_tokens(rows: Sequence[PassSpeed], hidden: int, tokens: int, field: str, more: float) -> float:
+    return _between(sorted((row.tokens, more + getattr(row, field)) for row in rows if row.hidden == hidden), tokens)
 
 
 def _between(points: Sequence[tuple[int, float]], at: int) -> float:

@@ -10,14 +10,15 @@ from pydantic import BaseModel, ConfigDict
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.costs import Load, UnitTime
 from pseudoreal_trainer.plan.from_config import best_layout, phase_sizes
-from pseudoreal_trainer.plan.hardware import HardwareProfile
+from pseudoreal_trainer.plan.graphs import Graphs
+from pseudoreal_trainer.plan.hardware import HardwareProfile, Precision, pass_speed
 from pseudoreal_trainer.plan.homes import Bounds, activation_peaks, bounds_of, shortfalls
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.links import LINKS, Link, link_bytes
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory import held
 from pseudoreal_trainer.plan.predict import idle_share, predict
-from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.sizes import Device, Sizes
 from pseudoreal_trainer.plan.steps import Fetch, Plan, Reduce
 from pseudoreal_trainer.plan.timeline import Timeline, timeline
 
@@ -53,6 +54,8 @@ class PhaseReport(_Model):
     bytes: TierBytes
     peak_device_bytes: int
     """With the activations."""
+    scratch_bytes: int | None
+    """What kernels hold for themselves besides, while a pass runs. null: no hardware profile was given."""
     link_bytes_per_step: dict[Link, int]
     fetches_per_unit: int
     """In a step, of the unit and rank with the most."""
@@ -83,21 +86,23 @@ class PlannedPhase:
     """Its times are seconds; else forward passes of a layer."""
 
 
-def plan_phase(config: PhaseConfig, profile: HardwareProfile | None) -> PlannedPhase:
+def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None) -> PlannedPhase:
     """Raises ValueError when the profile lacks what the phase needs."""
-    layout, sizes = best_layout(config), phase_sizes(config)
+    layout, sizes = best_layout(config, device), phase_sizes(config, device)
     plan = step_plan(layout)
     check_plan(layout, plan)
     ranks = _ranks(layout, sizes, plan)
     prediction = predict(layout, sizes, profile, config.precision.compute) if profile else None
     line = prediction.timeline if prediction else timeline(layout, plan, unit_time(layout))
-    reasons = _reasons(config, layout, sizes, profile)
+    scratch = kernel_scratch(layout, sizes, profile, config.precision.compute) if profile else None
+    reasons = _reasons(config, layout, sizes, profile, scratch or 0)
     report = PhaseReport(
         name=config.phase,
         parameters=sum(unit.numel for unit in sizes.units),
         parameters_per_rank=max(rank.parameters for rank in ranks),
         bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
         peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),
+        scratch_bytes=scratch,
         link_bytes_per_step={link: max(rank.link_bytes_per_step[link] for rank in ranks) for link in LINKS},
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
@@ -139,10 +144,20 @@ def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:
     return max((count for counter in counts for count in counter.values()), default=0)
 
 
-def _reasons(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile | None) -> list[str]:
+def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> int:
+    """Bytes. Raises ValueError when nothing was measured in that precision."""
+    tokens = sizes.most_tokens(layout.data)
+    speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden, tokens)
+    return round(speed.scratch_share * Graphs(sizes, tokens).block_backward)
+
+
+def _reasons(
+    config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile | None, scratch: int
+) -> list[str]:
     reasons = shortfalls(layout, sizes, bounds_of(config.offload.budget))
     if profile is not None:
-        machine = Bounds(profile.device_bytes, profile.host_bytes)
+        room = None if profile.device_bytes is None else profile.device_bytes - scratch
+        machine = Bounds(room, profile.host_bytes)
         reasons += shortfalls(layout, sizes, machine, "the hardware profile's {tier}_bytes")
     return reasons
 

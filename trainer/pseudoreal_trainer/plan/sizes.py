@@ -1,13 +1,20 @@
 """What bytes depend on besides the layout. Pure."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from pseudoreal_api.model_spec import Model
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import Unit
 
+Device = Literal["cpu", "cuda"]
+"""Type of the device that trains, as torch calls it."""
+
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
+_ALLOCATED = {"cpu": 1, "cuda": 512}
+"""What allocations are multiples of: bytes on the CPU; on a GPU the smallest block of torch's caching allocator
+(kMinBlockSize of CUDACachingAllocator, torch 2.11 to 2.15)."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +29,7 @@ class Sizes:
     """Sequences of a micro-batch, over all data ranks."""
     checkpoint_buffer: int = 0
     """Bytes through which checkpoints pass."""
+    device: Device = "cpu"
 
     @property
     def has_own_copies(self) -> bool:
@@ -32,9 +40,14 @@ class Sizes:
         """Of a micro-batch, on the data rank with the largest part of it; see `stream.rank_parts`."""
         return -(-self.micro_batch // data_ranks) * self.model.sequence
 
+    def allocated(self, size: int) -> int:
+        """Bytes of the device that a tensor of `size` bytes takes."""
+        unit = _ALLOCATED[self.device]
+        return -(-size // unit) * unit
+
     def boundary(self, tokens: int) -> int:
         """Bytes of what passes from position to position, [B, T, H]."""
-        return tokens * self.model.hidden * self.compute_bytes
+        return self.allocated(tokens * self.model.hidden * self.compute_bytes)
 
     def block_flops(self, tokens: int) -> int:
         """Of a block's forward pass: two for each weight of a matrix that a token meets, and attention to half of the

@@ -56,7 +56,7 @@ def train_phase(
         log.info("phase_already_complete", phase=config.phase, checkpoint=own.name)
         return termination("Succeeded", config, own, store)
     ranks.stamps.does("makes the engine")
-    layout = phase_layout(config)
+    layout = phase_layout(config, "cuda" if ranks.device.type == "cuda" else "cpu")
     with open_engine(config, layout, ranks) as engine:
         ranks.stamps.does("loads weights")
         fill(engine, config, start.checkpoint if start else None)

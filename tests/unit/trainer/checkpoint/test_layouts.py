@@ -67,7 +67,7 @@ def _do(task: Task, ranks: Ranks) -> None:
         found = find_start(config.model_copy(update={"work_directory": str(task.source)}), ranks)
         start = found.checkpoint if found else None
     corpus = load_corpus(config.data, config.model.sequence)
-    with open_engine(config, phase_layout(config), ranks) as engine:
+    with open_engine(config, phase_layout(config, "cpu"), ranks) as engine:
         fill(engine, config, start)
         saver = Saver(engine, CheckpointStore(work, config.job.uid), Fence(work, 1), config.checkpoint, None)
         stepper = Stepper(config, Stream(corpus.train, config.model.sequence, config.data.seed), engine, begin=0)

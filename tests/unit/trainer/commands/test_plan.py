@@ -104,6 +104,32 @@ def test_a_device_too_small_for_the_phase_is_refused(job: dict[str, Any], file: 
     assert "the hardware profile's device_bytes is 1000 B, but pipeline rank 0 needs" in result.stdout
 
 
+def test_what_kernels_hold_counts_where_it_was_measured(job: dict[str, Any], file: Path, tmp_path: Path) -> None:
+    profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text())
+    for speeds in profile["speeds"]:
+        speeds["passes"] = [row | {"scratch_share": 0.5} for row in speeds["passes"]]
+    measured = tmp_path / "measured.yaml"
+    measured.write_text(yaml.safe_dump(profile))
+    assert phases(plan(job, file, "--json"))[1]["scratch_bytes"] is None
+    real = phases(plan(job, file, "--json", "--hardware", str(measured)))[1]
+    assert real["scratch_bytes"] > 0
+    assert "for themselves while a pass runs" in plan(job, file, "--hardware", str(measured)).stdout
+    room = real["peak_device_bytes"] + real["scratch_bytes"]
+    for more, fits in ((0, True), (-1, False)):
+        measured.write_text(yaml.safe_dump(profile | {"device_bytes": room + more}))
+        assert phases(plan(job, file, "--json", "--hardware", str(measured)))[1]["fits"] == fits
+
+
+def test_the_device_that_trains_is_planned(job: dict[str, Any], file: Path) -> None:
+    """A GPU keeps less of a norm than the CPU."""
+    on_cpu = phases(plan(job, file, "--json"))[1]
+    job["spec"]["phases"][1] |= {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    on_gpu = phases(plan(job, file, "--json"))[1]
+    assert on_gpu["peak_device_bytes"] - on_gpu["bytes"]["device"] < (
+        on_cpu["peak_device_bytes"] - on_cpu["bytes"]["device"]
+    )
+
+
 def test_a_profile_gives_seconds(job: dict[str, Any], file: Path) -> None:
     result = plan(job, file, "--json", "--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml"))
     assert result.exit_code == 0, result.output

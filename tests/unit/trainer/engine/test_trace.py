@@ -63,7 +63,7 @@ def _passes_done(file: Path) -> dict[int, Counter[Pass]]:
 def test_every_pass_is_there_once_a_step(traces: Path, config: Callable[..., PhaseConfig]) -> None:
     for index, (before, end) in enumerate(zip((0, *STEPS), STEPS, strict=False)):
         phase = config(index)
-        layout = phase_layout(phase)
+        layout = phase_layout(phase, "cpu")
         plan = step_plan(layout)
         files = sorted((traces / phase.phase).iterdir())
         assert [file.name for file in files] == [f"rank-{rank:04d}.trace.json" for rank in range(phase.ranks)]

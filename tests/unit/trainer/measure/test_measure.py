@@ -9,9 +9,13 @@ from click.testing import CliRunner
 from pseudoreal_trainer.cli import main
 from pseudoreal_trainer.measure import passes
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
+from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
-from pseudoreal_trainer.plan.hardware import read_profile
+from pseudoreal_trainer.plan.graphs import Graphs
+from pseudoreal_trainer.plan.hardware import Precision, pass_speed, read_profile
 from torch import multiprocessing
+
+from tests.unit.trainer.plan.test_predict import profile
 
 CPU = torch.device("cpu")
 
@@ -44,6 +48,28 @@ def test_speeds_of_a_cell_are_those_of_a_computer(compute: str) -> None:
         assert 1e6 < flops < 1e14
 
 
+def test_what_kernels_hold_is_what_the_plan_does_not_count() -> None:
+    def act() -> torch.Tensor:
+        torch.empty(3000, dtype=torch.uint8)
+        return torch.empty(1000, dtype=torch.uint8)
+
+    assert most_on_cpu(act) == 3000
+    assert scratch_share(act, CPU, 2000) == 0.5
+    assert scratch_share(act, CPU, 4000) == 0.0, "the plan may say too much"
+
+
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+def test_bytes_of_a_pass_that_was_not_measured_are_within_a_tenth(compute: Precision) -> None:
+    """Of this processor, from passes that are larger and smaller."""
+    measured = [measure_cell(Cell(compute, hidden, tokens), CPU) for hidden in (64, 128) for tokens in (64, 256)]
+    speeds = profile().speeds[0].model_copy(update={"passes": measured})
+    cell = Cell(compute, hidden=96, tokens=128)
+    share = pass_speed(speeds, compute, cell.hidden, cell.tokens).scratch_share
+    planned = Graphs(cell.sizes, cell.tokens).block_backward
+    actual = (1 + measure_cell(cell, CPU).scratch_share) * planned
+    assert (1 + share) * planned == pytest.approx(actual, rel=0.1)
+
+
 def test_long_rows_end_where_more_tokens_would_take_too_long() -> None:
     fast = measure_cell(Cell("float32", hidden=64, tokens=64), CPU)
     assert not passes.is_slow(fast.model_copy(update={"block_forward_flops_per_second": 1e15}))
@@ -53,10 +79,10 @@ def test_long_rows_end_where_more_tokens_would_take_too_long() -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_leave_their_speeds(ranks: int, tmp_path: Path) -> None:
     multiprocessing.spawn(_measure_little, (ranks, tmp_path), nprocs=ranks)
-    profile = tmp_path / "profile.yaml"
+    file = tmp_path / "profile.yaml"
     speeds = (tmp_path / f"speeds-{ranks}.json").read_text()
-    profile.write_text(f"version: 1\nname: this machine\noverlaps: false\nspeeds: [{speeds}]\n")
-    (found,) = read_profile(profile).speeds
+    file.write_text(f"version: 1\nname: this machine\noverlaps: false\nspeeds: [{speeds}]\n")
+    (found,) = read_profile(file).speeds
     assert found.ranks == ranks
     assert [row.hidden for row in found.passes] == [64]
     assert [group.ranks for group in found.collectives] == ([] if ranks == 1 else [2])

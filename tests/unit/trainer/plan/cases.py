@@ -4,7 +4,7 @@ from typing import Any
 
 from pseudoreal_api.model_spec import Model
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 
@@ -24,9 +24,10 @@ def make_sizes(
     blocks: int | None = None,
     compute: str = "float32",
     micro_batch: int = 4,
+    device: Device = "cpu",
     **model: Any,
 ) -> Sizes:
     fields = {"layers": layers, "hidden": 32, "heads": 2, "sequence": 16, "ffn": {"hidden": 96}} | model
     spec = Model.model_validate(fields)
     units = units_of(spec, blocks or layers)
-    return Sizes(spec, units, compute_bytes(compute), master_bytes(compute), micro_batch)
+    return Sizes(spec, units, compute_bytes(compute), master_bytes(compute), micro_batch, device=device)

@@ -1,7 +1,5 @@
 """What the plan says of bytes against what the engine counts as it moves them, and against the allocator."""
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,10 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory import held
 from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
-from torch.profiler import ProfilerActivity, profile
 
 from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, Case
 from tests.unit.trainer.engine.ranks import CaseBatch, Result, make_engine, run_cases
+from tests.unit.trainer.plan.allocations import allocated
 
 CPU = torch.device("cpu")
 LINKED = [
@@ -68,25 +66,11 @@ def test_bytes_on_links(case: Case, results: dict[Case, list[Result]]) -> None:
             assert {link: moved.get(link, 0) for link in LINKS} == {link: expected[link] for link in LINKS}
 
 
-def allocated(act: Callable[[], object], folder: Path) -> tuple[int, int]:
-    """Bytes that are left by `act`, and the most that it had at a time, on the CPU."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        kept = act()
-    recorded.export_chrome_trace(str(folder / "trace.json"))
-    del kept
-    events = json.loads((folder / "trace.json").read_text())["traceEvents"]
-    held_now = most = 0
-    for event in sorted((e for e in events if e["name"] == "[memory]"), key=lambda e: e["ts"]):
-        held_now += event["args"]["Bytes"]
-        most = max(most, held_now)
-    return held_now, most
-
-
 @pytest.mark.parametrize("case", ONE_RANK, ids=lambda case: case.name)
 def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
     """Of all tiers but the disk, which on the CPU are one memory."""
     engines: list[Engine] = []
-    kept, _ = allocated(lambda: engines.append(make_engine(case, Ranks(0, 1, CPU), tmp_path)), tmp_path)
+    kept = allocated(lambda: engines.append(make_engine(case, Ranks(0, 1, CPU), tmp_path)), tmp_path).left
     (engine,) = engines
     batch = CaseBatch(case, 0, 0, CPU)
 
@@ -95,7 +79,7 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
         engine.settle()
 
     step()
-    _, most = allocated(step, tmp_path)
+    most = allocated(step, tmp_path).tensors
     engine.close()
     tiers = held(case.layout, sizes_of(case), 0)
     peak = activation_peak(case.layout, sizes_of(case), 0, step_plan(case.layout)[0])

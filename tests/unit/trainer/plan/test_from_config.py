@@ -20,7 +20,7 @@ def test_everything_that_a_phase_says_of_its_layout(
         "activations": {"home": "host"},
         "offload": {"home": "host", "homes": [{"unit": "blocks.1", "home": "disk"}], "window": 3},
     }
-    assert phase_layout(config(1)) == Layout(
+    assert phase_layout(config(1), "cpu") == Layout(
         layer_blocks=(0, 0, 1, 1),
         pipeline=2,
         data=3,
@@ -39,7 +39,7 @@ def test_sizes_in_the_precision_of_the_phase(job_body: dict[str, Any], config: C
     found = []
     for compute in ("bfloat16", "float32", "float64"):
         job_body["spec"]["precision"]["compute"] = compute
-        sizes = phase_sizes(config(1))
+        sizes = phase_sizes(config(1), "cpu")
         found.append((sizes.compute_bytes, sizes.master_bytes))
         assert sizes.checkpoint_buffer == 256 << 20
         # 6 sequences, as two micro-batches, over two data ranks: two and one.
@@ -52,4 +52,4 @@ def test_a_phase_that_does_not_fit_is_an_invalid_job(
 ) -> None:
     job_body["spec"]["phases"][0]["offload"] = {"budget": {"device": "1Ki"}}
     with pytest.raises(InvalidJobError, match=r"offload.budget.device is 1.00 KiB, but pipeline rank 0 needs"):
-        phase_layout(config(0))
+        phase_layout(config(0), "cpu")

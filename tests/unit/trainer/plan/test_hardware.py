@@ -17,7 +17,7 @@ EXAMPLES = Path(__file__).parents[4] / "examples" / "hardware"
 LINK = Transfer(latency_seconds=1.0, bytes_per_second=10.0)
 
 
-def row(hidden: int, tokens: int, speed: float) -> PassSpeed:
+def row(hidden: int, tokens: int, speed: float, scratch: float = 0.0) -> PassSpeed:
     return PassSpeed(
         compute="float32",
         hidden=hidden,
@@ -25,6 +25,7 @@ def row(hidden: int, tokens: int, speed: float) -> PassSpeed:
         block_forward_flops_per_second=speed,
         block_backward_flops_per_second=2 * speed,
         head_flops_per_second=speed,
+        scratch_share=scratch,
     )
 
 
@@ -112,3 +113,10 @@ def test_a_bad_profile_is_refused_in_a_sentence(tmp_path: Path, text: str, fault
         read_profile(file)
     with pytest.raises(ValueError, match="cannot be read"):
         read_profile(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(10, 0.21), (100, 0.1), (1000, 0.0), (5, 0.21), (9999, 0.0)])
+def test_what_kernels_hold_lies_between_what_was_measured(tokens: int, share: float) -> None:
+    """1.21, 1.1 and 1 are as far from each other, in logarithms."""
+    found = speeds(row(16, 10, 100.0, 0.21), row(16, 1000, 100.0))
+    assert pass_speed(found, "float32", 16, tokens).scratch_share == pytest.approx(share)

@@ -1,0 +1,49 @@
+"""What the plan says of a pass against the allocator of a GPU; `measure-hardware` measures what is left."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from pseudoreal_trainer.measure.scratch import scratch_share
+
+from tests.unit.trainer.plan.passes import ON_GPUS, BlockPass, EndPasses, graphs
+
+pytestmark = pytest.mark.gpu
+
+SHAPE = (1024, 4096, 4, 512)
+SCRATCH = 0.25
+"""Kernels hold no more than that share for themselves: sums of an attention's backward pass in float32."""
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("compute", ON_GPUS)
+def test_most_bytes_of_a_blocks_backward_pass(
+    compute: str, activation: str, gpu: torch.device, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = graphs(SHAPE, compute, activation, device="cuda")
+    with gpu:
+        one = BlockPass(found, compute)
+    one.both()
+    share = scratch_share(one.both, gpu, found.block_backward)
+    with capsys.disabled():
+        print(f"\nblock, {compute}, {activation}: kernels hold {share:.1%} besides {found.block_backward} bytes")
+    assert share < SCRATCH
+    assert peak(one.both, gpu) > 0.97 * found.block_backward
+
+
+@pytest.mark.parametrize("compute", ON_GPUS)
+def test_most_bytes_of_the_heads_backward_pass(compute: str, gpu: torch.device) -> None:
+    found = graphs(SHAPE, compute, "gelu", device="cuda")
+    with gpu:
+        ends = EndPasses(found, compute)
+    ends.of_the_head()
+    assert peak(ends.of_the_head, gpu) == pytest.approx(found.head_backward, rel=0.1)
+
+
+def peak(act: Callable[[], object], gpu: torch.device) -> int:
+    """Most bytes that `act` has at a time."""
+    torch.cuda.reset_peak_memory_stats(gpu)
+    before = torch.cuda.memory_allocated(gpu)
+    act()
+    torch.cuda.synchronize(gpu)
+    return torch.cuda.max_memory_allocated(gpu) - before

@@ -1,0 +1,32 @@
+"""What the plan says of bytes is right whatever instructions the processor has: oneDNN is told to use fewer of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parent
+DEPENDENT = [FOLDER / "test_graphs.py", f"{FOLDER / 'test_against_engine.py'}::test_most_bytes_of_a_step"]
+LONG = [pytest.param(isa, marks=pytest.mark.long) for isa in ("AVX512_CORE", "AVX512_CORE_BF16")]
+
+
+@pytest.mark.parametrize("isa", ["AVX2", *LONG])
+def test_bytes_are_right_with_fewer_instructions(isa: str) -> None:
+    """With all of them, these tests run by themselves. Only products in bfloat16 have kernels of their own there."""
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": isa, "ATEN_CPU_CAPABILITY": isa.split("_")[0].lower()}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--quiet",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        "bfloat16",
+        *map(str, DEPENDENT),
+    ]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout
