@@ -199,7 +199,7 @@ def make_operator(
 
 @pytest.fixture
 def stopped_operator(make_operator: Callable[[str], Operator]) -> Operator:
-    # Without a Lease, which it would lose on a machine that stands still for too long.
+    # Without a Lease: tests of it have operators of their own.
     return make_operator("")
 
 
