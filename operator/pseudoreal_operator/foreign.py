@@ -15,10 +15,11 @@ _PICTURES = 0x2400
 def clean(text: str, most: int = MOST_CHARACTERS) -> str:
     """`text` with a visible sign for each character that cannot be shown, and with `most` characters at most: the
     beginning and the end of what is longer."""
-    return _UNPRINTABLE.sub(_sign, _cut(text, most))
+    return _UNPRINTABLE.sub(_sign, cut(text, most))
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
+    """Without the middle of what is longer."""
     if len(text) <= most:
         return text
     end = int((most - len(_CUT)) * _END_SHARE)

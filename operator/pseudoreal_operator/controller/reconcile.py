@@ -16,6 +16,7 @@ from pseudoreal_operator.cluster.api import Api, message_of
 from pseudoreal_operator.controller.counts import Counts
 from pseudoreal_operator.decide.plan import Plan, plan, plan_hindrance, plan_refusal, plan_unreadable
 from pseudoreal_operator.decide.stopping import STOP_SECONDS
+from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.observed import Observed
 from pseudoreal_operator.observe.requests import observe
@@ -58,7 +59,7 @@ async def reconcile(api: Api, board: Board, settings: Settings, counts: Counts, 
     try:
         job = PseudoRealJob.from_object(body)
     except ValidationError as error:
-        sentence = f"This release of the operator cannot read the job: {error}"
+        sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
         return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
     board.follow((who.namespace, who.uid), metadata.annotations.get(ANNOTATION_FINISH_PHASE))
     seen = await observe(api, board, job, status, now)

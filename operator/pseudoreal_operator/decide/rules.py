@@ -15,6 +15,7 @@ from pseudoreal_operator.diagnose import results
 from pseudoreal_operator.diagnose.classify import classify
 from pseudoreal_operator.diagnose.hang import find_stall
 from pseudoreal_operator.diagnose.obstacles import describe_obstacle
+from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role
 from pseudoreal_operator.observe.stages import Stage, current_stage, first_phases, is_started, started
@@ -33,7 +34,7 @@ def first_sight(case: Case) -> Step | None:
     try:
         check(case.spec)
     except ValueError as error:
-        return refuse(case.status, str(error), case.now)
+        return refuse(case.status, clean(str(error)), case.now)
     now = clock.to_text(case.now)
     update = {"attempt": 1, "start_time": now, "active_since": now, "phases": first_phases(case.spec)}
     # There is nothing yet that could be done again.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pseudoreal_api.messages import ExitCode
 from pseudoreal_api.recovery_spec import RestartRule, RuleAction
 
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.foreign import cut
 from pseudoreal_operator.observe.observed import Pod, PodPhase, Termination
 
 _QUOTED = 600
@@ -101,7 +101,7 @@ def _who(pod: Pod) -> str:
 def _words(pod: Pod) -> str:
     end = pod.termination
     text = (end.message.message if end.message else end.text) if end else pod.complaint
-    return clean(text.strip(), _QUOTED)
+    return cut(text.strip(), _QUOTED)
 
 
 def _memory_sentence(pod: Pod) -> str:

@@ -14,7 +14,7 @@ from typing import Literal
 from pseudoreal_api.status import Condition, PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.foreign import cut
 from pseudoreal_operator.tell.refused import sentence_for
 
 Truth = Literal["True", "False", "Unknown"]
@@ -81,7 +81,7 @@ def with_claim(old: Sequence[Condition], claim: Claim, generation: int, now: dat
 
 def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:
     same = old is not None and old.status == claim.status
-    text = clean(claim.message, _MESSAGE_CHARACTERS)
+    text = cut(claim.message, _MESSAGE_CHARACTERS)
     return Condition(
         type=claim.type,
         status=claim.status,

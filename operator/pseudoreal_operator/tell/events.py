@@ -17,7 +17,7 @@ from pseudoreal_api.spec import JobMetadata
 from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.foreign import cut
 from pseudoreal_operator.tell.conditions import find, holds
 
 COMPONENT = "pseudoreal-operator"
@@ -101,7 +101,7 @@ def to_manifest(event: Event, job: JobMetadata, now: datetime, instance: str) ->
         },
         "type": event.type,
         "reason": event.reason.value,
-        "message": clean(event.message, _MESSAGE_CHARACTERS),
+        "message": cut(event.message, _MESSAGE_CHARACTERS),
         "firstTimestamp": time,
         "lastTimestamp": time,
         "count": 1,

@@ -32,7 +32,7 @@ TEXTS = {
     "halves": "\udfd6\ud83c",
     "nul": "a\x00b",
     "controls": "\x1b[31mred\x1b[0m\r\x07\x7f\x85\x9f",
-    "lines": "one\u2028two\u2029three\n\n\tfour",
+    "lines": "one \u2028 two\u2029three \u0085 \n\n\tfour",
     "leftward": "\u200f\u202eabc\u202c",
     "nonchars": "\ufeff\ufffe\uffff",
     "yaml": "---\n&a {x: *a}\n...\n!!python/object:os.system {}\n%YAML 1.2\n- [",

@@ -33,7 +33,7 @@ class Kind(StrEnum):
     ANSWER_410 = "answer 410"
     ANSWER_429 = "answer 429"
     ANSWER_500 = "answer 500"
-    REFUSE_TEXT = "answer 400, and to every status with the same text"
+    REFUSE_TEXTS = "answer 400 to this and every later status that has a text"
     CUT = "cut"
     ERROR_410 = "ERROR 410 in the stream"
     ERROR_500 = "ERROR 500 in the stream"
@@ -57,7 +57,7 @@ _OF_WRITES = (*_ANY, Kind.DUPLICATE, Kind.KILL_BEFORE, Kind.KILL_AFTER)
 _OF_CHANGES = (Kind.CUT, Kind.ERROR_410, Kind.ERROR_500)
 _APPLICABLE = {
     Target.WRITE: _OF_WRITES,
-    Target.STATUS: (Kind.REFUSE_TEXT,),
+    Target.STATUS: (Kind.REFUSE_TEXTS,),
     Target.CHANGE: _OF_CHANGES,
     Target.WATCH: (Kind.DROP_REQUEST, Kind.DELAY, *_ANSWERS),
     Target.READ: _ANY,
@@ -65,7 +65,7 @@ _APPLICABLE = {
 _SAMPLED = {
     Target.CHILD: (Kind.HANG, Kind.DROP_REQUEST, Kind.ANSWER_410, Kind.ANSWER_500, Kind.KILL_AFTER),
     Target.NEWS: (Kind.DROP_ANSWER, Kind.DUPLICATE, Kind.ANSWER_409, Kind.KILL_BEFORE),
-    Target.STATUS: (Kind.DELAY, Kind.ANSWER_429, Kind.KILL_BEFORE, Kind.KILL_AFTER, Kind.REFUSE_TEXT),
+    Target.STATUS: (Kind.DELAY, Kind.ANSWER_429, Kind.KILL_BEFORE, Kind.KILL_AFTER),
     Target.CHANGE: (Kind.ERROR_500,),
     Target.READ: (Kind.ANSWER_410,),
     Target.WATCH: (Kind.ANSWER_429,),
@@ -87,6 +87,7 @@ def sample(counts: Mapping[Target, int]) -> Iterator[Fault]:
     for target, kinds in _SAMPLED.items():
         for kind in kinds:
             yield Fault(kind, target, chance.randint(1, surely_reached(counts[target])))
+    yield Fault(Kind.REFUSE_TEXTS, Target.STATUS, 1)
 
 
 def surely_reached(count: int) -> int:

@@ -28,7 +28,7 @@ _CODES = {
     Kind.ANSWER_410: (410, "Expired"),
     Kind.ANSWER_429: (429, "TooManyRequests"),
     Kind.ANSWER_500: (500, "InternalError"),
-    Kind.REFUSE_TEXT: (400, "BadRequest"),
+    Kind.REFUSE_TEXTS: (400, "BadRequest"),
     Kind.ERROR_410: (410, "Expired"),
     Kind.ERROR_500: (500, "InternalError"),
 }
@@ -73,8 +73,8 @@ class Proxy:
     struck: str = ""
     exchanges: list[Exchange] = field(default_factory=list)
     counts: Counter[Target] = field(default_factory=Counter)
-    refused: str | None = None
-    """A text that no status may have."""
+    refuses_texts: bool = False
+    """No status may have any."""
 
     def __enter__(self) -> Self:
         self._ready = threading.Event()
@@ -135,9 +135,10 @@ class Proxy:
         self.exchanges.append(exchange)
         kind = self._due(str(exchange), *exchange.targets())
         if Target.STATUS in exchange.targets():
-            text = _progress_text(await request.json())
-            self.refused = text if kind is Kind.REFUSE_TEXT else self.refused
-            kind = Kind.REFUSE_TEXT if text == self.refused else kind
+            self.refuses_texts |= kind is Kind.REFUSE_TEXTS
+            kind = None if kind is Kind.REFUSE_TEXTS else kind
+            if self.refuses_texts and _has_texts(await request.json()):
+                kind = Kind.REFUSE_TEXTS
         if kind in _CODES:
             return _refusal(kind)
         if not await self._reaches_the_server(kind):
@@ -225,10 +226,10 @@ def _failure(kind: Kind) -> Json:
     return {"kind": "Status", "apiVersion": "v1"} | said
 
 
-def _progress_text(status: Json) -> str:
-    """Of the condition that tells how the job goes on."""
-    (text,) = [c["message"] for c in status["status"]["conditions"] if c["type"] == "Progressing"]
-    return str(text)
+def _has_texts(job: Json) -> bool:
+    """Of others than the operator, which says that they were refused."""
+    messages = [condition["message"] for condition in job["status"]["conditions"]]
+    return any("refused the text of this condition" not in message for message in messages)
 
 
 def _described(line: bytes) -> str:

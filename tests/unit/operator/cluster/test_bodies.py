@@ -31,7 +31,7 @@ def storable(value: Any) -> Any:
 
 CHARACTERS = [
     *("GLHF! 🏖️", "\ud83c", "\udfd6\ud83c", "a\x00b\x1b[31m\x7f\x85\x9f"),
-    *("\u2028\u2029", "\u200f\u202e", "\ufeff\uffff", "\\ud83c\\udfd6"),
+    *("one \u2028 two\u2029", "one \x85 two", "\u200f\u202e", "\ufeff\uffff", "\\ud83c\\udfd6"),
 ]
 LIKE_YAML = ["!!python/object x", "&a *a", "---\n...\n", "%YAML 1.2", "- x: [", "'\"\\", "yes", "<<", "~"]
 
