@@ -17,7 +17,7 @@ from pseudoreal_api.spec import JobMetadata
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.login import connect
-from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.foreign import clean, cut
 from pseudoreal_operator.tell.events import Event, Reason, to_manifest
 
 from tests.integration.operator.cluster import Cluster, Job
@@ -92,7 +92,7 @@ def _write_and_check(cluster: Cluster, ask: Callable[..., None], text: str) -> N
     (child,) = [c for c in cluster.list("api/v1 configmaps") if c["metadata"]["name"] == name]
     assert (child["data"]["text"], child["metadata"]["annotations"]["text"]) == (stored(text), stored(text))
     (event,) = job.events()
-    assert event.get("message", "") == clean(text, 1000)
+    assert event.get("message", "") == stored(text)
 
 
 async def _write(api: Api, job: Job, text: str) -> None:
@@ -131,7 +131,7 @@ def _check_end(job: Job, words: str) -> None:
     shown = clean(words.strip(), 600).rstrip(".")
     assert f"ended with exit code 1: {shown}." in failed["message"], job.name
     (event,) = [event for event in job.events() if event["reason"] == "Failed"]
-    assert event["message"] == clean(failed["message"], 1000)
+    assert event["message"] == cut(failed["message"], 1000)
 
 
 @pytest.mark.usefixtures("operator")
