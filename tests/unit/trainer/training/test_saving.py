@@ -12,13 +12,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
+from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.tell.lost_peer import has_lost_a_peer
+from pseudoreal_trainer.training.phase import train_phase
 from pseudoreal_trainer.training.saving import SavingFailed
+
+from tests.unit.trainer.forked import run_ranks
 
 UID = "11111111-2222"
 
@@ -59,6 +67,32 @@ def test_a_volume_that_fails_ends_the_phase_and_keeps_what_was_committed(
     assert _newest(config(0, "broken")).manifest.step == 2
     train(config(0, "broken"))
     _assert_same(_newest(config(0, "whole")), _newest(config(0, "broken")))
+
+
+def _rank(number: int, config: PhaseConfig, folder: Path) -> None:
+    def failing(_: TensorWriter, __: Any) -> None:
+        raise OSError(errno.EIO, "the disk has failed")
+
+    if number == 1:
+        TensorWriter.append = failing  # type: ignore[method-assign]
+    corpus = load_corpus(config.data, config.model.sequence)
+    try:
+        train_phase(config, corpus, Ranks(number, 2, torch.device("cpu")), lambda: False)
+    except SavingFailed as error:
+        (folder / f"{number}").write_text(f"{has_lost_a_peer(error)}: {error}")
+    # The groups of the other rank may be gone.
+    os._exit(0)
+
+
+def test_the_rank_whose_files_could_not_be_written_is_at_fault_and_the_other_says_so(
+    job_body: Any, config: Any, tmp_path: Path
+) -> None:
+    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "sync"}
+    job_body["spec"]["phases"][0]["workers"] = 2
+    run_ranks(_rank, 2, config(0), tmp_path)
+    said = [(tmp_path / f"{number}").read_text() for number in range(2)]
+    assert said[0].startswith("True: checkpoint pseudo-00000002 could not be written: another rank says why")
+    assert said[1].startswith("False: checkpoint pseudo-00000002 could not be written: [Errno 5] the disk has failed")
 
 
 @pytest.fixture
