@@ -103,7 +103,8 @@ def read_report(body: bytes) -> PodReport:
     if not all(_fits(part) for part in (report.progress, report.checkpoint) if part):
         raise ValueError("a number in it is not finite, or too large")
     ranks = [sign.model_copy(update={"doing": clean(sign.doing)}) for sign in report.ranks]
-    return report.model_copy(update={"ranks": ranks})
+    saved = report.checkpoint and report.checkpoint.model_copy(update={"name": clean(report.checkpoint.name)})
+    return report.model_copy(update={"ranks": ranks, "checkpoint": saved})
 
 
 def _progress(line: str) -> ProgressReport | None:
@@ -181,7 +182,8 @@ def _termination_message(text: str) -> TerminationMessage | None:
     # A lone surrogate is none of UTF-8, which the parser reads.
     except (ValidationError, UnicodeEncodeError):
         return None
-    return message.model_copy(update={"message": clean(message.message)})
+    checkpoint = message.checkpoint and clean(message.checkpoint)
+    return message.model_copy(update={"message": clean(message.message), "checkpoint": checkpoint})
 
 
 def _condition(status: Json, kind: str) -> Json | None:

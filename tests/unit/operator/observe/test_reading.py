@@ -5,9 +5,17 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.messages import TerminationMessage
+from pseudoreal_api.reports import PodReport, RankSign, SavedCheckpoint
 from pseudoreal_operator.diagnose.obstacles import describe_obstacle
 from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role, Run
-from pseudoreal_operator.observe.reading import belongs_to, is_of_another, newest_report, read_job, read_pod
+from pseudoreal_operator.observe.reading import (
+    belongs_to,
+    is_of_another,
+    newest_report,
+    read_job,
+    read_pod,
+    read_report,
+)
 
 LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/role": "train", "pseudoreal.dev/attempt": "3"}
 RUN = Run("real", Role.TRAIN, 3)
@@ -82,25 +90,60 @@ def test_disruptions() -> None:
     assert pod(phase="Unknown", reason="NodeLost").disruption == "NodeLost"
 
 
+LINE: dict[str, Any] = {
+    "event": "progress",
+    "phase": "real",
+    "total_steps": 20,
+    "tokens": 1,
+    "loss": 1.0,
+    "learning_rate": 0.1,
+    "tokens_per_second": 1.0,
+    "seconds": 1.0,
+    "remaining_seconds": 1.0,
+    "global_cursor": 1,
+    "level": "info",
+}
+
+
 def test_the_newest_progress_line_counts() -> None:
-    line = {
-        "event": "progress",
-        "phase": "real",
-        "total_steps": 20,
-        "tokens": 1,
-        "loss": 1.0,
-        "learning_rate": 0.1,
-        "tokens_per_second": 1.0,
-        "seconds": 1.0,
-        "remaining_seconds": 1.0,
-        "global_cursor": 1,
-        "level": "info",
-    }
-    lines = [json.dumps(line | {"step": 1}), json.dumps(line | {"step": 2}), "plain text", '{"event": "sample"}']
+    lines = [json.dumps(LINE | {"step": 1}), json.dumps(LINE | {"step": 2}), "plain text", '{"event": "sample"}']
     report = newest_report("\n".join([*lines, '{"event": "progress", "step": 3, "tok', "[1]"]))
     assert report
     assert report.step == 2
     assert newest_report("") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        *(json.dumps(LINE | {"step": 1} | odd) for odd in ({"step": 10**30}, {"step": -1}, {"tokens": 2**63})),
+        *(json.dumps(LINE | {"step": 1} | odd) for odd in ({"loss": float("nan")}, {"remaining_seconds": 1e300})),
+        "\x00\ufffd\u2028",
+    ],
+    ids=lambda line: line[:20],
+)
+def test_no_line_of_a_log_ends_a_pass(line: str) -> None:
+    """What no status can hold is no progress."""
+    assert newest_report(line) is None
+    report = newest_report("\n".join([json.dumps(LINE | {"step": 5}), line]))
+    assert report is not None
+    assert report.step == 5
+
+
+def test_what_pods_say_is_cleaned() -> None:
+    message = TerminationMessage(outcome="Failed", phase="real", attempt=3, message="a\x1bb", checkpoint="c\x00")
+    state = {"terminated": {"exitCode": 1, "message": message.to_json(), "reason": "E\x07"}}
+    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "R\x07", "message": "m\x07"}]
+    read = pod(phase="Failed", conditions=conditions, containerStatuses=[{"name": "trainer", "state": state}])
+    assert read.termination
+    assert read.termination.message
+    assert (read.termination.message.message, read.termination.message.checkpoint) == ("a␛b", "c␀")
+    assert (read.termination.reason, read.disruption) == ("E␇", "R␇: m␇")
+    ranks = [RankSign(rank=0, place="computing", seconds=0, step=1, doing="d\x07")]
+    sent = PodReport(ranks=ranks, checkpoint=SavedCheckpoint(name="n\x07", step=1, seconds=0))
+    report = read_report(sent.to_json().encode())
+    assert (report.ranks[0].doing, report.checkpoint and report.checkpoint.name) == ("d␇", "n␇")
 
 
 @pytest.mark.parametrize(
