@@ -163,7 +163,7 @@ def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
 def _lost_jobs(case: Case, run: Run | None) -> tuple[str, ...]:
     """The Job of `run`, when it is only waiting for pods that can do nothing any more."""
     job = case.job if run is not None and run == case.run else None
-    if job is None or job.state is not JobState.ACTIVE or job.is_failing:
+    if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods:
         return ()
     return (job.name,) if is_lost(case.pods, case.status, case.run, case.now) else ()
 

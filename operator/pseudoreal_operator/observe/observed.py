@@ -44,8 +44,8 @@ class ChildJob:
     state: JobState
     ended: str | None = None
     deleting: bool = False
-    is_failing: bool = False
-    """It will fail once its pods have ended."""
+    outlives_pods: bool = False
+    """One that fails leaves it and the other pods as they are, until it is given up."""
     queued: bool = False
     """Suspended by somebody else than us: a queue that has not admitted it."""
     begun: str | None = None

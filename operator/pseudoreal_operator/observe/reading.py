@@ -54,7 +54,7 @@ def read_job(body: Json) -> ChildJob:
         state=JobState(ended["type"]) if ended else JobState.ACTIVE,
         ended=ended.get("lastTransitionTime") if ended else None,
         deleting="deletionTimestamp" in body["metadata"],
-        is_failing=_is_true(body.get("status", {}), "FailureTarget") or _is_given_up(body),
+        outlives_pods=_outlives_pods(body),
         queued=bool(body.get("spec", {}).get("suspend")),
         begun=body.get("status", {}).get("startTime"),
     )
@@ -137,8 +137,11 @@ def _run(body: Json) -> Run:
     return Run(labels[LABEL_PHASE], Role(labels[LABEL_ROLE]), int(number))
 
 
-def _is_given_up(job: Json) -> bool:
-    return bool(job.get("spec", {}).get("maxFailedIndexes", 1) == 0)
+def _outlives_pods(job: Json) -> bool:
+    spec = job.get("spec", {})
+    # Release 0.2.0 made Jobs without the first: the Job controller fails them, and refuses to let them be given up.
+    is_given_up = "backoffLimitPerIndex" not in spec or spec.get("maxFailedIndexes") == 0
+    return not is_given_up and not _is_true(job.get("status", {}), "FailureTarget")
 
 
 def _ending(job: Json) -> Json | None:

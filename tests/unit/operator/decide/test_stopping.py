@@ -41,6 +41,17 @@ def test_a_pod_that_is_gone_takes_the_others_with_it(victim: int, end: dict[str,
     assert (again.stop, again.give_up) == ((), ()), "once is enough"
 
 
+def test_a_job_of_release_0_2_0_fails_by_itself() -> None:
+    """The API server would refuse to give it up, which would fail the whole job."""
+    world = two_pods()
+    spec = world.objects["Job", "sim-real-a1"]["spec"]
+    del spec["backoffLimitPerIndex"]
+    spec["backoffLimit"] = 0
+    gone, other = world.alive()
+    world.finish(gone, "Failed")
+    assert (world.plan().stop, world.plan().give_up) == ((name(other),), ())
+
+
 def test_a_preempted_pod_that_did_not_save_takes_the_others_with_it() -> None:
     world = two_pods()
     gone, other = world.alive()
