@@ -27,18 +27,19 @@ def _events(pod: World) -> list[str]:
 
 
 def _take_on(manner: str, server: Server, pod: World, work: Path) -> None:
-    """Until reports have met it, and steps were made."""
+    """Until reports have met it, steps were made, and the pod has said what it noticed."""
+    said = len(_events(pod))
     with server.changed:
-        server.manner, met, made, said = manner, server.seen[manner], len(_losses(work)), len(_events(pod))
+        server.manner, met, made = manner, server.seen[manner], len(_losses(work))
     if manner == "down":
         server.stop()
-        server.wait_for(lambda: len(_events(pod)) > said)
     else:
         server.wait_for(lambda: server.seen[manner] > met)
     server.wait_for(lambda: len(_losses(work)) >= made + STEPS)
     if manner == "hangs":
         # Who waits there has its connection closed.
         server.stop()
+    server.wait_for(lambda: len(_events(pod)) > said)
     if manner in ("hangs", "down"):
         server.manner = "answers"
         server.start()
