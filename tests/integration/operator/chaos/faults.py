@@ -91,5 +91,6 @@ def sample(counts: Mapping[Target, int]) -> Iterator[Fault]:
 
 
 def surely_reached(count: int) -> int:
-    """How many of them a shorter life has too."""
-    return int(count * 0.85)
+    """How many of them a shorter life has too: on a busy machine a pass sees more at once. Of statuses some lives had
+    10 where another had 13."""
+    return int(count * 0.7)
