@@ -22,6 +22,8 @@ class Reduction:
     unit: int
     result: Tensor
     """This rank's part, [length of its state]."""
+    grown: Mark
+    """When the passes of this rank have made the gradient: before the sum over the ranks begins."""
     work: dist.Work | None
     mark: Mark
     buffer: Tensor | None
@@ -106,7 +108,7 @@ class Gradients:
         with self._lanes.on(Lane.COLLECTIVE):
             self._lanes.follow(grown)
             result, work = self._sum(unit, growing.flat)
-            return Reduction(unit, result, work, self._lanes.mark(), growing.buffer)
+            return Reduction(unit, result, grown, work, self._lanes.mark(), growing.buffer)
 
     def give_back(self, reduction: Reduction) -> None:
         """The result is not needed any more."""

@@ -28,7 +28,7 @@ class Messages:
 
     def __init__(self, grid: Grid, dtype: torch.dtype, trace: Trace) -> None:
         self._grid, self._dtype, self._trace = grid, dtype, trace
-        self._stamps = grid.ranks.stamps
+        self._stamps, self._positions = grid.ranks.stamps, grid.layout.head + 1
         self._sent: list[tuple[dist.Work, Tensor]] = []
         self._incoming: dict[Key, _Incoming] = {}
 
@@ -40,7 +40,7 @@ class Messages:
                 payload,
                 self._grid.world_rank(step.peer),
                 group=self._grid.channels.get((step.flow, here, step.peer)),
-                tag=_tag(step),
+                tag=tag_of(step, self._positions),
             )
         assert work is not None, "this rank is part of the group"
         # The handle and the tensor live until the peer has it all: a dropped handle may leave the peer waiting.
@@ -54,7 +54,7 @@ class Messages:
             buffer,
             self._grid.world_rank(step.peer),
             group=self._grid.channels.get((step.flow, step.peer, here)),
-            tag=_tag(step),
+            tag=tag_of(step, self._positions),
         )
         assert work is not None, "this rank is part of the group"
         self._incoming[step.flow, step.position, step.micro_batch] = _Incoming(
@@ -85,6 +85,16 @@ def _described(step: Receive) -> str:
     return f"{step.flow.value} {step.position}, micro-batch {step.micro_batch}"
 
 
-def _tag(step: Send | Receive) -> int:
-    flow = 0 if step.flow is Flow.ACTIVATION else 1
-    return (step.micro_batch << 16 | step.position) << 1 | flow
+_NUMBERS = 2**30
+"""A tag is a C int, and one bit of it is the flow's."""
+
+
+def tag_of(step: Send | Receive, positions: int) -> int:
+    """What both ends call a message, of a chain of so many positions: at most 2^31 - 1.
+
+    Two messages have one tag only when at least 2^30 / positions micro-batches lie between them. They are received in
+    the order in which they are sent all the same: a channel receives in the order of its sends, as the plan's check
+    proves, and gloo matches messages of one tag in that order.
+    """
+    number = (step.micro_batch * positions + step.position) % _NUMBERS
+    return number << 1 | (0 if step.flow is Flow.ACTIVATION else 1)

@@ -1,6 +1,7 @@
 """What a rank really did and when, as Chrome trace events (chrome://tracing, Perfetto), and how much it moved."""
 
 import json
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -28,10 +29,14 @@ class Trace:
         """Whether events are kept; bytes always are counted."""
         self.moved: Counter[Link] = Counter()
         """Bytes, since the last `begin`."""
+        # Copies are counted by the main thread, by that of updates and by those of disk and checkpoint: without the
+        # lock two of them could read the same sum, and one would be lost.
+        self._counting = threading.Lock()
         self._step, self._steps = 0, 0
 
     def begin(self, step: int) -> None:
-        self._step, self.moved = step, Counter()
+        with self._counting:
+            self._step, self.moved = step, Counter()
         self._steps += 1
         if self._folder is not None and self._steps > _STEPS:
             self.close()
@@ -76,7 +81,8 @@ class Trace:
 
     def move(self, link: Link, size: int) -> None:
         """Counts bytes that this rank moves."""
-        self.moved[link] += size
+        with self._counting:
+            self.moved[link] += size
 
 
 def _plain(value: Any) -> Any:

@@ -112,11 +112,13 @@ class Updates:
             self._gradients.give_back(reduction)
 
     def _await(self, step: Reduce, reduction: Reduction) -> None:
+        # This rank's own kernels are its work; from here on it waits for the other ranks.
+        reach(reduction.grown)
         with self._waits.wait(f"reduces unit {step.unit}"):
             if reduction.work is not None:
                 reduction.work.wait()
             self._lanes.follow(reduction.mark)
-            # On a GPU only this waits, for the passes of this rank and for the other ranks.
+            # On a GPU only this waits.
             reach(self._lanes.mark())
 
     def _tie(self, step: Tie) -> None:
@@ -130,6 +132,7 @@ class Updates:
             self._squares[step.unit] = _square(gradient)
 
     def _agree(self, step: Agree, loss: Tensor | None, computed: Mark, asked: tuple[bool, bool]) -> Agreement:
+        reach(computed)
         # On a lane: what is read on that of compute waits for all passes that are called already.
         span, lane = self._trace.span("agree", step), self._lanes.on(Lane.UPDATE)
         with span, lane, self._waits.wait("agrees on the step"):

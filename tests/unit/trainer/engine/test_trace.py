@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.plan.from_config import phase_layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.steps import Backward, Forward
@@ -75,3 +77,30 @@ def test_every_pass_is_there_once_a_step(traces: Path, config: Callable[..., Pha
             )
             assert set(expected.values()) == {1}
             assert _passes_done(file) == dict.fromkeys(range(before + 1, end + 1), expected)
+
+
+class _Slow(int):
+    """Bytes that another thread overtakes while they are added."""
+
+    def __new__(cls, size: int, meanwhile: Callable[[], None]) -> "_Slow":
+        made = super().__new__(cls, size)
+        made.meanwhile = meanwhile  # type: ignore[attr-defined]
+        return made
+
+    def __radd__(self, other: int) -> int:
+        self.meanwhile()  # type: ignore[attr-defined]
+        return int(self) + other
+
+
+def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
+    trace = Trace(0)
+    other = threading.Thread(target=trace.move, args=("h2d", 1))
+
+    def meanwhile() -> None:
+        other.start()
+        # It either counts now, or has to wait for this thread; then this ends in vain.
+        other.join(0.2)
+
+    trace.move("h2d", _Slow(2, meanwhile))
+    other.join()
+    assert trace.moved["h2d"] == 3

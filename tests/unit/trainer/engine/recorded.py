@@ -1,0 +1,53 @@
+"""Lanes of a GPU that is not there: they do nothing, and remember in which order they were asked."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import local
+from typing import Any
+
+import torch
+from pseudoreal_trainer.engine.lanes import Lane, Lanes
+
+COMPUTE = "compute"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Stands for an event of CUDA."""
+
+    lane: str
+    number: int
+    log: list[tuple[Any, ...]] = field(repr=False, compare=False)
+
+    def synchronize(self) -> None:
+        self.log.append(("reach", self))
+
+
+class RecordedLanes(Lanes):
+    """`log` has (what, moment) for marks, follows and reaches."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.log: list[tuple[Any, ...]] = []
+        self._present = local()
+        self._marks = 0
+
+    @contextmanager
+    def on(self, lane: Lane) -> Iterator[None]:
+        before, self._present.lane = self._lane, lane.value
+        yield
+        self._present.lane = before
+
+    def mark(self) -> Any:
+        self._marks += 1
+        moment = Moment(self._lane, self._marks, self.log)
+        self.log.append(("mark", moment))
+        return moment
+
+    def follow(self, mark: Any) -> None:
+        self.log.append(("follow", mark))
+
+    @property
+    def _lane(self) -> str:
+        return getattr(self._present, "lane", COMPUTE)

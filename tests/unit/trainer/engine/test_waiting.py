@@ -1,0 +1,80 @@
+"""What is booked as a wait for other ranks, and what as this rank's own work: by the order of calls."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from pseudoreal_trainer.engine.gradients import Buffers, Gradients
+from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.updates import Updates
+from pseudoreal_trainer.plan.steps import Agree, Reduce
+
+from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.recorded import COMPUTE, RecordedLanes
+
+CPU = torch.device("cpu")
+UNIT = 1
+
+
+class _Work:
+    def __init__(self, log: list[tuple[Any, ...]]) -> None:
+        self._log = log
+
+    def wait(self) -> None:
+        self._log.append(("reduction",))
+
+
+@pytest.fixture
+def lanes() -> RecordedLanes:
+    return RecordedLanes()
+
+
+@pytest.fixture
+def updates(lanes: RecordedLanes) -> Iterator[Updates]:
+    """Of a rank whose waits are in the log of the lanes."""
+    ranks = Ranks(0, 1, CPU)
+
+    @contextmanager
+    def wait(what: str) -> Iterator[None]:
+        lanes.log.append(("waits", what))
+        yield
+        lanes.log.append(("goes on", what))
+
+    ranks.stamps.updates.wait = wait  # type: ignore[method-assign]
+    case = Case()
+    updates = Updates(case.optimizer, Grid(case.layout, ranks), {UNIT: Mock()}, Mock(), lanes, Trace(0))
+    yield updates
+    updates.close()
+
+
+def _reached_on(lanes: RecordedLanes, lane: str) -> int:
+    return next(i for i, (what, *who) in enumerate(lanes.log) if what == "reach" and who[0].lane == lane)
+
+
+def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(lanes: RecordedLanes, updates: Updates) -> None:
+    """The sum over the ranks is; on a GPU both are still under way when the side thread comes to them."""
+    modules = Mock()
+    modules.of.return_value.views = lambda flat: [flat]
+    state = Mock(extent=Mock(length=4))
+    grid = Grid(Case().layout, Ranks(0, 1, CPU))
+    gradients = Gradients(
+        grid, modules, {UNIT: state}, {UNIT: torch.zeros(4)}, Buffers(4, 1, torch.float32, CPU), lanes, Trace(0)
+    )
+    gradients.accumulate(UNIT, [torch.ones(4)])
+    reduction = gradients.reduce(UNIT)
+    object.__setattr__(reduction, "work", _Work(lanes.log))
+    updates.reduce(Reduce(UNIT), reduction)
+    updates.close()
+    begins = lanes.log.index(("waits", f"reduces unit {UNIT}"))
+    assert _reached_on(lanes, COMPUTE) < begins < lanes.log.index(("reduction",))
+    assert lanes.log.index(("reduction",)) < lanes.log.index(("goes on", f"reduces unit {UNIT}"))
+
+
+def test_the_loss_is_computed_before_the_ranks_agree_on_it(lanes: RecordedLanes, updates: Updates) -> None:
+    updates.agree(Agree(), torch.tensor(1.0), stop=False, finish=False).result()
+    assert _reached_on(lanes, COMPUTE) < lanes.log.index(("waits", "agrees on the step"))
