@@ -124,14 +124,24 @@ class PseudoRealJobStatus(StatusModel):
     restarted_from: RestartFrom | None = Field(None, description="The newest spec.restartFrom that was served.")
     transition: Transition | None = Field(None, description="While the job goes from one phase to the next.")
     attempt_time: str | None = Field(
-        None, description="When the newest set of pods was asked for.", json_schema_extra=TIME
+        None,
+        description="When the newest set of pods was asked for, or last admitted by its queue.",
+        json_schema_extra=TIME,
+    )
+    queued_since: str | None = Field(
+        None,
+        description="Since when a queue holds the newest set of pods; deadlines stand still meanwhile. Omitted: none"
+        " does.",
+        json_schema_extra=TIME,
     )
     restart_after: str | None = Field(
         None, description="No new attempt starts before this time.", json_schema_extra=TIME
     )
     start_time: str | None = Field(None, description="When the job was first seen.", json_schema_extra=TIME)
     active_since: str | None = Field(
-        None, description="When the job was first seen or last resumed.", json_schema_extra=TIME
+        None,
+        description="When the job was first seen or last resumed, later by the time that a queue held it since.",
+        json_schema_extra=TIME,
     )
     completion_time: str | None = Field(None, description="When it succeeded or failed.", json_schema_extra=TIME)
     replicas: Replicas = Field(Replicas(), description="Pods of the current phase.")

@@ -177,7 +177,8 @@ def _old_failures(seen: Observed) -> tuple[str, ...]:
 
 def _before_deadlines(case: Case, step: Step) -> float | None:
     """Not later than the next moment at which a deadline passes."""
-    if step.ended or step.memory.start_time is None or step.suspended.status == "True":
+    stands_still = step.suspended.status == "True" or step.memory.queued_since is not None
+    if step.ended or step.memory.start_time is None or stands_still:
         return step.wake_after
     moments = [] if step.wake_after is None else [step.wake_after]
     allowed, transition = case.spec.deadlines.active_seconds, step.memory.transition

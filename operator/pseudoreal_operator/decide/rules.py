@@ -145,7 +145,7 @@ def delink_overdue(case: Case) -> Step | None:
 
 
 def never_started(case: Case) -> Step | None:
-    """Not all pods run in time. The time in a queue does not count."""
+    """Not all pods run in time."""
     allowed, asked = case.spec.deadlines.startup_seconds, case.status.attempt_time
     if allowed is None or asked is None or case.job is None or case.job.state is not JobState.ACTIVE:
         return None
@@ -163,6 +163,8 @@ def never_started(case: Case) -> Step | None:
 def hung(case: Case) -> Step | None:
     if case.stage.role is not Role.TRAIN or case.job is None or case.job.state is not JobState.ACTIVE:
         return None
+    if case.job.queued:
+        return None  # its queue took the pods back: they save, and end
     stall = find_stall(case)
     if stall is None or case.spec.hang.action == "Event":
         return None
@@ -287,8 +289,8 @@ def _transition(case: Case, following: Stage) -> Transition | None:
 
 
 def _is_paused(case: Case) -> bool:
-    """Clocks stand still from the wish to suspend until the job is resumed."""
-    return case.spec.suspend or conditions.holds(case.status, "Suspended")
+    """Clocks stand still from the wish to suspend until the job is resumed, and while a queue holds its pods."""
+    return case.spec.suspend or conditions.holds(case.status, "Suspended") or case.status.queued_since is not None
 
 
 def _renewed(case: Case) -> Transition | None:

@@ -11,6 +11,7 @@ from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Observed, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.queue import with_queue
 from pseudoreal_operator.observe.stages import Stage, current_stage
 
 _NAME_CHARACTERS = 64
@@ -34,10 +35,13 @@ class Case:
 
     @cached_property
     def status(self) -> PseudoRealJobStatus:
-        """The status, with an execution that no child is ahead of, even if a status was lost."""
+        """The status, with an execution that no child is ahead of, even if a status was lost, and with clocks that the
+        time in a queue has moved on."""
         runs = [job.run for job in self.seen.jobs] + [pod.run for pod in self.seen.pods]
         newest = max([1, self.seen.status.execution_attempt, *(run.attempt for run in runs)])
-        return self.seen.status.model_copy(update={"execution_attempt": newest})
+        status = self.seen.status.model_copy(update={"execution_attempt": newest})
+        stage = current_stage(status.phases)
+        return with_queue(status, self._job_of(stage.run(newest)) if stage else None, self.now)
 
     @cached_property
     def stage(self) -> Stage:
@@ -61,7 +65,10 @@ class Case:
     @cached_property
     def job(self) -> ChildJob | None:
         """The Job of the present execution. One that somebody deletes while it runs is as good as gone."""
-        found = next((job for job in self.seen.jobs if job.run == self.run), None)
+        return self._job_of(self.run)
+
+    def _job_of(self, run: Run) -> ChildJob | None:
+        found = next((job for job in self.seen.jobs if job.run == run), None)
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
     @cached_property

@@ -48,6 +48,10 @@ class ChildJob:
     """One that fails leaves it and the other pods as they are, until it is given up."""
     queued: bool = False
     """Suspended by somebody else than us: a queue that has not admitted it."""
+    held: str | None = None
+    """When its queue last began to hold it, while it does, in RFC 3339."""
+    admitted: str | None = None
+    """When its queue last let it go, if one ever held it, in RFC 3339."""
     begun: str | None = None
     """When it was first made, or last admitted by its queue, in RFC 3339."""
 

@@ -56,6 +56,8 @@ def read_job(body: Json) -> ChildJob:
         deleting="deletionTimestamp" in body["metadata"],
         outlives_pods=_outlives_pods(body),
         queued=bool(body.get("spec", {}).get("suspend")),
+        held=_changed(body, "Suspended", "True"),
+        admitted=_changed(body, "Suspended", "False"),
         begun=body.get("status", {}).get("startTime"),
     )
 
@@ -135,6 +137,12 @@ def _run(body: Json) -> Run:
     # Release 0.1.0 labelled its children with the attempt alone.
     number = labels.get(LABEL_EXECUTION_ATTEMPT) or labels[LABEL_ATTEMPT]
     return Run(labels[LABEL_PHASE], Role(labels[LABEL_ROLE]), int(number))
+
+
+def _changed(body: Json, kind: str, to: str) -> str | None:
+    """When a condition came to have the value that it has."""
+    found = _condition(body.get("status", {}), kind)
+    return found.get("lastTransitionTime") if found and found["status"] == to else None
 
 
 def _outlives_pods(job: Json) -> bool:

@@ -53,6 +53,8 @@ class World:
     reports: dict[str, Heard] = field(default_factory=dict)
     """What the operator has heard, by the name of the pod; it forgets when it dies."""
     made: int = 0
+    queues: bool = False
+    """Whether a queue holds each Job that is made, until it is admitted."""
 
     # What the operator does.
 
@@ -134,6 +136,8 @@ class World:
         if key not in self.objects:
             assert key[0] != "Job" or key[1] not in self.begun, f"{key[1]} is made a second time"
             self.objects[key] = copy.deepcopy(manifest)
+            if key[0] == "Job" and self.queues:
+                self.hold(key[1])
 
     def _stop(self, name: str) -> None:
         if name in self.pods:
@@ -159,6 +163,24 @@ class World:
     def _delete_job(self, name: str) -> None:
         self.objects.pop(("Job", name), None)
 
+    # What a queue does.
+
+    def hold(self, name: str) -> None:
+        """Also a Job that runs already; its pods save and end."""
+        job = self.objects["Job", name]
+        job["spec"]["suspend"] = True
+        for pod in filterfalse(_is_lost, self.pods_of(job)):
+            self._ask_to_end(pod, 120)
+
+    def admit(self, name: str) -> None:
+        job = self.objects["Job", name]
+        job["spec"]["suspend"] = False
+        job.pop("started", None)
+
+    def held(self) -> list[str]:
+        jobs = [body for (kind, _), body in self.objects.items() if kind == "Job" and read_job(body).queued]
+        return [body["metadata"]["name"] for body in jobs]
+
     # What the Job controller does.
 
     def control(self) -> None:
@@ -171,6 +193,8 @@ class World:
 
     def _control(self, job: Json) -> None:
         pods = self.pods_of(job)
+        if self._is_suspended(job):
+            return
         if not pods and "started" not in job:
             job["started"] = True
             for index in range(job["spec"]["completions"]):
@@ -189,8 +213,19 @@ class World:
         if failed and not alive:
             self._end(job, "Failed")
 
+    def _is_suspended(self, job: Json) -> bool:
+        """Says so in a condition, which a Job that was never suspended has not."""
+        suspended = bool(job["spec"].get("suspend"))
+        known = next((c["status"] for c in job.get("status", {}).get("conditions", ())), "False")
+        if (known == "True") != suspended:
+            self._say(job, "Suspended", str(suspended))
+        return suspended
+
     def _end(self, job: Json, kind: str) -> None:
-        condition = {"type": kind, "status": "True", "lastTransitionTime": clock.to_text(self.now)}
+        self._say(job, kind, "True")
+
+    def _say(self, job: Json, kind: str, truth: str) -> None:
+        condition = {"type": kind, "status": truth, "lastTransitionTime": clock.to_text(self.now)}
         job["status"] = {"conditions": [condition]}
 
     def _make_pod(self, job: Json, index: int) -> None:
@@ -312,6 +347,8 @@ class World:
             # Longer than any back-off.
             self.tick(301)
             self.settle()
+            for name in self.held():
+                self.admit(name)
             self.control()
             for pod in self.orphans():
                 self.vanish(pod)

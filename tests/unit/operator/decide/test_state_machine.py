@@ -157,6 +157,12 @@ class Life(RuleBasedStateMachine):
     def a_node_is_lost(self, data: st.DataObject) -> None:
         self.world.lose(data.draw(st.sampled_from(self.world.alive())))
 
+    @precondition(lambda self: self.world.active_jobs())
+    @rule(data=st.data())
+    def a_queue_holds_or_admits(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.world.active_jobs()))
+        (self.world.admit if name in self.world.held() else self.world.hold)(name)
+
     @precondition(lambda self: self.world.pods)
     @rule(data=st.data())
     def a_pod_vanishes(self, data: st.DataObject) -> None:
