@@ -101,6 +101,11 @@ bench-trainer: .venv-bench/ready ## Time the trainer beside torch's fully_shard 
 	@$(BENCH)/python -m tests.benchmarks.predictions
 	@$(BENCH)/python -m tests.benchmarks.report
 
+# BASE: the commit with which the engine is compared.
+.PHONY: bench-versions
+bench-versions: .venv/all ## Time this engine beside that of another commit, BASE=...; writes benchmark-results/
+	@$(BIN)/python -m tests.benchmarks.versions $(BASE)
+
 .PHONY: bench-checkpoint
 bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and torch's own; writes docs/benchmarks.md
 	@$(BENCH)/python -m tests.benchmarks.checkpoints

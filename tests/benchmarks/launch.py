@@ -12,7 +12,7 @@ from tests.benchmarks.environment import ENVIRONMENT
 from tests.benchmarks.results import RESULTS, Step
 
 LOG = RESULTS / "ranks.log"
-_TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={RANKS}")
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--local-addr=127.0.0.1", f"--nproc-per-node={RANKS}")
 
 
 def run(stack: str, case: Case) -> list[Step]:
@@ -20,5 +20,5 @@ def run(stack: str, case: Case) -> list[Step]:
     with tempfile.TemporaryDirectory() as folder:
         steps = Path(folder, "steps.json")
         program = ("--module", "tests.benchmarks.rank", stack, case.model_dump_json(), str(steps))
-        shell.run([sys.executable, *_TORCHRUN, *program], LOG, environment=ENVIRONMENT)
+        shell.run([sys.executable, *TORCHRUN, *program], LOG, environment=ENVIRONMENT)
         return TypeAdapter(list[Step]).validate_json(steps.read_bytes())

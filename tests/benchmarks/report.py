@@ -5,7 +5,7 @@ from pathlib import Path
 
 from pseudoreal_dev.machine.progress import progress
 
-from tests.benchmarks import checkpoints, depth, predictions, step_times
+from tests.benchmarks import checkpoints, depth, predictions, step_times, versions_results
 from tests.benchmarks.results import TRAINER, Machine, read
 
 REPORT = Path("docs/benchmarks.md")
@@ -15,6 +15,7 @@ _INTRODUCTION = """# Benchmarks
 Written by `make bench-trainer` and `make bench-checkpoint`, which measure everything anew. The raw numbers are in
 `benchmark-results/`."""
 _FURTHER: dict[Path, Callable[[], str]] = {
+    versions_results.VERSIONS: versions_results.section,
     depth.DEPTH: depth.section,
     predictions.PREDICTIONS: predictions.section,
     checkpoints.CHECKPOINTS: checkpoints.section,

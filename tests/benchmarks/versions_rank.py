@@ -1,0 +1,105 @@
+"""One process of a run of `versions`: `python -m tests.benchmarks.versions_rank CASE RESULT`, under torchrun.
+
+The engine is whichever PYTHONPATH finds; this file uses nothing of it that changed between the versions compared.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pseudoreal_api.model_spec import Clipping, Optimizer
+from pseudoreal_trainer.engine.build import Blueprint
+from pseudoreal_trainer.engine.engine import Engine, UnitState
+from pseudoreal_trainer.engine.grid import open_grid
+from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.model.initial import initial_weights
+from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.tell.stamps import Stamps
+
+from tests.benchmarks.cases import MODELS
+from tests.benchmarks.stacks.ours import layout_of, train_step
+from tests.benchmarks.versions_results import VersionCase, VersionSteps
+from tests.benchmarks.work import BETAS, THREADS_PER_RANK, WEIGHT_DECAY, Work, noisy_sequences
+
+SEED, RANKS = 7, 2
+
+
+class WaitsCounted(Stamps):
+    """Adds up the seconds for which the main thread waits for the threads that reduce and update."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds = 0.0
+
+    def result(self, future: Future[Any], *rest: Any) -> Any:
+        return self._timed(lambda: super(WaitsCounted, self).result(future, *rest))
+
+    def until(self, ready: Any, *rest: Any) -> None:
+        self._timed(lambda: super(WaitsCounted, self).until(ready, *rest))
+
+    def _timed(self, wait: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        before = self.seconds
+        try:
+            return wait()
+        finally:
+            # `result` waits by `until`: its seconds are counted once.
+            self.seconds = before + time.perf_counter() - begin
+
+
+def main(case: VersionCase, result: Path) -> None:
+    torch.set_num_threads(THREADS_PER_RANK)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model, sequences = MODELS[case.model], max(16, RANKS * case.micro_batches)
+    steps = model.effort.warm_up + model.effort.timed
+    batches = noisy_sequences(steps, sequences, model.spec.sequence + 1, SEED)
+    work = Work(model.spec, SEED, batches, case.micro_batches, recompute=False)
+    found = VersionSteps(warm_up=model.effort.warm_up)
+    stamps = WaitsCounted()
+    with TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
+        engine = _engine(case, work, Ranks(rank, RANKS, torch.device("cpu"), stamps), Path(folder))
+        for step in range(steps):
+            dist.barrier()
+            begin, waited = time.perf_counter(), stamps.seconds
+            loss = train_step(engine, work, step)
+            dist.barrier()
+            found.seconds.append(time.perf_counter() - begin)
+            found.waited.append(stamps.seconds - waited)
+            found.losses.append(loss)
+        engine.settle()
+        engine.close()
+    if rank == 0:
+        result.write_text(found.model_dump_json())
+    dist.destroy_process_group()
+
+
+def _engine(case: VersionCase, work: Work, ranks: Ranks, folder: Path) -> Engine:
+    layers = work.model.layers
+    clipping = "global" if case.mixed else "none"
+    layout = replace(layout_of(work, ranks.world, case.home, 2), clipping=clipping)
+    units = units_of(work.model, layers)
+    optimizer = Optimizer(
+        weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode=clipping)
+    )
+    compute = torch.bfloat16 if case.mixed else torch.float32
+    blueprint = Blueprint(work.model, optimizer, units, torch.float32, compute, False, folder)
+    engine = Engine(blueprint, open_grid(layout, ranks), Trace(ranks.rank))
+    for index, unit in enumerate(units):
+        weights = initial_weights(unit, index, layers, work.seed, torch.float32)
+        if engine.has(index):
+            engine.put(index, UnitState.fresh(weights, engine.extent(index)))
+    return engine
+
+
+if __name__ == "__main__":
+    main(VersionCase.model_validate_json(sys.argv[1]), Path(sys.argv[2]))
