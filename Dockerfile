@@ -28,6 +28,12 @@ COPY requirements/trainer.txt /tmp/requirements.txt
 RUN pip install uv \
  && uv pip install --system-certs --no-cache --compile-bytecode -r /tmp/requirements.txt \
  && pip uninstall --yes uv
+# `compile: true`: Triton compiles a C program against Python's headers. 200 MB, a thirtieth of the image.
+RUN headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
+ && apt-get update -qq \
+ && apt-get install -qq --yes --no-install-recommends gcc libc6-dev $([ -e "$headers/Python.h" ] || echo python3-dev) \
+ && rm -rf /var/lib/apt/lists/* \
+ && echo '#include <Python.h>' | gcc -fsyntax-only -I"$headers" -x c -
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /workspace
 COPY --from=corpus /corpus /workspace/corpus

@@ -12,6 +12,7 @@ and ranks. It holds in evaluation, too: what is measured is what was trained, an
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
+from typing import Any
 
 import torch
 from pseudoreal_api.model_spec import MixtureOfExperts, Model
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudoreal_trainer.model.feed_forward import FeedForward
+from pseudoreal_trainer.model.grouped import can_group, grouped_feed_forward
 
 
 class Router(nn.Linear):
@@ -41,57 +43,64 @@ class Experts(nn.ModuleList):
 
     def forward(self, hidden: Tensor, logits: Tensor) -> Tensor:
         """[B, T, H], [B, T, experts] -> [B, T, H]"""
-        routes = [_routed(part, self._capacity) for part in logits.chunk(self._prototypes, dim=-1)]
-        # On a GPU this waits: once for all prototypes.
-        counts = torch.stack([route.counts for route in routes]).tolist()
+        routes = _routed(logits.unflatten(-1, (self._prototypes, -1)), self._capacity)
+        # The only place where the host waits for the device, once for all prototypes.
+        counts: list[list[int]] = routes.counts.tolist()
         tokens = hidden.flatten(0, 1)  # [N, H]
         out = torch.zeros_like(tokens)
-        for prototype, (route, sizes) in enumerate(zip(routes, counts, strict=True)):
-            order = route.order[: sum(sizes)]
-            made = self._made(prototype, tokens.index_select(0, order), sizes)
-            gates = route.gates.index_select(0, order).to(made.dtype)
+        for prototype, sizes in enumerate(counts):
+            order = routes.order[prototype, : sum(sizes)]
+            made = self._made(prototype, tokens.index_select(0, order), routes.counts[prototype], sizes)
+            gates = routes.gates[prototype].index_select(0, order).to(made.dtype)
             # Each token is in `order` once, so the sum is the same in every run, on a GPU too.
             out = out.index_add(0, order, made * gates[:, None])
         return out.view_as(hidden)
 
-    def _made(self, prototype: int, tokens: Tensor, sizes: list[int]) -> Tensor:
-        """[accepted, H] -> [accepted, H]; an expert without tokens runs on none, and so has a gradient of zeros."""
+    def _made(self, prototype: int, tokens: Tensor, counts: Tensor, sizes: list[int]) -> Tensor:
+        """[accepted, H], [n] -> [accepted, H]; an expert without tokens runs on none, and so has a gradient of zeros.
+
+        `sizes` are `counts` on the host.
+        """
         first = prototype * len(sizes)
-        parts = tokens.split(sizes)
-        return torch.cat([self[first + index](part) for index, part in enumerate(parts)])
+        experts: list[Any] = [self[first + index] for index in range(len(sizes))]
+        if can_group(tokens, experts):
+            return grouped_feed_forward(experts, tokens, counts, sizes)
+        return torch.cat([expert(part) for expert, part in zip(experts, tokens.split(sizes), strict=True)])
 
 
 @dataclass(frozen=True)
-class _Route:
-    """Of all tokens, through a prototype of n experts."""
+class _Routes:
+    """Paths of all N tokens through P prototypes of n experts each."""
 
     order: Tensor
-    """The tokens, [N]: those that its first expert accepts, then the second's, ...; last, those that none does."""
+    """The tokens, [P, N]: those that the first expert accepts, then the second's, ...; last, those that none does."""
     counts: Tensor
-    """Tokens that each expert accepts, [n]."""
+    """Tokens that each expert accepts, [P, n]."""
     gates: Tensor
-    """[N]"""
+    """[P, N]"""
 
 
-def _routed(logits: Tensor, capacity: int) -> _Route:
-    """logits [B, T, n]"""
+def _routed(logits: Tensor, capacity: int) -> _Routes:
+    """logits [B, T, P, n]. Reads nothing back from the device: `bincount` and `one_hot` may, to learn a size."""
     experts = logits.shape[-1]
-    choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, 1]
+    choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, P, 1]
+    chosen = choice == torch.arange(experts, device=logits.device)  # [B, T, P, n]
     # Among the tokens of the sequence that choose the same expert, from 1.
-    place = F.one_hot(choice.squeeze(-1), experts).cumsum(dim=1).gather(-1, choice)  # [B, T, 1]
-    expert = choice.masked_fill(place > capacity, experts).flatten()  # [N]
-    counts = expert.bincount(minlength=experts + 1)[:experts]
-    return _Route(expert.argsort(stable=True), counts, _gates(logits, choice))
+    place = chosen.cumsum(dim=1).gather(-1, choice)  # [B, T, P, 1]
+    is_refused = place > capacity
+    counts = (chosen & ~is_refused).sum(dim=(0, 1))  # [P, n]
+    expert = choice.masked_fill(is_refused, experts).flatten(0, 1).squeeze(-1).t()  # [P, N]
+    return _Routes(expert.argsort(dim=-1, stable=True), counts, _gates(logits, choice))
 
 
 def _gates(logits: Tensor, choice: Tensor) -> Tensor:
-    """1, with the gradient of the chosen expert's probability. [B, T, n], [B, T, 1] -> [N]
+    """1, with the gradient of the chosen expert's probability. [B, T, P, n], [B, T, P, 1] -> [P, N]
 
     Mixtral divides by the sum of the chosen experts' probabilities, which leaves 1 for one expert and nothing for the
     router to learn from. So the gradient passes straight through, as if by the probability (Bengio et al. 2013,
     arXiv 1308.3432). Times the probability itself, as in Switch, the layer would not be Mixtral's.
     """
-    chance = logits.softmax(dim=-1).gather(-1, choice).flatten()
+    chance = logits.softmax(dim=-1).gather(-1, choice).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is 0 to the bit, where 1 + p - p need not be 1.
     return 1 + (chance - chance.detach())
 

@@ -17,6 +17,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.engine.build import Blueprint
+from pseudoreal_trainer.engine.compiler import require_compiler
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.grid import open_grid
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
@@ -44,6 +45,8 @@ def train_phase(
     config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool], pod: PodFolder | None = None
 ) -> TerminationMessage:
     """Every rank calls this. `pod`: whose supervisor hears of it. Raises TrainingError."""
+    if _compiles(config, ranks):
+        require_compiler()
     store = store_of(config)
     fence = Fence(store.work_directory, config.attempt)
     if ranks.is_first:
@@ -79,7 +82,7 @@ def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[E
         units=units_of(config.model, config.sharing.blocks),
         master=master_dtype(config.precision),
         compute=compute_dtype(config.precision),
-        compiled=config.compile and ranks.device.type == "cuda",
+        compiled=_compiles(config, ranks),
         offload_directory=Path(config.offload_directory),
     )
     folder = None if config.trace_directory is None else Path(config.trace_directory) / config.phase
@@ -96,6 +99,10 @@ def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[E
         engine.close()
     finally:
         trace.close()
+
+
+def _compiles(config: PhaseConfig, ranks: Ranks) -> bool:
+    return config.compile and ranks.device.type == "cuda"
 
 
 def termination(

@@ -7,9 +7,15 @@ import pytest
 import torch
 from pseudoreal_api.model_spec import Model
 from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_trainer.engine.modules import UnitModule
+from pseudoreal_trainer.model import experts
 from pseudoreal_trainer.model.experts import capacity_of
+from pseudoreal_trainer.model.grouped import are_side_by_side
 from pseudoreal_trainer.model.transformer import Block, Transformer, build_model, rotary
+from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 HIDDEN, INNER, LENGTH = 8, 12, 10
 MIXTURES = [
@@ -22,9 +28,11 @@ MIXTURES = [
 ]
 
 
-def _spec(moe: dict[str, Any] | None, activation: str = "gelu", layers: int = 1) -> Model:
-    ffn = {"hidden": INNER, "activation": activation}
-    fields = {"layers": layers, "hidden": HIDDEN, "heads": 2, "sequence": LENGTH, "ffn": ffn, "moe": moe}
+def _spec(
+    moe: dict[str, Any] | None, activation: str = "gelu", layers: int = 1, hidden: int = HIDDEN, inner: int = INNER
+) -> Model:
+    ffn = {"hidden": inner, "activation": activation}
+    fields = {"layers": layers, "hidden": hidden, "heads": 2, "sequence": LENGTH, "ffn": ffn, "moe": moe}
     return Model.model_validate(fields)
 
 
@@ -202,3 +210,83 @@ def test_sequences_do_not_take_each_others_room() -> None:
     together = model(TOKENS)
     for row in range(len(TOKENS)):
         torch.testing.assert_close(model(TOKENS[row : row + 1])[0], together[row], rtol=0, atol=1e-13)
+
+
+class _HostReads(TorchFunctionMode):
+    """Names of calls that read a tensor's values on the host; on a GPU each waits for all that was launched."""
+
+    METHODS = frozenset({"tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__", "cpu"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in self.METHODS:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class _Waits(TorchDispatchMode):
+    """Names of operations that, on CUDA, wait for the device to learn the size of their result or a value."""
+
+    OPERATIONS = ("_local_scalar_dense", "bincount", "nonzero", "unique", "masked_select", "repeat_interleave.Tensor")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.found += [name for name in self.OPERATIONS if f"aten.{name}" in str(func)]
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("moe", MIXTURES, ids=str)
+def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(moe: dict[str, Any]) -> None:
+    block, hidden = _block(_spec(moe)), _features().requires_grad_()
+    with _HostReads() as reads, _Waits() as waits:
+        out = _mixed(block, hidden)
+    assert (reads.found, waits.found) == (["tolist"], [])
+    with _HostReads() as reads, _Waits() as waits:
+        out.sum().backward()
+    assert (reads.found, waits.found) == ([], []), "the backward pass reads nothing"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("moe", [*MIXTURES[:3], MIXTURES[5]], ids=str)
+def test_experts_in_groups_are_those_one_by_one(
+    moe: dict[str, Any], activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the engine, where the parameters of a unit are parts of one vector; also for experts without tokens."""
+    spec = _spec(moe, activation, hidden=16, inner=24)
+    with torch.device("meta"):
+        block = Block(spec)
+    unit = units_of(spec, 1)[1]
+    bound = UnitModule(block, unit)
+    bound.bind(torch.randn(unit.numel, generator=torch.Generator().manual_seed(3)).mul_(0.3).to(dtype))
+    hidden = torch.randn(3, LENGTH, 16, generator=torch.Generator().manual_seed(4)).to(dtype)
+    found = []
+    for is_grouped in (False, True):
+        monkeypatch.setattr(experts, "can_group", lambda *_, is_grouped=is_grouped: is_grouped)
+        source = hidden.clone().requires_grad_()
+        out = _mixed(block, source)
+        parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
+        found.append([out, *torch.autograd.grad(out.square().sum(), [source, *parameters])])
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    for one_by_one, grouped in zip(*found, strict=True):
+        torch.testing.assert_close(grouped, one_by_one, rtol=tolerance, atol=tolerance * one_by_one.abs().max().item())
+
+
+def test_experts_of_a_unit_lie_side_by_side_and_those_of_a_plain_model_do_not() -> None:
+    spec = _spec({"experts": 4}, hidden=16, inner=24)
+    with torch.device("meta"):
+        block = Block(spec)
+    unit = units_of(spec, 1)[1]
+    UnitModule(block, unit).bind(torch.zeros(unit.numel))
+    assert are_side_by_side([*block.experts])
+    assert not are_side_by_side([*Block(spec).experts])
+    assert not are_side_by_side([*_block(_spec({"experts": 4, "prototypes": 1}), torch.bfloat16).experts]), (
+        "rows of 24 B"
+    )

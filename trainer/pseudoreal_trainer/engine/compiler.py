@@ -1,0 +1,22 @@
+"""What torch.compile needs on a GPU besides torch: Triton compiles a C program against Python's headers."""
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+
+from pseudoreal_trainer.errors import InvalidJobError
+
+_REMEDY = "take an image that has it, as this project's Dockerfile makes it, or set compile: false in the phase"
+
+
+def require_compiler() -> None:
+    """Raises InvalidJobError when this machine cannot compile, which else would show in the first step."""
+    chosen = os.environ.get("CC")
+    if chosen is not None and shutil.which(chosen) is None:
+        raise InvalidJobError(f"compile: true needs a C compiler, but CC names {chosen}, which is not there; {_REMEDY}")
+    if chosen is None and shutil.which("gcc") is None and shutil.which("clang") is None:
+        raise InvalidJobError(f"compile: true needs a C compiler, but there is neither gcc nor clang; {_REMEDY}")
+    header = Path(sysconfig.get_path("include"), "Python.h")
+    if not header.exists():
+        raise InvalidJobError(f"compile: true needs Python's headers, but {header} is not there; {_REMEDY}")

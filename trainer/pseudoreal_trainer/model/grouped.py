@@ -1,0 +1,97 @@
+"""Experts of a prototype in a few kernels for all of them, where a loop would launch some for each.
+
+torch's grouped product wants its weights in one tensor. In the engine the parameters of a unit lie one behind the
+other in one vector, and those of one kind of all experts equally far apart: seen with strides, they are one tensor.
+Nothing is copied, and nothing is held besides what the loop holds.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+from pseudoreal_trainer.model.feed_forward import FeedForward
+
+_ALIGNMENT = 16
+"""Bytes: every row of an operand begins at a multiple (torch.nn.functional.grouped_mm on CUDA)."""
+
+
+def can_group(tokens: Tensor, experts: Sequence[FeedForward]) -> bool:
+    """Whether torch has a kernel for these: bfloat16, on a GPU of compute capability 8.0 or more."""
+    if not tokens.is_cuda or tokens.dtype is not torch.bfloat16 or not hasattr(F, "grouped_mm"):
+        return False
+    return torch.cuda.get_device_capability(tokens.device) >= (8, 0) and are_side_by_side(experts)
+
+
+def are_side_by_side(experts: Sequence[FeedForward]) -> bool:
+    """Their matrices can be seen as one tensor, [n, out, in], whose rows are aligned."""
+    kinds = [[expert.up.weight for expert in experts], [expert.down.weight for expert in experts]]
+    if experts[0].gate is not None:
+        kinds.append(_gates(experts))
+    return all(_have_one_distance(weights) for weights in kinds)
+
+
+def grouped_feed_forward(
+    experts: Sequence[FeedForward], tokens: Tensor, counts: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    """[accepted, H] -> [accepted, H], as FeedForward does it; the first tokens are those of the first expert.
+
+    counts [n], on the device of the tokens; `sizes` are the same on the host.
+    """
+    ends = counts.cumsum(0, dtype=torch.int32)
+
+    def linear(features: Tensor, weights: list[Tensor]) -> Tensor:
+        out: Tensor = _GroupedLinear.apply(features, ends, sizes, *weights)
+        return out
+
+    up = linear(tokens, [expert.up.weight for expert in experts])
+    inner = F.gelu(up) if experts[0].gate is None else F.silu(linear(tokens, _gates(experts))) * up
+    return linear(inner, [expert.down.weight for expert in experts])
+
+
+class _GroupedLinear(torch.autograd.Function):
+    """features [accepted, in], weights of n experts, each [out, in] -> [accepted, out]"""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, ends: Tensor, sizes: Sequence[int], *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(features, ends, *weights)
+        ctx.sizes = sizes
+        return F.grouped_mm(features, _as_one(weights).transpose(1, 2), offs=ends)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        features, ends, *weights = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        of_features = F.grouped_mm(gradient, _as_one(weights), offs=ends)
+        of_weights = F.grouped_mm(gradient.t(), features, offs=ends)  # [n, out, in]
+        for expert, size in enumerate(ctx.sizes):
+            if size == 0:
+                of_weights[expert].zero_()  # a sum over no tokens, which not every kernel writes
+        return of_features, None, None, *of_weights.unbind()
+
+
+def _gates(experts: Sequence[FeedForward]) -> list[Tensor]:
+    return [expert.gate.weight for expert in experts if expert.gate is not None]
+
+
+def _as_one(weights: Sequence[Tensor]) -> Tensor:
+    """A view of all, [n, out, in]."""
+    first = weights[0].detach()
+    distance = (weights[1].data_ptr() - first.data_ptr()) // first.itemsize if len(weights) > 1 else first.numel()
+    return first.as_strided((len(weights), *first.shape), (distance, *first.stride()))
+
+
+def _have_one_distance(weights: Sequence[Tensor]) -> bool:
+    places = [weight.data_ptr() for weight in weights]
+    distance = places[1] - places[0] if len(places) > 1 else _ALIGNMENT
+    row = weights[0].shape[-1] * weights[0].itemsize
+    return (
+        distance > 0
+        and all(place == places[0] + index * distance for index, place in enumerate(places))
+        and len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
+        and not any(number % _ALIGNMENT for number in (places[0], distance, row))
+    )
