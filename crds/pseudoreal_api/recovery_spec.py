@@ -32,14 +32,25 @@ class Restart(ApiModel):
     window_seconds: int | None = Field(
         None, ge=1, le=2**31, description="Only restarts of the last so many seconds count. Omitted: all of them."
     )
+    max_disruptions: int = Field(
+        1000,
+        ge=0,
+        le=1_000_000,
+        description="Restarts that do not count against maxRestarts, without a new checkpoint between them, before the"
+        " job fails.",
+    )
     backoff_seconds: int = Field(
-        10, ge=0, le=86_400, description="Wait before the first restart; doubles with each that counts, up to 300 s."
+        10,
+        ge=0,
+        le=86_400,
+        description="Wait before a restart; doubles with each one more without a new checkpoint between, up to 300 s.",
     )
     avoid_nodes_after: int = Field(
         2,
         ge=1,
         le=100,
-        description="A node where that many faults of this job began is left to the last when pods are placed.",
+        description="A node where that many faults of this job began, evictions by the node itself included, is left to"
+        " the last when pods are placed.",
     )
     rules: Annotated[list[RestartRule], Field(max_length=16)] = Field(
         [],

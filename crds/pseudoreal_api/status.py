@@ -70,13 +70,21 @@ class Transition(StatusModel):
 
 
 class Fault(StatusModel):
-    """One that counts against restart.maxRestarts."""
+    """What ended an execution before its time."""
 
     attempt: int = Field(description="The execution that it ended.")
     time: str = Field(description="When it ended.", json_schema_extra=TIME)
     reason: str = Field(description="One word.")
     pod: str | None = Field(None, description="Where it began.")
     node: str | None = Field(None, description="The node of that pod.")
+
+
+class Retries(StatusModel):
+    """Restarts without a new checkpoint between them, whatever ended their executions."""
+
+    restarts: int = Field(description="How many. The wait before the next one doubles with each.")
+    disruptions: int = Field(0, description="Those of them that do not count against restart.maxRestarts.")
+    checkpoint: str | None = Field(None, description="The newest checkpoint meanwhile. Omitted: there is none.")
 
 
 class PhaseStatus(StatusModel):
@@ -118,6 +126,10 @@ class PseudoRealJobStatus(StatusModel):
     faults: Annotated[list[Fault], Field(max_length=100)] = Field(
         [], description="The newest faults, as far as restart.windowSeconds and avoidNodesAfter need them."
     )
+    disruptions: Annotated[list[Fault], Field(max_length=100)] = Field(
+        [], description="The newest disruptions that a node may be to blame for, as far as avoidNodesAfter needs them."
+    )
+    retries: Retries | None = Field(None, description="Omitted: there was a new checkpoint since the last restart.")
     avoided_nodes: Annotated[list[str], Field(max_length=100)] = Field(
         [], description="Where faults of this job began again and again; its pods go elsewhere if they can."
     )

@@ -7,7 +7,8 @@ from typing import Any
 
 from pseudoreal_api.status import CheckpointStatus, Discard, PhaseStatus, PseudoRealJobStatus
 
-from pseudoreal_operator.decide.endings import Reason, announce, exhaustion, fail, with_fault
+from pseudoreal_operator.decide.endings import Reason, announce, fail, remembered
+from pseudoreal_operator.decide.retries import exhaustion, wait_seconds, with_retry
 from pseudoreal_operator.decide.step import Step
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.stages import Phases
@@ -29,6 +30,7 @@ def train_again(case: Case, index: int) -> Step:
             "phases": _back_to(old, index, Discard(before_attempt=number, from_step=first)),
             "checkpoint": CheckpointStatus(latest=begin, step=first - 1) if begin else None,
             "progress": None,
+            "retries": None,
             "transition": None,
             "restarted_from": case.spec.restart_from,
         }
@@ -37,25 +39,25 @@ def train_again(case: Case, index: int) -> Step:
         f"spec.restartFrom asks for phase {phase.name} again. Execution {number} trains it from"
         f" {'checkpoint ' + begin if begin else 'random weights'}"
     )
-    return announce(case, memory, "TrainingAgain", text, counts=False)
+    return announce(case, memory, "TrainingAgain", text, case.spec.restart.backoff_seconds)
 
 
 def roll_back(case: Case, sentence: str) -> Step:
     """The phase before the delink goes on from its newest checkpoint before the one at its end."""
     index = case.stage.index - 1
     before = case.status.phases[index]
-    exhausted = exhaustion(case)
+    exhausted = exhaustion(case.status, case.spec.restart, case.now, counts=True)
     if exhausted:
         return fail(case, case.status, "DelinkTimeout", f"{sentence} {exhausted}")
     number = case.status.execution_attempt + 1
     discard = Discard(before_attempt=number, from_step=before.step or 0)
     # What another job made of the later phases fits the end that is made anew.
     phases = _back_to(case.status.phases, index, discard, continued=False)
-    memory = with_fault(case, case.status, Reason("DelinkTimeout", sentence)).model_copy(
-        update={"phases": phases, "transition": None}
-    )
+    memory = remembered(case, case.status, Reason("DelinkTimeout", sentence))
+    wait = wait_seconds(memory, case.spec.restart)
+    memory = with_retry(memory, counts=True).model_copy(update={"phases": phases, "transition": None})
     text = f"{sentence} Execution {number} makes the end of phase {before.name} anew, from an earlier checkpoint"
-    return announce(case, memory, "RolledBack", text, counts=True)
+    return announce(case, memory, "RolledBack", text, wait)
 
 
 def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:

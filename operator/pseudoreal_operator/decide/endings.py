@@ -1,6 +1,5 @@
 """Steps that end a job or an execution. Pure."""
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -9,15 +8,14 @@ from pseudoreal_api.names import claim_name, work_folder
 from pseudoreal_api.status import Fault, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
+from pseudoreal_operator.decide.retries import exhaustion, wait_seconds, with_disruption, with_fault, with_retry
 from pseudoreal_operator.decide.step import Step, stands
 from pseudoreal_operator.diagnose import results
+from pseudoreal_operator.diagnose.classify import is_of_its_node
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import Pod, PodPhase
 from pseudoreal_operator.observe.stages import changed, started
 from pseudoreal_operator.tell.conditions import Claim, refused
-
-MAX_BACKOFF_SECONDS = 300
-REMEMBERED_FAULTS = 100
 
 
 @dataclass(frozen=True)
@@ -71,34 +69,21 @@ def succeed(memory: PseudoRealJobStatus, now: datetime) -> Step:
 
 
 def restart_or_fail(case: Case, why: Reason) -> Step:
-    """Another execution, as long as spec.restart allows one."""
-    exhausted = exhaustion(case) if why.counts else None
-    if exhausted is None:
-        return restart(case, why)
+    """Another execution, as long as spec.restart allows one. Its children come later, when the number is safe in the
+    status."""
     memory = results.with_checkpoints(case.status, case.pods)
-    return fail(case, memory, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {case.logs_command}")
+    exhausted = exhaustion(memory, case.spec.restart, case.now, counts=why.counts)
+    if exhausted:
+        return fail(case, memory, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {case.logs_command}")
+    memory = remembered(case, started(memory, case.stage), why)
+    text = f"{why.sentence} {_continuation(case, memory)}"
+    return announce(
+        case, with_retry(memory, counts=why.counts), "Restarting", text, wait_seconds(memory, case.spec.restart)
+    )
 
 
-def exhaustion(case: Case) -> str | None:
-    """A sentence, when spec.restart allows no more restarts."""
-    allowed, window = case.spec.restart.max_restarts, case.spec.restart.window_seconds
-    used = len(recent_faults(case)) if window else case.status.restarts
-    if used < allowed:
-        return None
-    within = f" within {window} s (spec.restart.windowSeconds)" if window else ""
-    return f"That was after {used} restarts{within}, and spec.restart.maxRestarts allows {allowed}."
-
-
-def restart(case: Case, why: Reason) -> Step:
-    """Announces the next execution. Its children come later, when the number is safe in the status."""
-    memory = results.with_checkpoints(started(case.status, case.stage), case.pods)
-    memory = with_fault(case, memory, why) if why.counts else memory
-    return announce(case, memory, "Restarting", f"{why.sentence} {_continuation(case, memory)}", counts=why.counts)
-
-
-def announce(case: Case, memory: PseudoRealJobStatus, reason: str, text: str, *, counts: bool) -> Step:
-    """A new execution of whatever stage the memory is at, after a back-off."""
-    wait = _backoff_seconds(case) if counts else case.spec.restart.backoff_seconds
+def announce(case: Case, memory: PseudoRealJobStatus, reason: str, text: str, wait: int) -> Step:
+    """A new execution of whatever stage the memory is at, after `wait` seconds."""
     after = clock.to_text(_failed_at(case) + timedelta(seconds=wait))
     update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": after, "attempt_time": None}
     return Step(memory.model_copy(update=update), "Restarting", stands(reason, f"{text}, not before {after}."))
@@ -112,7 +97,8 @@ def _failed_at(case: Case) -> datetime:
     return min([case.now, *(clock.from_text(end) for end in ends if end)])
 
 
-def with_fault(case: Case, memory: PseudoRealJobStatus, why: Reason) -> PseudoRealJobStatus:
+def remembered(case: Case, memory: PseudoRealJobStatus, why: Reason) -> PseudoRealJobStatus:
+    """With what ended the execution, if it counts or says something of a node."""
     pod = why.pod
     fault = Fault(
         attempt=case.run.attempt,
@@ -121,41 +107,16 @@ def with_fault(case: Case, memory: PseudoRealJobStatus, why: Reason) -> PseudoRe
         pod=pod.name if pod else None,
         node=(pod.node or None) if pod else None,
     )
-    faults = [*recent_faults(case), fault][-REMEMBERED_FAULTS:]
-    return memory.model_copy(
-        update={
-            "attempt": memory.attempt + 1,
-            "restarts": memory.restarts + 1,
-            "faults": faults,
-            "avoided_nodes": _avoided(memory.avoided_nodes, faults, case.spec.restart.avoid_nodes_after),
-        }
-    )
-
-
-def recent_faults(case: Case) -> list[Fault]:
-    """Those that spec.restart.windowSeconds still counts; without a window, all that are remembered."""
-    window = case.spec.restart.window_seconds
-    if window is None:
-        return case.status.faults
-    oldest = case.now - timedelta(seconds=window)
-    return [fault for fault in case.status.faults if clock.from_text(fault.time) > oldest]
-
-
-def _avoided(known: list[str], faults: list[Fault], limit: int) -> list[str]:
-    counts = Counter(fault.node for fault in faults if fault.node)
-    new = [node for node, count in counts.items() if count >= limit and node not in known]
-    return [*known, *new][-REMEMBERED_FAULTS:]
+    if why.counts:
+        return with_fault(memory, case.spec.restart, fault, case.now)
+    if pod and is_of_its_node(pod):
+        return with_disruption(memory, case.spec.restart, fault, case.now)
+    return memory
 
 
 def _continuation(case: Case, memory: PseudoRealJobStatus) -> str:
     place = f"checkpoint {memory.checkpoint.latest} or a newer one" if memory.checkpoint else "the newest checkpoint"
     return f"Execution {memory.execution_attempt + 1} at {case.stage.title} goes on from {place}"
-
-
-def _backoff_seconds(case: Case) -> int:
-    # Ten doublings are beyond the cap already; more would only make a huge integer.
-    doublings = min(10, len(recent_faults(case)))
-    return min(MAX_BACKOFF_SECONDS, case.spec.restart.backoff_seconds << doublings)
 
 
 def _failed(memory: PseudoRealJobStatus, reason: str, sentence: str, now: datetime) -> Step:

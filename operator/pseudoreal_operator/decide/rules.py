@@ -8,7 +8,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.decide.acceptance import check
 from pseudoreal_operator.decide.again import is_untouched, roll_back, train_again
 from pseudoreal_operator.decide.doing import activity
-from pseudoreal_operator.decide.endings import Reason, fail, refuse, restart, restart_or_fail, succeed
+from pseudoreal_operator.decide.endings import Reason, fail, refuse, restart_or_fail, succeed
 from pseudoreal_operator.decide.step import Step, progresses, stands
 from pseudoreal_operator.decide.stopping import is_stuck
 from pseudoreal_operator.diagnose import results
@@ -79,7 +79,8 @@ def stage_done(case: Case) -> Step | None:
 def _without_result(case: Case, job: ChildJob) -> Step:
     pod = next((pod for pod in case.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
     if pod is None:
-        return restart(case, Reason("ResultGone", f"The pod of Job {job.name} is gone, with its result.", counts=False))
+        gone = f"The pod of Job {job.name} is gone, with its result."
+        return restart_or_fail(case, Reason("ResultGone", gone, counts=False))
     text = (
         f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {case.stage.title}:"
         " spec.pod may give it another command, or an image of another release."
@@ -107,7 +108,7 @@ def resumed(case: Case) -> Step | None:
     if not conditions.holds(case.status, "Suspended"):
         return None
     now = clock.to_text(case.now)
-    memory = case.status.model_copy(update={"active_since": now, "transition": _renewed(case)})
+    memory = case.status.model_copy(update={"active_since": now, "retries": None, "transition": _renewed(case)})
     if is_started(memory.phases, case.stage):
         update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": now, "attempt_time": None}
         memory = memory.model_copy(update=update)
@@ -205,7 +206,7 @@ def vanished(case: Case) -> Step | None:
     """The status says that the execution began, and its Job is gone."""
     if not is_started(case.status.phases, case.stage) or case.status.restart_after is not None:
         return None
-    return restart(case, Reason("JobDeleted", f"Job {case.job_name} was deleted.", counts=False))
+    return restart_or_fail(case, Reason("JobDeleted", f"Job {case.job_name} was deleted.", counts=False))
 
 
 def backing_off(case: Case) -> Step | None:

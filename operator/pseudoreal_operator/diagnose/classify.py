@@ -12,6 +12,8 @@ from pseudoreal_operator.observe.observed import Pod, PodPhase, Termination
 _QUOTED = 600
 """Characters of a pod's own words that go into a sentence."""
 _OUT_OF_MEMORY = "OOMKilled"
+_NODES_DOING = ("TerminationByKubelet", "DeletionByTaintManager", "NodeLost")
+"""Kubernetes' words for disruptions: the kubelet's eviction, as of a full disk; a node that is lost."""
 
 # A disruption of one pod makes its partners fail, so it explains their failures too. Memory comes before it: a
 # container at its limit would fail again in any place.
@@ -56,6 +58,12 @@ def lost_its_peer(pod: Pod) -> bool:
     """It ended as its connection to another pod broke: what is wrong is wrong there, whichever of them ended first."""
     message = pod.termination.message if pod.termination else None
     return message is not None and message.peer_lost
+
+
+def is_of_its_node(pod: Pod) -> bool:
+    """Whether the pod was disrupted by what is wrong with its node, which may be so again: not by a scheduler that
+    makes room, nor by somebody who drains the node."""
+    return pod.disruption is not None and pod.disruption.startswith(_NODES_DOING)
 
 
 def _meets(pod: Pod, rule: RestartRule) -> bool:

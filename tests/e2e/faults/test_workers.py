@@ -38,7 +38,9 @@ def test_a_rank_that_is_killed_is_named_and_all_start_again(
 
 @pytest.mark.long
 def test_ranks_that_are_killed_again_and_again_are_named(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
-    job = start("killed-often", spec__pod={}, spec__restart={"maxRestarts": 6, "windowSeconds": 1})
+    # A checkpoint between any two of them: without progress, each wait is longer than the one before.
+    often = {"spec__checkpoint__everySteps": 1, "spec__restart": {"maxRestarts": 6, "windowSeconds": 1}}
+    job = start("killed-often", spec__pod={}, **often)
     _check_killed(job, undisturbed, [1, 0] * 3, [SECONDS] * 6)
 
 

@@ -306,11 +306,9 @@ class World:
             self.finish(pod)
         self.control()
 
-    def disrupt(self, pod: Json) -> None:
-        pod["status"] = {
-            "phase": "Failed",
-            "conditions": [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}],
-        }
+    def disrupt(self, pod: Json, why: str = "PreemptionByScheduler") -> None:
+        condition = {"type": "DisruptionTarget", "status": "True", "reason": why}
+        pod["status"] = {"phase": "Failed", "conditions": [condition]}
 
     def lose(self, pod: Json) -> None:
         """Its node is off: Kubernetes asks the pod to end, and nobody does it."""
@@ -333,6 +331,11 @@ class World:
 
     def tick(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+    def wait_out(self) -> None:
+        """The back-off, if there is one."""
+        if self.status.restart_after:
+            self.now = max(self.now, clock.from_text(self.status.restart_after))
 
     def set(self, **changes: Any) -> None:
         """The user changes the spec."""

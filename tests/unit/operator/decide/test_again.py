@@ -17,6 +17,8 @@ def until(world: World, stage: str) -> World:
     """Runs the job until this stage runs, whatever its execution."""
     for _ in range(20):
         world.settle()
+        world.wait_out()
+        world.settle()
         world.control()
         world.start_pods()
         world.settle()

@@ -1,13 +1,11 @@
 """Single decisions of the plan, and what people and programs read of them."""
 
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
 from pseudoreal_api.messages import Outcome, ProgressReport
 from pseudoreal_api.reports import PodReport, RankSign
-from pseudoreal_api.status import Fault
 from pseudoreal_operator import clock
 from pseudoreal_operator.decide.plan import plan, plan_hindrance, plan_refusal, plan_unreadable
 from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Role, Run
@@ -95,19 +93,6 @@ def test_a_transition_time_moves_only_with_the_status() -> None:
     assert after["Progressing"] == clock.to_text(world.now) != before["Progressing"]
 
 
-@pytest.mark.parametrize(("restarts", "seconds"), [(0, 10), (1, 20), (2, 40), (4, 160), (5, 300), (200, 300)])
-def test_the_wait_before_a_restart_doubles_up_to_a_bound(restarts: int, seconds: int) -> None:
-    world = begun(spec__restart={"maxRestarts": 999, "backoffSeconds": 10})
-    faults = [Fault(attempt=1, time=clock.to_text(world.now), reason="PodFailed") for _ in range(min(100, restarts))]
-    world.status = world.status.model_copy(update={"restarts": restarts, "faults": faults})
-    fail_attempt(world)
-    assert clock.from_text(world.status.restart_after or "") - world.now == timedelta(seconds=seconds)
-    waiting = world.plan()
-    assert (waiting.apply, waiting.wake_after) == ((), seconds)
-    world.tick(seconds)
-    assert [manifest["kind"] for manifest in world.plan().apply] == ["ConfigMap", "Service", "NetworkPolicy", "Job"]
-
-
 def test_an_operator_that_was_away_does_not_wait_again() -> None:
     world = begun()
     world.finish(world.alive()[0], "Failed")
@@ -121,6 +106,7 @@ def test_each_failed_attempt_has_its_event() -> None:
     world = begun(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
     for _ in range(2):
         fail_attempt(world)
+        world.wait_out()
         world.settle()
         world.control()
         world.settle()
@@ -418,6 +404,7 @@ def test_only_the_newest_failed_jobs_are_kept() -> None:
     world = begun(spec__restart={"backoffSeconds": 0, "maxRestarts": 99})
     for _ in range(8):
         fail_attempt(world)
+        world.wait_out()
         world.settle()
         world.control()
         world.start_pods()
