@@ -146,6 +146,12 @@ class PseudoRealJobStatus(StatusModel):
         " does.",
         json_schema_extra=TIME,
     )
+    hindered_since: str | None = Field(
+        None,
+        description="Since when the API server refuses what the job needs; it is asked less and less often. Omitted: it"
+        " does not.",
+        json_schema_extra=TIME,
+    )
     restart_after: str | None = Field(
         None, description="No new attempt starts before this time.", json_schema_extra=TIME
     )

@@ -4,7 +4,7 @@ A plan takes one step. Nothing is remembered but the status, and the number of a
 any child of that attempt is made; so a pass may die anywhere, and the next one finds its way.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,19 +13,22 @@ from pseudoreal_api.status import PseudoRealJobStatus, Replicas
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.decide.endings import refuse
-from pseudoreal_operator.decide.rules import LOOK_SECONDS, RULES, active_deadline, start
+from pseudoreal_operator.decide.rules import LOOK_SECONDS, RULES, active_deadline, hindered_deadline, start
 from pseudoreal_operator.decide.step import Step, stands
 from pseudoreal_operator.decide.stopping import is_lost, pods_to_stop
+from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.manifests.claims import claim
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import JobState, Observed, PodPhase, Run
-from pseudoreal_operator.observe.stages import is_started
+from pseudoreal_operator.observe.stages import all_stages, has_begun
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.tell import conditions
 from pseudoreal_operator.tell.conditions import Claim
 from pseudoreal_operator.tell.events import Event, transitions
 
+MOST_HINDERED_SECONDS = 300.0
+"""Between two tries to make what the API server refuses."""
 PROGRESS_SECONDS = 10.0
 """Between two writes of the status for progress alone."""
 KEPT_FAILURES = 5
@@ -38,6 +41,9 @@ class Plan:
     events, write the status."""
 
     status: PseudoRealJobStatus
+    trial: tuple[dict[str, Any], ...] = ()
+    """To be tried before all else, without being made: the children of all stages, when the job is first seen. What the
+    API server finds invalid is known before weeks of training, not after them."""
     expire: bool = False
     """The job itself is to be deleted, and nothing else is to be done."""
     stop: tuple[str, ...] = ()
@@ -54,7 +60,18 @@ def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
     if conditions.has_ended(seen.status):
         return _afterwards(case)
     step = next((step for rule in RULES if (step := rule(case))), None) or start(case)
-    return _carry_out(case, step, settings)
+    is_new = not seen.status.phases and not step.ended
+    return _tried(case, step, settings) if is_new else _carry_out(case, step, settings)
+
+
+def _tried(case: Case, step: Step, settings: Settings) -> Plan:
+    try:
+        stages = all_stages(case.spec)
+        trial = [manifest for stage in stages for manifest in children(case.seen.job, stage, step.memory, settings)]
+    except Exception as error:  # a template may hold anything, and what it breaks must be said, not raised
+        sentence = f"No pods can be made of spec.pod.template as it is: {type(error).__name__}: {clean(str(error))}"
+        return _carry_out(case, refuse(case.status, sentence, case.now), settings)
+    return replace(_carry_out(case, step, settings), trial=tuple(trial))
 
 
 def _afterwards(case: Case) -> Plan:
@@ -71,10 +88,10 @@ def _afterwards(case: Case) -> Plan:
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """For a job whose children the API server finds invalid. Those that it took before are refused by something new,
-    such as a policy, and a job is not given up for that."""
+    """For a job whose children the API server finds invalid. Where it found them valid before, something new refuses
+    them, such as a policy or another release of Kubernetes, and what was trained is not given up for that."""
     case = Case(seen, now)
-    if conditions.has_ended(case.status) or is_started(case.status.phases, case.stage):
+    if conditions.has_ended(case.status) or has_begun(case.status):
         return plan_hindrance(seen, sentence, now)
     return _carry_out(case, refuse(case.status, sentence, now), settings=None)
 
@@ -85,8 +102,19 @@ def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence
 
 
 def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself."""
-    return _standing(seen.job.metadata, seen.status, stands("Hindered", sentence), now)
+    """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself. Each wait is
+    as long as all that were before, so that jobs behind a quota ask little."""
+    since = seen.status.hindered_since or clock.to_text(now)
+    standing = _standing(seen.job.metadata, seen.status, stands("Hindered", sentence), now)
+    if conditions.has_ended(seen.status):
+        return standing
+    status = standing.status.model_copy(update={"hindered_since": since})
+    waited = (now - clock.from_text(since)).total_seconds()
+    waits = [max(LOOK_SECONDS, waited), MOST_HINDERED_SECONDS]
+    deadline = hindered_deadline(Case(replace(seen, status=status), now))
+    if deadline is not None:
+        waits.append(max(0.0, (deadline - now).total_seconds()))
+    return replace(standing, status=status, wake_after=min(waits))
 
 
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: Claim, now: datetime) -> Plan:
@@ -130,6 +158,7 @@ def _described(old: PseudoRealJobStatus, step: Step, generation: int, now: datet
         update={
             "observed_generation": generation,
             "phase": step.summary,
+            "hindered_since": None,
             "conditions": conditions.updated(old.conditions, claims, generation, now),
         }
     )

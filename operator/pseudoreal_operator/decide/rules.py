@@ -148,7 +148,9 @@ def delink_overdue(case: Case) -> Step | None:
 def never_started(case: Case) -> Step | None:
     """Not all pods run in time."""
     allowed, asked = case.spec.deadlines.startup_seconds, case.status.attempt_time
-    if allowed is None or asked is None or case.job is None or case.job.state is not JobState.ACTIVE:
+    if case.job is None:
+        return _never_made(case)
+    if allowed is None or asked is None or case.job.state is not JobState.ACTIVE:
         return None
     if case.job.queued or case.started_pods >= case.workers or case.now < startup_deadline(case, allowed):
         return None
@@ -159,6 +161,19 @@ def never_started(case: Case) -> Step | None:
         f" spec.deadlines.startupSeconds allows. {why}"
     )
     return fail(case, case.status, "StartupDeadlineExceeded", text)
+
+
+def _never_made(case: Case) -> Step | None:
+    """The API server refuses the pods themselves."""
+    deadline = hindered_deadline(case)
+    if deadline is None or case.now < deadline:
+        return None
+    said = conditions.find(case.status, "Progressing")
+    text = (
+        f"The pods could not even be asked for in {case.spec.deadlines.startup_seconds} s, which"
+        f" spec.deadlines.startupSeconds allows. {said.message if said else ''}"
+    )
+    return fail(case, case.status, "StartupDeadlineExceeded", text.rstrip())
 
 
 def hung(case: Case) -> Step | None:
@@ -275,6 +290,12 @@ def startup_deadline(case: Case, allowed: int) -> datetime:
     begun = [case.status.attempt_time or clock.to_text(case.now)]
     begun += [case.job.begun] if case.job and case.job.begun else []
     return max(map(clock.from_text, begun)) + timedelta(seconds=allowed)
+
+
+def hindered_deadline(case: Case) -> datetime | None:
+    """Until when the API server may refuse the pods."""
+    allowed, since = case.spec.deadlines.startup_seconds, case.status.hindered_since
+    return clock.from_text(since) + timedelta(seconds=allowed) if allowed and since else None
 
 
 def _transition(case: Case, following: Stage) -> Transition | None:

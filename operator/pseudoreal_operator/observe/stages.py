@@ -30,6 +30,13 @@ class Stage:
         return f"phase {self.phase}" if self.role is Role.TRAIN else f"the delink into phase {self.phase}"
 
 
+def all_stages(spec: PseudoRealJobSpec) -> list[Stage]:
+    """In their order."""
+    names = [phase.name for phase in spec.phases]
+    roles = (Role.DELINK, Role.TRAIN)
+    return [Stage(index, name, role) for index, name in enumerate(names) for role in roles][1:]
+
+
 def first_phases(spec: PseudoRealJobSpec) -> Phases:
     return [PhaseStatus(name=phase.name, state="Pending") for phase in spec.phases]
 
@@ -47,6 +54,11 @@ def current_stage(phases: Phases) -> Stage | None:
 def is_started(phases: Phases, stage: Stage) -> bool:
     """Whether the status says that children of the stage were made."""
     return phases[stage.index].state == ("Running" if stage.role is Role.TRAIN else "Delinking")
+
+
+def has_begun(status: PseudoRealJobStatus) -> bool:
+    """Whether the status says that children of any stage were made."""
+    return any(phase.state != "Pending" for phase in status.phases) or status.execution_attempt > 1
 
 
 def started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
