@@ -5,6 +5,7 @@ from math import ceil
 
 from pseudoreal_api.names import work_directory as folder_of_job
 from pseudoreal_api.phase_spec import Phase, Sharing
+from pseudoreal_api.recovery_spec import Hang
 from pseudoreal_api.resolved import (
     CheckpointPolicy,
     DelinkConfig,
@@ -15,6 +16,9 @@ from pseudoreal_api.resolved import (
 )
 from pseudoreal_api.run_spec import Checkpoint
 from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
+
+_AFTER_THE_CLOCKS = 300
+"""Seconds that the operator has, once a clock of spec.hang has run out, to end the attempt itself."""
 
 
 class UnresolvableJob(ValueError):
@@ -64,6 +68,8 @@ def phase_config(
         total_steps=ends[-1],
         workers=layout.workers,
         processes_per_worker=layout.processes_per_worker,
+        gpus=gpus_of(phase),
+        collective_seconds=collective_seconds(spec.hang),
         batch=phase.batch,
         parallelism=phase.parallelism.model_copy(update={"pipeline": layout.pipeline}),
         activations=phase.activations,
@@ -77,6 +83,12 @@ def phase_config(
         object_storage=object_storage(job),
         continues=_continued(job, work_directory),
     )
+
+
+def collective_seconds(hang: Hang) -> int:
+    """Longer than every wait that the clocks of `hang` allow: a save may lie between two steps. So it is the operator,
+    who knows where each rank stands, that ends a hang, and this limit is for training without one."""
+    return max(hang.start_seconds, hang.step_seconds + hang.checkpoint_seconds) + _AFTER_THE_CLOCKS
 
 
 def _continued(job: PseudoRealJob, work_directory: str) -> str | None:

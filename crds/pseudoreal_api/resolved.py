@@ -74,6 +74,14 @@ class PhaseConfig(_Kept):
     total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
     workers: int = Field(description="Pods.")
     processes_per_worker: int = Field(description="Ranks in each pod.")
+    gpus: int = Field(
+        0,
+        description="That each pod asks for; its ranks then never train on the CPU. 0: on GPUs if there are.",
+    )
+    collective_seconds: int | None = Field(
+        None,
+        description="Longest wait of a rank for the others in a collective, after which it ends. None: torch's own.",
+    )
     batch: Batch = Field(description="As in the spec.")
     parallelism: Parallelism = Field(description="As in the spec, with pipeline resolved.")
     activations: Activations = Field(description="As in the spec.")

@@ -24,7 +24,9 @@ from pydantic import Field, TypeAdapter
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import store_of
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.gpu_environment import gpu_environment
 from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.tell.crash import read_crashes
 from pseudoreal_trainer.tell.endpoint import endpoint_of_pod
 from pseudoreal_trainer.tell.memory_use import exhausted, pod_memory
 from pseudoreal_trainer.tell.outcome import (
@@ -81,7 +83,8 @@ def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage
             await_rendezvous(environment, lambda: stop.asked)
             exit_code = _run_torchrun(path, environment, stop, partners)
         lacked = exhausted(before, pod_memory())
-        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, lacked, partners.ended)
+        crashes = read_crashes(folder, config.processes_per_worker)
+        message = pod_outcome(collect_outcomes(folder), config, exit_code, stop.asked, lacked, partners.ended, crashes)
     return message if message.checkpoint else _with_newest_checkpoint(message, config)
 
 
@@ -122,7 +125,13 @@ def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
         # Threads that spin while they wait steal the time of the other ranks on the machine.
         "OMP_WAIT_POLICY": "passive",
     }
-    return defaults | dict(os.environ) | rendezvous_host(os.environ) | {OUTCOME_DIRECTORY: str(outcomes)}
+    return (
+        defaults
+        | gpu_environment(config)
+        | dict(os.environ)
+        | rendezvous_host(os.environ)
+        | {OUTCOME_DIRECTORY: str(outcomes)}
+    )
 
 
 def rendezvous_host(environment: Mapping[str, str]) -> dict[str, str]:

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,7 +20,8 @@ from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.preflight.start import run_preflight
-from pseudoreal_trainer.tell.lost_peer import has_lost_a_peer
+from pseudoreal_trainer.tell.crash import note_crashes
+from pseudoreal_trainer.tell.lost_peer import has_lost_a_peer, timeout_sentence
 from pseudoreal_trainer.tell.memory_use import memory_use
 from pseudoreal_trainer.tell.out_of_memory import lack_of_memory, rank_sentence
 from pseudoreal_trainer.tell.outcome import ended_badly, leave_outcome
@@ -43,6 +45,8 @@ def run_rank(config_file: Path) -> TerminationMessage:
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     configure_logs()
     local_rank, pod = int(os.environ.get("LOCAL_RANK", "0")), pod_folder()
+    if pod is not None:
+        note_crashes(pod.path, local_rank)
     stamps = _stamps(pod, local_rank)  # before torch as well: an import that hangs is seen
     config = PhaseConfig.model_validate_json(config_file.read_bytes())
     message = _outcome(config, config_file, stop, stamps, pod)
@@ -81,7 +85,7 @@ def _outcome(
         if (lack := lack_of_memory(error)) is not None:
             return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
         suspect = error.suspect if isinstance(error, TrainingError) else None
-        text = f"{type(error).__name__}: {error}"
+        text = f"{timeout_sentence(error)}{type(error).__name__}: {error}"
         return ended_badly("Failed", config, text, suspect, peer_lost=has_lost_a_peer(error))
 
 
@@ -98,7 +102,9 @@ def _train(
     from pseudoreal_trainer.engine.ranks import open_ranks
     from pseudoreal_trainer.training.phase import train_phase
 
-    with open_ranks(stamps) as ranks:
+    seconds = config.collective_seconds
+    limit = None if seconds is None else timedelta(seconds=seconds)
+    with open_ranks(stamps, gpus=config.gpus, limit=limit) as ranks:
         return train_phase(config, corpus, ranks, stop.is_set, pod)
 
 

@@ -100,3 +100,15 @@ def test_configurations_survive_json() -> None:
     assert PhaseConfig.model_validate_json(config.to_json()) == config
     delink = delink_config(check_job(good_job()), 1, attempt=1, work_directory="/w")
     assert (delink.to_sharing.blocks, delink.from_phase) == (8, "pseudo")
+
+
+def test_a_collective_may_wait_longer_than_the_clocks_of_hang() -> None:
+    """So the operator, which can name the rank, is the first to act; torch's own limit of ten minutes never was."""
+    hang = {"startSeconds": 1000, "stepSeconds": 900, "checkpointSeconds": 1800}
+    assert _resolve(spec__hang=hang).collective_seconds == 900 + 1800 + 300
+    assert _resolve(spec__hang=hang | {"startSeconds": 7000}).collective_seconds == 7300
+
+
+def test_ranks_know_how_many_gpus_their_pod_asked_for() -> None:
+    assert _resolve().gpus == 0
+    assert _resolve(spec__phases__1__resources=GPUS, spec__phases__1__batch={"sequences": 32}).gpus == 8

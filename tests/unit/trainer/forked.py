@@ -28,7 +28,9 @@ def _join(number: int, world: int, port: int, backend: str, rank: Callable[..., 
     if world > 1:
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
         os.environ.update(address, RANK=str(number), WORLD_SIZE=str(world))
-        dist.init_process_group(backend)
+        # As ranks that train do: groups on GPUs are split off from this one.
+        device = torch.device("cuda", number) if backend == "nccl" else None
+        dist.init_process_group(backend, device_id=device)
     rank(number, *arguments)
     if world > 1:
         dist.destroy_process_group()

@@ -52,8 +52,8 @@ class LocalRun:
         offload = str(self.directory.path.resolve() / "offload")
         config = phase_config(self.directory.job, index, offload_directory=offload, **self._where())
         trace = None if self.trace is None else str(self.trace.resolve())
-        # One machine has no links to check, and spec.network is said to be ignored.
-        return config.model_copy(update={"trace_directory": trace, "preflight": False})
+        # One machine has no links to check, and spec.network and resources are said to be ignored.
+        return config.model_copy(update={"trace_directory": trace, "preflight": False, "gpus": 0})
 
     def _where(self) -> dict[str, Any]:
         return {"attempt": self.directory.attempt, "work_directory": str(self.directory.path.resolve())}

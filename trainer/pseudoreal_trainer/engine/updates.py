@@ -26,6 +26,8 @@ from pseudoreal_trainer.plan.steps import Agree, Reduce, Tie, Update
 _T = TypeVar("_T")
 _TINY = 1e-6
 """Keeps the clipping factor finite, as torch.nn.utils.clip_grad_norm_ does."""
+_PART_ELEMENTS = 2**22
+"""Of a gradient on its way through the device: 16 MiB in float32."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,7 @@ class Updates:
         with self._trace.span("reduce", step), self._lanes.on(Lane.UPDATE):
             gradient = state.gradient()
             with self._waits.wait(f"sums unit {step.unit} over stages"):
-                dist.all_reduce(gradient, group=self._grid.ties[users])
+                sum_by_parts(gradient, self._grid.device, self._grid.ties[users])
             self._trace.move("collective", gradient.nbytes * 2 * (len(users) - 1) // len(users))
             state.keep_gradient(gradient)
             self._squares[step.unit] = _square(gradient)
@@ -139,7 +141,7 @@ class Updates:
             self._lanes.follow(computed)
             square = self._own_square() if self._layout.clipping == "global" else 0.0
             values = [0.0 if loss is None else float(loss), square, *map(float, asked)]
-            sums = self._summed(torch.tensor(values, dtype=torch.float64), self._grid.host_world)
+            sums = self._summed(torch.tensor(values, dtype=torch.float64), self._grid.side_world)
             self._squares = {} if self._layout.clipping == "global" else self._squares
             self._agreement = Agreement(sums[0], math.sqrt(sums[1]), stop=sums[2] > 0, finish=sums[3] > 0)
             return self._agreement
@@ -178,16 +180,28 @@ class Updates:
         norm = agreement.norm
         if self._layout.clipping == "perUnit":
             square = torch.tensor([self._squares.pop(unit)], dtype=torch.float64)
-            group = self._grid.host_data if self._layout.shards > 1 else None
+            group = self._grid.side_data if self._layout.shards > 1 else None
             with self._waits.wait(f"sums the norm of unit {unit}"):
                 norm = math.sqrt(self._summed(square, group)[0])
         return min(1.0, float(self._spec.clipping.norm) / (norm + _TINY))
 
     def _summed(self, values: Tensor, group: dist.ProcessGroup | None) -> list[float]:
         if group is not None:
+            values = values.to(self._grid.device)
             dist.all_reduce(values, group=group)
         sums: list[float] = values.tolist()
         return sums
+
+
+def sum_by_parts(gradient: Tensor, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Replaces the gradient by its sum over the ranks of the group, on the network of the device: a gradient whose home
+    is elsewhere passes through the device part by part, so it takes no room there that the plan does not know."""
+    is_there = gradient.device.type == device.type
+    for part in gradient.split(len(gradient) if is_there else _PART_ELEMENTS):
+        there = part if is_there else part.to(device)
+        dist.all_reduce(there, group=group)
+        if not is_there:
+            part.copy_(there)
 
 
 def _square(gradient: Tensor) -> float:

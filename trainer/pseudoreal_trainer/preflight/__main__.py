@@ -24,7 +24,7 @@ def main(limits: Limits) -> None:
         workers=config.workers,
         processes=config.processes_per_worker,
         node=os.environ.get(NODE_NAME) or socket.gethostname(),
-        device=device_of_rank(),
+        device=lambda: device_of_rank(config.gpus),
     )
     verdict, findings = check(own, limits)
     if own.rank == 0:

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -37,7 +38,8 @@ class Self:
     workers: int
     processes: int
     node: str
-    device: torch.device
+    device: Callable[[], torch.device]
+    """Raises TrainingError when it is not what the pod asked for: a finding like others."""
 
     @property
     def world(self) -> int:
@@ -115,7 +117,8 @@ def _measure(own: Self, limits: Limits, notes: _Notes) -> None:
     try:
         # A connection of its own: one that waits in vain would hold up the answer.
         store = connect(limits.answer) if own.world > 1 else None
-        notes.product_seconds, notes.product_right = measure.product(own.device)
+        device = own.device()
+        notes.product_seconds, notes.product_right = measure.product(device)
     except Exception as error:
         notes.error = _words(error)
         return
@@ -124,15 +127,15 @@ def _measure(own: Self, limits: Limits, notes: _Notes) -> None:
             # By the same clock for both: a partner that was held up before may come late, and still in time.
             until = begun + limits.product + number * limits.meeting
             notes.talks.append(Talk(link=meeting.link, partner=meeting.partner))
-            notes.talks[-1] = _talk(own, meeting, store, max(1.0, until - time.monotonic()))
+            notes.talks[-1] = _talk(own, meeting, store, device, max(1.0, until - time.monotonic()))
 
 
-def _talk(own: Self, meeting: Meeting, store: Store, seconds: float) -> Talk:
+def _talk(own: Self, meeting: Meeting, store: Store, device: torch.device, seconds: float) -> Talk:
     first, second = sorted((own.rank, meeting.partner))
     of_pair = part_of(store, f"{meeting.link}/{first}/{second}", seconds)
     spent, error = None, ""
     try:
-        spent = measure.sums(of_pair, int(own.rank == second), own.device, seconds)
+        spent = measure.sums(of_pair, int(own.rank == second), device, seconds)
     except Exception as caught:
         error = _words(caught)
     return Talk(link=meeting.link, partner=meeting.partner, seconds=spent, error=error)

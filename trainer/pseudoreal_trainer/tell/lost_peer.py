@@ -3,16 +3,36 @@
 torch has no type for them: gloo raises RuntimeError, with its own source file in the text (torch 2.11 to 2.15).
 """
 
+import re
+
 from pseudoreal_trainer.errors import PeerFailed, causes
 
 _TYPES = ("DistNetworkError", "DistStoreError")
 """Of torch, which may not be imported yet: known by their names. They speak of the store by which ranks meet."""
 _GLOO_SAYS = "gloo/transport/"
-_NCCL_SAYS = ("ncclRemoteError", "remote process exited", "Connection closed by remote peer")
+_NCCL_SAYS = (
+    "ncclRemoteError",
+    "remote process exited",
+    "Connection closed by remote peer",
+    "collective operation timeout",
+    "NCCL operation timed out",
+)
+_TIMED_OUT = re.compile(r"tim(?:ed |e)out", re.IGNORECASE)
+_MILLISECONDS = re.compile(r"(\d+) ?(?:ms\b|milliseconds)")
 
 
 def has_lost_a_peer(error: BaseException) -> bool:
     return any(_says_so(cause) for cause in causes(error))
+
+
+def timeout_sentence(error: BaseException) -> str:
+    """Begins the text of an error by which a collective ended that other ranks did not join in time; else nothing."""
+    for cause in causes(error):
+        if _says_so(cause) and _TIMED_OUT.search(text := str(cause)):
+            limit = _MILLISECONDS.search(text)
+            after = f" after {int(limit[1]) / 1000:g} s" if limit else ""
+            return f"a collective timed out{after}, as some rank did not take part in it: "
+    return ""
 
 
 def _says_so(error: BaseException) -> bool:

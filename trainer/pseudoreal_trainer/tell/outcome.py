@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.messages import TERMINATION_MESSAGE_BYTES, Outcome, TerminationMessage
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
 
+from pseudoreal_trainer.tell.crash import Crash
 from pseudoreal_trainer.tell.memory_use import PodMemory
 from pseudoreal_trainer.tell.out_of_memory import killed_sentence
 
@@ -75,11 +76,13 @@ def pod_outcome(
     stopped: bool,
     exhausted: PodMemory | None = None,
     ended: Collection[int] = (),
+    crashes: Mapping[int, Crash] | None = None,
 ) -> TerminationMessage:
     """One message for all ranks of the pod. Pure.
 
     `exit_code` is torchrun's; `stopped`: the pod was asked to stop; `exhausted`: its memory, for which the system has
-    ended processes; `ended`: local ranks that the pod itself has ended, after another one was gone.
+    ended processes; `ended`: local ranks that the pod itself has ended, after another one was gone; `crashes`: of local
+    ranks, how they crashed.
     An error that has its cause in a rank itself wins, then the first: those that follow are of ranks that lost their
     partner. A rank that was killed leaves no word at all.
     """
@@ -89,8 +92,10 @@ def pod_outcome(
     first_error = errors[0].message if errors else None
     if not silent:
         return first_error or min(outcomes, key=lambda o: o.local_rank).message
-    if exhausted is not None:
-        return ended_badly("OutOfMemory", config, killed_sentence(silent, exhausted, config))
+    crashed = {rank: crash for rank, crash in (crashes or {}).items() if rank in silent}
+    killed = [rank for rank in silent if rank not in crashed]
+    if killed and exhausted is not None:
+        return ended_badly("OutOfMemory", config, killed_sentence(killed, exhausted, config))
     if stopped:
         return ended_badly("Yielded", config, "asked to stop before anything could be saved")
     if first_error is not None and first_error.outcome in ("InvalidJob", "OutOfMemory"):
@@ -99,10 +104,35 @@ def pod_outcome(
     return ended_badly(
         "Failed",
         config,
-        f"local rank {', '.join(map(str, silent))} ended without a word, as a process does that is killed (for instance"
-        f" for using too much memory); torchrun's {_describe(exit_code)}{others}",
+        f"{_silent_sentence(killed, crashed, config, exit_code)}{others}",
         first_error.suspect if first_error else None,
+        # Where a collective took too long, the fault may be anywhere.
+        peer_lost=not killed and all(crash.is_of_watchdog for crash in crashed.values()),
     )
+
+
+def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
+    """`crashed` and `killed` ranks have said nothing themselves; the killed ones come first, as the cause."""
+    told = []
+    if killed:
+        told.append(
+            f"local rank {_listed(killed)} ended without a word, as a process does that is killed (for instance for"
+            f" using too much memory); torchrun's {_describe(exit_code)}"
+        )
+    if waiting := [rank for rank, crash in crashed.items() if crash.is_of_watchdog]:
+        limit = "" if config.collective_seconds is None else f" after {config.collective_seconds} s"
+        told.append(
+            f"local rank {_listed(waiting)}: a collective timed out{limit} (NCCL watchdog), as some rank did not"
+            " take part in it"
+        )
+    for rank, crash in crashed.items():
+        if not crash.is_of_watchdog:
+            told.append(f"local rank {rank} crashed ({crash.what}) in {crash.where or 'a thread without Python'}")
+    return "; ".join(told)
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
 
 
 def _describe(exit_code: int) -> str:

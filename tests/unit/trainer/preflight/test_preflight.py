@@ -120,7 +120,7 @@ def test_a_rank_that_does_not_answer_is_named_in_time(check: Check) -> None:
 def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     hanging = threading.Event()
     monkeypatch.setattr(measure, "product", lambda _: hanging.wait(300))
-    own = Self(rank=0, workers=1, processes=1, node="node-0", device=torch.device("cpu"))
+    own = Self(rank=0, workers=1, processes=1, node="node-0", device=lambda: torch.device("cpu"))
     begin = time.monotonic()
     (fault,) = check_rank(own, Limits(product=0.01))[0].broken
     assert time.monotonic() - begin < 200

@@ -1,0 +1,80 @@
+"""A job that asked for GPUs trains on GPUs or not at all, and all of its ranks on the same kind of device."""
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from pseudoreal_trainer.engine.ranks import check_devices, device_of_rank, open_ranks
+from pseudoreal_trainer.errors import TrainingError
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+LIMIT = timedelta(seconds=300)
+
+
+@pytest.fixture
+def found(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Says how many GPUs torch finds."""
+
+    def say(count: int) -> None:
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+
+    return say
+
+
+@pytest.mark.parametrize(("gpus", "ranks", "there"), [(1, 1, 0), (8, 8, 7), (1, 2, 1)])
+def test_a_pod_that_asked_for_gpus_refuses_the_cpu(
+    gpus: int, ranks: int, there: int, found: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it meets the other ranks, which would wait for it in another network."""
+    found(there)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    monkeypatch.setenv("WORLD_SIZE", "16")
+    monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: pytest.fail("it has begun to meet the others"))
+    says = rf"asked for {gpus} GPUs and has {ranks} ranks, but torch finds {there} GPUs: look at the driver"
+    with pytest.raises(TrainingError, match=says), open_ranks(gpus=gpus):
+        pass
+
+
+def test_a_job_that_asked_for_none_takes_what_is_there(
+    found: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    found(0)
+    assert device_of_rank() == CPU
+    found(2)
+    assert device_of_rank() == device_of_rank(2) == torch.device("cuda", 1)
+
+
+def _check(devices: list[torch.device]) -> list[str]:
+    """What each rank says."""
+    store, said = HashStore(), [""] * len(devices)
+
+    def rank(number: int) -> None:
+        try:
+            check_devices(store, number, len(devices), devices[number], LIMIT)
+        except TrainingError as error:
+            said[number] = str(error)
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(len(devices))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return said
+
+
+@pytest.mark.parametrize("device", [CPU, GPU])
+def test_ranks_of_one_kind_agree(device: torch.device) -> None:
+    assert _check([device] * 3) == [""] * 3
+
+
+def test_every_rank_hears_of_one_without_a_gpu() -> None:
+    said = _check([GPU, GPU, CPU, GPU])
+    assert len(set(said)) == 1
+    assert "and rank 2 has none: ask for GPUs in phases[].resources.limits" in said[0]
