@@ -8,6 +8,7 @@ from pseudoreal_api.model_spec import Model
 from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
 from torch import Tensor
 
+from pseudoreal_trainer.engine.adamw import AdamW
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.disk_state import open_disk_states
 from pseudoreal_trainer.engine.gradients import Buffers, Gradients
@@ -69,16 +70,17 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
 
 
 def _rooms(blueprint: Blueprint, grid: Grid, trace: Trace) -> Rooms:
-    layout, rooms = grid.layout, Rooms({}, {}, {})
+    layout, rooms, adamw = grid.layout, Rooms({}, {}, {}), AdamW()
     local = layout.local_units(grid.pipeline_rank)
     for unit in local:
         if layout.home(unit) != "disk":
-            rooms.states[unit] = _memory_state(blueprint, grid, unit, rooms)
+            rooms.states[unit] = _memory_state(blueprint, grid, unit, rooms, adamw)
     on_disk = {unit: _extent(blueprint, grid, unit) for unit in local if layout.home(unit) == "disk"}
     if on_disk:
         states = open_disk_states(
             blueprint.offload_directory,
             on_disk,
+            adamw,
             trace,
             window=layout.window,
             keeps_gradients=layout.clipping == "global" or layout.is_tied,
@@ -95,7 +97,7 @@ def _extent(blueprint: Blueprint, grid: Grid, unit: int) -> Extent:
     return Extent(shard.start, len(shard), decayed, blueprint.master, blueprint.compute)
 
 
-def _memory_state(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms) -> MemoryState:
+def _memory_state(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms, adamw: AdamW) -> MemoryState:
     layout, extent = grid.layout, _extent(blueprint, grid, unit)
     on_host = layout.home(unit) == "host"
     device = torch.device("cpu") if on_host else grid.device
@@ -116,7 +118,7 @@ def _memory_state(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms) -> 
         gradient = rooms.gradients[unit][own]
     else:
         gradient = room(extent.master)
-    return MemoryState(extent, Vectors(weights, compute_weights, gradient), pinned=pinned)
+    return MemoryState(extent, Vectors(weights, compute_weights, gradient), adamw, pinned=pinned)
 
 
 def _keeps_whole_gradient(grid: Grid, unit: int) -> bool:

@@ -11,7 +11,7 @@ import torch
 from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.adamw import Slices, update
+from pseudoreal_trainer.engine.adamw import AdamW, Slices
 from pseudoreal_trainer.engine.direct_file import ALIGNMENT, DirectFile, aligned, aligned_buffer
 from pseudoreal_trainer.engine.lanes import Mark, reach
 from pseudoreal_trainer.engine.state import Content, Extent, State
@@ -46,17 +46,26 @@ class _Place:
         return self.offset + begin * self.dtype.itemsize, min(CHUNK, self.length - begin)
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What is the same for all chunks of an update."""
+
+    spec: OptimizerSpec
+    rate: float
+    scale: float
+
+
 class _Disk:
     """The file of a rank, its threads and its buffers."""
 
-    def __init__(self, folder: Path, size: int, staging: list[Tensor], chunk: int, trace: Trace) -> None:
+    def __init__(self, folder: Path, size: int, staging: list[Tensor], chunk: int, adamw: AdamW, trace: Trace) -> None:
         """`staging`: buffers for the weights of a unit in the compute type. `chunk`: bytes of a chunk of one vector, at
         most."""
-        self.file, self.trace = DirectFile(folder, size), trace
+        self.file, self.adamw, self.trace = DirectFile(folder, size), adamw, trace
         self.threads = ThreadPoolExecutor(2, "disk")
         # Each with the moment from which it is free; the one that has been free for the longest time comes first.
         self.staging: deque[tuple[Tensor, Mark]] = deque((buffer, None) for buffer in staging)
-        self.chunks = [[aligned_buffer(chunk) for _ in range(4)] for _ in range(_CHUNKS_AT_A_TIME)]
+        self.chunks = [[aligned_buffer(chunk) for _ in range(5)] for _ in range(_CHUNKS_AT_A_TIME)]
         self._open = 0
 
     def read(self, place: _Place, begin: int, buffer: Tensor) -> Tensor:
@@ -144,7 +153,7 @@ class DiskState(State):
                 if ahead not in reads:
                     reads[ahead] = self._start_read(begins[ahead], ahead, writes.get(ahead - _CHUNKS_AT_A_TIME))
             chunk = reads.pop(turn).result()
-            self._update_chunk(begin, chunk, spec, rate, scale)
+            self._update_chunk(turn, begin, chunk, _Step(spec, rate, scale))
             writes[turn] = self._disk.threads.submit(self._write_chunk, begin, turn)
         for written in writes.values():
             written.result()
@@ -170,7 +179,7 @@ class DiskState(State):
         return self._disk.threads.submit(self._read_chunk, begin, turn)
 
     def _buffers(self, turn: int) -> dict[Section, Tensor]:
-        sections: tuple[Section, ...] = ("weights", "first_moment", "second_moment", "gradient")
+        sections: tuple[Section, ...] = ("weights", "first_moment", "second_moment", "gradient", "compute")
         return dict(zip(sections, self._disk.chunks[turn % _CHUNKS_AT_A_TIME], strict=True))
 
     def _read_chunk(self, begin: int, turn: int) -> list[Tensor]:
@@ -178,30 +187,27 @@ class DiskState(State):
         chunk = [
             self._disk.read(self._places[section], begin, buffer)
             for section, buffer in buffers.items()
-            if section != "gradient" or self._gradient is None
+            if section != "compute" and (section != "gradient" or self._gradient is None)
         ]
         if self._gradient is not None:
             chunk.append(self._gradient[begin : begin + CHUNK])
         return chunk
 
-    def _update_chunk(self, begin: int, chunk: list[Tensor], spec: OptimizerSpec, rate: float, scale: float) -> None:
+    def _update_chunk(self, turn: int, begin: int, chunk: list[Tensor], step: _Step) -> None:
         weights, first, second, gradient = chunk
-        if scale != 1.0:
-            gradient.mul_(scale)
         decayed = min(max(self.extent.decayed - begin, 0), len(weights))
-        update(spec, Slices(weights, first, second, gradient, decayed), self.steps, rate)
+        compute = None
+        if "compute" in self._places:
+            compute = self._buffers(turn)["compute"].view(self.extent.compute)[: len(weights)]
+        slices = Slices(weights, first, second, gradient, compute, decayed)
+        self._disk.adamw.update(step.spec, slices, self.steps, step.rate, step.scale)
 
     def _write_chunk(self, begin: int, turn: int) -> None:
         buffers = self._buffers(turn)
         for section in ("weights", "first_moment", "second_moment"):
             self._disk.write(self._places[section], begin, buffers[section])
         if "compute" in self._places:
-            place = self._places["compute"]
-            _, count = place.chunk(begin)
-            weights = buffers["weights"].view(self.extent.master)[:count]
-            compute = buffers["gradient"].view(place.dtype)
-            compute[:count].copy_(weights)
-            self._disk.write(place, begin, buffers["gradient"])
+            self._disk.write(self._places["compute"], begin, buffers["compute"])
 
     def _read(self, section: Section) -> Tensor:
         """A vector of its own, [length]."""
@@ -222,7 +228,14 @@ class DiskState(State):
 
 
 def open_disk_states(
-    folder: Path, extents: Mapping[int, Extent], trace: Trace, *, window: int, keeps_gradients: bool, pinned: bool
+    folder: Path,
+    extents: Mapping[int, Extent],
+    adamw: AdamW,
+    trace: Trace,
+    *,
+    window: int,
+    keeps_gradients: bool,
+    pinned: bool,
 ) -> dict[int, State]:
     """Unit -> state, all in one file of this rank. Raises DiskError when they do not fit."""
     places: dict[int, dict[Section, _Place]] = {}
@@ -236,7 +249,7 @@ def open_disk_states(
     chunk = max(min(extent.length, CHUNK) * extent.master.itemsize for extent in extents.values())
     # Those whose fetches are under way, and the one that is read ahead.
     staging = [aligned_buffer(largest, pinned=pinned) for _ in range(window + 1)]
-    disk = _Disk(folder, end, staging, chunk, trace)
+    disk = _Disk(folder, end, staging, chunk, adamw, trace)
     return {unit: DiskState(extent, disk, places[unit]) for unit, extent in extents.items()}
 
 

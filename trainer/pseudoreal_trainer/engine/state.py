@@ -9,7 +9,7 @@ import torch
 from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.adamw import Slices, update
+from pseudoreal_trainer.engine.adamw import AdamW, Slices
 from pseudoreal_trainer.engine.lanes import Mark
 from pseudoreal_trainer.plan.units import Kind
 
@@ -93,8 +93,9 @@ class Vectors:
 class MemoryState(State):
     """In the memory of the device, or of the host."""
 
-    def __init__(self, extent: Extent, vectors: Vectors, *, pinned: bool) -> None:
+    def __init__(self, extent: Extent, vectors: Vectors, adamw: AdamW, *, pinned: bool) -> None:
         super().__init__(extent)
+        self._adamw = adamw
         device = vectors.weights.device
         self._vectors = vectors
         first, second = (
@@ -109,8 +110,8 @@ class MemoryState(State):
 
     def put(self, kind: Kind, values: Tensor) -> None:
         self._kinds[kind].copy_(values)
-        if kind == "weights":
-            self._cast()
+        if kind == "weights" and self._own_copy is not None:
+            self._own_copy.copy_(values)
 
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
         return self._kinds[kind][begin:end]
@@ -137,16 +138,15 @@ class MemoryState(State):
         }
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
-        if scale != 1.0:
-            self._vectors.gradient.mul_(scale)
         weights, first, second = self._kinds.values()
-        update(spec, Slices(weights, first, second, self._vectors.gradient, self.extent.decayed), self.steps, rate)
+        slices = Slices(weights, first, second, self._vectors.gradient, self._own_copy, self.extent.decayed)
+        self._adamw.update(spec, slices, self.steps, rate, scale)
         self.steps += 1
-        self._cast()
 
-    def _cast(self) -> None:
-        if self._vectors.compute_weights is not self._vectors.weights:
-            self._vectors.compute_weights.copy_(self._vectors.weights)
+    @property
+    def _own_copy(self) -> Tensor | None:
+        """The weights in the compute type, where that is another one."""
+        return None if self._vectors.compute_weights is self._vectors.weights else self._vectors.compute_weights
 
 
 def _storage_bytes(*tensors: Tensor) -> int:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from pseudoreal_api.model_spec import Optimizer
 from torch import Tensor
 
-from pseudoreal_trainer.engine.adamw import Slices, update
+from pseudoreal_trainer.engine.adamw import AdamW, Slices
 from pseudoreal_trainer.engine.direct_file import DirectFile, aligned_buffer
 from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
@@ -31,9 +31,10 @@ def memory_bytes_per_second(device: torch.device) -> float:
 
 def update_seconds_per_element(device: torch.device) -> float:
     weights, first, second, gradient = (torch.ones(_ELEMENTS, device=device) for _ in range(4))
-    slices = Slices(weights, first, second, gradient, decayed=_ELEMENTS)
+    adamw = AdamW()
+    slices = Slices(weights, first, second, gradient, None, decayed=_ELEMENTS)
     steps = torch.ones((), device=device)
-    return seconds_of(lambda: update(Optimizer(), slices, steps, 1e-3), device) / _ELEMENTS
+    return seconds_of(lambda: adamw.update(Optimizer(), slices, steps, 1e-3, 1.0), device) / _ELEMENTS
 
 
 def copies(source: torch.device, target: torch.device) -> Transfer:

@@ -10,8 +10,8 @@ from pseudoreal_trainer.plan.steps import Backward
 
 MOMENTS = 2
 CHUNK_ELEMENTS = 2**20
-_CHUNK_ARRAYS = 3 * 4
-"""Weights, moments and gradient, of a chunk that is read, one that is updated and one that is written."""
+_CHUNKS_AT_A_TIME = 3
+"""One is read, one updated, one written: each with weights, moments, gradient and weights in the compute type."""
 
 _MEASURING_PARTS = 4
 
@@ -104,5 +104,5 @@ def _staging(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     ahead, and chunks of the update."""
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "disk"]
     largest = max((sizes.shard(layout, unit) for unit in on_disk), default=0)
-    chunks = _CHUNK_ARRAYS * min(largest, CHUNK_ELEMENTS) * sizes.master_bytes
+    chunks = _CHUNKS_AT_A_TIME * 5 * min(largest, CHUNK_ELEMENTS) * sizes.master_bytes
     return Tiers(host=(layout.window + 1) * largest * sizes.compute_bytes + chunks)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pseudoreal_trainer.engine.adamw import AdamW
 from pseudoreal_trainer.engine.copies import Copies, NotResident
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes
@@ -57,7 +58,7 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
 def _host_state(numel: int, value: float) -> MemoryState:
     extent = Extent(0, numel, 0, torch.float64, torch.float64)
     weights = torch.full((numel,), value, dtype=torch.float64)
-    return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), pinned=False)
+    return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), pinned=False)
 
 
 def test_a_unit_is_read_between_the_end_of_its_fetch_and_its_drop(window: Window) -> None:

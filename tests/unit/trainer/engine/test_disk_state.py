@@ -9,6 +9,7 @@ import pytest
 import torch
 from pseudoreal_api.model_spec import Optimizer
 from pseudoreal_trainer.engine import disk_state
+from pseudoreal_trainer.engine.adamw import AdamW
 from pseudoreal_trainer.engine.disk_state import open_disk_states
 from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.trace import Trace
@@ -43,7 +44,9 @@ def pairs(
     """Three units in one file, with random weights and no moments."""
     monkeypatch.setattr(disk_state, "CHUNK", CHUNK)
     extents = {i: Extent(0, length, DECAYED[i], *dtypes) for i, length in enumerate(LENGTHS)}
-    disks = open_disk_states(tmp_path, extents, Trace(0), window=1, keeps_gradients=request.param, pinned=False)
+    disks = open_disk_states(
+        tmp_path, extents, AdamW(), Trace(0), window=1, keeps_gradients=request.param, pinned=False
+    )
     made = [Pair(disks[i], _in_memory(extent)) for i, extent in extents.items()]
     for pair in made:
         weights = _random(pair, 1)
@@ -59,7 +62,7 @@ def pairs(
 def _in_memory(extent: Extent) -> MemoryState:
     weights = torch.zeros(extent.length, dtype=extent.master)
     compute = weights if extent.compute == extent.master else torch.zeros(extent.length, dtype=extent.compute)
-    return MemoryState(extent, Vectors(weights, compute, torch.zeros_like(weights)), pinned=False)
+    return MemoryState(extent, Vectors(weights, compute, torch.zeros_like(weights)), AdamW(), pinned=False)
 
 
 def _random(pair: Pair, seed: int) -> Tensor:

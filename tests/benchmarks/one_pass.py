@@ -1,0 +1,58 @@
+"""AdamW on the host in one pass over memory beside three, over vectors that no cache holds: `python -m
+tests.benchmarks.one_pass [MiB of a vector] [pieces, in Ki elements ...]`.
+
+Both run in turn in one process, so that other work on the machine meets both. Prints nanoseconds for each element and
+the median of the ratios.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from statistics import median, quantiles
+
+import torch
+from pseudoreal_api.model_spec import Optimizer
+from pseudoreal_trainer.engine import adamw
+from pseudoreal_trainer.engine.adamw import AdamW, Slices
+
+_ROUNDS, _WARM_UP = 15, 1
+_RATE, _CLIP = 1e-3, 0.999
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    act()
+    return time.perf_counter() - begin
+
+
+@torch.no_grad()
+def compare(length: int, piece: int) -> tuple[list[float], list[float]]:
+    """Seconds of each round, three passes and one, for bfloat16 computed with float32 masters."""
+    weights, first, second, gradient = (torch.rand(length) for _ in range(4))
+    slices = Slices(weights, first, second, gradient, torch.empty(length, dtype=torch.bfloat16), length)
+    spec, steps, optimizer = Optimizer(), torch.tensor(2.0), AdamW()
+    three: list[float] = []
+    one: list[float] = []
+    adamw.PIECE = piece
+    for _ in range(_WARM_UP + _ROUNDS):
+        three.append(_seconds(lambda: adamw._whole(adamw._Step(spec, steps + 1, _RATE, _CLIP), slices)))
+        one.append(_seconds(lambda: optimizer.update(spec, slices, steps, _RATE, _CLIP)))
+    return three[_WARM_UP:], one[_WARM_UP:]
+
+
+def main(arguments: Sequence[str]) -> None:
+    length = int(arguments[0] if arguments else 256) * 2**20 // 4
+    pieces = [int(argument) * 1024 for argument in arguments[1:]] or [adamw.PIECE]
+    for piece in pieces:
+        three, one = compare(length, piece)
+        ratios = [a / b for a, b in zip(three, one, strict=True)]
+        low, middle, high = quantiles(ratios, n=4)
+        print(
+            f"{torch.get_num_threads()} threads, pieces of {piece // 1024:5} Ki:"
+            f" three passes {median(three) / length * 1e9:.2f} ns, one pass {median(one) / length * 1e9:.2f} ns,"
+            f" ratio {middle:.2f} (quartiles {low:.2f} to {high:.2f})"
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
