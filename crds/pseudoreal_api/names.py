@@ -1,4 +1,7 @@
-"""Deterministic names and labels of a job's children, and the paths inside its pods."""
+"""Deterministic names, labels and annotations of a job's children, and the paths inside its pods."""
+
+from base64 import b32encode
+from hashlib import sha256
 
 from pseudoreal_api.base import GROUP
 
@@ -27,14 +30,35 @@ REPORT_TOKEN_FILE = "token"
 RENDEZVOUS_PORT = 29500
 
 
-def train_name(job: str, phase: str, attempt: int) -> str:
-    """Name of the Indexed Job, the headless Service and the ConfigMap of one attempt at a phase."""
-    return f"{job}-{phase}-a{attempt}"
+HOST_NAME_CHARACTERS = 63
+"""At most in a label of a host name (RFC 1123)."""
+_DIGEST_CHARACTERS = 6
 
 
-def delink_name(job: str, phase: str, attempt: int) -> str:
-    """Name of the Job and the ConfigMap of one attempt at the delink that leads into `phase`."""
-    return f"{job}-{phase}-delink-a{attempt}"
+def execution_name(job: str, uid: str, phase: str, role: str, attempt: int) -> str:
+    """Name of the Indexed Job of one execution; its pods' host names append -INDEX.
+
+    A name of a job or a phase may hold any part of another one, so a digest of all that the Job is for tells them
+    apart. What people read before it is cut where it is too long.
+    """
+    title = f"{job}-{phase}" if role == "train" else f"{job}-{phase}-{role}"
+    end = f"-{_digest(uid, phase, role)}-a{attempt}"
+    return title[: HOST_NAME_CHARACTERS - len(f"{end}-9999")].rstrip("-") + end
+
+
+def network_name(job: str, uid: str) -> str:
+    """Name of the headless Service and the NetworkPolicy of a job: one for all its executions."""
+    return f"{job}-{_digest(uid)}"
+
+
+def _digest(*parts: str) -> str:
+    # No part has a slash in it.
+    return b32encode(sha256("/".join(parts).encode()).digest())[:_DIGEST_CHARACTERS].decode().lower()
+
+
+def file_annotation(file: str) -> str:
+    """Annotation of a pod that is mounted as a file of that name in CONFIG_DIRECTORY."""
+    return f"{GROUP}/{file}"
 
 
 def work_folder(job: str, uid: str) -> str:

@@ -8,11 +8,12 @@ API server takes the length of `string(integer)` for unbounded and refuses longe
 from dataclasses import dataclass
 from typing import Any
 
+from pseudoreal_api.names import HOST_NAME_CHARACTERS
 from pseudoreal_api.run_spec import RESERVED_ENV, RESERVED_ENV_PREFIXES
 
-# Children are named <job>-<phase>-a<attempt> and <job>-<phase>-delink-a<attempt>; their pods' host names append
-# -<index> and must be DNS labels of at most 63 characters.
-NAME_BUDGET = 63 - len("--delink-a999-9999")
+# Jobs are named <job>-<phase>-<digest>-a<execution>; their pods' host names append -<index> and must be DNS labels of
+# at most 63 characters. (Release 0.2.0 named them <job>-<phase>-delink-a<execution>, which is longer by one.)
+NAME_BUDGET = HOST_NAME_CHARACTERS - len("--delink-a999-9999")
 
 
 @dataclass(frozen=True)

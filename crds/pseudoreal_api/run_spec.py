@@ -20,6 +20,11 @@ RESERVED_ENV = (
 RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
 
 
+def is_reserved(variable: str) -> bool:
+    """Whether only the operator, or torchrun, sets it."""
+    return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIXES)
+
+
 CheckpointMode = Literal["async", "sync"]
 
 

@@ -73,16 +73,17 @@ class Api:
         """Posts an object of the cluster that is only an answer."""
         return await self._json("POST", _path(review["kind"], None), [], review)
 
-    async def create(self, manifest: Json) -> None:
-        await self._json("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), [], manifest)
+    async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
+        """`dry_run`: the API server answers as it would, and stores nothing."""
+        query = [("fieldManager", FIELD_MANAGER), *([("dryRun", "All")] if dry_run else [])]
+        await self._json("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), query, manifest)
 
     async def post(self, manifest: Json) -> None:
         """Creates an object; one of that name that is there already is left as it is."""
         try:
             await self.create(manifest)
         except ApiException as error:
-            # Other conflicts, such as that of two writers of a quota, mean that nothing was made.
-            if _status_of(error).get("reason") != "AlreadyExists":
+            if not is_taken(error):
                 raise
 
     async def delete(
@@ -136,6 +137,12 @@ class Api:
         if not 200 <= response.status <= 299:
             raise ApiException(status=response.status, reason=response.reason, body=data.decode(errors="replace"))
         return data
+
+
+def is_taken(refusal: ApiException) -> bool:
+    """Whether an object of that name is there. Other conflicts, such as that of two writers of a quota, mean that
+    nothing was made."""
+    return bool(_status_of(refusal).get("reason") == "AlreadyExists")
 
 
 def message_of(error: ApiException) -> str:

@@ -13,8 +13,9 @@ from pseudoreal_api.status import PseudoRealJobStatus
 from pydantic import ValidationError
 
 from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.cluster.creation import NameConflict, make
 from pseudoreal_operator.controller.counts import Counts
-from pseudoreal_operator.decide.plan import Plan, plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.decide.plan import Plan, plan, plan_conflict, plan_hindrance, plan_refusal, plan_unreadable
 from pseudoreal_operator.decide.stopping import STOP_SECONDS
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.board import Board
@@ -67,7 +68,10 @@ async def reconcile(api: Api, board: Board, settings: Settings, counts: Counts, 
     if wanted.expire:
         await hands.expire()
         return None
-    refusal = await hands.try_children(wanted)
+    try:
+        refusal = await hands.try_children(wanted)
+    except NameConflict as conflict:
+        return await hands.carry_out(plan_conflict(seen, str(conflict), now))
     return await (hands.tell(wanted) if refusal is None else hands.carry_out(_answer_to(refusal, seen, now)))
 
 
@@ -101,8 +105,7 @@ class _Hands:
         try:
             await self._remove(wanted)
             for manifest in wanted.apply:
-                await self.api.apply(manifest)
-                log.info("applied", kind=manifest["kind"], name=manifest["metadata"]["name"])
+                await make(self.api, manifest)
         except ApiException as refusal:
             return refusal
         return None

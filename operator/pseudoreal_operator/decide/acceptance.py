@@ -4,7 +4,7 @@ from typing import Any
 
 from pseudoreal_api.base import GROUP
 from pseudoreal_api.resolve import check_resolvable
-from pseudoreal_api.run_spec import RESERVED_ENV, RESERVED_ENV_PREFIXES
+from pseudoreal_api.run_spec import is_reserved
 from pseudoreal_api.spec import PseudoRealJobSpec
 
 from pseudoreal_operator.manifests.network import check_network
@@ -44,7 +44,7 @@ def _named(template: dict[str, Any], where: str) -> list[dict[str, Any]]:
 def _check_env(where: str, container: dict[str, Any]) -> None:
     for variable in container.get("env") or []:
         name = str(variable.get("name", "")) if isinstance(variable, dict) else ""
-        if name in RESERVED_ENV or name.startswith(RESERVED_ENV_PREFIXES):
+        if is_reserved(name):
             raise ValueError(
                 f"spec.pod.template.spec.{where}[{container['name']}].env: the name {name} is reserved: the operator"
                 " sets it; remove it"

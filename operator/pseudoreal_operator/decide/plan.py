@@ -117,6 +117,11 @@ def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
     return replace(standing, status=status, wake_after=min(waits))
 
 
+def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
+    """For a job one of whose children cannot be made, as an object that is not the job's has its name."""
+    return _standing(seen.job.metadata, seen.status, stands("NameConflict", sentence), now)
+
+
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: Claim, now: datetime) -> Plan:
     """Nothing is decided: all that was said stays, but for why the job does not go on."""
     if conditions.has_ended(status):
@@ -138,7 +143,7 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
         stop=pods_to_stop(case.seen, case.now),
         give_up=_lost_jobs(case, run),
         delete=() if announced else (*_running_jobs(case.seen, except_for=run), *_old_failures(case.seen)),
-        apply=tuple(manifest for manifest in made if identity(manifest) not in case.seen.existing),
+        apply=tuple(made),
         events=tuple(transitions(case.seen.status, status)),
         wake_after=_before_deadlines(case, step),
     )
@@ -147,8 +152,12 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
 def _made(case: Case, step: Step, settings: Settings) -> list[dict[str, Any]]:
     if step.children is None:
         return []
-    volume = claim(case.seen.job)
-    return [*([volume] if volume else []), *children(case.seen.job, step.children, step.memory, settings)]
+    volume, run = claim(case.seen.job), step.children.run(step.memory.execution_attempt)
+    made = [volume] if volume and identity(volume) not in case.seen.existing else []
+    if any(child.run == run for child in case.seen.jobs):
+        # It is made last, so the others are there.
+        return made
+    return [*made, *children(case.seen.job, step.children, step.memory, settings)]
 
 
 def _described(old: PseudoRealJobStatus, step: Step, generation: int, now: datetime) -> PseudoRealJobStatus:

@@ -1,6 +1,7 @@
-"""The children of one attempt at one stage: ConfigMap, headless Service, NetworkPolicy, Indexed Job.
+"""What the operator makes for a job: a headless Service and a NetworkPolicy, and an Indexed Job for each execution.
 
-They never change once they are made: what they depend on is immutable in the spec, and the attempt is in their names.
+They never change once they are made: what they depend on is immutable in the spec, or the number of the execution is in
+their names.
 """
 
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pseudoreal_api.names import (
     NCCL_CONFIG_FILE,
     OFFLOAD_DIRECTORY,
     WORK_DIRECTORY,
+    network_name,
     work_directory,
 )
 from pseudoreal_api.phase_spec import Resources
@@ -23,7 +25,7 @@ from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests import reporting
 from pseudoreal_operator.manifests.isolation import is_isolated, network_policy
 from pseudoreal_operator.manifests.network import rendezvous_port
-from pseudoreal_operator.manifests.objects import child, labels, pods_of
+from pseudoreal_operator.manifests.objects import child, own_labels, run_labels, training_pods
 from pseudoreal_operator.manifests.pod import PodPlan, pod_template
 from pseudoreal_operator.observe.observed import Role, Run
 from pseudoreal_operator.observe.stages import Stage
@@ -35,29 +37,29 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
-    """In the order in which they must be made: the Job last. Of the status they take the numbers and the nodes."""
+    """In the order in which they must be made: the Job last, so that where it is, all of them are. Of the status they
+    take the numbers and the nodes."""
+    made = network_children(job) if stage.role is Role.TRAIN else []
+    return [*made, _job(job, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes)]
+
+
+def network_children(job: PseudoRealJob) -> list[Json]:
+    """What the pods of all executions share."""
+    return [_service(job), *([network_policy(job)] if is_isolated(job) else [])]
+
+
+def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> PodPlan:
     run = stage.run(status.execution_attempt)
-    plan = _pod_plan(job, stage, run, status.attempt)
-    made = [_config_map(job, stage, run, status, settings)]
-    if stage.role is Role.TRAIN:
-        made.append(_service(job, run))
-        if is_isolated(job):
-            made.append(network_policy(job, run))
-    made.append(_job(job, run, plan, settings, status.avoided_nodes))
-    for manifest in made:
-        manifest["metadata"]["labels"][LABEL_ATTEMPT] = str(status.attempt)
-    return made
-
-
-def _pod_plan(job: PseudoRealJob, stage: Stage, run: Run, attempt: int) -> PodPlan:
-    name, marks = run.name(job.metadata.name), labels(job, run) | {LABEL_ATTEMPT: str(attempt)}
+    name, marks = run.name(job.metadata), run_labels(job, run) | {LABEL_ATTEMPT: str(status.attempt)}
+    files = {CONFIG_FILE: _config(job, stage, run, status).to_json()}
     phase = job.spec.phases[stage.index]
     if stage.role is Role.DELINK:
-        return PodPlan(name, marks, _without_devices(phase.resources))
+        return PodPlan(name, marks, files, _without_devices(phase.resources))
     layout = resolve_layout(job.spec, phase)
     return PodPlan(
         name,
         marks,
+        files | _site_files(job, settings) | reporting.files(settings),
         phase.resources,
         workers=layout.workers,
         processes=layout.processes_per_worker,
@@ -75,13 +77,6 @@ def _without_devices(resources: Resources) -> Resources:
         return {name: amount for name, amount in amounts.items() if "/" not in name}
 
     return Resources(limits=plain(resources.limits), requests=plain(resources.requests))
-
-
-def _config_map(job: PseudoRealJob, stage: Stage, run: Run, status: PseudoRealJobStatus, settings: Settings) -> Json:
-    data = {CONFIG_FILE: _config(job, stage, run, status).to_json(indent=2)}
-    if stage.role is Role.TRAIN:
-        data |= _site_files(job, settings) | reporting.files(settings)
-    return child("ConfigMap", "v1", job, run) | {"data": data}
 
 
 def _config(job: PseudoRealJob, stage: Stage, run: Run, status: PseudoRealJobStatus) -> PhaseConfig | DelinkConfig:
@@ -107,22 +102,22 @@ def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:
     return {} if own or settings.nccl_config is None else {NCCL_CONFIG_FILE: settings.nccl_config}
 
 
-def _service(job: PseudoRealJob, run: Run) -> Json:
+def _service(job: PseudoRealJob) -> Json:
     """Gives the pods host names, before they are ready: they become ready by finding one another."""
     port = rendezvous_port(job)
     spec = {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
-        "selector": pods_of(job, run),
+        "selector": training_pods(job),
         "ports": [{"name": "rendezvous", "port": port, "protocol": "TCP", "targetPort": port}],
     }
-    return child("Service", "v1", job, run) | {"spec": spec}
+    name = network_name(job.metadata.name, job.metadata.uid)
+    return child("Service", "v1", job, name, own_labels(job)) | {"spec": spec}
 
 
-def _job(job: PseudoRealJob, run: Run, plan: PodPlan, settings: Settings, avoid: Sequence[str]) -> Json:
-    manifest = child("Job", "batch/v1", job, run)
-    if job.spec.scheduling.queue:
-        manifest["metadata"]["labels"][QUEUE_LABEL] = job.spec.scheduling.queue
+def _job(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str]) -> Json:
+    queue = {QUEUE_LABEL: job.spec.scheduling.queue} if job.spec.scheduling.queue else {}
+    manifest = child("Job", "batch/v1", job, plan.name, plan.labels | queue)
     manifest["spec"] = {
         "completionMode": "Indexed",
         "completions": plan.workers,

@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from pseudoreal_api.names import LABEL_JOB_UID, claim_name
+from pseudoreal_api.names import claim_name
 from pseudoreal_api.run_spec import NewClaim
 from pseudoreal_api.spec import PseudoRealJob
 
-from pseudoreal_operator.manifests.objects import job_labels, owner
+from pseudoreal_operator.manifests.objects import job_labels, own_labels, owner
 
 Json = dict[str, Any]
 
@@ -35,7 +35,7 @@ def _metadata(job: PseudoRealJob, wanted: NewClaim) -> Json:
         "labels": job_labels(job),
     }
     if wanted.policy == "Delete":
-        metadata["labels"] |= {LABEL_JOB_UID: job.metadata.uid}
+        metadata["labels"] = own_labels(job)
         metadata["ownerReferences"] = [owner(job)]
     return metadata
 

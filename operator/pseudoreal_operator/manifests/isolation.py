@@ -1,12 +1,11 @@
-"""The NetworkPolicy of a training stage. Pure."""
+"""The NetworkPolicy of a job. Pure."""
 
 from typing import Any
 
-from pseudoreal_api.names import LABEL_JOB_UID
+from pseudoreal_api.names import LABEL_JOB_UID, network_name
 from pseudoreal_api.spec import PseudoRealJob
 
-from pseudoreal_operator.manifests.objects import child, pods_of
-from pseudoreal_operator.observe.observed import Run
+from pseudoreal_operator.manifests.objects import child, own_labels, training_pods
 
 Json = dict[str, Any]
 
@@ -16,12 +15,13 @@ def is_isolated(job: PseudoRealJob) -> bool:
     return job.spec.network.isolation == "JobOnly" and not job.spec.network.host_network
 
 
-def network_policy(job: PseudoRealJob, run: Run) -> Json:
-    """Only pods of the job reach the pods of the run, at any port. What they themselves reach is open."""
+def network_policy(job: PseudoRealJob) -> Json:
+    """Only pods of the job reach its training pods, at any port. What they themselves reach is open."""
     peers = {"podSelector": {"matchLabels": {LABEL_JOB_UID: job.metadata.uid}}}
     spec = {
-        "podSelector": {"matchLabels": pods_of(job, run)},
+        "podSelector": {"matchLabels": training_pods(job)},
         "policyTypes": ["Ingress"],
         "ingress": [{"from": [peers]}],
     }
-    return child("NetworkPolicy", "networking.k8s.io/v1", job, run) | {"spec": spec}
+    name = network_name(job.metadata.name, job.metadata.uid)
+    return child("NetworkPolicy", "networking.k8s.io/v1", job, name, own_labels(job)) | {"spec": spec}

@@ -12,33 +12,36 @@ from pseudoreal_api.names import (
 )
 from pseudoreal_api.spec import PseudoRealJob
 
-from pseudoreal_operator.observe.observed import Run
+from pseudoreal_operator.observe.observed import Role, Run
 
 Json = dict[str, Any]
 
-_RUN_LABELS = (LABEL_JOB_UID, LABEL_PHASE, LABEL_EXECUTION_ATTEMPT, LABEL_ROLE)
 
-
-def child(kind: str, api_version: str, job: PseudoRealJob, run: Run) -> Json:
+def child(kind: str, api_version: str, job: PseudoRealJob, name: str, labels: dict[str, str]) -> Json:
     return {
         "apiVersion": api_version,
         "kind": kind,
         "metadata": {
-            "name": run.name(job.metadata.name),
+            "name": name,
             "namespace": job.metadata.namespace,
-            "labels": labels(job, run),
+            "labels": labels,
             "ownerReferences": [owner(job)],
         },
     }
 
 
-def labels(job: PseudoRealJob, run: Run) -> dict[str, str]:
-    return job_labels(job) | {
-        LABEL_JOB_UID: job.metadata.uid,
+def run_labels(job: PseudoRealJob, run: Run) -> dict[str, str]:
+    """Labels of the Job and the pods of one execution."""
+    return own_labels(job) | {
         LABEL_PHASE: run.phase,
         LABEL_EXECUTION_ATTEMPT: str(run.attempt),
         LABEL_ROLE: run.role.value,
     }
+
+
+def own_labels(job: PseudoRealJob) -> dict[str, str]:
+    """Labels of what belongs to this job, and not to a later one of its name."""
+    return job_labels(job) | {LABEL_JOB_UID: job.metadata.uid}
 
 
 def job_labels(job: PseudoRealJob) -> dict[str, str]:
@@ -49,9 +52,10 @@ def job_labels(job: PseudoRealJob) -> dict[str, str]:
     }
 
 
-def pods_of(job: PseudoRealJob, run: Run) -> dict[str, str]:
-    """Selects the pods of one run."""
-    return {key: labels(job, run)[key] for key in _RUN_LABELS}
+def training_pods(job: PseudoRealJob) -> dict[str, str]:
+    """Selects the training pods of all executions: never two of them run at once, and the rendezvous keeps those that
+    linger out."""
+    return {LABEL_JOB_UID: job.metadata.uid, LABEL_ROLE: Role.TRAIN.value}
 
 
 def owner(job: PseudoRealJob) -> Json:

@@ -4,6 +4,7 @@ from typing import Any
 
 # In this order: a mount has a name too, but that of its volume, which may be mounted twice.
 _KEYS = ("mountPath", "name")
+_ADDED_TO = ("labels", "annotations", "env")
 
 
 def merge(base: Any, overlay: Any) -> Any:
@@ -25,3 +26,12 @@ def _merge_named(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
     for entry in overlay:
         merged[entry[key]] = merge(merged.get(entry[key], {}), entry)
     return list(merged.values())
+
+
+def without_nulls(overlay: Any) -> Any:
+    """Without nulls that would take away all labels, annotations or variables, the operator's own among them. Elsewhere
+    a null removes what the operator has set, such as a user id."""
+    if isinstance(overlay, dict):
+        kept = {key: value for key, value in overlay.items() if value is not None or key not in _ADDED_TO}
+        return {key: without_nulls(value) for key, value in kept.items()}
+    return [without_nulls(entry) for entry in overlay] if isinstance(overlay, list) else overlay

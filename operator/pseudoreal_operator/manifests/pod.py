@@ -13,15 +13,16 @@ from pseudoreal_api.names import (
     RENDEZVOUS_PORT,
     WORK_DIRECTORY,
     claim_name,
+    network_name,
 )
 from pseudoreal_api.network_spec import Network
 from pseudoreal_api.phase_spec import Resources
 from pseudoreal_api.reports import NODE_NAME
-from pseudoreal_api.run_spec import Checkpoint
+from pseudoreal_api.run_spec import Checkpoint, is_reserved
 from pseudoreal_api.spec import PseudoRealJob
 
-from pseudoreal_operator.manifests import network, reporting
-from pseudoreal_operator.manifests.overlay import merge
+from pseudoreal_operator.manifests import files, network, reporting
+from pseudoreal_operator.manifests.overlay import merge, without_nulls
 from pseudoreal_operator.manifests.placement import place
 from pseudoreal_operator.observe.reading import COMPLETION_INDEX
 from pseudoreal_operator.settings import Settings
@@ -36,12 +37,13 @@ TERMINATION_LOG = "/dev/termination-log"
 class PodPlan:
     """What differs between the stages.
 
-    `rendezvous_id` is None for a delink: it is one process, and its network is the default one. `disk` is the volume
-    source for offloaded state, or None where no state can be on disk.
+    `files` are those in CONFIG_DIRECTORY, by name. `rendezvous_id` is None for a delink: it is one process, and its
+    network is the default one. `disk` is the volume source for offloaded state, or None where no state can be on disk.
     """
 
     name: str
     labels: dict[str, str]
+    files: dict[str, str]
     resources: Resources
     workers: int = 1
     processes: int = 1
@@ -56,16 +58,33 @@ class PodPlan:
 
 
 def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str] = ()) -> Json:
-    template: Json = merge(_template(job, plan, settings), job.spec.pod.template)
+    """The operator's template, the user's over it, and over both what the operator must find in its pods again."""
+    own = _template(job, plan, settings)
+    template: Json = merge(merge(own, without_nulls(job.spec.pod.template)), _indispensable(plan, own))
     alone = plan.network.host_network
     return template | {"spec": place(template["spec"], job.metadata.uid, one_per_node=alone, avoid=avoid)}
+
+
+def _indispensable(plan: PodPlan, own: Json) -> Json:
+    """Without its labels a pod would be none of the job's, and without the rendezvous each would train alone."""
+    (container,) = own["spec"]["containers"]
+    env = [entry for entry in container["env"] if is_reserved(entry["name"])]
+    metadata = {"labels": plan.labels, "annotations": files.annotations(plan.files)}
+    return {"metadata": metadata, "spec": {"containers": [{"name": CONTAINER, "env": env}]}}
+
+
+def _grace_seconds(job: PseudoRealJob) -> int:
+    """The template may set it, too."""
+    spec = job.spec.pod.template.get("spec")
+    chosen = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
+    return chosen if isinstance(chosen, int) else job.spec.pod.termination_grace_period_seconds
 
 
 def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
     scheduling = job.spec.scheduling
     spec: Json = {
         "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": job.spec.pod.termination_grace_period_seconds,
+        "terminationGracePeriodSeconds": _grace_seconds(job),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": _pod_security(),
@@ -73,13 +92,11 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
         "volumes": _volumes(job, plan, settings),
     }
     if plan.trains:
-        spec["subdomain"] = plan.name
+        spec["subdomain"] = network_name(job.metadata.name, job.metadata.uid)
     if scheduling.priority_class_name:
         spec["priorityClassName"] = scheduling.priority_class_name
-    metadata: Json = {"labels": plan.labels}
-    annotations = network.annotations(plan.network)
-    if annotations:
-        metadata["annotations"] = annotations
+    annotations = network.annotations(plan.network) | files.annotations(plan.files)
+    metadata: Json = {"labels": plan.labels, "annotations": annotations}
     return {"metadata": metadata, "spec": spec | network.pod_fields(plan.network)}
 
 
@@ -131,14 +148,15 @@ def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings)
 def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
     """torchrun reads its options from PET_*. The id has the attempt in it, so that a stale worker cannot join."""
     assert plan.rendezvous_id is not None, "only training meets"
+    service = network_name(job.metadata.name, job.metadata.uid)
     return {
         "PET_NNODES": str(plan.workers),
         "PET_NPROC_PER_NODE": str(plan.processes),
         "PET_RDZV_BACKEND": "c10d",
-        "PET_RDZV_ENDPOINT": f"{plan.name}-0.{plan.name}:{plan.rendezvous_port}",
+        "PET_RDZV_ENDPOINT": f"{plan.name}-0.{service}:{plan.rendezvous_port}",
         "PET_RDZV_ID": plan.rendezvous_id,
         "PET_MAX_RESTARTS": "0",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_shutdown_seconds(job.spec.pod.termination_grace_period_seconds)),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_shutdown_seconds(_grace_seconds(job))),
     }
 
 
@@ -158,14 +176,14 @@ def _field(name: str, path: str) -> Json:
 def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     spec = job.spec
     volumes: list[Json] = [
-        {"name": "config", "configMap": {"name": plan.name}},
+        files.volume(plan.files),
         _work_volume(job),
         {"name": "tmp", "emptyDir": {}},
     ]
     if spec.data.volume:
-        volumes.append({"name": "data", **spec.data.volume})
+        volumes.append({**spec.data.volume, "name": "data"})
     if plan.disk is not None:
-        volumes.append({"name": "offload", **plan.disk})
+        volumes.append({**plan.disk, "name": "offload"})
     reports = reporting.volumes(settings) if plan.trains else []
     return volumes + network.volumes(plan.network) + reports
 
@@ -173,7 +191,7 @@ def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json
 def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     spec = job.spec
     mounts: list[Json] = [
-        {"name": "config", "mountPath": CONFIG_DIRECTORY, "readOnly": True},
+        files.mount(),
         _work_mount(spec.checkpoint),
         {"name": "tmp", "mountPath": "/tmp"},
     ]

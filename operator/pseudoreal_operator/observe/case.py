@@ -60,7 +60,8 @@ class Case:
 
     @property
     def job_name(self) -> str:
-        return self.run.name(self.metadata.name)
+        """Name of the Job of the present execution, whichever release made it."""
+        return self.job.name if self.job else self.run.name(self.metadata)
 
     @cached_property
     def job(self) -> ChildJob | None:

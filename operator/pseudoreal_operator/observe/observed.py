@@ -5,9 +5,9 @@ from datetime import datetime
 from enum import StrEnum
 
 from pseudoreal_api.messages import TerminationMessage
-from pseudoreal_api.names import delink_name, train_name
+from pseudoreal_api.names import execution_name
 from pseudoreal_api.reports import PodReport
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.spec import JobMetadata, PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 
 
@@ -24,9 +24,9 @@ class Run:
     role: Role
     attempt: int
 
-    def name(self, job: str) -> str:
-        make = train_name if self.role is Role.TRAIN else delink_name
-        return make(job, self.phase, self.attempt)
+    def name(self, job: JobMetadata) -> str:
+        """Name of the Job that this release makes. Those of earlier releases have other names, and the same labels."""
+        return execution_name(job.name, job.uid, self.phase, self.role, self.attempt)
 
 
 class JobState(StrEnum):

@@ -1,6 +1,5 @@
 """Reads what a pass needs from the API server."""
 
-import asyncio
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +17,6 @@ from pseudoreal_operator.observe.reading import belongs_to, is_of_another, newes
 
 Json = dict[str, Any]
 
-OTHER_KINDS = ("ConfigMap", "Service", "NetworkPolicy", "Pod")
 LOG_LINES = 50
 
 log = structlog.get_logger()
@@ -27,9 +25,7 @@ log = structlog.get_logger()
 async def observe(api: Api, board: Board, job: PseudoRealJob, status: PseudoRealJobStatus, now: datetime) -> Observed:
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Jobs come first: when one has ended, the pods that are read after it tell how.
-    by_kind = {"Job": await api.list("Job", namespace, f"{LABEL_JOB}={name}")}
-    lists = await asyncio.gather(*(api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in OTHER_KINDS))
-    by_kind |= dict(zip(OTHER_KINDS, lists, strict=True))
+    by_kind = {kind: await api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in ("Job", "Pod")}
     own = {kind: [c for c in found if belongs_to(uid, c)] for kind, found in by_kind.items()}
     others = [c for found in by_kind.values() for c in found if is_of_another(uid, c)]
     if claim := await _claim(api, job):

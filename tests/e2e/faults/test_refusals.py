@@ -47,4 +47,4 @@ def test_deleting_a_job_deletes_its_children(start: Callable[..., Job], kubernet
     job.wait_for_steps("pseudo", 1)
     kubernetes.run("delete", "prj", job.name, IN_NAMESPACE, "--timeout=60s")
     selector = (IN_NAMESPACE, f"--selector=pseudoreal.dev/job-name={job.name}")
-    wait_for("the children's end", lambda: not kubernetes.items("jobs,pods,services,configmaps", *selector))
+    wait_for("the children's end", lambda: not kubernetes.items("jobs,pods,services", *selector))

@@ -14,6 +14,7 @@ from pseudoreal_api.reports import REPORT_AUDIENCE
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from tests.jobs import good_job
+from tests.names import bare
 from tests.patience import wait_for
 
 Json = dict[str, Any]
@@ -69,7 +70,10 @@ class Cluster:
         return str(made.status.token)
 
     def delete_child_job(self, name: str) -> None:
-        client.BatchV1Api(self.api).delete_namespaced_job(name, self.namespace, propagation_policy="Background")
+        """By its bare name."""
+        names = [job["metadata"]["name"] for job in self.list("apis/batch/v1 jobs")]
+        (found,) = [known for known in names if bare(known) == name]
+        client.BatchV1Api(self.api).delete_namespaced_job(found, self.namespace, propagation_policy="Background")
 
     def set_quota(self, hard: dict[str, str]) -> None:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "quota"}, "spec": {"hard": hard}}
@@ -124,7 +128,8 @@ class Job:
         return self.cluster.list(path, f"{LABEL_JOB}={self.name}")
 
     def child_jobs(self) -> list[str]:
-        return sorted(job["metadata"]["name"] for job in self.children("apis/batch/v1 jobs"))
+        """By their bare names."""
+        return sorted(bare(job["metadata"]["name"]) for job in self.children("apis/batch/v1 jobs"))
 
     def events(self) -> list[Json]:
         uid = self.body["metadata"]["uid"]
@@ -148,10 +153,12 @@ class Job:
         self.cluster.patch_job(self.name, {"spec": {"suspend": value}})
 
     def pods(self, child: str, count: int = 1) -> list[Json]:
-        """The pods of a child Job, once all are there, in the order of their ranks."""
+        """The pods of a child Job, by its bare name, once all are there, in the order of their ranks."""
 
         def found() -> list[Json] | None:
-            pods = self.cluster.list("api/v1 pods", f"batch.kubernetes.io/job-name={child}")
+            pods = [
+                pod for pod in self.children("api/v1 pods") if bare(pod["metadata"]["name"]).startswith(f"{child}-")
+            ]
             alive = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
             return alive if len(alive) == count else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pseudoreal_api.messages import ProgressReport
-from pseudoreal_api.names import REPORT_CA_FILE
+from pseudoreal_api.names import REPORT_CA_FILE, file_annotation
 from pseudoreal_api.reports import REPORT_URL, Place, PodReport, RankSign, ReportAnswer, SavedCheckpoint
 
 from tests.integration.operator.cluster import Cluster
@@ -40,9 +40,7 @@ class Reporter:
         (source,) = volumes["report-token"]["projected"]["sources"]
         token = cluster.token(pod, source["serviceAccountToken"]["audience"])
         url = next(entry["value"] for entry in container["env"] if entry["name"] == REPORT_URL)
-        name = volumes["config"]["configMap"]["name"]
-        config = next(found for found in cluster.list("api/v1 configmaps") if found["metadata"]["name"] == name)
-        return cls(url, config["data"][REPORT_CA_FILE], token)
+        return cls(url, pod["metadata"]["annotations"][file_annotation(REPORT_CA_FILE)], token)
 
     def with_token(self, token: str) -> "Reporter":
         return replace(self, token=token)

@@ -16,6 +16,7 @@ from pseudoreal_dev.machine import paths
 
 from tests.integration.operator.cluster import Cluster, Job, complete_stage
 from tests.integration.operator.endpoint import Reporter, progress, sign
+from tests.names import bare
 from tests.patience import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
@@ -166,7 +167,7 @@ def described(job: Job, control_plane: ControlPlane) -> str:
     kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
     command = [*kubectl, "-n", job.cluster.namespace, "describe", "prj", job.name]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    status = text.partition("\nStatus:")[2]
+    status = bare(text.partition("\nStatus:")[2])
     status = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "(time)", status)
     status = re.sub(r"(llm-[a-z0-9-]*-a\d+-\d+)-[a-z0-9]{5}\b", r"\1-xxxxx", status)
     status = re.sub(r"(continueFrom: llm)-[0-9a-f]{8}\b", r"\1-xxxxxxxx", status)

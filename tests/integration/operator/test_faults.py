@@ -1,8 +1,14 @@
 """What goes wrong on a real API server, and what the operator makes of it."""
 
+from collections import Counter
+
 import pytest
+from kubernetes import client
+from pseudoreal_api.names import network_name
 
 from tests.integration.operator.cluster import Cluster, complete_stage
+from tests.integration.operator.conftest import Operator
+from tests.integration.operator.test_housekeeping import CHILD_PATHS
 from tests.patience import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
@@ -137,6 +143,40 @@ def test_suspending_frees_the_pods_and_resuming_goes_on(cluster: Cluster) -> Non
     assert (status.execution_attempt, status.restarts) == (2, 0)
     reasons = job.reasons()
     assert [r for r in reasons if r in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
+
+
+def test_preemptions_leave_a_bounded_number_of_children(cluster: Cluster) -> None:
+    """The garbage collector is the real one: the five newest failures keep their Jobs, for the logs of their pods."""
+    job = cluster.create("preempted", **NO_BACKOFF)
+    for execution in range(1, 9):
+        (pod,) = job.run(f"preempted-pseudo-a{execution}")
+        job.end(pod, "Yielded")
+    (last,) = job.run("preempted-pseudo-a9")
+
+    def left() -> Counter[str]:
+        return Counter(path for path in CHILD_PATHS for _ in job.children(path))
+
+    wanted = {"api/v1 pods": 6, "api/v1 services": 1, "apis/batch/v1 jobs": 6}
+    wanted |= {"apis/networking.k8s.io/v1 networkpolicies": 1}
+    wait_for("the end of the others", lambda: left() == wanted, left)
+    assert last["spec"]["subdomain"] == job.children("api/v1 services")[0]["metadata"]["name"]
+
+
+def test_what_has_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster, operator: Operator) -> None:
+    operator.kill()
+    job = cluster.create("robbed")
+    uid = job.body["metadata"]["uid"]
+    mine = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": network_name("robbed", uid)}}
+    core = client.CoreV1Api(cluster.api)
+    core.create_namespaced_service(cluster.namespace, mine | {"spec": {"ports": [{"port": 80}]}})
+    operator.start()
+    job.wait("the conflict", lambda status: any(c.reason == "NameConflict" for c in status.conditions))
+    assert f"Service {mine['metadata']['name']} in namespace" in job.condition("Progressing")["message"]
+    (found,) = cluster.list("api/v1 services")
+    assert (found["spec"]["ports"][0]["port"], found["metadata"].get("ownerReferences")) == (80, None)
+    assert job.child_jobs() == []
+    core.delete_namespaced_service(mine["metadata"]["name"], cluster.namespace)
+    job.pods("robbed-pseudo-a1")
 
 
 def test_a_deadline_ends_the_job(cluster: Cluster) -> None:

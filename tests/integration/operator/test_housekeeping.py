@@ -16,7 +16,7 @@ from tests.patience import wait_for
 
 pytestmark = pytest.mark.integration
 
-CHILD_PATHS = ("api/v1 configmaps", "api/v1 services", "apis/batch/v1 jobs", "api/v1 pods")
+CHILD_PATHS = ("api/v1 services", "apis/networking.k8s.io/v1 networkpolicies", "apis/batch/v1 jobs", "api/v1 pods")
 
 
 def _managers(body: dict[str, object]) -> set[tuple[str, str]]:
@@ -26,13 +26,13 @@ def _managers(body: dict[str, object]) -> set[tuple[str, str]]:
 
 
 @pytest.mark.usefixtures("operator")
-def test_children_are_applied_and_owned(cluster: Cluster) -> None:
+def test_children_are_made_and_owned(cluster: Cluster) -> None:
     job = cluster.create("owned")
     job.pods("owned-pseudo-a1")
     uid = job.body["metadata"]["uid"]
     for path in CHILD_PATHS[:3]:
         (child,) = job.children(path)
-        assert ("pseudoreal-operator", "Apply") in _managers(child)
+        assert ("pseudoreal-operator", "Update") in _managers(child)
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (uid, True, True)
     job.wait("the start", lambda status: status.phase == "pseudo")

@@ -10,6 +10,7 @@ from kubernetes import client
 from tests.integration.operator.chart import RELEASE
 from tests.integration.operator.cluster import Cluster
 from tests.integration.operator.conftest import Operator
+from tests.names import bare
 from tests.patience import PATIENCE_SECONDS, wait_for
 
 pytestmark = pytest.mark.integration
@@ -45,7 +46,7 @@ def test_one_works_and_the_other_takes_over(cluster: Cluster, make_operator: Mak
     assert holder(cluster) != "first", "it gives the lease back"
     wait_for("the second", lambda: holder(cluster) == "second")
     cluster.create("late").pods("late-pseudo-a1")
-    assert [line["name"] for line in second.lines("applied") if line["kind"] == "Job"] == ["late-pseudo-a1"]
+    assert [bare(line["name"]) for line in second.lines("made") if line["kind"] == "Job"] == ["late-pseudo-a1"]
 
     begin_to_wait(third)
     begun = time.monotonic()

@@ -89,8 +89,9 @@ def _write_and_check(cluster: Cluster, ask: Callable[..., None], text: str) -> N
     job = cluster.create(name)
     ask(lambda api: _write(api, job, text))
     assert job.condition("Progressing")["message"] == stored(text)
-    (child,) = [c for c in cluster.list("api/v1 configmaps") if c["metadata"]["name"] == name]
-    assert (child["data"]["text"], child["metadata"]["annotations"]["text"]) == (stored(text), stored(text))
+    policies = cluster.list("apis/networking.k8s.io/v1 networkpolicies")
+    (child,) = [policy for policy in policies if policy["metadata"]["name"] == name]
+    assert child["metadata"]["annotations"]["text"] == stored(text)
     (event,) = job.events()
     assert event.get("message", "") == stored(text)
 
@@ -102,8 +103,8 @@ async def _write(api: Api, job: Job, text: str) -> None:
     condition["lastTransitionTime"] = clock.to_text(NOW)
     head = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata}
     await api.apply(head | {"status": {"conditions": [condition]}}, "status")
-    child = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata | {"annotations": {"text": text}}}
-    await api.apply(child | {"data": {"text": text}})
+    child = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}}}
+    await api.create(child | {"metadata": metadata | {"annotations": {"text": text}}})
     named = JobMetadata(**metadata, uid=job.body["metadata"]["uid"], generation=1)
     await api.post(to_manifest(Event(Reason.FAILED, text, 0, 0), named, NOW, "test"))
 

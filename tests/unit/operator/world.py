@@ -24,6 +24,7 @@ from pseudoreal_operator.observe.reading import read_job, read_pod
 from pseudoreal_operator.settings import Settings
 
 from tests.jobs import good_job
+from tests.names import bare
 
 Json = dict[str, Any]
 Key = tuple[str, str]
@@ -44,6 +45,7 @@ class World:
     status: PseudoRealJobStatus = field(default_factory=PseudoRealJobStatus)
     now: datetime = datetime(2030, 1, 1, tzinfo=UTC)
     objects: dict[Key, Json] = field(default_factory=dict)
+    """By kind and bare name."""
     pods: dict[str, Json] = field(default_factory=dict)
     events: dict[str, str] = field(default_factory=dict)
     done: set[tuple[str, str]] = field(default_factory=set)
@@ -68,7 +70,7 @@ class World:
             status=self.status,
             jobs=tuple(read_job(body) for body in (self.jobs_list() if jobs is None else jobs)),
             pods=tuple(read_pod(body) for body in self.pods.values()),
-            existing=frozenset(self.objects),
+            existing=frozenset((kind, body["metadata"]["name"]) for (kind, _), body in self.objects.items()),
             heard=self.heard(),
         )
 
@@ -132,9 +134,10 @@ class World:
         self.events.setdefault(event.name(self.job.metadata), event.reason.value)
 
     def _apply(self, manifest: Json) -> None:
-        key = (manifest["kind"], manifest["metadata"]["name"])
+        name = manifest["metadata"]["name"]
+        key = (manifest["kind"], bare(name))
         if key not in self.objects:
-            assert key[0] != "Job" or key[1] not in self.begun, f"{key[1]} is made a second time"
+            assert key[0] != "Job" or name not in self.begun, f"{name} is made a second time"
             self.objects[key] = copy.deepcopy(manifest)
             if key[0] == "Job" and self.queues:
                 self.hold(key[1])
@@ -157,11 +160,11 @@ class World:
         metadata["deletionTimestamp"] = min(metadata.get("deletionTimestamp", leaves), leaves)
 
     def _give_up(self, name: str) -> None:
-        if ("Job", name) in self.objects:
-            self.objects["Job", name]["spec"]["maxFailedIndexes"] = 0
+        if ("Job", bare(name)) in self.objects:
+            self.objects["Job", bare(name)]["spec"]["maxFailedIndexes"] = 0
 
     def _delete_job(self, name: str) -> None:
-        self.objects.pop(("Job", name), None)
+        self.objects.pop(("Job", bare(name)), None)
 
     # What a queue does.
 
@@ -178,8 +181,7 @@ class World:
         job.pop("started", None)
 
     def held(self) -> list[str]:
-        jobs = [body for (kind, _), body in self.objects.items() if kind == "Job" and read_job(body).queued]
-        return [body["metadata"]["name"] for body in jobs]
+        return [name for (kind, name), body in self.objects.items() if kind == "Job" and read_job(body).queued]
 
     # What the Job controller does.
 
@@ -323,11 +325,11 @@ class World:
 
     def active_jobs(self) -> list[str]:
         jobs = [read_job(body) for body in self.jobs_list()]
-        return [job.name for job in jobs if job.state is JobState.ACTIVE]
+        return [bare(job.name) for job in jobs if job.state is JobState.ACTIVE]
 
     def orphans(self) -> list[Json]:
         """Pods whose Job is deleted and that still run."""
-        return [pod for pod in self.alive() if ("Job", pod["metadata"]["job"]) not in self.objects]
+        return [pod for pod in self.alive() if ("Job", bare(pod["metadata"]["job"])) not in self.objects]
 
     def tick(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)

@@ -26,7 +26,6 @@ LIFE_SECONDS = 3 * PATIENCE_SECONDS
 ILL_SECONDS = 45.0
 """Three failures of the probe, 15 s apart, as in the chart."""
 CHILD_PATHS = (
-    "api/v1 configmaps",
     "api/v1 services",
     "apis/networking.k8s.io/v1 networkpolicies",
     "apis/batch/v1 jobs",

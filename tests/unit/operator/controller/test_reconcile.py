@@ -37,6 +37,7 @@ class Server:
         self._refusal = refusal
         self.posted: list[Json] = []
         self.applied: list[Json] = []
+        self.created: list[Json] = []
 
     async def find(self, *_: str) -> Json:
         return self._body
@@ -53,9 +54,12 @@ class Server:
         """The status that was written last."""
         self._body["status"] = self.applied[-1]["status"]
 
-    async def apply(self, manifest: Json, subresource: str = "") -> None:
-        if self._child_refusal and not subresource:
+    async def create(self, manifest: Json) -> None:
+        if self._child_refusal:
             raise self._child_refusal
+        self.created.append(manifest)
+
+    async def apply(self, manifest: Json, _: str) -> None:
         self.attempts.append(manifest)
         if self._refusal:
             raise ApiException(status=self._refusal, reason="refused")

@@ -8,6 +8,7 @@ from pseudoreal_api.recovery_spec import RestartFrom
 from pseudoreal_operator import clock
 from pseudoreal_operator.tell.conditions import find
 
+from tests.unit.operator.manifests.rendered import files_of
 from tests.unit.operator.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 2}}
@@ -190,7 +191,7 @@ def test_a_phase_that_is_still_delinked_for_is_not_trained_again() -> None:
 
 
 def config(world: World, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(world.objects["ConfigMap", name]["data"]["config.json"])
+    found: dict[str, Any] = json.loads(files_of(world.objects["Job", name])["config.json"])
     return found
 
 

@@ -27,7 +27,7 @@ def test_what_is_made_later_is_what_was_tried() -> None:
     world = World(make_job())
     tried = {m["metadata"]["name"] for m in world.plan().trial if m["kind"] == "Job"}
     world.run_fairly()
-    assert {name for kind, name in world.objects if kind == "Job"} == tried
+    assert {body["metadata"]["name"] for (kind, _), body in world.objects.items() if kind == "Job"} == tried
 
 
 def test_what_is_refused_at_first_sight_fails_the_job_before_anything_is_trained() -> None:

@@ -14,6 +14,7 @@ from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import Heard, Observed, PodPhase, Role, Run
 from pseudoreal_operator.tell.conditions import find
 
+from tests.names import bare
 from tests.unit.operator.decide.test_again import until
 from tests.unit.operator.world import SETTINGS, World, make_job
 
@@ -137,7 +138,7 @@ def test_the_rank_its_pod_and_its_node_are_named(signs: tuple[RankSign, ...], sa
     sentence = stall(world, heard(world, *signs))[1]
     assert says in sentence
     assert "rank" in sentence
-    assert "on pod sim-real-a1-" in sentence
+    assert "on pod sim-real-a1-" in bare(sentence)
     assert "spec.hang.stepSeconds" in sentence
     assert "at step 7" in sentence
 
@@ -178,7 +179,7 @@ def test_pods_that_run_and_do_not_meet_have_not_started() -> None:
     seen = replace(seen, heard=tuple(replace(one, report=PodReport()) for one in seen.heard))
     reason, sentence = stall(world, seen)
     assert reason == "StartStalled"
-    assert "have not met at rank 0 on pod sim-real-a1" in sentence
+    assert "have not met at rank 0 on pod sim-real-a1" in bare(sentence)
     assert "no rank has begun" in sentence
     silent = replace(seen.heard[1], last=seen.heard[1].first)
     assert "rank 1 on pod" in stall(world, replace(seen, heard=(seen.heard[0], silent)))[1]

@@ -49,6 +49,15 @@ def pod_of(found: dict[str, Json]) -> Json:
     return spec
 
 
+def files_of(job: Json) -> dict[str, str]:
+    """What the pods of a Job find in /etc/pseudoreal, as the kubelet shows it."""
+    template = job["spec"]["template"]
+    volume = next(v for v in template["spec"]["volumes"] if v["name"] == "config")
+    found = {item["path"]: item["fieldRef"]["fieldPath"] for item in volume["downwardAPI"]["items"]}
+    annotations = template["metadata"]["annotations"]
+    return {name: annotations[path.removeprefix("metadata.annotations['")[:-2]] for name, path in found.items()}
+
+
 def container_of(found: dict[str, Json]) -> Json:
     return next(c for c in pod_of(found)["containers"] if c["name"] == "trainer")
 

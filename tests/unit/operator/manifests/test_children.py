@@ -5,42 +5,46 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
+from pseudoreal_api.run_spec import is_reserved
 from pseudoreal_operator.decide.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
+from pseudoreal_operator.observe.observed import Role
 from pseudoreal_operator.observe.stages import Stage
 
-from tests.unit.operator.manifests.rendered import DELINK, TRAIN, container, environment, made, pod
+from tests.names import bare
+from tests.unit.operator.manifests.rendered import DELINK, TRAIN, container, environment, files_of, made, pod
 from tests.unit.operator.world import SETTINGS, UID, make_job
 
 Json = dict[str, Any]
 
 
 def test_the_job_is_made_last() -> None:
-    assert list(made()) == ["ConfigMap", "Service", "NetworkPolicy", "Job"]
-    assert list(made(DELINK)) == ["ConfigMap", "Job"]
+    assert list(made()) == ["Service", "NetworkPolicy", "Job"]
+    assert list(made(DELINK)) == ["Job"]
 
 
 @pytest.mark.parametrize(("stage", "name"), [(TRAIN, "sim-real-a3"), (DELINK, "sim-real-delink-a3")])
 def test_names_labels_and_owner(stage: Stage, name: str) -> None:
     for child in made(stage).values():
         metadata = child["metadata"]
-        assert (metadata["name"], metadata["namespace"]) == (name, "default")
+        assert metadata["namespace"] == "default"
         (owner,) = metadata["ownerReferences"]
         assert (owner["kind"], owner["uid"], owner["controller"]) == ("PseudoRealJob", UID, True)
         assert metadata["labels"]["pseudoreal.dev/job-name"] == "sim"
         assert metadata["labels"]["pseudoreal.dev/job-uid"] == UID
-        assert metadata["labels"]["pseudoreal.dev/phase"] == "real"
-        assert metadata["labels"]["pseudoreal.dev/execution-attempt"] == "3"
-        assert metadata["labels"]["pseudoreal.dev/role"] == stage.role.value
     job = made(stage)["Job"]
+    assert bare(job["metadata"]["name"]) == name != job["metadata"]["name"]
+    assert job["metadata"]["labels"]["pseudoreal.dev/phase"] == "real"
+    assert job["metadata"]["labels"]["pseudoreal.dev/execution-attempt"] == "3"
+    assert job["metadata"]["labels"]["pseudoreal.dev/role"] == stage.role.value
     assert job["spec"]["template"]["metadata"]["labels"] == job["metadata"]["labels"]
 
 
 def test_the_configuration_is_the_contract_s() -> None:
-    config = PhaseConfig.model_validate_json(made()["ConfigMap"]["data"]["config.json"])
+    config = PhaseConfig.model_validate_json(files_of(made()["Job"])["config.json"])
     assert (config.phase, config.index, config.attempt, config.workers) == ("real", 1, 3, 2)
     assert config.work_directory == f"/checkpoints/sim-{UID[:8]}"
-    delink = DelinkConfig.model_validate_json(made(DELINK)["ConfigMap"]["data"]["config.json"])
+    delink = DelinkConfig.model_validate_json(files_of(made(DELINK)["Job"])["config.json"])
     assert (delink.from_phase, delink.phase, delink.to_sharing.blocks) == ("pseudo", "real", 8)
     assert delink.work_directory == config.work_directory
 
@@ -53,12 +57,20 @@ def test_all_workers_together_or_none() -> None:
     assert pod()["restartPolicy"] == "Never"
 
 
-def test_the_service_finds_the_pods_of_this_attempt_before_they_are_ready() -> None:
+def test_one_service_and_one_policy_are_for_all_executions() -> None:
+    """What stays of an execution is its Job alone."""
+    first, second = made(attempt=1), made(attempt=2)
+    assert [first[kind] == second[kind] for kind in first] == [True, True, False]
+    pseudo = made(Stage(0, "pseudo", Role.TRAIN))
+    assert (pseudo["Service"], pseudo["NetworkPolicy"]) == (first["Service"], first["NetworkPolicy"])
+
+
+def test_the_service_finds_the_training_pods_before_they_are_ready() -> None:
     service, job = made()["Service"]["spec"], made()["Job"]
     assert (service["clusterIP"], service["publishNotReadyAddresses"]) == ("None", True)
     labels = job["spec"]["template"]["metadata"]["labels"]
     assert service["selector"].items() <= labels.items()
-    assert service["selector"]["pseudoreal.dev/execution-attempt"] == "3"
+    assert not service["selector"].items() <= made(DELINK)["Job"]["spec"]["template"]["metadata"]["labels"].items()
     assert pod()["subdomain"] == made()["Service"]["metadata"]["name"]
 
 
@@ -66,7 +78,8 @@ def test_torchrun_is_told_by_the_environment() -> None:
     found = environment(spec__phases__1__processesPerWorker=2)
     assert found["PET_NNODES"] == "2"
     assert found["PET_NPROC_PER_NODE"] == "2"
-    assert found["PET_RDZV_ENDPOINT"] == "sim-real-a3-0.sim-real-a3:29500"
+    job, service = (made()[kind]["metadata"]["name"] for kind in ("Job", "Service"))
+    assert found["PET_RDZV_ENDPOINT"] == f"{job}-0.{service}:29500"
     assert found["PET_RDZV_ID"] == f"{UID}-real-3"
     assert (found["PET_RDZV_BACKEND"], found["PET_MAX_RESTARTS"]) == ("c10d", "0")
     rank = next(e for e in container()["env"] if e["name"] == "PET_NODE_RANK")
@@ -104,7 +117,8 @@ def test_a_read_only_root_leaves_a_place_to_write() -> None:
     assert volumes[mounts["/tmp"]["name"]] == {"name": "tmp", "emptyDir": {}}
     assert environment()["HOME"] == "/tmp"
     assert volumes[mounts["/checkpoints"]["name"]]["persistentVolumeClaim"] == {"claimName": "checkpoints"}
-    assert volumes[mounts["/etc/pseudoreal"]["name"]]["configMap"] == {"name": "sim-real-a3"}
+    (file,) = volumes[mounts["/etc/pseudoreal"]["name"]]["downwardAPI"]["items"]
+    assert file["path"] == "config.json"
     assert container()["command"][-1] == "/etc/pseudoreal/config.json"
 
 
@@ -135,7 +149,7 @@ def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
     assert {"name": "work", "mountPath": "/scratch"} in container(stage, **changes)["volumeMounts"]
     assert container(stage, **changes)["envFrom"] == [keys]
     kind = PhaseConfig if stage is TRAIN else DelinkConfig
-    config = kind.model_validate_json(made(stage, **changes)["ConfigMap"]["data"]["config.json"])
+    config = kind.model_validate_json(files_of(made(stage, **changes)["Job"])["config.json"])
     assert config.storage == f"s3://bucket/prefix/sim-{UID[:8]}"
     assert config.work_directory == f"/scratch/sim-{UID[:8]}"
 
@@ -159,7 +173,7 @@ def test_a_corpus_on_a_volume() -> None:
 def test_state_that_may_be_on_disk_has_a_volume(offload: Json) -> None:
     changes = {"spec__phases__1__offload": offload}
     assert {"name": "offload", "emptyDir": {}} in pod(**changes)["volumes"]
-    config = PhaseConfig.model_validate_json(made(**changes)["ConfigMap"]["data"]["config.json"])
+    config = PhaseConfig.model_validate_json(files_of(made(**changes)["Job"])["config.json"])
     assert {"name": "offload", "mountPath": config.offload_directory} in container(**changes)["volumeMounts"]
     # A delink reads and writes checkpoints only.
     assert "offload" not in {volume["name"] for volume in pod(DELINK, **changes)["volumes"]}
@@ -237,6 +251,55 @@ def test_an_overlay_adds_without_taking_away() -> None:
     assert {"/second", "/checkpoints", "/tmp"} <= {m["mountPath"] for m in trainer["volumeMounts"]}
     assert sidecar == {"name": "sidecar", "image": "sidecar:1"}
     assert {"scratch", "config", "tmp"} <= {v["name"] for v in spec["volumes"]}
+
+
+@pytest.mark.parametrize("stage", [TRAIN, DELINK])
+@pytest.mark.parametrize(
+    "template",
+    [
+        {"metadata": {"labels": None, "annotations": None}},
+        {"metadata": {"labels": [1], "annotations": 5}},
+        {"metadata": {"annotations": {"pseudoreal.dev/config.json": "{}"}}},
+        {"spec": {"containers": [{"name": "trainer", "env": None}]}},
+        {"spec": {"containers": [{"name": "trainer", "env": 5}]}},
+        {"spec": {"containers": [{"name": "trainer", "env": [{"name": "PET_RDZV_ID", "value": "mine"}]}]}},
+    ],
+)
+def test_no_overlay_takes_away_what_the_operator_needs(template: Json, stage: Stage) -> None:
+    """Without its labels a pod would be nobody's; without PET_* each would train alone."""
+    plain, overlaid = (made(stage, **changes)["Job"]["spec"]["template"] for changes in ({}, _overlay(template)))
+    assert plain["metadata"]["labels"].items() <= overlaid["metadata"]["labels"].items()
+    assert plain["metadata"]["annotations"].items() <= overlaid["metadata"]["annotations"].items()
+    env = [entry for entry in plain["spec"]["containers"][0]["env"] if is_reserved(entry["name"])]
+    assert env
+    assert all(entry in overlaid["spec"]["containers"][0]["env"] for entry in env)
+
+
+def test_a_null_takes_no_variables_away_and_other_nulls_remove() -> None:
+    nulls = {"securityContext": {"runAsUser": None}, "containers": [{"name": "trainer", "env": None}]}
+    assert environment(**_overlay({"spec": nulls})) == environment()
+    assert pod(**_overlay({"spec": nulls}))["securityContext"]["runAsUser"] is None
+
+
+def _overlay(template: Json) -> Json:
+    return {"spec__pod": {"template": template}}
+
+
+@pytest.mark.parametrize(("grace", "shutdown"), [(600, "580"), (30, "25")])
+def test_ranks_have_the_time_that_the_template_gives(grace: int, shutdown: str) -> None:
+    template = {"spec": {"terminationGracePeriodSeconds": grace}}
+    assert pod(**_overlay(template))["terminationGracePeriodSeconds"] == grace
+    assert environment(**_overlay(template))["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == shutdown
+
+
+def test_no_volume_takes_the_name_of_another() -> None:
+    source = {"name": "config", "emptyDir": {}}
+    changes = {"spec__data": {"path": "/data", "volume": source}, "spec__phases__1__offload": {"home": "disk"}}
+    plain = {volume["name"] for volume in pod(**changes)["volumes"]}
+    hostile = changes | {"spec__phases__1__offload": {"home": "disk", "volume": source}}
+    names = [volume["name"] for volume in pod(**hostile)["volumes"]]
+    assert sorted(names) == sorted(plain)
+    assert {"data", "offload", "config"} <= plain
 
 
 @pytest.mark.parametrize(

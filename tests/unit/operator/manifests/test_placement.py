@@ -10,6 +10,7 @@ from tests.unit.operator.manifests.rendered import (
     TRAIN,
     container_of,
     environment_of,
+    files_of,
     made,
     pod_of,
     rendered,
@@ -64,14 +65,14 @@ def test_a_training_pod_may_report_and_nothing_else() -> None:
     assert volume in pod_of(found)["volumes"]
     mount = {"name": "report-token", "mountPath": "/var/run/secrets/pseudoreal.dev", "readOnly": True}
     assert mount in container_of(found)["volumeMounts"]
-    assert found["ConfigMap"]["data"]["operator-ca.crt"] == SITE.report_ca
+    assert files_of(found["Job"])["operator-ca.crt"] == SITE.report_ca
 
 
 def test_without_an_address_there_is_nothing_to_report_with() -> None:
     for found in (made(), rendered(DELINK, 3, {"settings": SITE})):
         assert "PSEUDOREAL_REPORT_URL" not in environment_of(found)
         assert "report-token" not in {volume["name"] for volume in pod_of(found)["volumes"]}
-        assert "operator-ca.crt" not in found["ConfigMap"]["data"]
+        assert "operator-ca.crt" not in files_of(found["Job"])
 
 
 def test_a_training_pod_knows_its_node() -> None:

@@ -1,0 +1,47 @@
+"""Makes the children of a job: by creating them, so that what has such a name already is never changed."""
+
+import structlog
+from kubernetes.aio.client import ApiException
+
+from pseudoreal_operator.cluster.api import Api, Json, is_taken
+
+log = structlog.get_logger()
+
+
+class NameConflict(Exception):
+    """An object that is not the job's has the name of a child; the text names it."""
+
+
+async def make(api: Api, manifest: Json) -> None:
+    """What is there already, and has the same owner, is what another pass made. Raises NameConflict; ApiException."""
+    kind, metadata = manifest["kind"], manifest["metadata"]
+    try:
+        await api.create(manifest)
+    except ApiException as refusal:
+        if not is_taken(refusal):
+            raise
+        found = await api.find(kind, metadata["namespace"], metadata["name"])
+        # One that went away meanwhile is made by the next pass.
+        if found is None:
+            raise
+        _check_owner(kind, found["metadata"], metadata)
+    else:
+        log.info("made", kind=kind, name=metadata["name"])
+
+
+def _check_owner(kind: str, found: Json, wanted: Json) -> None:
+    """A claim that stays after its job is wanted without an owner, and is used whoever made it."""
+    owner = _controller(wanted)
+    if owner is None or _controller(found) == owner:
+        return
+    raise NameConflict(
+        f"{kind} {wanted['name']} in namespace {wanted['namespace']} is not of this job and has the name of one of its"
+        f" children. What to do: look whose it is (kubectl describe {kind.lower()} {wanted['name']} -n"
+        f" {wanted['namespace']}) and delete it; the job then goes on by itself."
+    )
+
+
+def _controller(metadata: Json) -> str | None:
+    """Uid of the owner that controls the object."""
+    owners = metadata.get("ownerReferences") or []
+    return next((owner["uid"] for owner in owners if owner.get("controller")), None)

@@ -1,0 +1,54 @@
+"""Names of children: no two things share one, and all fit where they stand."""
+
+import re
+from typing import Any
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+from pseudoreal_api.names import execution_name, network_name
+from pseudoreal_api.rules import NAME_BUDGET
+
+from tests.names import bare
+
+_LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_NAMES = st.from_regex(r"[a-d]([-a-d]{0,20}[a-d])?", fullmatch=True)
+_JOBS = st.tuples(_NAMES, st.uuids().map(str))
+_EXECUTIONS = st.tuples(_JOBS, _NAMES, st.sampled_from(["train", "delink"]), st.integers(1, 9999)).filter(
+    lambda found: len(found[0][0]) + len(found[1]) <= NAME_BUDGET
+)
+
+_LLM = ("llm", "0a1b2c3d-0000-4000-8000-000000000000")
+_NEIGHBOUR = ("llm-real", "1a1b2c3d-0000-4000-8000-000000000000")
+
+
+def _name(execution: Any) -> str:
+    (job, uid), phase, role, attempt = execution
+    return execution_name(job, uid, phase, role, attempt)
+
+
+@example((_LLM, "real", "delink", 1), (_LLM, "real-delink", "train", 1))
+@example((_LLM, "real", "delink", 1), (_NEIGHBOUR, "delink", "train", 1))
+@given(_EXECUTIONS, _EXECUTIONS)
+def test_no_two_executions_share_a_name(first: Any, second: Any) -> None:
+    assert (_name(first) == _name(second)) == (first == second)
+
+
+@given(_JOBS, _JOBS)
+def test_no_two_jobs_share_a_service(first: Any, second: Any) -> None:
+    assert (network_name(*first) == network_name(*second)) == (first == second)
+
+
+@given(_EXECUTIONS)
+def test_the_host_names_of_ten_thousand_pods_fit(execution: Any) -> None:
+    name = _name(execution)
+    assert len(f"{name}-9999") <= 63
+    assert _LABEL.fullmatch(name)
+    assert _LABEL.fullmatch(network_name(*execution[0]))
+    assert len(network_name(*execution[0])) <= 63
+
+
+def test_people_can_read_them() -> None:
+    names = [execution_name(*_LLM, "real", role, 12) for role in ("train", "delink")]
+    assert [*map(bare, names)] == ["llm-real-a12", "llm-real-delink-a12"] != names
+    long = execution_name("a" * 22, _LLM[1], "b" * 23, "delink", 999)
+    assert bare(long) == f"{'a' * 22}-{'b' * 23}-a999", "what does not fit is left out, and the digest tells it apart"

@@ -1,0 +1,61 @@
+"""What has the name of a child already is used when it is the job's own, and never changed."""
+
+import json
+from typing import Any, cast
+
+import pytest
+from kubernetes.aio.client import ApiException
+from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.cluster.creation import NameConflict, make
+
+OURS = {"controller": True, "uid": "ours"}
+
+
+class Server:
+    """Holds one object of every name, or refuses what is created."""
+
+    def __init__(self, found: Json | None, reason: str = "AlreadyExists") -> None:
+        self._found, self._reason = found, reason
+        self.created: list[Json] = []
+
+    async def create(self, manifest: Json) -> None:
+        if self._reason:
+            raise ApiException(status=409, body=json.dumps({"reason": self._reason}))
+        self.created.append(manifest)
+
+    async def find(self, *_: str) -> Json | None:
+        return self._found
+
+
+def child(*owners: Json) -> Json:
+    return {"kind": "Job", "metadata": {"name": "j-a1", "namespace": "default", "ownerReferences": list(owners)}}
+
+
+async def _make(server: Any, manifest: Json) -> None:
+    await make(cast(Api, server), manifest)
+
+
+async def test_what_is_not_there_is_made() -> None:
+    server = Server(None, reason="")
+    await _make(server, child(OURS))
+    assert server.created == [child(OURS)]
+
+
+async def test_what_another_pass_made_is_used() -> None:
+    await _make(Server(child({"uid": "somebody"}, OURS)), child(OURS))
+
+
+@pytest.mark.parametrize("owners", [(), ({"controller": True, "uid": "theirs"},), ({"uid": "ours"},)])
+async def test_what_is_another_s_is_named(owners: tuple[Json, ...]) -> None:
+    with pytest.raises(NameConflict, match=r"^Job j-a1 in namespace default is not of this job .* delete it"):
+        await _make(Server(child(*owners)), child(OURS))
+
+
+async def test_a_claim_that_stays_is_used_whoever_made_it() -> None:
+    await _make(Server(child({"controller": True, "uid": "theirs"})), child())
+
+
+@pytest.mark.parametrize(("found", "reason"), [(None, "AlreadyExists"), (child(OURS), "Conflict")])
+async def test_everything_else_is_for_another_pass(found: Json | None, reason: str) -> None:
+    with pytest.raises(ApiException):
+        await _make(Server(found, reason), child(OURS))
