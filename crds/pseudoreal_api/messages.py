@@ -1,5 +1,6 @@
 """What the trainer says to the operator: the termination message (the truth) and the progress report (live)."""
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Annotated, Literal
 
@@ -39,6 +40,8 @@ EXIT_CODES: dict[Outcome, ExitCode] = {
 }
 
 
+_EXIT_CODES: Mapping[str, ExitCode] = {str(outcome): code for outcome, code in EXIT_CODES.items()}
+
 _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
@@ -48,7 +51,11 @@ class TerminationMessage(ApiModel):
     # The trainer may be of a later release than the operator.
     model_config = ConfigDict(extra="ignore")
 
-    outcome: Outcome = Field(description="How the pod ended.")
+    outcome: str = Field(
+        max_length=64,
+        pattern="^[A-Z][A-Za-z]*$",
+        description="How the pod ended: Succeeded, Yielded, InvalidJob, OutOfMemory or Failed. More words may come.",
+    )
     phase: str = Field(description="The phase that it trained, or delinked for.")
     attempt: int = Field(description="The attempt that it belonged to.")
     step: _Count = Field(0, description="Steps done, from the job's start.")
@@ -66,7 +73,8 @@ class TerminationMessage(ApiModel):
 
     @property
     def exit_code(self) -> ExitCode:
-        return EXIT_CODES[self.outcome]
+        """Of what a later release calls otherwise: that of a failure."""
+        return _EXIT_CODES.get(self.outcome, ExitCode.FAILED)
 
 
 class CheckpointCost(BaseModel):

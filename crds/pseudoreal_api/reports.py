@@ -34,7 +34,11 @@ class RankSign(_Said):
     """What the main thread of one rank last said. Its ages are by the clock of its own machine."""
 
     rank: int = Field(ge=0, description="Of all ranks of the attempt.")
-    place: Place = Field(description="Where its main thread is.")
+    place: str = Field(
+        max_length=32,
+        pattern="^[a-z][A-Za-z]*$",
+        description="Where its main thread is: starting, computing, waiting or ended. More words may come.",
+    )
     doing: str = Field("", max_length=64, description="The collective that it waits in, or what it computes.")
     seconds: float = Field(ge=0, description="Since it came to that place.")
     step: int = Field(ge=0, description="Steps done, from the job's start.")

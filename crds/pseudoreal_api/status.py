@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from pseudoreal_api.base import ApiModel, list_map
 from pseudoreal_api.recovery_spec import RestartFrom
@@ -11,7 +11,7 @@ TIME: dict[str, Any] = {"format": "date-time"}
 
 
 class StatusModel(ApiModel):
-    """A newer operator may have written fields that this one does not know."""
+    """A newer operator may have written fields that this one does not know, and words for them."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -91,7 +91,11 @@ class PhaseStatus(StatusModel):
     """What became of one phase. Results come from the pods' termination messages."""
 
     name: str = Field(description="Name of the phase in the spec.")
-    state: Literal["Pending", "Delinking", "Running", "Succeeded", "Failed"] = Field(description="Where it is.")
+    state: str = Field(
+        description="Where it is: Pending, Delinking, Running, Succeeded or Failed. More words may come.",
+        max_length=64,
+        pattern="^[A-Z][A-Za-z]*$",
+    )
     start_checkpoint: str | None = Field(None, description="Checkpoint that it started from. None: random weights.")
     discards: list[Discard] | None = Field(None, description="What is not resumed from. Omitted: nothing.")
     end_checkpoint: str | None = Field(None, description="Checkpoint at its end.")
@@ -111,6 +115,12 @@ class PseudoRealJobStatus(StatusModel):
         if isinstance(data, dict) and data.get("attempt") and not known:
             return data | {"executionAttempt": data["attempt"], "attempt": 1 + data.get("restarts", 0)}
         return data
+
+    @field_validator("restarted_from", mode="before")
+    @classmethod
+    def _read_newer(cls, data: Any) -> Any:
+        """It is a copy of a part of the spec, which knows its fields only."""
+        return {key: data[key] for key in ("phase", "request") if key in data} if isinstance(data, dict) else data
 
     observed_generation: int = Field(0, description="The generation of the spec that this status speaks of.")
     phase: str = Field(

@@ -12,6 +12,7 @@ from pseudoreal_operator.decide.retries import exhaustion, wait_seconds, with_di
 from pseudoreal_operator.decide.step import Step, stands
 from pseudoreal_operator.diagnose import results
 from pseudoreal_operator.diagnose.classify import is_of_its_node
+from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import Pod, PodPhase
 from pseudoreal_operator.observe.stages import changed, started
@@ -31,6 +32,12 @@ class Reason:
 def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Step:
     """The job cannot run as it is written."""
     return replace(_failed(status, "InvalidSpec", sentence, now), accepted=refused(sentence))
+
+
+def unforeseen(error: Exception) -> str:
+    """A sentence for what the checks of a spec did not think of."""
+    said = f"{type(error).__name__}: {clean(str(error))}"
+    return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"
 
 
 def fail(case: Case, memory: PseudoRealJobStatus, reason: str, sentence: str) -> Step:

@@ -12,11 +12,10 @@ from pseudoreal_api.spec import JobMetadata
 from pseudoreal_api.status import PseudoRealJobStatus, Replicas
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.decide.endings import refuse
+from pseudoreal_operator.decide.endings import refuse, unforeseen
 from pseudoreal_operator.decide.rules import LOOK_SECONDS, RULES, active_deadline, hindered_deadline, start
 from pseudoreal_operator.decide.step import Step, stands
 from pseudoreal_operator.decide.stopping import is_lost, pods_to_stop
-from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.manifests.claims import claim
 from pseudoreal_operator.observe.case import Case
@@ -69,8 +68,7 @@ def _tried(case: Case, step: Step, settings: Settings) -> Plan:
         stages = all_stages(case.spec)
         trial = [manifest for stage in stages for manifest in children(case.seen.job, stage, step.memory, settings)]
     except Exception as error:  # a template may hold anything, and what it breaks must be said, not raised
-        sentence = f"No pods can be made of spec.pod.template as it is: {type(error).__name__}: {clean(str(error))}"
-        return _carry_out(case, refuse(case.status, sentence, case.now), settings)
+        return _carry_out(case, refuse(case.status, unforeseen(error), case.now), settings)
     return replace(_carry_out(case, step, settings), trial=tuple(trial))
 
 

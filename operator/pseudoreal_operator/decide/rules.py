@@ -8,7 +8,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.decide.acceptance import check
 from pseudoreal_operator.decide.again import is_untouched, roll_back, train_again
 from pseudoreal_operator.decide.doing import activity
-from pseudoreal_operator.decide.endings import Reason, fail, refuse, restart_or_fail, succeed
+from pseudoreal_operator.decide.endings import Reason, fail, refuse, restart_or_fail, succeed, unforeseen
 from pseudoreal_operator.decide.step import Step, progresses, stands
 from pseudoreal_operator.decide.stopping import is_stuck
 from pseudoreal_operator.diagnose import results
@@ -35,6 +35,8 @@ def first_sight(case: Case) -> Step | None:
         check(case.spec)
     except ValueError as error:
         return refuse(case.status, clean(str(error)), case.now)
+    except Exception as error:  # a template may hold anything; a pass that ends here would never end otherwise
+        return refuse(case.status, unforeseen(error), case.now)
     now = clock.to_text(case.now)
     update = {"attempt": 1, "start_time": now, "active_since": now, "phases": first_phases(case.spec)}
     # There is nothing yet that could be done again.

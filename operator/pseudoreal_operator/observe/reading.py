@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from pseudoreal_api.base import KIND
 from pseudoreal_api.messages import MOST_COUNT, PROGRESS_EVENT, ProgressReport, TerminationMessage
 from pseudoreal_api.names import (
     CONTAINER,
@@ -31,14 +32,27 @@ _WORD_CHARACTERS = 128
 _MOST = {int: MOST_COUNT, float: 1e10}
 """What may be seconds is smaller: some more of them before now there is no date."""
 
+_MOST_EXECUTIONS = 2**31
+"""No job has so many; a status could not hold many more."""
+
 # Waiting for these is part of any start; the others say what is wrong.
 _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
 def belongs_to(uid: str, child: Json) -> bool:
-    """As its labels say. Somebody may give other objects some of them."""
-    labels = _labels(child)
-    return labels.get(LABEL_JOB_UID) == uid and {LABEL_PHASE, LABEL_ROLE, LABEL_ATTEMPT} <= labels.keys()
+    """As its labels and its owner say. Anybody may give other objects these labels, so that their logs come with the
+    others', but owners are what the garbage collector goes by: a pod's is a Job, every other child's the job itself."""
+    owners = child["metadata"].get("ownerReferences") or []
+    owner: Json = next((owner for owner in owners if owner.get("controller")), {})
+    is_owned = owner.get("uid") == uid if owner.get("kind") == KIND else owner.get("kind") == "Job"
+    return is_owned and _labels(child).get(LABEL_JOB_UID) == uid and _has_run(child)
+
+
+def _has_run(child: Json) -> bool:
+    try:
+        return 0 < _run(child).attempt <= _MOST_EXECUTIONS
+    except (KeyError, ValueError):
+        return False
 
 
 def is_of_another(uid: str, child: Json) -> bool:
@@ -69,7 +83,7 @@ def read_pod(body: Json) -> Pod:
     return Pod(
         name=body["metadata"]["name"],
         run=_run(body),
-        index=int(body["metadata"].get("annotations", {}).get(COMPLETION_INDEX, 0)),
+        index=_index(body),
         phase=_phase(status),
         ready=_is_true(status, "Ready"),
         node=body.get("spec", {}).get("nodeName", ""),
@@ -136,6 +150,8 @@ def _run(body: Json) -> Run:
     labels = _labels(body)
     # Release 0.1.0 labelled its children with the attempt alone.
     number = labels.get(LABEL_EXECUTION_ATTEMPT) or labels[LABEL_ATTEMPT]
+    if not (number.isascii() and number.isdecimal()):
+        raise ValueError(f"{number} is no number of an execution")
     return Run(labels[LABEL_PHASE], Role(labels[LABEL_ROLE]), int(number))
 
 
@@ -143,6 +159,11 @@ def _changed(body: Json, kind: str, to: str) -> str | None:
     """When a condition came to have the value that it has."""
     found = _condition(body.get("status", {}), kind)
     return found.get("lastTransitionTime") if found and found["status"] == to else None
+
+
+def _index(pod: Json) -> int:
+    said = (pod["metadata"].get("annotations") or {}).get(COMPLETION_INDEX, "")
+    return int(said) if said.isascii() and said.isdecimal() else 0
 
 
 def _outlives_pods(job: Json) -> bool:

@@ -86,11 +86,11 @@ def test_a_job_that_cannot_be_resolved_makes_no_child(cluster: Cluster) -> None:
 
 
 def test_an_overlay_that_the_api_server_refuses_fails_the_job(cluster: Cluster) -> None:
-    job = cluster.create("overlaid", spec__pod={"template": {"spec": {"restartPolicy": "Always"}}})
+    job = cluster.create("overlaid", spec__pod={"template": {"spec": {"dnsPolicy": "Somehow"}}})
     job.wait("the refusal", lambda status: status.phase == "Failed")
     failed = job.condition("Failed")
     assert failed["reason"] == "InvalidSpec"
-    assert "restartPolicy" in failed["message"]
+    assert "dnsPolicy" in failed["message"]
     assert job.reasons() == ["Accepted", "Failed"]
 
 

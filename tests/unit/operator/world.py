@@ -20,7 +20,7 @@ from pseudoreal_operator.decide.plan import Plan, plan
 from pseudoreal_operator.decide.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.observed import Heard, JobState, Observed, Pod, PodPhase, Role, Run
-from pseudoreal_operator.observe.reading import read_job, read_pod
+from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
 from pseudoreal_operator.settings import Settings
 
 from tests.jobs import good_job
@@ -69,7 +69,7 @@ class World:
             job=self.job,
             status=self.status,
             jobs=tuple(read_job(body) for body in (self.jobs_list() if jobs is None else jobs)),
-            pods=tuple(read_pod(body) for body in self.pods.values()),
+            pods=tuple(read_pod(body) for body in self.pods.values() if belongs_to(UID, body)),
             existing=frozenset((kind, body["metadata"]["name"]) for (kind, _), body in self.objects.items()),
             heard=self.heard(),
         )
@@ -242,6 +242,7 @@ class World:
                 "name": name,
                 "labels": job["spec"]["template"]["metadata"]["labels"],
                 "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
+                "ownerReferences": [{"kind": "Job", "name": job["metadata"]["name"], "uid": "j", "controller": True}],
                 "job": job["metadata"]["name"],
                 "made": self.made,
             },

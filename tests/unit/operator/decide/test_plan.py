@@ -351,6 +351,21 @@ def test_a_job_that_cannot_be_read_waits_and_its_pods_run_on() -> None:
     assert plan_unreadable(world.job.metadata, ended, "spec.new: unknown", world.now).status == ended
 
 
+@pytest.mark.parametrize("state", ["Validating", "Paused"])
+def test_a_state_of_a_later_release_does_not_end_a_pass(state: str) -> None:
+    """As after the operator was rolled back."""
+    world = begun()
+    newer = world.status.to_dict()
+    newer["phases"][0]["state"] = state
+    newer["restartedFrom"] = {"phase": "pseudo", "request": "1", "mode": "of a later release"}
+    world.status = type(world.status).model_validate(newer)
+    world.set(restart_from=world.status.restarted_from)
+    world.settle()
+    assert world.active_jobs() == ["sim-pseudo-a1"]
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+
+
 def test_a_job_that_could_not_be_read_at_first_begins_as_any_other() -> None:
     world = World(make_job())
     world.carry_out(plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now))

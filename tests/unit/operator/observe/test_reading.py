@@ -41,11 +41,14 @@ def test_jobs() -> None:
     assert (failed.state, failed.ended, failed.deleting, failed.run) == (JobState.FAILED, "t", True, RUN)
 
 
-def test_what_a_job_owns_is_told_by_all_of_its_labels() -> None:
-    def child(**labels: str) -> dict[str, Any]:
-        named = {f"pseudoreal.dev/{key.replace('_', '-')}": value for key, value in labels.items()}
-        return {"metadata": {"name": "c", "labels": named}}
+def child(owner: str = "PseudoRealJob one", **labels: str) -> dict[str, Any]:
+    named = {f"pseudoreal.dev/{key.replace('_', '-')}": value for key, value in labels.items()}
+    kind, uid = owner.split()
+    owners = [{"kind": "Node", "uid": "n"}, {"kind": kind, "uid": uid, "controller": True}]
+    return {"metadata": {"name": "c", "labels": named, "ownerReferences": owners}}
 
+
+def test_what_a_job_owns_is_told_by_all_of_its_labels() -> None:
     ours = child(job_uid="one", phase="real", role="train", attempt="3")
     old = child(job_uid="two", phase="real", role="train", attempt="3")
     assert (belongs_to("one", ours), is_of_another("one", ours)) == (True, False)
@@ -53,6 +56,58 @@ def test_what_a_job_owns_is_told_by_all_of_its_labels() -> None:
     # Somebody's own, labelled so that its logs come with the others'.
     for stranger in (child(job_name="j"), child(job_name="j", job_uid="one"), {"metadata": {"name": "c"}}):
         assert (belongs_to("one", stranger), is_of_another("one", stranger)) == (False, False)
+
+
+OURS = {"job_uid": "one", "phase": "real", "role": "train", "attempt": "3"}
+
+
+def test_what_a_job_owns_is_told_by_its_owner_as_well() -> None:
+    assert belongs_to("one", child(**OURS))
+    assert belongs_to("one", child("Job any", **OURS)), "a pod; its Job may be gone already"
+    for owner in ("PseudoRealJob two", "ReplicaSet one"):
+        assert not belongs_to("one", child(owner, **OURS))
+    nobodys = child(**OURS)
+    for owners in ([], None, [{"kind": "PseudoRealJob", "uid": "one"}]):
+        nobodys["metadata"]["ownerReferences"] = owners
+        assert not belongs_to("one", nobodys)
+
+
+def test_a_child_of_release_0_1_0_has_the_attempt_alone() -> None:
+    assert read_job(child(**OURS)).run == Run("real", Role.TRAIN, 3)
+    assert belongs_to("one", child(**OURS))
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        *({"execution_attempt": number} for number in ("x", "-1", "0", "1.5", "٣", "9" * 30, " 3")),
+        {"attempt": "three"},
+        {"role": "serve"},
+    ],
+    ids=str,
+)
+def test_labels_that_no_operator_made_are_nobodys(labels: dict[str, str]) -> None:
+    """One label of one pod must not end every pass over the job, nor make its next execution the millionth."""
+    assert not belongs_to("one", child("Job any", **OURS | labels))
+
+
+@pytest.mark.parametrize("index", ["x", "-1", "", "1.0"])
+def test_an_index_that_is_none_is_the_first(index: str) -> None:
+    annotations = {"batch.kubernetes.io/job-completion-index": index}
+    assert read_pod({"metadata": {"name": "p", "labels": LABELS, "annotations": annotations}}).index == 0
+
+
+def test_words_of_a_later_release_are_read() -> None:
+    said = TerminationMessage(outcome="Failed", phase="real", attempt=3, step=7, checkpoint="real-7", message="why")
+    text = said.to_json().replace('"Failed"', '"Paused"')
+    end = {"exitCode": 76, "message": text}
+    read = pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}]).termination
+    assert read
+    assert read.message
+    assert (read.message.outcome, read.message.checkpoint, read.message.exit_code) == ("Paused", "real-7", 1)
+    report = PodReport(ranks=[RankSign(rank=0, place="computing", seconds=0, step=3)])
+    later = read_report(report.to_json().replace('"computing"', '"validating"').encode())
+    assert [sign.place for sign in later.ranks] == ["validating"]
 
 
 def test_a_pod_on_a_node_that_does_not_answer_may_be_running() -> None:

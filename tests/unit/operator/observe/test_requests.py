@@ -33,7 +33,9 @@ async def seen(server: Server) -> Observed:
 
 
 def labelled(name: str, **labels: str) -> dict[str, Any]:
-    return {"metadata": {"name": name, "labels": {f"pseudoreal.dev/{key}": value for key, value in labels.items()}}}
+    owners = [{"kind": "PseudoRealJob", "uid": labels.get("job-uid"), "controller": True}]
+    named = {f"pseudoreal.dev/{key}": value for key, value in labels.items()}
+    return {"metadata": {"name": name, "labels": named, "ownerReferences": owners}}
 
 
 async def test_a_claim_that_somebody_made_is_used_as_it_is() -> None:
