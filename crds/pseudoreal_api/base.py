@@ -34,7 +34,8 @@ DecimalString = Annotated[
 
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=30)]
 
-_QUANTITY = r"^[0-9]+(\.[0-9]*)?([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]+)?$"
+_QUANTITY = r"^[0-9]{1,30}(\.[0-9]{0,30})?([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$"
+"""Digits are bounded: a thousand nines as an exponent would be a number that fills the memory."""
 
 
 def _is_quantity(amount: int | str) -> int | str:

@@ -1,4 +1,4 @@
-"""Kubernetes quantities as numbers of bytes, and back."""
+"""Kubernetes quantities as numbers of bytes or of things, and back."""
 
 from fractions import Fraction
 
@@ -14,11 +14,16 @@ _SUFFIXES = {
 
 def bytes_of(quantity: Quantity) -> int:
     """2Gi -> 2147483648. Rounded up, as Kubernetes does."""
-    text = str(quantity)
-    for suffix, factor in _SUFFIXES.items():
-        if text.endswith(suffix):
-            return _rounded_up(Fraction(text.removesuffix(suffix)) * factor)
-    return _rounded_up(Fraction(text))
+    amount = _exact(quantity)
+    return -(-amount.numerator // amount.denominator)
+
+
+def count_of(quantity: Quantity) -> int:
+    """1k -> 1000, 2000m -> 2. Raises ValueError for what is no whole number."""
+    amount = _exact(quantity)
+    if amount.denominator != 1:
+        raise ValueError(f"{quantity} is not a whole number")
+    return amount.numerator
 
 
 def quantity_of(amount: int) -> str:
@@ -27,5 +32,9 @@ def quantity_of(amount: int) -> str:
     return f"{amount // _BINARY[units[-1]]}{units[-1]}" if units else str(amount)
 
 
-def _rounded_up(amount: Fraction) -> int:
-    return -(-amount.numerator // amount.denominator)
+def _exact(quantity: Quantity) -> Fraction:
+    text = str(quantity)
+    for suffix, factor in _SUFFIXES.items():
+        if text.endswith(suffix):
+            return Fraction(text.removesuffix(suffix)) * factor
+    return Fraction(text)

@@ -6,6 +6,7 @@ from math import ceil
 from pseudoreal_api.names import work_directory as folder_of_job
 from pseudoreal_api.phase_spec import Phase, Sharing
 from pseudoreal_api.recovery_spec import Hang
+from pseudoreal_api.quantity import count_of
 from pseudoreal_api.resolved import (
     CheckpointPolicy,
     DelinkConfig,
@@ -236,5 +237,14 @@ def _identity(job: PseudoRealJob) -> JobIdentity:
 
 
 def gpus_of(phase: Phase) -> int:
-    """That each pod asks for."""
-    return sum(int(count) for resource, count in phase.resources.limits.items() if resource.endswith("/gpu"))
+    """That each pod asks for. Raises UnresolvableJob when some of them are no whole number."""
+    return sum(_count(phase, name) for name in phase.resources.limits if name.endswith("/gpu"))
+
+
+def _count(phase: Phase, resource: str) -> int:
+    try:
+        return count_of(phase.resources.limits[resource])
+    except ValueError as error:
+        raise UnresolvableJob(
+            f"spec.phases[{phase.name}].resources.limits: of {resource}, {error}; write 1, 2 and so on"
+        ) from error

@@ -48,6 +48,10 @@ WORKER = "pseudoreal_trainer.worker"
 _JOIN_SECONDS = 7 * 24 * 3600
 """How long torchrun waits for the other pods. What bounds that for pods that wait for a node is spec.deadlines, and
 spec.hang.startSeconds for pods that run and do not meet."""
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_SHUTDOWN_SECONDS = 3600
+"""After a SIGTERM torchrun kills its ranks when so long has passed (30 s by itself): room for the step under way and
+for a save. In a pod the operator says less than the kubelet would wait."""
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOG_SECONDS = 5.0, 1.0, 60.0
 _LOOK_SECONDS = 0.5
 """Between two looks at the ranks."""
@@ -124,6 +128,7 @@ def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": str(threads),
         # Threads that spin while they wait steal the time of the other ranks on the machine.
         "OMP_WAIT_POLICY": "passive",
+        SHUTDOWN_TIMEOUT: str(_SHUTDOWN_SECONDS),
     }
     return (
         defaults

@@ -1,5 +1,18 @@
+from decimal import Decimal
+
 import pytest
-from pseudoreal_api.quantity import bytes_of, quantity_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pseudoreal_api.base import Quantity
+from pseudoreal_api.quantity import bytes_of, count_of, quantity_of
+from pydantic import TypeAdapter, ValidationError
+
+QUANTITY: TypeAdapter[int | str] = TypeAdapter(Quantity)
+FACTORS = {"": "1", "n": "1e-9", "u": "1e-6", "m": "1e-3"}
+FACTORS |= {letter: f"1e{3 * (power + 1)}" for power, letter in enumerate("kMGTPE")}
+FACTORS |= {f"{letter}i": str(1024 ** (power + 1)) for power, letter in enumerate("KMGTPE")}
+FACTORS |= {f"{e}{sign}{power}": f"1e{sign}{power}" for e in "eE" for sign in ("", "+", "-") for power in (0, 3, 12)}
+numbers = st.from_regex(r"[0-9]{1,12}(\.[0-9]{0,6})?", fullmatch=True)
 
 
 @pytest.mark.parametrize(
@@ -28,3 +41,39 @@ def test_quantities(quantity: int | str, expected: int) -> None:
 def test_back(amount: int, expected: str) -> None:
     assert quantity_of(amount) == expected
     assert bytes_of(expected) == amount
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [(2, 2), ("2", 2), ("2.0", 2), ("2.", 2), ("1k", 1000), ("1e3", 1000), ("2000m", 2), (0, 0)],
+)
+def test_counts(quantity: int | str, expected: int) -> None:
+    assert count_of(quantity) == expected
+
+
+@pytest.mark.parametrize("quantity", ["500m", "1.5", "1e-3", "2001m", "0.1"])
+def test_a_part_of_a_thing_is_no_count(quantity: str) -> None:
+    with pytest.raises(ValueError, match=f"{quantity} is not a whole number"):
+        count_of(quantity)
+
+
+@settings(deadline=None)
+@given(numbers, st.sampled_from(sorted(FACTORS)))
+def test_every_form_that_the_schema_accepts_is_read(number: str, suffix: str) -> None:
+    """Compared with decimal arithmetic."""
+    quantity = QUANTITY.validate_python(number + suffix)
+    exact = Decimal(number) * Decimal(FACTORS[suffix])
+    assert bytes_of(quantity) == int(exact.to_integral_value("ROUND_CEILING"))
+    if exact == int(exact):
+        assert count_of(quantity) == int(exact)
+    else:
+        with pytest.raises(ValueError, match="is not a whole number"):
+            count_of(quantity)
+
+
+@pytest.mark.parametrize(
+    "quantity", ["1e999", "1e-100", "9" * 31, "", "k", "-1", "+1", ".5", "1 Gi", "1kk", "0x1", "١"]
+)
+def test_what_is_no_quantity_or_too_long_is_refused(quantity: str) -> None:
+    with pytest.raises(ValidationError, match="is not a quantity"):
+        QUANTITY.validate_python(quantity)

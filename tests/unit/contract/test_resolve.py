@@ -19,6 +19,19 @@ def test_processes_default_to_the_gpus_of_a_pod() -> None:
     assert _resolve(spec__phases__1__resources=GPUS, spec__phases__1__batch={"sequences": 32}).ranks == 16
 
 
+@pytest.mark.parametrize("count", ["8", "8.0", "8e0", "8000m"])
+def test_gpus_may_be_written_as_any_quantity(count: str) -> None:
+    limits = {"limits": {"nvidia.com/gpu": count}}
+    assert _resolve(spec__phases__1__resources=limits, spec__phases__1__batch={"sequences": 32}).ranks == 16
+
+
+def test_a_part_of_a_gpu_is_refused_with_a_sentence() -> None:
+    spec = check_job(good_job(spec__phases__1__resources={"limits": {"nvidia.com/gpu": "500m"}})).spec
+    says = r"phases\[real\].resources.limits: of nvidia.com/gpu, 500m is not a whole number; write 1, 2"
+    with pytest.raises(UnresolvableJob, match=says):
+        check_resolvable(spec)
+
+
 def test_omitted_sharing_becomes_one_block_for_each_layer() -> None:
     assert _resolve().sharing.blocks == 8
 

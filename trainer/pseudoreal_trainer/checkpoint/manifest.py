@@ -10,9 +10,18 @@ from pseudoreal_api.resolved import JobIdentity
 from pseudoreal_api.run_spec import OptimizerState
 from pydantic import Field
 
-FORMAT_VERSION: Literal[2] = 2
+from pseudoreal_trainer.data.corpus import CorpusIdentity
+from pseudoreal_trainer.data.stream import Generator
+
+FORMAT_VERSION: Literal[3] = 3
+READABLE_VERSIONS = (2, 3)
+"""Version 2 had no corpus, and no generator but numpy's."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
 """Of each rank that saved it."""
+
+
+def checkpoint_name(phase: str, step: int) -> str:
+    return f"{phase}-{step:08d}"
 
 
 class FileDigest(ApiModel):
@@ -72,15 +81,15 @@ class Ending(ApiModel):
 
 
 class Random(ApiModel):
-    """Training draws no numbers but the order of the samples: epoch e is the permutation of generator [seed, e]."""
+    """Training draws no numbers but the order of the samples: that of epoch e has the key [seed, e]."""
 
-    generator: Literal["numpy PCG64"] = "numpy PCG64"
+    generator: Generator = "feistel-splitmix64-v1"
     seed: int
 
 
 class Manifest(ApiModel):
     format: Literal["pseudoreal checkpoint"] = "pseudoreal checkpoint"
-    format_version: Literal[2] = FORMAT_VERSION
+    format_version: Literal[2, 3] = FORMAT_VERSION
     job: JobIdentity
     attempt: int
     phase: str
@@ -88,6 +97,7 @@ class Manifest(ApiModel):
     model: Model
     sharing: Sharing
     random: Random
+    corpus: CorpusIdentity | None = Field(None, description="That it was trained on. None: it is not known.")
     step: int = Field(description="Steps done, from the job's start.")
     phase_begin: int = Field(0, description="Step at which the phase began.")
     tokens: int = Field(description="Tokens trained, from the job's start.")
@@ -110,7 +120,7 @@ class Manifest(ApiModel):
 
     @property
     def name(self) -> str:
-        return f"{self.phase}-{self.step:08d}"
+        return checkpoint_name(self.phase, self.step)
 
     @property
     def is_boundary(self) -> bool:

@@ -6,19 +6,21 @@
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import structlog
 from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, FileDigest, Manifest
+from pseudoreal_trainer.checkpoint.manifest import READABLE_VERSIONS, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.place import Place, place_of
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
 from pseudoreal_trainer.checkpoint.storage import storage_of
+from pseudoreal_trainer.checkpoint.visible import await_size, read_as_seen
 from pseudoreal_trainer.errors import TrainingError
 
 MANIFEST = "manifest.json"
@@ -69,17 +71,18 @@ class CheckpointStore:
             except CorruptCheckpoint as error:
                 log.warning("checkpoint_corrupt", checkpoint=manifest.name, error=str(error))
         if candidates:
-            raise self.all_corrupt(phase)
+            raise self.all_corrupt(phase, [manifest.name for manifest in candidates])
         return None
 
     def candidates(self, phase: str, *, complete: bool = False) -> list[Manifest]:
         """Newest first; not verified."""
         return [m for m in reversed(self.committed(phase)) if m.phase_complete or not complete]
 
-    def all_corrupt(self, phase: str) -> CorruptCheckpoint:
-        names = ", ".join(manifest.name for manifest in self.candidates(phase))
+    def all_corrupt(self, phase: str, names: Sequence[str]) -> CorruptCheckpoint:
+        """`names`: empty on a rank that was not told them."""
+        which = f": {', '.join(names)}" if names else ""
         return CorruptCheckpoint(
-            f"every checkpoint of phase {phase} in {self.folder} is corrupt: {names}; restore one, or delete them to"
+            f"every checkpoint of phase {phase} in {self.folder} is corrupt{which}; restore one, or delete them to"
             " train the phase anew"
         )
 
@@ -96,6 +99,21 @@ class CheckpointStore:
         with ThreadPoolExecutor(_VERIFIED_AT_ONCE, "verify") as pool:
             for _ in pool.map(lambda name: self._verify_file(folder / name, manifest.files[name]), names):
                 pass
+
+    def check_sizes(self, manifest: Manifest) -> None:
+        """Raises CorruptCheckpoint, naming the file, when one is not there or has another size."""
+        for name, file in manifest.files.items():
+            self._check_size(self.folder / manifest.data_folder / name, file)
+
+    def as_seen(self, name: str, digest: str) -> Manifest:
+        """The checkpoint of this name and digest, which another rank has chosen, once this one sees all its files.
+
+        Raises TrainingError when it does not in time.
+        """
+        manifest = self._own(Manifest.model_validate_json(read_as_seen(self.folder / name / MANIFEST, digest)))
+        for file, expected in manifest.files.items():
+            await_size(self.folder / manifest.data_folder / file, expected.size)
+        return manifest
 
     def begin(self, manifest: Manifest) -> Place:
         """An empty folder for it; what stood under the same name is gone."""
@@ -155,21 +173,17 @@ class CheckpointStore:
             remove(self.folder / folder)
 
     def _verify_file(self, path: Place, expected: FileDigest) -> None:
-        try:
-            size = storage_of(path).size()
-            if size != expected.size:
-                raise CorruptCheckpoint(f"{path} has {size:,} bytes; the manifest says {expected.size:,}")
+        self._check_size(path, expected)
+        with _reading(path):
             found = storage_of(path).sha256()
-        except (FileNotFoundError, NotADirectoryError) as error:
-            raise CorruptCheckpoint(f"{path} is not there: {error}") from error
-        except OSError as error:
-            # It may be sound: to start from an older one would throw training away.
-            raise TrainingError(
-                f"{path} cannot be read: {error}; if that stays so, move the checkpoint away to go on from the one"
-                " before"
-            ) from error
         if found != expected.sha256:
             raise CorruptCheckpoint(f"{path} has the SHA-256 {found}; the manifest says {expected.sha256}")
+
+    def _check_size(self, path: Place, expected: FileDigest) -> None:
+        with _reading(path):
+            size = storage_of(path).size()
+        if size != expected.size:
+            raise CorruptCheckpoint(f"{path} has {size:,} bytes; the manifest says {expected.size:,}")
 
     def _own(self, manifest: Manifest) -> Manifest:
         if self.job_uid is None:
@@ -180,6 +194,19 @@ class CheckpointStore:
                 f" {manifest.job.uid}, not {self.job_uid}; use another work directory"
             )
         return manifest
+
+
+@contextmanager
+def _reading(path: Place) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise CorruptCheckpoint(f"{path} is not there: {error}") from error
+    except OSError as error:
+        # It may be sound: to start from an older one would throw training away.
+        raise TrainingError(
+            f"{path} cannot be read: {error}; if that stays so, move the checkpoint away to go on from the one before"
+        ) from error
 
 
 def _hits(discards: Discards, manifest: Manifest) -> bool:
@@ -228,10 +255,11 @@ def _refuse_later_version(folder: Place, text: bytes) -> None:
         version = json.loads(text)["formatVersion"]
     except (ValueError, KeyError, TypeError):
         return
-    if isinstance(version, int) and version != FORMAT_VERSION:
+    if isinstance(version, int) and version not in READABLE_VERSIONS:
+        readable = " and ".join(map(str, READABLE_VERSIONS))
         raise TrainingError(
-            f"{folder / MANIFEST} has format version {version}, and this release reads {FORMAT_VERSION}; use the"
-            " release that wrote it, or move the checkpoint away to go on from the one before"
+            f"{folder / MANIFEST} has format version {version}, and this release reads {readable}; use the release that"
+            " wrote it, or move the checkpoint away to go on from the one before"
         )
 
 

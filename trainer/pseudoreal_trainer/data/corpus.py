@@ -1,32 +1,65 @@
 """The corpus as bytes: read, concatenated, split into a training and a validation part."""
 
+import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from pseudoreal_api.base import ApiModel
 from pseudoreal_api.model_spec import Data
+from pydantic import Field
 
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 Bytes = NDArray[np.uint8]
+
+_PORTION = 16 << 20
+"""Bytes that are read, and then digested while they are in the cache."""
+
+
+class CorpusIdentity(ApiModel):
+    """What tells one corpus from another. Two with the same text have the same samples, whatever the files' names."""
+
+    files: int = Field(description="Files that matched.")
+    size: int = Field(description="Bytes of all of them.")
+    sha256: str = Field(description="Of their bytes, one file after the other in the order of their names.")
+
+    def is_same_text(self, other: "CorpusIdentity") -> bool:
+        return (self.size, self.sha256) == (other.size, other.sha256)
+
+    def __str__(self) -> str:
+        files = "1 file" if self.files == 1 else f"{self.files} files"
+        return f"{self.size:,} bytes in {files} (SHA-256 {self.sha256[:16]}…)"
 
 
 @dataclass(frozen=True)
 class Corpus:
-    train: Bytes
-    validation: Bytes
+    text: Bytes
+    """All of it, [bytes]: the only copy in memory."""
+    boundary: int
+    """Where validation begins."""
+    identity: CorpusIdentity
+
+    @property
+    def train(self) -> Bytes:
+        return self.text[: self.boundary]
+
+    @property
+    def validation(self) -> Bytes:
+        return self.text[self.boundary :]
 
     @property
     def bytes(self) -> int:
-        return len(self.train) + len(self.validation)
+        return len(self.text)
 
 
 def load_corpus(data: Data, sequence: int) -> Corpus:
     """Every file that matches, in the order of their names. Raises InvalidJobError when there is too little text."""
-    text = np.concatenate([np.fromfile(file, dtype=np.uint8) for file in corpus_files(data)])
+    text, identity = _read(corpus_files(data))
     boundary = len(text) - round(len(text) * float(data.validation.fraction))
-    corpus = Corpus(text[:boundary], text[boundary:])
+    corpus = Corpus(text, boundary, identity)
     for part, name in ((corpus.train, "training"), (corpus.validation, "validation")):
         if len(part) <= sequence:
             raise InvalidJobError(
@@ -35,6 +68,26 @@ def load_corpus(data: Data, sequence: int) -> Corpus:
                 f" model.sequence + 1 = {sequence + 1} are needed: add text or lower model.sequence"
             )
     return corpus
+
+
+def _read(files: list[Path]) -> tuple[Bytes, CorpusIdentity]:
+    """Raises TrainingError when a file changes meanwhile."""
+    sizes = [file.stat().st_size for file in files]
+    text, digest, begin = np.empty(sum(sizes), dtype=np.uint8), hashlib.sha256(), 0
+    for file, size in zip(files, sizes, strict=True):
+        _read_file(file, text[begin : begin + size], digest)
+        begin += size
+    return text, CorpusIdentity(files=len(files), size=len(text), sha256=digest.hexdigest())
+
+
+def _read_file(file: Path, out: Bytes, digest: "hashlib._Hash") -> None:
+    with file.open("rb", buffering=0) as opened:
+        done = 0
+        while read := opened.readinto(out.data[done : done + _PORTION]):
+            digest.update(out.data[done : done + read])
+            done += read
+        if done < len(out) or os.fstat(opened.fileno()).st_size != len(out):
+            raise TrainingError(f"{file} of the corpus is being written: its size changed while it was read")
 
 
 def corpus_files(data: Data) -> list[Path]:

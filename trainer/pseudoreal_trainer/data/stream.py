@@ -3,12 +3,20 @@ number of ranks, no restart and no change of phase repeats or skips a sample. Pu
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pseudoreal_api.phase_spec import Batch
 
 from pseudoreal_trainer.data.corpus import Bytes
+from pseudoreal_trainer.data.permutation import permute
+
+Generator = Literal["feistel-splitmix64-v1", "numpy PCG64"]
+"""What makes the order of an epoch's samples. numpy's, of releases before 0.3, keeps a list of all samples, and numpy
+does not promise the same one for ever (NEP 19); training that began with it goes on with it."""
+
+Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -18,25 +26,36 @@ class Stream:
     text: Bytes
     sequence: int
     seed: int
+    generator: Generator = "feistel-splitmix64-v1"
 
     @property
     def samples(self) -> int:
         """Samples of an epoch. A window has one byte more than `sequence`: the target of its last position."""
         return (len(self.text) - 1) // self.sequence
 
-    def window_at(self, cursor: int) -> int:
-        """Window that the sample at `cursor` is."""
-        epoch, position = divmod(cursor, self.samples)
-        return int(_order(self.samples, self.seed, epoch)[position])
+    def windows_at(self, first: int, end: int) -> Indices:
+        """Windows that the samples at the cursors first..end-1 are, [end - first]."""
+        found = np.empty(end - first, dtype=np.int64)
+        for epoch in range(first // self.samples, -(-end // self.samples)):
+            begin = max(first, epoch * self.samples)
+            last = min(end, (epoch + 1) * self.samples)
+            found[begin - first : last - first] = self._of_epoch(epoch, begin % self.samples, last - begin)
+        return found
 
     def windows(self, first: int, end: int) -> Bytes:
         """The samples at the cursors first..end-1, [end - first, sequence + 1]."""
-        return take_windows(self.text, [self.window_at(c) * self.sequence for c in range(first, end)], self.sequence)
+        return take_windows(self.text, self.windows_at(first, end) * self.sequence, self.sequence)
+
+    def _of_epoch(self, epoch: int, position: int, count: int) -> Indices:
+        if self.generator == "numpy PCG64":
+            return _numpy_order(self.samples, self.seed, epoch)[position : position + count]
+        positions = np.arange(position, position + count, dtype=np.uint64)
+        return permute(positions, self.samples, self.seed, epoch).astype(np.int64)
 
 
-def take_windows(text: Bytes, starts: list[int], sequence: int) -> Bytes:
+def take_windows(text: Bytes, starts: Indices, sequence: int) -> Bytes:
     """[len(starts), sequence + 1]"""
-    windows: Bytes = text[np.array(starts, dtype=np.int64)[:, None] + np.arange(sequence + 1)]
+    windows: Bytes = text[starts[:, None] + np.arange(sequence + 1)]
     return windows
 
 
@@ -51,5 +70,5 @@ def rank_parts(batch: Batch, cursor: int, rank: int, ranks: int) -> list[tuple[i
 
 
 @lru_cache(maxsize=2)
-def _order(samples: int, seed: int, epoch: int) -> NDArray[np.int64]:
+def _numpy_order(samples: int, seed: int, epoch: int) -> Indices:
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(samples)

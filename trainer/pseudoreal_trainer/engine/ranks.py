@@ -41,6 +41,11 @@ class Ranks:
         """The value that the first rank has. Also a barrier."""
         return int(self.sum_(torch.tensor(value if self.is_first else 0, device=self.device)).item())
 
+    def digest_from_first(self, digest: str) -> str:
+        """The SHA-256 that the first rank has, in hexadecimal; the others pass an empty one. Also a barrier."""
+        octets = list(bytes.fromhex(digest)) if self.is_first else [0] * 32
+        return bytes(self.sum_(torch.tensor(octets, device=self.device)).tolist()).hex()
+
 
 @contextmanager
 def open_ranks(stamps: Stamps | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:

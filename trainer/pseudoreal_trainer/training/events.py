@@ -7,6 +7,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.data.baseline import order2_nats
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients
@@ -14,7 +15,7 @@ from pseudoreal_trainer.model.sampling import generate, readable
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.training.saving import Saved
 from pseudoreal_trainer.training.state import load_weights
-from pseudoreal_trainer.training.validation import Validation, baseline_nats
+from pseudoreal_trainer.training.validation import Validation, with_context
 
 SAMPLE_BYTES = 300
 _PROMPT_BYTES = 64
@@ -25,14 +26,15 @@ log = structlog.get_logger()
 
 
 def log_corpus(config: PhaseConfig, corpus: Corpus, validation: Validation) -> None:
-    nats = baseline_nats(corpus, config.model.sequence, config.data.validation.sequences)
+    windows = with_context(corpus, config.model.sequence, config.data.validation.sequences)
     log.info(
         "corpus",
         bytes=corpus.bytes,
         train_tokens=len(corpus.train),
         validation_tokens=len(corpus.validation),
         measured_tokens=validation.tokens,
-        order2_nats=nats,
+        sha256=corpus.identity.sha256,
+        order2_nats=order2_nats(corpus.train, windows),
     )
 
 

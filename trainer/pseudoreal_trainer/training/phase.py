@@ -12,7 +12,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.lineage import remember_lineage
-from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Random, Updates
+from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, Ending, Manifest, Random, Updates
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.stream import Stream
@@ -25,14 +25,17 @@ from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.compute import compute_dtype, master_dtype
-from pseudoreal_trainer.plan.from_config import phase_layout
+from pseudoreal_trainer.plan.evaluation import sequences_at_once
+from pseudoreal_trainer.plan.from_config import phase_layout, phase_sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
+from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.plan.units import units_of
 from pseudoreal_trainer.tell.pod_folder import PodFolder
 from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.events import log_check, log_corpus, log_finished, log_sample, log_saved, log_started
 from pseudoreal_trainer.training.metrics import Meter, Reporter
+from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
 from pseudoreal_trainer.training.state import Start, fill, find_start, first_manifest
 from pseudoreal_trainer.training.step import Stepper, StepResult
@@ -52,21 +55,25 @@ def train_phase(
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)
+    ranks.stamps.does("compares the corpus of all ranks")
+    agree_on_corpus(corpus.identity, ranks)
     ranks.stamps.does("verifies checkpoints")
     start = find_start(config, ranks)
     own = start.checkpoint.manifest if start and start.own else None
     if own is not None and own.phase_complete:
         log.info("phase_already_complete", phase=config.phase, checkpoint=own.name)
         return termination("Succeeded", config, own, store)
+    if start is not None:
+        check_corpus(corpus.identity, start.checkpoint.manifest, own=start.own)
     ranks.stamps.does("makes the engine")
-    layout = phase_layout(config, "cuda" if ranks.device.type == "cuda" else "cpu")
+    device: Device = "cuda" if ranks.device.type == "cuda" else "cpu"
+    layout = phase_layout(config, device)
     with open_engine(config, layout, ranks) as engine:
         ranks.stamps.does("loads weights")
         fill(engine, config, start.checkpoint if start else None)
         saver = Saver(engine, store, fence, config.checkpoint, own)
-        phase = _Phase(
-            config, corpus, ranks, store, engine, saver, _validation(config, corpus), Meter(), Rules(config), pod
-        )
+        validation = _validation(config, corpus, layout, device)
+        phase = _Phase(config, corpus, ranks, store, engine, saver, validation, Meter(), Rules(config), pod)
         try:
             return phase.run(start, stop)
         finally:
@@ -123,8 +130,9 @@ def termination(
     )
 
 
-def _validation(config: PhaseConfig, corpus: Corpus) -> Validation:
-    return build_validation(corpus, config.model.sequence, config.data.validation.sequences)
+def _validation(config: PhaseConfig, corpus: Corpus, layout: Layout, device: Device) -> Validation:
+    at_once = sequences_at_once(layout, phase_sizes(config, device))
+    return build_validation(corpus, config.model.sequence, config.data.validation.sequences, at_once)
 
 
 @dataclass(frozen=True)
@@ -170,7 +178,7 @@ class _Phase:
     def _adopted(self, start: Start | None) -> Manifest:
         """The resumed state as this attempt's own."""
         if start is None:
-            return first_manifest(self.config)
+            return first_manifest(self.config, self.corpus.identity)
         resumed = start.checkpoint.manifest
         is_last = self.config.phase_steps == self.config.total_steps
         # What was another job's becomes this one's.
@@ -178,7 +186,10 @@ class _Phase:
             "job": self.config.job,
             "attempt": self.config.attempt,
             "phase_index": self.config.index,
-            "random": Random(seed=self.config.data.seed),
+            "format_version": FORMAT_VERSION,
+            # The order of the samples goes on as it began, whatever release that was.
+            "random": Random(generator=resumed.random.generator, seed=self.config.data.seed),
+            "corpus": self.corpus.identity,
             "phase_complete": False,
             # The last phase of another job may be trained longer; an earlier one is done.
             "ending": Ending() if is_last and not start.own else resumed.ending,
@@ -189,7 +200,7 @@ class _Phase:
 
     def _train(self, state: Manifest, reporter: Reporter | None, stop: Callable[[], bool]) -> tuple[Manifest, bool]:
         """The state at the end, and whether training was cut short there."""
-        stepper = self._stepper(state.phase_begin)
+        stepper = self._stepper(state)
         first = state.step + 1
         while not self.rules.is_over(state):
             finish, probe = self.pod is not None and self.pod.is_asked_to_finish(), self._probe(state)
@@ -214,9 +225,9 @@ class _Phase:
                 state = self._save(state, reporter)
         return state, False
 
-    def _stepper(self, begin: int) -> Stepper:
-        stream = Stream(self.corpus.train, self.config.model.sequence, self.config.data.seed)
-        return Stepper(self.config, stream, self.engine, begin)
+    def _stepper(self, state: Manifest) -> Stepper:
+        stream = Stream(self.corpus.train, self.config.model.sequence, state.random.seed, state.random.generator)
+        return Stepper(self.config, stream, self.engine, state.phase_begin)
 
     def _advanced(self, state: Manifest, result: StepResult) -> Manifest:
         step, cursor = state.step + 1, state.global_cursor + self.config.batch.sequences

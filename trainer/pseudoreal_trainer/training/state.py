@@ -1,5 +1,6 @@
 """The first state of a phase: fresh, or from a checkpoint, of whatever layout that was saved in."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from pseudoreal_api.resolved import PhaseConfig
 from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.lineage import continued_stores
-from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
+from pseudoreal_trainer.checkpoint.manifest import Manifest, Random, checkpoint_name
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import (
     CheckpointStore,
@@ -18,6 +19,7 @@ from pseudoreal_trainer.checkpoint.store import (
     manifests_in,
     store_of,
 )
+from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
@@ -59,15 +61,16 @@ def find_start(config: PhaseConfig, ranks: Ranks) -> Start | None:
     stores = [store_of(config), *continued_stores(config)]
     own, continued = stores[0], stores[1:]
     found = _newest_first(own, continued, config.phase) if ranks.is_first else []
-    for place in range(ranks.from_first(len(found))):
-        step, which = (ranks.from_first(number) for number in (found[place] if ranks.is_first else (0, 0)))
-        manifest = _manifest_of(stores[which], config.phase, step)
-        if _is_sound(stores[which], manifest, ranks):
+    count = ranks.from_first(len(found))
+    for place in range(count):
+        which = ranks.from_first(found[place][1] if ranks.is_first else 0)
+        manifest = _sound(stores[which], found[place][0] if ranks.is_first else None, config.phase, ranks)
+        if manifest is not None:
             if stores[which] is not own:
                 _refuse_another_model(config, manifest)
             return Start(stores[which].reader(manifest), own=stores[which] is own)
-    if ranks.from_first(len(found)):
-        raise next(store for store in stores if store.candidates(config.phase)).all_corrupt(config.phase)
+    if count:
+        raise stores[which].all_corrupt(config.phase, [manifest.name for manifest, _ in found])
     if config.index > 0:
         raise TrainingError(
             f"phase {config.phase} has no checkpoint in {own.folder}: the delink from the phase before has not run"
@@ -80,7 +83,7 @@ def find_start(config: PhaseConfig, ranks: Ranks) -> Start | None:
     return None
 
 
-def first_manifest(config: PhaseConfig) -> Manifest:
+def first_manifest(config: PhaseConfig, corpus: CorpusIdentity | None = None) -> Manifest:
     """The state before the job's first step."""
     return Manifest(
         job=config.job,
@@ -90,6 +93,7 @@ def first_manifest(config: PhaseConfig) -> Manifest:
         model=config.model,
         sharing=config.sharing,
         random=Random(seed=config.data.seed),
+        corpus=corpus,
         step=0,
         tokens=0,
         global_cursor=0,
@@ -99,22 +103,22 @@ def first_manifest(config: PhaseConfig) -> Manifest:
     )
 
 
-def _newest_first(own: CheckpointStore, continued: list[CheckpointStore], phase: str) -> list[tuple[int, int]]:
-    """(step, 0 for the job's own, 1 for the one's that it continues, and so on); of two with the same step its own.
+def _newest_first(own: CheckpointStore, continued: list[CheckpointStore], phase: str) -> list[tuple[Manifest, int]]:
+    """With each 0 for the job's own, 1 for the one's that it continues, and so on; of two with the same step its own.
 
     Where the job's own phase began at another step than another job's, that one's goes back to other weights.
     """
-    found = [(m.step, 0) for m in own.candidates(phase)]
-    begins = {manifest.phase_begin for manifest in own.candidates(phase)}
+    found = [(manifest, 0) for manifest in own.candidates(phase)]
+    begins = {manifest.phase_begin for manifest, _ in found}
     for which, store in enumerate(continued, 1):
         others = store.candidates(phase)
-        fit = [m.step for m in others if not begins or m.phase_begin in begins]
-        found += [(step, which) for step in fit]
+        fit = [m for m in others if not begins or m.phase_begin in begins]
+        found += [(manifest, which) for manifest in fit]
         if others and not fit:
             theirs = others[0].phase_begin
             log.warning("continued_phase_began_elsewhere", phase=phase, folder=str(store.folder), step=theirs,
                         own_steps=sorted(begins))  # fmt: skip
-    return sorted(found, key=lambda entry: (-entry[0], entry[1]))
+    return sorted(found, key=lambda entry: (-entry[0].step, entry[1]))
 
 
 def _refuse_another_model(config: PhaseConfig, manifest: Manifest) -> None:
@@ -129,19 +133,29 @@ def _refuse_another_model(config: PhaseConfig, manifest: Manifest) -> None:
             )
 
 
-def _manifest_of(store: CheckpointStore, phase: str, step: int) -> Manifest:
-    return next(manifest for manifest in store.committed(phase) if manifest.step == step)
-
-
-def _is_sound(store: CheckpointStore, manifest: Manifest, ranks: Ranks) -> bool:
+def _sound(store: CheckpointStore, chosen: Manifest | None, phase: str, ranks: Ranks) -> Manifest | None:
+    """The checkpoint that the first rank has `chosen`, if its files are what they should be. The others know nothing
+    of it but what they are told: what they would find by themselves may be stale."""
+    step = ranks.from_first(0 if chosen is None else chosen.step)
+    digest = ranks.digest_from_first("" if chosen is None else store.digest(chosen))
     fault: CorruptCheckpoint | None = None
-    try:
-        store.verify(manifest, ranks.rank, ranks.world)
-    except CorruptCheckpoint as error:
-        fault = error
-        log.warning("checkpoint_corrupt", checkpoint=manifest.name, error=str(error))
+    if chosen is not None:
+        fault = _fault(lambda: store.check_sizes(chosen))
+    if ranks.from_first(int(fault is not None)):
+        return None
+    manifest = chosen or store.as_seen(checkpoint_name(phase, step), digest)
+    fault = _fault(lambda: store.verify(manifest, ranks.rank, ranks.world))
     faults = ranks.sum_(torch.tensor(int(fault is not None), device=ranks.device))
-    return int(faults.item()) == 0
+    return manifest if int(faults.item()) == 0 else None
+
+
+def _fault(check: Callable[[], None]) -> CorruptCheckpoint | None:
+    try:
+        check()
+    except CorruptCheckpoint as error:
+        log.warning("checkpoint_corrupt", error=str(error))
+        return error
+    return None
 
 
 def _fresh(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:

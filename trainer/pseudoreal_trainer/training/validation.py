@@ -1,26 +1,24 @@
-"""The validation loss: the same windows, in the same groups, summed in the same order, on any number of ranks."""
+"""The validation loss: the same windows, one by one, summed in the same order, on any number of ranks."""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from pseudoreal_trainer.data.baseline import order2_nats
 from pseudoreal_trainer.data.corpus import Bytes, Corpus
-from pseudoreal_trainer.data.stream import take_windows
+from pseudoreal_trainer.data.stream import Indices, take_windows
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.training.step import tokens_of
-
-_GROUP = 8
-"""Windows that pass through the model together. Fixed, because sums depend on the shapes of the products."""
 
 
 @dataclass(frozen=True)
 class Validation:
     windows: Bytes
     """[W, T + 1]"""
+    at_once: int
+    """Windows that a rank evaluates in one run of the engine. Each is a pass of its own: sums depend on the shapes of
+    the products, so windows that share a pass would give other bits where ranks or micro-batches are others."""
 
     @property
     def tokens(self) -> int:
@@ -29,45 +27,44 @@ class Validation:
     def measure(self, engine: Engine) -> float:
         """Nats per token; the same bits on every rank. Every rank calls this."""
         grid = engine.grid
-        groups = np.array_split(self.windows, range(_GROUP, len(self.windows), _GROUP))
-        turns = -(-len(groups) // grid.layout.data)
-        # Data ranks without a group in the last turn measure one once more: all take part in every collective.
-        own = [min(turn * grid.layout.data + grid.data_rank, len(groups) - 1) for turn in range(turns)]
-        batch = _Groups([tokens_of(groups[index], grid.device) for index in own])
-        sums = torch.zeros(len(groups), dtype=torch.float64, device=grid.device)
-        for turn, loss in engine.evaluate(batch, turns).items():
-            if turn * grid.layout.data + grid.data_rank < len(groups):
-                sums[own[turn]] = loss
+        last = len(self.windows) - 1
+        sums = torch.zeros(len(self.windows), dtype=torch.float64, device=grid.device)
+        for first in range(0, -(-len(self.windows) // grid.layout.data), self.at_once):
+            turns = range(first, min(first + self.at_once, -(-len(self.windows) // grid.layout.data)))
+            # Data ranks without a window in the last turn measure one once more: all take part in every collective.
+            own = [min(turn * grid.layout.data + grid.data_rank, last) for turn in turns]
+            batch = _Windows([tokens_of(self.windows[index : index + 1], grid.device) for index in own])
+            for turn, loss in engine.evaluate(batch, len(own)).items():
+                if (first + turn) * grid.layout.data + grid.data_rank <= last:
+                    sums[own[turn]] = loss
         # Every entry is zero on all ranks but one, so the order of this reduction cannot matter.
         return float(sum(grid.ranks.sum_(sums).tolist())) / self.tokens
 
 
 @dataclass(frozen=True)
-class _Groups:
-    groups: list[Tensor]
+class _Windows:
+    windows: list[Tensor]
+    """Each [1, T + 1]."""
 
     def shape(self, micro_batch: int) -> tuple[int, int]:
-        windows = self.groups[micro_batch]
-        return windows.shape[0], windows.shape[1] - 1
+        return 1, self.windows[micro_batch].shape[1] - 1
 
     def tokens(self, micro_batch: int) -> Tensor:
-        return self.groups[micro_batch]
+        return self.windows[micro_batch]
 
 
-def window_starts(corpus: Corpus, sequence: int, most: int) -> list[int]:
+def window_starts(corpus: Corpus, sequence: int, most: int) -> Indices:
     """At most `most` windows, spread evenly over the validation part, without overlap."""
     available = (len(corpus.validation) - 1) // sequence
     count = min(most, available)
-    return [index * available // count * sequence for index in range(count)]
+    return np.arange(count) * available // count * sequence
 
 
-def build_validation(corpus: Corpus, sequence: int, most: int) -> Validation:
-    return Validation(take_windows(corpus.validation, window_starts(corpus, sequence, most), sequence))
+def build_validation(corpus: Corpus, sequence: int, most: int, at_once: int) -> Validation:
+    starts = window_starts(corpus, sequence, most)
+    return Validation(take_windows(corpus.validation, starts, sequence), at_once)
 
 
-def baseline_nats(corpus: Corpus, sequence: int, most: int) -> float:
-    """The order-2 model on exactly the bytes that the validation loss measures; it may see the two bytes before each,
-    also where they lie outside of the window."""
-    starts: NDArray[np.int64] = np.array(window_starts(corpus, sequence, most)) + len(corpus.train)
-    targets = (starts[:, None] + np.arange(1, sequence + 1)).flatten()
-    return order2_nats(corpus.train, np.concatenate((corpus.train, corpus.validation)), targets)
+def with_context(corpus: Corpus, sequence: int, most: int) -> Bytes:
+    """[W, T + 2]: the validation windows with the byte before each, which may lie in the training part."""
+    return take_windows(corpus.text, corpus.boundary + window_starts(corpus, sequence, most) - 1, sequence + 1)

@@ -156,8 +156,8 @@ def test_a_manifest_from_the_future_is_refused_not_passed_over(store: Checkpoint
     for step in (1, 2):
         _save(store, step)
     path = store.folder / "pseudo-00000002" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"formatVersion": 3, "news": 1}))
-    with pytest.raises(TrainingError, match=r"pseudo-00000002/manifest.json has format version 3, and this release re"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"formatVersion": 4, "news": 1}))
+    with pytest.raises(TrainingError, match=r"pseudo-00000002/manifest.json has format version 4, and this release re"):
         store.newest("pseudo")
 
 

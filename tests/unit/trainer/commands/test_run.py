@@ -17,7 +17,9 @@ from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli import main
-from pseudoreal_trainer.pod import await_rendezvous, rendezvous_host
+from pseudoreal_trainer.pod import SHUTDOWN_TIMEOUT, await_rendezvous, rendezvous_host
+from pseudoreal_trainer.pod import _environment as pod_environment
+from torch.distributed.run import config_from_args, parse_args
 
 from tests.patience import wait_for
 from tests.ports import free_port
@@ -87,6 +89,20 @@ def test_a_run_is_stopped_resumed_and_ends_as_if_it_had_not_been(
 
     shown = CliRunner().invoke(main, ["sample", str(work / "checkpoints" / f"real-{STEPS + 20:08d}"), "--bytes", "5"])
     assert shown.exit_code == 0, shown.output
+
+
+@pytest.mark.parametrize(("own", "seconds"), [(None, 3600), ("100", 100)])
+def test_a_stop_leaves_time_for_a_step_and_a_save(
+    own: str | None, seconds: int, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun itself reads its options: without ours it kills ranks that save after 30 s. The operator's count."""
+    monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
+    if own is not None:
+        monkeypatch.setenv(SHUTDOWN_TIMEOUT, own)
+    for name, value in pod_environment(config(0), tmp_path).items():
+        monkeypatch.setenv(name, value)
+    options, _, _ = config_from_args(parse_args(["--max-restarts", "0", "--module", "pseudoreal_trainer.worker", "x"]))
+    assert options.shutdown_timeout == seconds
 
 
 def _pod(config: Any, folder: Path) -> subprocess.CompletedProcess[str]:

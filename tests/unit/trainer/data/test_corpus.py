@@ -1,10 +1,14 @@
+import hashlib
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pseudoreal_api.model_spec import Data
-from pseudoreal_trainer.data.corpus import load_corpus
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.data import corpus as corpus_room
+from pseudoreal_trainer.data.corpus import corpus_files, load_corpus
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 
 def _data(path: Path, **more: Any) -> Data:
@@ -18,6 +22,40 @@ def test_files_are_joined_by_name_and_the_end_is_validation(tmp_path: Path) -> N
     corpus = load_corpus(_data(tmp_path, validation={"fraction": "0.3"}), 2)
     assert corpus.train.tobytes() + corpus.validation.tobytes() == b"bbaaaazzzz"
     assert corpus.validation.tobytes() == b"zzz"
+    assert (corpus.identity.files, corpus.identity.size) == (3, 10)
+    assert corpus.identity.sha256 == hashlib.sha256(b"bbaaaazzzz").hexdigest()
+
+
+def test_one_copy_of_the_text_is_in_memory(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_bytes(bytes(8 << 20))
+    tracemalloc.start()
+    corpus = load_corpus(_data(tmp_path), 16)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert corpus.bytes == 16 << 20
+    assert peak < 17 << 20
+    assert np.shares_memory(corpus.train, corpus.text)
+    assert np.shares_memory(corpus.validation, corpus.text)
+
+
+@pytest.mark.parametrize("change", [-1, 1])
+def test_a_file_that_is_being_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: int) -> None:
+    (tmp_path / "a.txt").write_text("x" * 100)
+    (tmp_path / "b.txt").write_text("x" * 100)
+
+    def files(data: Data) -> list[Path]:
+        found = corpus_files(data)
+        monkeypatch.setattr(np, "empty", writing)
+        return found
+
+    def writing(*arguments: Any, **more: Any) -> Any:
+        (tmp_path / "b.txt").write_text("x" * (100 + change))
+        return np.zeros(*arguments, **more)
+
+    monkeypatch.setattr(corpus_room, "corpus_files", files)
+    with pytest.raises(TrainingError, match=r"b.txt of the corpus is being written"):
+        load_corpus(_data(tmp_path), 2)
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.phase_spec import Batch
 from pseudoreal_trainer.data.stream import Stream, rank_parts
+
+from tests.unit.trainer.data.slow_permutation import permuted
 
 TEXT = np.arange(251, dtype=np.uint8)
 """Every byte is its own position, so a window tells where it is from."""
@@ -28,6 +30,21 @@ def test_a_window_is_a_run_of_bytes_with_the_last_target() -> None:
     window = Stream(TEXT, 10, seed=3).windows(0, 1)[0]
     assert len(window) == 11
     assert all(b - a == 1 for a, b in pairwise(window.tolist()))
+
+
+def test_epochs_with_numpys_order_are_as_before() -> None:
+    """Of jobs that began with a release before 0.3."""
+    stream = Stream(TEXT, 10, seed=3, generator="numpy PCG64")
+    orders = [np.random.Generator(np.random.PCG64([3, epoch])).permutation(25) * 10 for epoch in (0, 1)]
+    assert _starts(stream, 5, 45) == [*orders[0][5:], *orders[1][:20]]
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.integers(0, 200), st.integers(0, 80))
+def test_the_order_is_the_one_that_the_format_describes(seed: int, first: int, count: int) -> None:
+    stream = Stream(TEXT, 10, seed)
+    expected = [permuted(cursor % 25, 25, seed, cursor // 25) for cursor in range(first, first + count)]
+    assert stream.windows_at(first, first + count).tolist() == expected
 
 
 def test_windows_may_span_epochs() -> None:

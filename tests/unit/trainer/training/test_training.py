@@ -17,6 +17,7 @@ from pseudoreal_trainer.training.schedule import learning_rate
 from torch.nn import functional as F
 
 from tests.unit.trainer.checkpoint.by_hand import save
+from tests.unit.trainer.data.slow_permutation import permuted
 
 STEPS = 6
 
@@ -47,7 +48,7 @@ def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], dict[str,
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
     samples = (len(text) - 1) // sequence
-    order = np.random.Generator(np.random.PCG64([config.data.seed, 0])).permutation(samples)
+    order = np.array([permuted(index, samples, config.data.seed, 0) for index in range(samples)])
     losses = []
     for step in range(STEPS):
         for group in optimizer.param_groups:

@@ -1,0 +1,65 @@
+"""Waits until this rank sees what another one has seen.
+
+A network file system may tell a machine for a minute that a file is not there, or show what it was before, after
+another machine has written it: NFS keeps attributes of folders for up to 60 s (acdirmax), and absent names as long.
+"""
+
+import errno
+import hashlib
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from pseudoreal_trainer.checkpoint.place import Place
+from pseudoreal_trainer.checkpoint.storage import storage_of
+from pseudoreal_trainer.errors import TrainingError
+
+_MOST_SECONDS = 120.0
+_AGAIN_SECONDS = 0.5
+_NOT_YET = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
+
+Seen = TypeVar("Seen")
+
+log = structlog.get_logger()
+
+
+def read_as_seen(path: Place, sha256: str) -> bytes:
+    """The content of a file whose digest another rank says. Raises TrainingError when it does not show in time."""
+
+    def read() -> bytes | None:
+        found = storage_of(path).read()
+        return found if hashlib.sha256(found).hexdigest() == sha256 else None
+
+    return _await(path, read)
+
+
+def await_size(path: Place, size: int) -> None:
+    """Until a file shows that another rank sees with this size. Raises TrainingError when it does not show in time."""
+    _await(path, lambda: True if storage_of(path).size() == size else None)
+
+
+def _await(path: Place, look: Callable[[], Seen | None]) -> Seen:
+    """What `look` finds, once it finds something."""
+    until, told = time.monotonic() + _MOST_SECONDS, False
+    while (found := _seen(path, look)) is None:
+        if time.monotonic() >= until:
+            raise TrainingError(
+                f"this rank does not see {path} as rank 0 does, for {_MOST_SECONDS:.0f} s now; are all pods on the same"
+                " volume?"
+            )
+        if not told:
+            log.warning("waits_for_the_volume_to_show_a_file", file=str(path))
+            told = True
+        time.sleep(_AGAIN_SECONDS)
+    return found
+
+
+def _seen(path: Place, look: Callable[[], Seen | None]) -> Seen | None:
+    try:
+        return look()
+    except OSError as error:
+        if error.errno in _NOT_YET or isinstance(error, FileNotFoundError):
+            return None
+        raise TrainingError(f"{path} cannot be read: {error}") from error

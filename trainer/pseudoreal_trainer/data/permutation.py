@@ -1,0 +1,58 @@
+"""A keyed permutation of [0, n): any entry is computed by itself, so that no list of samples is ever in memory. Pure.
+
+A Feistel network of four rounds on the smallest even number of bits that holds n - 1, and 8 at least; what falls
+outside of [0, n) is encrypted again until it is inside ("cycle walking": Black and Rogaway 2002, "Ciphers with
+arbitrary finite domains"). Rounds and keys are made with SplitMix64 (Steele, Lea and Flood 2014). Integers of 64 bits
+alone: the same on every machine and with every release of numpy. Checkpoints name it, so what it computes stays.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+NAME = "feistel-splitmix64-v1"
+
+Words = NDArray[np.uint64]
+
+_ROUNDS = 4
+_GOLDEN = 0x9E3779B97F4A7C15
+_LEAST_HALF_BITS = 4
+
+
+def permute(indices: Words, count: int, *key: int) -> Words:
+    """Where each of `indices`, all below `count`, goes; the key is any numbers below 2**64."""
+    half = max((max(count - 1, 1).bit_length() + 1) // 2, _LEAST_HALF_BITS)
+    rounds = _round_keys(key)
+    found = _encrypted(indices, half, rounds)
+    while len(outside := np.flatnonzero(found >= count)):
+        found[outside] = _encrypted(found[outside], half, rounds)
+    return found
+
+
+def _encrypted(indices: Words, half: int, rounds: list[np.uint64]) -> Words:
+    """Of words of 2 * `half` bits."""
+    bits, mask = np.uint64(half), np.uint64(2**half - 1)
+    left, right = indices >> bits, indices & mask
+    for key in rounds:
+        left, right = right, left ^ (_mixed(right ^ key) & mask)
+    return left << bits | right
+
+
+def _round_keys(key: tuple[int, ...]) -> list[np.uint64]:
+    """The first outputs of SplitMix64 from a seed that every number of the key changes."""
+    seed = 0
+    for number in key:
+        seed = _mixed_one(seed ^ number)
+    return [np.uint64(_mixed_one((seed + turn * _GOLDEN) % 2**64)) for turn in range(_ROUNDS)]
+
+
+def _mixed_one(word: int) -> int:
+    return int(_mixed(np.array([word], dtype=np.uint64))[0])
+
+
+def _mixed(words: Words) -> Words:
+    """SplitMix64's next outputs, with the words as its states. Unsigned words in arrays overflow silently, as here they
+    must."""
+    words = words + np.uint64(_GOLDEN)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))

@@ -1,0 +1,41 @@
+"""Whether the text is the one that the training began with, and the same on all ranks."""
+
+import structlog
+import torch
+
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.data.corpus import CorpusIdentity
+from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+
+log = structlog.get_logger()
+
+
+def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
+    """Every rank calls this. Raises TrainingError where some rank has read another text than rank 0."""
+    differs = torch.zeros(ranks.world, dtype=torch.int64, device=ranks.device)
+    differs[ranks.rank] = int(ranks.digest_from_first(identity.sha256) != identity.sha256)
+    others: list[int] = ranks.sum_(differs).nonzero().flatten().tolist()
+    if others:
+        raise TrainingError(
+            f"rank {others[0]} reads another corpus than rank 0 (rank {ranks.rank} reads {identity}); all pods of a"
+            " phase must see the same files: look at spec.data.volume, and whether somebody writes there",
+            suspect=None if ranks.rank in others else others[0],
+        )
+
+
+def check_corpus(identity: CorpusIdentity, start: Manifest, *, own: bool) -> None:
+    """`own`: the checkpoint is not of a job that this one continues, which may have another corpus.
+
+    Raises InvalidJobError: every sample would be another one, and text of the validation part would be trained on.
+    """
+    before = start.corpus
+    if before is None or identity.is_same_text(before):
+        return
+    if own:
+        raise InvalidJobError(
+            f"the corpus is not the one that checkpoint {start.name} was trained on: it has {identity}, and had"
+            f" {before}; restore the files, or train on the new ones in a new job, whose spec.checkpoint.continueFrom"
+            " may name this one's folder"
+        )
+    log.warning("continues_with_another_corpus", checkpoint=start.name, now=str(identity), before=str(before))
