@@ -1,13 +1,11 @@
 """What is measured: the models, and the cases that every stack runs. Pure."""
 
 from dataclasses import dataclass
-from itertools import product
 
 from pseudoreal_api.model_spec import FeedForward, Model
 from pydantic import BaseModel
 
 RANKS = 2
-MICRO_BATCHES = (1, 4, 16)
 
 
 @dataclass(frozen=True)
@@ -23,6 +21,9 @@ class Effort:
 class BenchmarkModel:
     spec: Model
     effort: Effort
+    sequences: int = 16
+    """Of a step, over all ranks; more where each rank would have none in some micro-batch."""
+    micro_batches: tuple[int, ...] = (1, 4, 16)
 
 
 MODELS = {
@@ -34,7 +35,19 @@ MODELS = {
         Model(layers=16, hidden=512, heads=8, sequence=64, ffn=FeedForward(hidden=2048)),
         effort=Effort(rounds=1, warm_up=1, timed=5),
     ),
+    "long": BenchmarkModel(
+        Model(layers=4, hidden=256, heads=4, sequence=2048, ffn=FeedForward(hidden=1024)),
+        effort=Effort(rounds=1, warm_up=1, timed=5),
+        sequences=4,
+        micro_batches=(1, 4),
+    ),
+    "hundred": BenchmarkModel(
+        Model(layers=8, hidden=1024, heads=16, sequence=64, ffn=FeedForward(hidden=4096)),
+        effort=Effort(rounds=1, warm_up=1, timed=5),
+        micro_batches=(1, 4),
+    ),
 }
+"""`long`: sequences as people train them. `hundred`: 101 M parameters."""
 
 
 class Case(BaseModel, frozen=True):
@@ -44,8 +57,8 @@ class Case(BaseModel, frozen=True):
 
     @property
     def sequences(self) -> int:
-        """Of a step, over all ranks: 16, or as many as give each rank one in every micro-batch."""
-        return max(16, RANKS * self.micro_batches)
+        """Of a step, over all ranks: each has one in every micro-batch at least."""
+        return max(MODELS[self.model].sequences, RANKS * self.micro_batches)
 
     @property
     def label(self) -> str:
@@ -54,5 +67,5 @@ class Case(BaseModel, frozen=True):
 
 def all_cases() -> list[Case]:
     """Kept activations everywhere; recomputed ones, which cost all stacks the same, once."""
-    kept = [Case(model=m, micro_batches=n, recompute=False) for m, n in product(MODELS, MICRO_BATCHES)]
+    kept = [Case(model=m, micro_batches=n, recompute=False) for m in MODELS for n in MODELS[m].micro_batches]
     return sorted([*kept, Case(model="tiny", micro_batches=4, recompute=True)], key=lambda c: [*MODELS].index(c.model))

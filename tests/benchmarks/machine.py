@@ -2,6 +2,8 @@
 
 import platform
 import re
+import subprocess
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,8 +17,18 @@ def describe() -> Machine:
         processor=_entry("cpuinfo", r"model name\s*:\s*(.+)"),
         cores=_cores(),
         memory_gib=round(int(_entry("meminfo", r"MemTotal:\s*(\d+) kB")) / 2**20, 1),
+        date=datetime.now(UTC).date().isoformat(),
+        commit=commit(),
         versions={"python": platform.python_version(), **{package: version(package) for package in COMPARED}},
     )
+
+
+def commit() -> str:
+    """Of the tree that is measured; with a plus when files differ from it."""
+    described = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--abbrev=9"], capture_output=True, text=True, check=False
+    )
+    return described.stdout.strip() or "an unknown commit"
 
 
 def _cores() -> int:

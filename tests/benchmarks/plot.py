@@ -7,14 +7,16 @@ import matplotlib
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from tests.benchmarks.cases import MICRO_BATCHES
-from tests.benchmarks.summary import DEVICE, DISK, HOST, Timings
+from tests.benchmarks.summary import DEVICE, DISK, HOST, WHOLE, Timings
 
 _LOOKS: Mapping[str, tuple[str, str]] = {
     DEVICE: ("tab:blue", "-"),
     HOST: ("tab:blue", "--"),
     DISK: ("tab:blue", ":"),
+    WHOLE: ("tab:cyan", "-"),
+    "DistributedDataParallel": ("tab:red", "-"),
     "fully_shard": ("tab:orange", "-"),
+    "fully_shard, weights kept": ("tab:orange", ":"),
     "fully_shard + offload": ("tab:orange", "--"),
     "DeepSpeed ZeRO-3": ("tab:green", "-"),
     "DeepSpeed ZeRO-3 + offload": ("tab:green", "--"),
@@ -39,9 +41,11 @@ def step_times(found: Timings, path: Path) -> None:
 
 def _panel(axes: Axes, found: Timings) -> None:
     for stack, (colour, line) in _LOOKS.items():
-        times = {case.micro_batches: timing.milliseconds for (name, case), timing in found.items() if name == stack}
+        own = {case.micro_batches: timing for (name, case), timing in found.items() if name == stack}
+        times = {count: timing.milliseconds for count, timing in own.items() if timing.is_quiet}
         axes.plot(list(times), list(times.values()), color=colour, linestyle=line, marker="o", label=stack)
     axes.set_xscale("log", base=2)
-    axes.set_xticks(MICRO_BATCHES, [str(count) for count in MICRO_BATCHES])
+    counts = sorted({case.micro_batches for _, case in found})
+    axes.set_xticks(counts, [str(count) for count in counts])
     axes.set(xlabel="micro-batches", ylim=(0, None))
     axes.grid(alpha=0.3)

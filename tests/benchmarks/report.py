@@ -33,7 +33,10 @@ def main() -> None:
 
 def _machine(machine: Machine) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
-    return f"Machine: {machine.cores} cores ({machine.processor}), {machine.memory_gib} GiB of memory. {versions}."
+    return (
+        f"Step times were measured on {machine.date}, at {machine.commit}, on {machine.cores} cores"
+        f" ({machine.processor}) with {machine.memory_gib} GiB of memory: {versions}."
+    )
 
 
 if __name__ == "__main__":

@@ -18,6 +18,9 @@ class Machine(BaseModel, frozen=True):
     memory_gib: float
     versions: dict[str, str]
     """Of python, and of the packages that are compared."""
+    date: str = "an unknown day"
+    commit: str = "an unknown commit"
+    """Of this project."""
 
 
 class Step(BaseModel, frozen=True):

@@ -10,18 +10,21 @@ from tests.benchmarks import plot
 from tests.benchmarks.agreement import TOLERANCE
 from tests.benchmarks.cases import MODELS, RANKS, BenchmarkModel, Case
 from tests.benchmarks.results import Results
-from tests.benchmarks.summary import Comparison, Timing, Timings, comparisons, timings
+from tests.benchmarks.summary import MOST_SPREAD, Comparison, Timing, Timings, comparisons, timings
 
 _METHOD = f"""## Step times beside torch and DeepSpeed
 
 One training step in float32 on {RANKS} ranks (gloo over loopback, one thread each), with weights, gradients and
 optimizer state sharded over the ranks. Same first weights, same batches, AdamW, no clipping; the losses of all runs of
 a model agree to {TOLERANCE:g} (relative), or there would be no table. n is the number of micro-batches. Every cell is
-the median of the timed steps of fresh processes; in each round the stacks take turns, and warm-up is left out.
+the median of the timed steps of fresh processes, with the quartiles beside it; in each round the stacks take turns,
+and warm-up is left out. A cell whose quartiles lie more than {MOST_SPREAD:.0%} of the median apart was not measured on
+a quiet machine: its spread stands there instead of a time, and it is compared with nothing.
 
 - **pseudoreal**: this project's engine, with the state of the units on the device, on the host, or on disk.
 - **fully_shard**: torch's own; each block is a group, and gradients are reduced with the last micro-batch.
-  Offload: `CPUOffloadPolicy`.
+  *Weights kept*: `reshard_after_forward=False`, for those who have the memory. Offload: `CPUOffloadPolicy`.
+- **DistributedDataParallel**: torch's own, without shards, beside our engine with `stateSharding: none`.
 - **DeepSpeed ZeRO-3**: its default settings but for clipping (off), with its own AdamW.
   Offload: parameters and optimizer to the host.
 
@@ -51,12 +54,13 @@ def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path
 
 
 def _heading(name: str, model: BenchmarkModel) -> str:
-    spec = model.spec
+    spec, effort = model.spec, model.effort
     millions = sum(unit.numel for unit in units_of(spec, spec.layers)) / 1e6
     return (
         f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers, hidden {spec.hidden},"
-        f" feed-forward {spec.ffn.hidden}. A step has 16 sequences of {spec.sequence} bytes, or as many"
-        " as give each rank one in every micro-batch."
+        f" feed-forward {spec.ffn.hidden}. A step has {model.sequences} sequences of {spec.sequence:,} bytes, or as"
+        f" many as give each rank one in every micro-batch. Rounds: {effort.rounds}; in each, steps of warm-up:"
+        f" {effort.warm_up}, timed steps: {effort.timed}."
     )
 
 
@@ -77,14 +81,18 @@ def _table(keys: Sequence[tuple[str, Case]], found: Timings, ratios: Sequence[Co
 def _cell(timing: Timing | None, ratio: Comparison | None) -> str:
     if timing is None:
         return "–"
-    return f"{timing.milliseconds:,.0f}" + (f" ({ratio.ratio:.2f}×)" if ratio else "")
+    if not timing.is_quiet:
+        return f"not quiet ({timing.spread:.0%})"
+    text = f"{timing.milliseconds:,.0f} [{timing.lower:,.0f}–{timing.upper:,.0f}]"
+    return text + (f" ({ratio.ratio:.2f}×)" if ratio else "")
 
 
 def _wins_and_losses(ratios: Sequence[Comparison]) -> str:
     lost = sorted((ratio for ratio in ratios if not ratio.is_won), key=lambda ratio: ratio.ratio)
     won = sorted(ratio.ratio for ratio in ratios if ratio.is_won)
     lines = ["### Wins and losses", ""]
-    lines.append(f"pseudoreal is faster in {len(won)} of {len(ratios)} comparisons" + _range(won) + ".")
+    faster = f"pseudoreal is faster in {len(won)} of {len(ratios)} comparisons{_range(won)}"
+    lines.append(f"Where both were measured on a quiet machine, {faster}.")
     lines += [f"\nIt is slower in {len(lost)}:\n"] if lost else []
     lines += [f"- {ratio.peer}, {ratio.case.label}: {ratio.ratio:.2f}×" for ratio in lost]
     return "\n".join(lines)
@@ -96,7 +104,8 @@ def _range(sorted_ratios: Sequence[float]) -> str:
 
 def _noise(found: Timings) -> str:
     spreads = sorted(timing.spread for timing in found.values())
+    left_out = sum(not timing.is_quiet for timing in found.values())
     return (
         f"Noise: the quartiles of a cell's steps lie {spreads[len(spreads) // 2]:.0%} of its median apart (half of the"
-        f" cells: less), at worst {spreads[-1]:.0%}."
+        f" cells: less), at worst {spreads[-1]:.0%}. Left out as not quiet: {left_out} of {len(found)} cells."
     )

@@ -8,8 +8,13 @@ from tests.benchmarks.cases import Case
 from tests.benchmarks.results import Run
 
 DEVICE, HOST, DISK = "pseudoreal, device", "pseudoreal, host", "pseudoreal, disk"
+WHOLE = "pseudoreal, device, not sharded"
+MOST_SPREAD = 0.25
+"""Of the quartiles of a cell that counts."""
 COUNTERPARTS: Mapping[str, str] = {
+    "DistributedDataParallel": WHOLE,
     "fully_shard": DEVICE,
+    "fully_shard, weights kept": DEVICE,
     "fully_shard + offload": HOST,
     "DeepSpeed ZeRO-3": DEVICE,
     "DeepSpeed ZeRO-3 + offload": HOST,
@@ -23,8 +28,20 @@ class Timing:
 
     milliseconds: float
     """The median."""
-    spread: float
-    """Distance of the quartiles, as a share of the median."""
+    lower: float
+    """The first quartile, in milliseconds."""
+    upper: float
+    """The third one."""
+
+    @property
+    def spread(self) -> float:
+        """Distance of the quartiles, as a share of the median."""
+        return (self.upper - self.lower) / self.milliseconds
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing else used the machine to speak of. What is not quiet is compared with nothing."""
+        return self.spread <= MOST_SPREAD
 
 
 @dataclass(frozen=True)
@@ -50,14 +67,14 @@ def timings(runs: Sequence[Run]) -> Timings:
 
 
 def comparisons(found: Timings) -> list[Comparison]:
-    """Every peer with its counterpart, wherever both were measured."""
+    """Every peer with its counterpart, wherever both were measured while the machine was quiet."""
     return [
-        Comparison(case, peer, timing.milliseconds / found[COUNTERPARTS[peer], case].milliseconds)
+        Comparison(case, peer, timing.milliseconds / own.milliseconds)
         for (peer, case), timing in found.items()
-        if peer in COUNTERPARTS and (COUNTERPARTS[peer], case) in found
+        if timing.is_quiet and (own := found.get((COUNTERPARTS.get(peer, ""), case))) and own.is_quiet
     ]
 
 
 def _timing(seconds: Sequence[float]) -> Timing:
     first, middle, third = quantiles(seconds, n=4)
-    return Timing(1000 * middle, (third - first) / middle)
+    return Timing(1000 * middle, 1000 * first, 1000 * third)

@@ -14,6 +14,7 @@ RATE = "2e-3"
 OTHER_RATES = ("1e-3", "4e-3")
 OFFLOAD_STEPS = 150
 """Of the unshared job in the regime of offload."""
+VALIDATION_SEQUENCES = 64
 
 _REGIMES: dict[Regime, dict[str, Any]] = {
     "equal": {
@@ -27,6 +28,15 @@ _REGIMES: dict[Regime, dict[str, Any]] = {
         "offload": {"home": "disk"},
     },
 }
+
+
+def tokens_of_a_step(regime: Regime) -> int:
+    return int(_REGIMES[regime]["sequences"] * _REGIMES[regime]["model"]["sequence"])
+
+
+def validation_bytes(regime: Regime) -> int:
+    """Bytes that each validation loss is the mean over: the same ones in all experiments."""
+    return int(VALIDATION_SEQUENCES * _REGIMES[regime]["model"]["sequence"])
 
 
 @dataclass(frozen=True)
@@ -49,7 +59,9 @@ class Experiment:
     total_steps: int = STEPS
     rate: str = RATE
     pseudo: Pseudo | None = None
-    """None: every layer owns its weights from the start."""
+    """None: one phase alone."""
+    shared: bool = False
+    """That phase is a pseudo phase, with one block to the end: what sharing gives without any real phase."""
     optimizer_state: str = "measured"
     warmup_steps: int = 0
     """After the delink."""
@@ -62,6 +74,7 @@ def _at(share: float, **more: Any) -> Pseudo:
 
 _THIRTY = _at(0.3)
 UNSHARED = Experiment("unshared")
+SHARED = Experiment("shared throughout", shared=True)
 POLICIES = [
     Experiment(f"30 %, {policy}", pseudo=_THIRTY, optimizer_state=policy)
     for policy in ("measured", "scale", "copy", "reset")
@@ -96,17 +109,23 @@ def _offloaded(pseudo_steps: int, real_steps: int) -> Experiment:
 
 OFFLOADED = [
     _offloaded(0, OFFLOAD_STEPS),
+    *(
+        Experiment(f"shared throughout, {steps} steps", "offload", steps, "1e-3", shared=True)
+        for steps in (OFFLOAD_STEPS, 2 * OFFLOAD_STEPS + OFFLOAD_STEPS // 2, 4 * OFFLOAD_STEPS)
+    ),
     _offloaded(OFFLOAD_STEPS // 2, OFFLOAD_STEPS // 2),
     _offloaded(2 * OFFLOAD_STEPS, OFFLOAD_STEPS // 2),
     _offloaded(4 * OFFLOAD_STEPS, OFFLOAD_STEPS // 5),
 ]
-EXPERIMENTS = [UNSHARED, *POLICIES, *WARMED, *SHARES, *BLOCKS, *RATES, *OFFLOADED]
+EXPERIMENTS = [UNSHARED, SHARED, *POLICIES, *WARMED, *SHARES, *BLOCKS, *RATES, *OFFLOADED]
 
 
 def job(experiment: Experiment, seed: int, corpus: str) -> PseudoRealJob:
     regime, pseudo = _REGIMES[experiment.regime], experiment.pseudo
     common = {"batch": {"sequences": regime["sequences"]}, "activations": {"recompute": False}}
-    phases = [{"name": "real", "until": {"steps": experiment.total_steps}, "offload": regime["offload"], **common}]
+    last = {"until": {"steps": experiment.total_steps}, **common}
+    shared, real = {"name": "pseudo", "sharing": {"blocks": 1}}, {"name": "real", "offload": regime["offload"]}
+    phases = [last | (shared if experiment.shared else real)]
     if pseudo is not None:
         until: dict[str, Any] = {"steps": pseudo.steps}
         if pseudo.adaptive is not None:
@@ -114,7 +133,7 @@ def job(experiment: Experiment, seed: int, corpus: str) -> PseudoRealJob:
         phases.insert(0, {"name": "pseudo", "sharing": {"blocks": pseudo.blocks}, "until": until, **common})
     spec = {
         "model": regime["model"],
-        "data": {"path": corpus, "seed": seed, "validation": {"everySteps": 10, "sequences": 64}},
+        "data": {"path": corpus, "seed": seed, "validation": {"everySteps": 10, "sequences": VALIDATION_SEQUENCES}},
         "optimizer": {"learningRate": experiment.rate, "warmupSteps": 25, "beta2": "0.99"},
         "precision": {"compute": "float32"},
         "phases": phases,

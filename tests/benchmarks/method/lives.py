@@ -5,6 +5,7 @@ import logging
 import re
 import shutil
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
 from pydantic import BaseModel
 
+from tests.benchmarks.machine import commit
 from tests.benchmarks.method.experiments import Experiment, job
 from tests.unit.trainer.forked import CONTEXT
 
@@ -47,6 +49,9 @@ class Life(BaseModel, frozen=True):
     experiment: str
     seed: int
     phases: list[PhaseLife]
+    date: str = "an unknown day"
+    commit: str = "an unknown commit"
+    """What it was trained with."""
 
 
 def quiet() -> None:
@@ -74,7 +79,8 @@ def _continued(experiment: Experiment, seed: int, folder: Path, before: list[Pha
         delink(delink_config(body, 1, attempt=1, work_directory=str(work)))
     real = _phase(body, index, work)
     shutil.rmtree(work)
-    return Life(experiment=experiment.name, seed=seed, phases=[*before, real])
+    today = datetime.now(UTC).date().isoformat()
+    return Life(experiment=experiment.name, seed=seed, phases=[*before, real], date=today, commit=commit())
 
 
 def _phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:

@@ -1,5 +1,6 @@
 """Writes docs/method.md: tables and pictures. What follows from them is said by people, in verdict.md."""
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
@@ -10,6 +11,7 @@ from tests.benchmarks.method.lives import Life
 from tests.benchmarks.method.summary import Pace, bump, final_loss, first_at, points, spread
 
 REPORT = Path("docs/method.md")
+DATA = Path("docs/data/method.csv")
 VERDICT = Path(__file__).with_name("verdict.md")
 IMAGES = REPORT.parent / "images"
 _Group = tuple[str, Sequence[Life]]
@@ -24,6 +26,19 @@ def write_report(lives: list[Life]) -> None:
     parts += [_section(title, names, by_name, pace) for title, names in _SECTIONS.items() if names[0] in by_name]
     parts.append(_correlations(by_name))
     REPORT.write_text("\n\n".join(part for part in parts if part) + "\n")
+    write_points(lives, pace)
+
+
+def write_points(lives: Sequence[Life], pace: Pace) -> None:
+    """Every validation of every seed, so that anybody can check a mean or make another one."""
+    DATA.parent.mkdir(parents=True, exist_ok=True)
+    with DATA.open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["experiment", "seed", "step", "tokens", "seconds", "validation_loss"])
+        for life in lives:
+            for point in points(life):
+                seconds = f"{pace.at(life, point.step):.2f}"
+                table.writerow([life.experiment, life.seed, point.step, point.tokens, seconds, f"{point.loss:.5f}"])
 
 
 def _pace(lives: list[Life]) -> Pace:
@@ -45,7 +60,7 @@ def _pace(lives: list[Life]) -> Pace:
 _SECTIONS: dict[str, list[str]] = {
     title: [experiment.name for experiment in group]
     for title, group in {
-        "When to delink": [ex.UNSHARED, *ex.SHARES, ex.POLICIES[0]],
+        "When to delink": [ex.UNSHARED, ex.SHARED, *ex.SHARES, ex.POLICIES[0]],
         "What becomes of the optimizer's state": [ex.UNSHARED, *ex.POLICIES, *ex.WARMED],
         "How many blocks": [ex.UNSHARED, ex.POLICIES[0], *ex.BLOCKS],
         "The learning rate": [ex.UNSHARED, ex.POLICIES[0], *ex.RATES],
@@ -70,15 +85,28 @@ _COLUMNS = (
 def _setting(lives: list[Life]) -> str:
     return f"""Written by `make bench-method`: {len(lives)} trainings with the engine itself, {len(ex.SEEDS)} seeds each
 (mean ± standard deviation), on the King James Bible, byte by byte; the same order of samples, AdamW, one cosine
-schedule.
+schedule to the end of each job. Trained {_when(lives)}. Every validation of every seed:
+[data/method.csv](data/method.csv).
 
-- Where a real step costs as much as a pseudo one: 12 layers of width 96, {ex.STEPS} steps of 1,024 tokens, learning
-  rate {ex.RATE}, one block in the pseudo phase where nothing else is said.
-- Where it costs more: width 384, state on disk, steps of 64 tokens, learning rate 1e-3.
+- Where a real step costs as much as a pseudo one: 12 layers of width 96, {ex.STEPS} steps of
+  {ex.tokens_of_a_step("equal"):,} tokens, learning rate {ex.RATE}, one block in the pseudo phase where nothing else is
+  said. Validation is over one sample of {ex.validation_bytes("equal"):,} bytes.
+- Where it costs more: width 384, state on disk, steps of {ex.tokens_of_a_step("offload")} tokens (the unshared job has
+  {ex.OFFLOAD_STEPS * ex.tokens_of_a_step("offload"):,} in all), learning rate 1e-3. Validation is over one sample of
+  {ex.validation_bytes("offload"):,} bytes.
+- *Shared throughout*: one block to the end, never delinked. What it reaches in the same seconds is what a delink has to
+  beat.
 
 Seconds are the median of each kind of step, times steps. *Bump*: how far validation rises above what it was at the
 delink, and for how many steps. Peak: memory of the process beyond what it had before training, of the pseudo and of the
 real phase. Thin lines in the pictures are single seeds."""
+
+
+def _when(lives: Sequence[Life]) -> str:
+    """Days and commits, the oldest first."""
+    return ", ".join(
+        dict.fromkeys(f"on {life.date} at {life.commit}" for life in sorted(lives, key=lambda life: life.date))
+    )
 
 
 def _section(title: str, names: list[str], by_name: dict[str, list[Life]], pace: Pace) -> str:

@@ -16,14 +16,22 @@ def on_device(work: Work, rank: int, world: int) -> Iterator[Tensor]:
     return _train(work, rank, world, OffloadPolicy())
 
 
+def weights_kept(work: Work, rank: int, world: int) -> Iterator[Tensor]:
+    """They are gathered once in each micro-batch, not again for its backward pass."""
+    return _train(work, rank, world, OffloadPolicy(), reshard=False)
+
+
 def offloaded(work: Work, rank: int, world: int) -> Iterator[Tensor]:
     # Pinned memory raises on a machine without an accelerator.
     return _train(work, rank, world, CPUOffloadPolicy(pin_memory=work.batches.is_cuda))
 
 
-def _train(work: Work, rank: int, world: int, policy: OffloadPolicy) -> Iterator[Tensor]:
+def _train(
+    work: Work, rank: int, world: int, policy: OffloadPolicy, *, reshard: bool | None = None
+) -> Iterator[Tensor]:
+    """`reshard`: None is torch's default, after the forward pass of every group but the root."""
     model = plain_model(work)
-    root = _shard(model, init_device_mesh(work.batches.device.type, (world,)), policy)
+    root = _shard(model, init_device_mesh(work.batches.device.type, (world,)), policy, reshard)
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, fused=True
     )
@@ -40,8 +48,8 @@ def _train(work: Work, rank: int, world: int, policy: OffloadPolicy) -> Iterator
         yield total
 
 
-def _shard(model: Transformer, mesh: DeviceMesh, policy: OffloadPolicy) -> FSDPModule:
+def _shard(model: Transformer, mesh: DeviceMesh, policy: OffloadPolicy, reshard: bool | None) -> FSDPModule:
     """Shards the model in place."""
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, offload_policy=policy)
-    return fully_shard(model, mesh=mesh, offload_policy=policy)
+        fully_shard(block, mesh=mesh, offload_policy=policy, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh, offload_policy=policy, reshard_after_forward=reshard)

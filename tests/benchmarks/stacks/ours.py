@@ -1,13 +1,13 @@
 """This project's engine: layered order, fully sharded state, in each home."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 from pseudoreal_api.model_spec import Clipping, Optimizer
-from pseudoreal_api.phase_spec import Home
+from pseudoreal_api.phase_spec import Home, StateSharding
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.grid import open_grid
@@ -22,12 +22,12 @@ from torch import Tensor
 from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Stack, Work
 
 
-def at(home: Home, window: int = 2) -> Stack:
+def at(home: Home, window: int = 2, sharding: StateSharding = "full") -> Stack:
     """The stack whose state lives there."""
 
     def train(work: Work, rank: int, world: int) -> Iterator[Tensor]:
         with TemporaryDirectory() as folder:
-            layout = layout_of(work, world, home, window)
+            layout = replace(layout_of(work, world, home, window), sharding=sharding)
             engine = make_engine(work, Ranks(rank, world, work.batches.device), layout, Path(folder))
             for step in range(len(work.batches)):
                 # All ranks know the whole batch's loss; their mean is what the caller makes of it.

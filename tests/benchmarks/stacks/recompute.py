@@ -6,7 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 
 class Recomputed(nn.Module):
-    """A block that keeps its input alone."""
+    """A block that keeps its input alone; there is no dropout whose random numbers would have to come back."""
 
     def __init__(self, block: nn.Module) -> None:
         super().__init__()
@@ -14,7 +14,7 @@ class Recomputed(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """[B, T, H] -> [B, T, H]"""
-        out: Tensor = checkpoint(self.block, hidden, rotation, use_reentrant=False)
+        out: Tensor = checkpoint(self.block, hidden, rotation, use_reentrant=False, preserve_rng_state=False)
         return out
 
 

@@ -1,13 +1,16 @@
 """All stacks by name."""
 
-from tests.benchmarks.stacks import deepspeed_zero3, fully_shard, ours
+from tests.benchmarks.stacks import data_parallel, deepspeed_zero3, fully_shard, ours
 from tests.benchmarks.work import Stack
 
 STACKS: dict[str, Stack] = {
     "pseudoreal, device": ours.at("device"),
     "pseudoreal, host": ours.at("host"),
     "pseudoreal, disk": ours.at("disk"),
+    "pseudoreal, device, not sharded": ours.at("device", sharding="none"),
+    "DistributedDataParallel": data_parallel.train,
     "fully_shard": fully_shard.on_device,
+    "fully_shard, weights kept": fully_shard.weights_kept,
     "fully_shard + offload": fully_shard.offloaded,
     "DeepSpeed ZeRO-3": deepspeed_zero3.on_device,
     "DeepSpeed ZeRO-3 + offload": deepspeed_zero3.offloaded,

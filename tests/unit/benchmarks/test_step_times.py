@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from pseudoreal_trainer.plan.units import units_of
 
-from tests.benchmarks import agreement, step_times
-from tests.benchmarks.cases import Case
+from tests.benchmarks import agreement, report, step_times
+from tests.benchmarks.cases import MODELS, Case, all_cases
 from tests.benchmarks.results import Machine, Results, Run, Step
 from tests.benchmarks.stacks.registry import STACKS
 from tests.benchmarks.summary import COUNTERPARTS, DEVICE, DISK, comparisons, timings
@@ -39,8 +40,37 @@ def test_the_report_names_losses_as_well_as_wins(tmp_path: Path) -> None:
     text = step_times.section(Results(machine=MACHINE, runs=runs), tmp_path)
     assert "faster in 1 of 2 comparisons" in text
     assert f"- DeepSpeed ZeRO-3, {CASE.label}: 0.50×" in text
-    assert "| fully_shard | 3,000 (1.50×) |" in text
+    assert "| fully_shard | 3,000 [3,000–3,000] (1.50×) |" in text
     assert (tmp_path / "step-times-tiny.svg").read_text().count("<svg") == 1
+
+
+def test_what_was_measured_on_a_busy_machine_is_shown_as_such_and_compared_with_nothing(tmp_path: Path) -> None:
+    busy = run_of("DeepSpeed ZeRO-3", 1.0, 2.0, 1.0, 2.0, 1.0)
+    runs = [run_of(DEVICE, 2.0, 2.0), run_of("fully_shard", 3.0, 3.0), busy]
+    text = step_times.section(Results(machine=MACHINE, runs=runs), tmp_path)
+    assert "faster in 1 of 1 comparisons" in text
+    assert "| DeepSpeed ZeRO-3 | not quiet (100%) |" in text
+    assert "Left out as not quiet: 1 of 3 cells." in text
+    assert comparisons(timings([run_of(DEVICE, 1.0, 2.0, 1.0, 2.0, 1.0), run_of("fully_shard", 3.0, 3.0)])) == []
+
+
+def test_the_report_says_when_and_of_what(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    machine = MACHINE.model_copy(update={"date": "2026-01-02", "commit": "abc+"})
+    results = Results(machine=machine, runs=[run_of(DEVICE, 2.0, 2.0), run_of("fully_shard", 3.0, 3.0)])
+    monkeypatch.setattr(report, "REPORT", tmp_path / "benchmarks.md")
+    monkeypatch.setattr(report, "IMAGES", tmp_path)
+    monkeypatch.setattr(report, "_FURTHER", {})
+    monkeypatch.setattr(report, "read", lambda _: results)
+    report.main()
+    text = (tmp_path / "benchmarks.md").read_text()
+    assert "measured on 2026-01-02, at abc+, on 1 cores (abacus)" in text
+
+
+def test_long_sequences_and_a_hundred_million_parameters_are_among_the_cases() -> None:
+    specs = [MODELS[case.model].spec for case in all_cases()]
+    assert max(spec.sequence for spec in specs) == 2048
+    assert max(sum(unit.numel for unit in units_of(spec, spec.layers)) for spec in specs) > 100_000_000
+    assert {(case.model, case.micro_batches): case.sequences for case in all_cases()}["long", 4] == 8
 
 
 def test_runs_that_train_the_same_agree_whatever_the_case() -> None:
