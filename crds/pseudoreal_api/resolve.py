@@ -5,8 +5,8 @@ from math import ceil
 
 from pseudoreal_api.names import work_directory as folder_of_job
 from pseudoreal_api.phase_spec import Phase, Sharing
-from pseudoreal_api.recovery_spec import Hang
 from pseudoreal_api.quantity import count_of
+from pseudoreal_api.recovery_spec import Hang
 from pseudoreal_api.resolved import (
     CheckpointPolicy,
     DelinkConfig,

@@ -10,7 +10,7 @@ def removable(
 ) -> list[Manifest]:
     """Of checkpoints from the oldest to the newest.
 
-    Kept are the ends of phases, of the others the newest `keep_last` and those of steps that `keep_every` divides, the
+    Kept are the ends of phases, of the others the newest `keep_last` and those of steps that `keep_every` divides,
     those that `verified` says are sound, and what another one that is kept links to.
     """
     inner = [manifest for manifest in committed if not manifest.is_boundary]
