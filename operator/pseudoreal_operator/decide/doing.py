@@ -5,7 +5,7 @@ from pseudoreal_operator.diagnose.hang import find_stall, straggler_sentence
 from pseudoreal_operator.diagnose.obstacles import describe_obstacle
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import PodPhase, Role
-from pseudoreal_operator.tell.conditions import Claim
+from pseudoreal_operator.tell.conditions import Claim, find
 
 
 def activity(case: Case) -> Claim:
@@ -45,7 +45,8 @@ def _at_work(case: Case) -> Claim:
     wish = case.asked_to_finish
     if wish == case.stage.phase:
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
-    straggler = straggler_sentence(case)
+    before = find(case.status, "Progressing")
+    straggler = straggler_sentence(case, known=before is not None and before.reason == "Straggling")
     note = "" if straggler is None else f" {straggler}."
     if wish is not None and wish not in {phase.name for phase in case.spec.phases}:
         note += f" The annotation finish-phase names {wish}, which is no phase of this job; correct or remove it."

@@ -100,24 +100,27 @@ def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence
 
 
 def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself. Each wait is
-    as long as all that were before, so that jobs behind a quota ask little."""
-    since = seen.status.hindered_since or clock.to_text(now)
-    standing = _standing(seen.job.metadata, seen.status, stands("Hindered", sentence), now)
-    if conditions.has_ended(seen.status):
-        return standing
-    status = standing.status.model_copy(update={"hindered_since": since})
-    waited = (now - clock.from_text(since)).total_seconds()
-    waits = [max(LOOK_SECONDS, waited), MOST_HINDERED_SECONDS]
-    deadline = hindered_deadline(Case(replace(seen, status=status), now))
-    if deadline is not None:
-        waits.append(max(0.0, (deadline - now).total_seconds()))
-    return replace(standing, status=status, wake_after=min(waits))
+    """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself."""
+    return _hindered(seen, stands("Hindered", sentence), now)
 
 
 def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
     """For a job one of whose children cannot be made, as an object that is not the job's has its name."""
-    return _standing(seen.job.metadata, seen.status, stands("NameConflict", sentence), now)
+    return _hindered(seen, stands("NameConflict", sentence), now)
+
+
+def _hindered(seen: Observed, why: Claim, now: datetime) -> Plan:
+    """Each wait is as long as all that were before, so that jobs behind a quota ask little."""
+    standing = _standing(seen.job.metadata, seen.status, why, now)
+    if conditions.has_ended(seen.status):
+        return standing
+    since = seen.status.hindered_since or clock.to_text(now)
+    status = standing.status.model_copy(update={"hindered_since": since})
+    waits = [max(LOOK_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_HINDERED_SECONDS]
+    deadline = hindered_deadline(Case(replace(seen, status=status), now))
+    if deadline is not None and deadline > now:
+        waits.append((deadline - now).total_seconds())
+    return replace(standing, status=status, wake_after=min(waits))
 
 
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: Claim, now: datetime) -> Plan:

@@ -20,6 +20,8 @@ from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase
 
 _NAMED = 4
 """Ranks that a sentence names."""
+_STILL = 0.8
+"""Of the factor at which a rank is called a straggler: below it, it is none any more."""
 
 
 @dataclass(frozen=True)
@@ -54,16 +56,18 @@ def _starts(case: Case) -> list[datetime]:
     return [clock.from_text(pod.started) for pod in case.pods if pod.started and pod.index not in heard]
 
 
-def straggler_sentence(case: Case) -> str | None:
-    """Names the slowest rank, where one is much slower than the others."""
-    found = stragglers(_signs(case), float(case.spec.hang.straggler_factor))
+def straggler_sentence(case: Case, *, known: bool) -> str | None:
+    """Names the slowest rank, where one is much slower than the others. `known`: one was at the last look; it is one
+    until it is clearly faster, or who is about at the bound would come and go with each step."""
+    factor = float(case.spec.hang.straggler_factor)
+    found = stragglers(_signs(case), factor * _STILL if known else factor)
     if not found:
         return None
     rank = found[0][0]
     return (
-        f"{_where(case, rank)} is a straggler: it computes more than {case.spec.hang.straggler_factor} times as long"
-        " per step as the median rank, and all others wait for it. What to do: look at that node's clocks, throttling"
-        " and neighbours"
+        f"{_where(case, rank)} is a straggler: it has computed more than {case.spec.hang.straggler_factor} times as"
+        " long per step as the median rank, and all others wait for it. What to do: look at that node's clocks,"
+        " throttling and neighbours"
     )
 
 

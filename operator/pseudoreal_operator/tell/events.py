@@ -5,6 +5,7 @@ Stage and execution never go back, except when a phase is trained again, which b
 the order of the transitions, and kubectl shows the events of one second in that order.
 """
 
+import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -164,21 +165,23 @@ def _of_restart(new: PseudoRealJobStatus) -> tuple[Reason, Literal["Normal", "Wa
 
 
 def _of_activity(old: PseudoRealJobStatus, new: PseudoRealJobStatus) -> Iterator[Event]:
-    """What a running execution is noticed to do, once for each time that it begins."""
+    """What a running execution is noticed to do. Without the step in their names, there is one event for each clock
+    that ran out and each rank that straggled in an execution, however often it is noticed."""
     before, after = find(old, "Progressing"), find(new, "Progressing")
     if after is None or (before and before.reason == after.reason):
         return
     stage, number = _stage_number(new), max(1, new.execution_attempt)
     if after.reason in _STALLED:
-        yield Event(Reason.HANG_DETECTED, after.message, stage, number, "Warning", _step_mark(new))
+        yield Event(Reason.HANG_DETECTED, after.message, stage, number, "Warning", after.reason.lower())
     if after.reason == "Straggling":
-        yield Event(Reason.STRAGGLER_DETECTED, after.message, stage, number, "Warning", _step_mark(new))
+        yield Event(Reason.STRAGGLER_DETECTED, after.message, stage, number, "Warning", _digest(after.message))
     if after.reason == "Finishing":
         yield Event(Reason.FINISH_REQUESTED, after.message, stage, number)
 
 
-def _step_mark(status: PseudoRealJobStatus) -> str:
-    return f"step-{status.progress.step}" if status.progress else ""
+def _digest(text: str) -> str:
+    """What is said again of the same rank is no new event."""
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _marked(text: str) -> str:

@@ -101,6 +101,20 @@ def test_pods_that_are_refused_for_too_long_fail_the_job(allowed: int) -> None:
     assert f"in {allowed} s, which spec.deadlines.startupSeconds allows. exceeded quota" in message(world, "Failed")
 
 
+def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_too() -> None:
+    """By a policy, which may be changed."""
+    world = World(make_job(spec__deadlines={"startupSeconds": 60}))
+    waits = []
+    for _ in range(8):
+        wait = refused(world).wake_after
+        assert wait
+        waits.append(wait)
+        world.tick(wait)
+    assert waits == [5, 5, 10, 20, 20, 60, 120, 240]
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+
+
 def test_without_such_a_deadline_the_job_waits_for_its_quota() -> None:
     world, _ = hindered(7 * 86_400)
     world.run_fairly()

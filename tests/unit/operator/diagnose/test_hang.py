@@ -241,3 +241,51 @@ def test_a_straggler_is_named_and_left_alone() -> None:
     assert "rank 1" in progressing.message
     assert "node-1" in progressing.message
     assert list(world.events.values()).count("StragglerDetected") == 1
+
+
+def noticed(world: World, *looks: Observed) -> list[str]:
+    """Names of the events of one look after the other."""
+    names: list[str] = []
+    for step, seen in enumerate(looks):
+        assert world.status.progress
+        progress = world.status.progress.model_copy(update={"step": step})
+        world.status = world.status.model_copy(update={"progress": progress})
+        wanted = plan(replace(seen, status=world.status), world.now, SETTINGS)
+        names += [event.name(world.job.metadata) for event in wanted.events]
+        world.carry_out(wanted)
+    return names
+
+
+def test_a_rank_at_the_bound_of_a_straggler_is_told_of_once() -> None:
+    world = training()
+    busy = [2.95 + 0.1 * (number % 2) for number in range(50)]
+    looks = [heard(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in busy]
+    assert len(noticed(world, *looks)) == 1
+    clearly = [
+        heard(world, sign(0, busy_seconds=1.0), sign(1, busy_seconds=seconds), stepped=1) for seconds in (2.3, 9)
+    ]
+    again = noticed(world, *clearly)
+    assert len(again) == 1
+    assert list(world.events.values()).count("StragglerDetected") == 1, "the same rank in the same execution"
+
+
+def test_another_rank_that_straggles_is_another_event() -> None:
+    world = training()
+    looks = [
+        heard(world, sign(0, busy_seconds=first), sign(1, busy_seconds=second), stepped=1)
+        for first, second in ((1.0, 9.0), (1.0, 1.0), (9.0, 1.0))
+    ]
+    assert len(set(noticed(world, *looks))) == 2
+
+
+def test_steps_that_all_take_too_long_are_one_event() -> None:
+    """With action Event nothing is done about them, so each step is noticed."""
+    world = training(action="Event")
+    looks = [
+        heard(world, sign(0, "computing", step=step), sign(1, step=step), stepped=stepped)
+        for step in range(60)
+        for stepped in (61, 1)
+    ]
+    names = noticed(world, *looks)
+    assert len(names) == 60
+    assert len(set(names)) == 1
