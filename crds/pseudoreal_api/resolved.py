@@ -1,11 +1,15 @@
-"""The resolved configurations that the operator hands to a trainer pod, as one JSON file mounted from a ConfigMap."""
+"""The resolved configurations that the operator hands to a trainer pod, as files."""
 
-from typing import Literal
+import json
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from pseudoreal_api.base import ApiModel, Quantity
+from pseudoreal_api.contract import REMEDY, ContractError, Since, joined
 from pseudoreal_api.model_spec import Data, Model, Optimizer, Precision
+from pseudoreal_api.names import LATER_FILE
 from pseudoreal_api.phase_spec import Activations, Batch, Offload, Parallelism, Sharing, Until
 from pseudoreal_api.run_spec import CheckpointMode, OptimizerState
 
@@ -74,11 +78,11 @@ class PhaseConfig(_Kept):
     total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
     workers: int = Field(description="Pods.")
     processes_per_worker: int = Field(description="Ranks in each pod.")
-    gpus: int = Field(
+    gpus: Annotated[int, Since(2)] = Field(
         0,
         description="That each pod asks for; its ranks then never train on the CPU. 0: on GPUs if there are.",
     )
-    collective_seconds: int | None = Field(
+    collective_seconds: Annotated[int | None, Since(2)] = Field(
         None,
         description="Longest wait of a rank for the others in a collective, after which it ends. None: torch's own.",
     )
@@ -110,3 +114,33 @@ class DelinkConfig(_Kept):
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
     optimizer_state: OptimizerState = Field(description="As in the spec.")
+
+
+_CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
+    Annotated[PhaseConfig | DelinkConfig, Field(discriminator="role")]
+)
+
+
+def read_config(path: Path) -> PhaseConfig | DelinkConfig:
+    """The configuration at `path`, with what is in LATER_FILE beside it. Fields of a later release are ignored.
+
+    Raises ContractError where this release cannot do what is asked.
+    """
+    later = path.with_name(LATER_FILE)
+    config = joined(path.read_bytes(), later.read_bytes() if later.exists() else None)
+    try:
+        return _CONFIG.validate_json(json.dumps(config), extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"][1:]))
+        raise ContractError(
+            f"The image of this pod cannot read {where} of its configuration ({first['msg']}, found"
+            f" {first['input']!r}); {REMEDY}"
+        ) from error
+
+
+def read_phase_config(path: Path) -> PhaseConfig:
+    """Of a process that trains."""
+    config = read_config(path)
+    assert isinstance(config, PhaseConfig), "a delink has no ranks"
+    return config

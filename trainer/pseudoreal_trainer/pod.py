@@ -4,6 +4,7 @@ It starts torchrun, whose own exit code says nothing, and tells Kubernetes how t
 message and by the exit codes of the contract. It imports no torch, so that it starts at once.
 """
 
+import json
 import os
 import signal
 import socket
@@ -14,12 +15,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
 
 import structlog
+from pseudoreal_api.contract import ContractError
 from pseudoreal_api.messages import TerminationMessage
-from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
-from pydantic import Field, TypeAdapter
+from pseudoreal_api.resolved import DelinkConfig, PhaseConfig, read_config
 
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import store_of
@@ -40,10 +40,6 @@ from pseudoreal_trainer.tell.partners import Partners
 from pseudoreal_trainer.tell.pod_folder import PodFolder, memory_directory
 from pseudoreal_trainer.tell.reporting import reporting
 
-_CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
-    Annotated[PhaseConfig | DelinkConfig, Field(discriminator="role")]
-)
-
 WORKER = "pseudoreal_trainer.worker"
 _JOIN_SECONDS = 7 * 24 * 3600
 """How long torchrun waits for the other pods. What bounds that for pods that wait for a node is spec.deadlines, and
@@ -63,12 +59,27 @@ def main() -> None:
     stop = _Stop()
     configure_logs()
     path = Path(sys.argv[1])
-    config = _CONFIG.validate_json(path.read_bytes())
-    message = _train(config, path, stop) if isinstance(config, PhaseConfig) else _delink(config)
+    message = _run(path, stop)
     write_termination(message)
     if message.message:
         log.info("ended", outcome=message.outcome, message=message.message)
     sys.exit(message.exit_code)
+
+
+def _run(path: Path, stop: "_Stop") -> TerminationMessage:
+    try:
+        config = read_config(path)
+    except ContractError as error:
+        return _refused(path, error)
+    return _train(config, path, stop) if isinstance(config, PhaseConfig) else _delink(config)
+
+
+def _refused(path: Path, error: ContractError) -> TerminationMessage:
+    """The phase and the attempt are said in every release."""
+    config = json.loads(path.read_bytes())
+    return TerminationMessage(
+        outcome="InvalidJob", phase=config.get("phase", ""), attempt=config.get("attempt", 0), message=str(error)[:2000]
+    )
 
 
 def _delink(config: DelinkConfig) -> TerminationMessage:

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import structlog
 from pseudoreal_api.messages import TerminationMessage
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved import PhaseConfig, read_phase_config
 
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
@@ -48,7 +48,7 @@ def run_rank(config_file: Path) -> TerminationMessage:
     if pod is not None:
         note_crashes(pod.path, local_rank)
     stamps = _stamps(pod, local_rank)  # before torch as well: an import that hangs is seen
-    config = PhaseConfig.model_validate_json(config_file.read_bytes())
+    config = read_phase_config(config_file)
     message = _outcome(config, config_file, stop, stamps, pod)
     if pod is not None:
         leave_outcome(pod.path, local_rank, message)

@@ -4,12 +4,15 @@ They never change once they are made: what they depend on is immutable in the sp
 their names.
 """
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
+from pseudoreal_api.contract import split
 from pseudoreal_api.names import (
     CONFIG_FILE,
     LABEL_ATTEMPT,
+    LATER_FILE,
     NCCL_CONFIG_FILE,
     OFFLOAD_DIRECTORY,
     WORK_DIRECTORY,
@@ -51,7 +54,7 @@ def network_children(job: PseudoRealJob) -> list[Json]:
 def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> PodPlan:
     run = stage.run(status.execution_attempt)
     name, marks = run.name(job.metadata), run_labels(job, run) | {LABEL_ATTEMPT: str(status.attempt)}
-    files = {CONFIG_FILE: _config(job, stage, run, status).to_json()}
+    files = _config_files(_config(job, stage, run, status))
     phase = job.spec.phases[stage.index]
     if stage.role is Role.DELINK:
         return PodPlan(name, marks, files, _without_devices(phase.resources))
@@ -68,6 +71,11 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
         network=job.spec.network,
         disk=(phase.offload.volume or {"emptyDir": {}}) if phase.offload.may_use_disk else None,
     )
+
+
+def _config_files(config: PhaseConfig | DelinkConfig) -> dict[str, str]:
+    known, later = split(config)
+    return {name: json.dumps(content) for name, content in ((CONFIG_FILE, known), (LATER_FILE, later)) if content}
 
 
 def _without_devices(resources: Resources) -> Resources:

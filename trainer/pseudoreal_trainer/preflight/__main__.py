@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from pseudoreal_api.reports import NODE_NAME
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved import read_phase_config
 
 from pseudoreal_trainer.engine.ranks import device_of_rank
 from pseudoreal_trainer.logs import configure_logs
@@ -16,7 +16,7 @@ from pseudoreal_trainer.preflight.report import log_check
 
 def main(limits: Limits) -> None:
     configure_logs()
-    config, file = PhaseConfig.model_validate_json(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2])
+    config, file = read_phase_config(Path(sys.argv[1])), Path(sys.argv[2])
     # A collective of NCCL that hangs becomes an error.
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     own = Self(

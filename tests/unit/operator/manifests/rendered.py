@@ -1,8 +1,11 @@
 """What the operator renders of a job, in the pieces that tests look at."""
 
+import tempfile
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from pseudoreal_api.resolved import DelinkConfig, PhaseConfig, read_config
 from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.children import children
 from pseudoreal_operator.observe.observed import Role
@@ -56,6 +59,14 @@ def files_of(job: Json) -> dict[str, str]:
     found = {item["path"]: item["fieldRef"]["fieldPath"] for item in volume["downwardAPI"]["items"]}
     annotations = template["metadata"]["annotations"]
     return {name: annotations[path.removeprefix("metadata.annotations['")[:-2]] for name, path in found.items()}
+
+
+def config_of(job: Json) -> PhaseConfig | DelinkConfig:
+    """As a trainer of this release reads it."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, text in files_of(job).items():
+            Path(folder, name).write_text(text)
+        return read_config(Path(folder, "config.json"))
 
 
 def container_of(found: dict[str, Json]) -> Json:

@@ -12,7 +12,7 @@ from pseudoreal_operator.observe.observed import Role
 from pseudoreal_operator.observe.stages import Stage
 
 from tests.names import bare
-from tests.unit.operator.manifests.rendered import DELINK, TRAIN, container, environment, files_of, made, pod
+from tests.unit.operator.manifests.rendered import DELINK, TRAIN, config_of, container, environment, made, pod
 from tests.unit.operator.world import SETTINGS, UID, make_job
 
 Json = dict[str, Any]
@@ -41,10 +41,12 @@ def test_names_labels_and_owner(stage: Stage, name: str) -> None:
 
 
 def test_the_configuration_is_the_contract_s() -> None:
-    config = PhaseConfig.model_validate_json(files_of(made()["Job"])["config.json"])
+    config = config_of(made()["Job"])
+    assert isinstance(config, PhaseConfig)
     assert (config.phase, config.index, config.attempt, config.workers) == ("real", 1, 3, 2)
     assert config.work_directory == f"/checkpoints/sim-{UID[:8]}"
-    delink = DelinkConfig.model_validate_json(files_of(made(DELINK)["Job"])["config.json"])
+    delink = config_of(made(DELINK)["Job"])
+    assert isinstance(delink, DelinkConfig)
     assert (delink.from_phase, delink.phase, delink.to_sharing.blocks) == ("pseudo", "real", 8)
     assert delink.work_directory == config.work_directory
 
@@ -117,8 +119,8 @@ def test_a_read_only_root_leaves_a_place_to_write() -> None:
     assert volumes[mounts["/tmp"]["name"]] == {"name": "tmp", "emptyDir": {}}
     assert environment()["HOME"] == "/tmp"
     assert volumes[mounts["/checkpoints"]["name"]]["persistentVolumeClaim"] == {"claimName": "checkpoints"}
-    (file,) = volumes[mounts["/etc/pseudoreal"]["name"]]["downwardAPI"]["items"]
-    assert file["path"] == "config.json"
+    files = volumes[mounts["/etc/pseudoreal"]["name"]]["downwardAPI"]["items"]
+    assert [file["path"] for file in files] == ["config.json", "config-later.json"]
     assert container()["command"][-1] == "/etc/pseudoreal/config.json"
 
 
@@ -148,8 +150,7 @@ def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
     assert "checkpoints" not in {volume["name"] for volume in pod(stage, **changes)["volumes"]}
     assert {"name": "work", "mountPath": "/scratch"} in container(stage, **changes)["volumeMounts"]
     assert container(stage, **changes)["envFrom"] == [keys]
-    kind = PhaseConfig if stage is TRAIN else DelinkConfig
-    config = kind.model_validate_json(files_of(made(stage, **changes)["Job"])["config.json"])
+    config = config_of(made(stage, **changes)["Job"])
     assert config.storage == f"s3://bucket/prefix/sim-{UID[:8]}"
     assert config.work_directory == f"/scratch/sim-{UID[:8]}"
 
@@ -173,7 +174,8 @@ def test_a_corpus_on_a_volume() -> None:
 def test_state_that_may_be_on_disk_has_a_volume(offload: Json) -> None:
     changes = {"spec__phases__1__offload": offload}
     assert {"name": "offload", "emptyDir": {}} in pod(**changes)["volumes"]
-    config = PhaseConfig.model_validate_json(files_of(made(**changes)["Job"])["config.json"])
+    config = config_of(made(**changes)["Job"])
+    assert isinstance(config, PhaseConfig)
     assert {"name": "offload", "mountPath": config.offload_directory} in container(**changes)["volumeMounts"]
     # A delink reads and writes checkpoints only.
     assert "offload" not in {volume["name"] for volume in pod(DELINK, **changes)["volumes"]}

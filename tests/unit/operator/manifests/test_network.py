@@ -59,7 +59,10 @@ def test_a_delink_is_alone() -> None:
 def test_by_default_nothing_is_asked_for() -> None:
     assert nccl() == {}
     assert not {"hostNetwork", "dnsPolicy", "affinity"} & pod().keys()
-    assert list(template()["metadata"]["annotations"]) == ["pseudoreal.dev/config.json"]
+    assert list(template()["metadata"]["annotations"]) == [
+        "pseudoreal.dev/config.json",
+        "pseudoreal.dev/config-later.json",
+    ]
     assert {volume["name"] for volume in pod()["volumes"]} == {"config", "checkpoints", "tmp"}
 
 
