@@ -58,19 +58,21 @@ generate: .venv/tools ## Write the CRD and the manifest reference from the model
 	@$(BIN)/python -m pseudoreal_api.reference docs/manifest.md
 
 .PHONY: lint format
-lint: venv ## ruff, mypy, the generated files
+lint: venv ## ruff, mypy, the generated files, and whether the tests that need a GPU can be imported
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pseudoreal_dev check-generated
+	$(BIN)/pytest --quiet --collect-only tests/gpu >/dev/null
 format: .venv/tools ## Format the Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
+# MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing. A second -m replaces the one of pyproject.toml,
+# which leaves the long tests out, so that is said again.
 .PHONY: test test-unit test-integration test-chaos test-e2e test-faults test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
-	$(BIN)/pytest $(if $(MARKS),-m '$(MARKS)')
+	$(BIN)/pytest $(if $(MARKS),-m 'not long and ($(MARKS))')
 test-unit: venv ## The tests that need nothing but Python
 	$(BIN)/pytest tests/unit
 test-integration: venv ## The tests against a real API server

@@ -35,6 +35,7 @@ from pseudoreal_trainer.training.saving import Saver
 from pydantic import BaseModel
 from torch import Tensor
 
+from tests.benchmarks import machine
 from tests.benchmarks.cases import MODELS
 from tests.benchmarks.environment import ENVIRONMENT
 from tests.benchmarks.results import RESULTS
@@ -87,6 +88,7 @@ def main() -> None:
         with progress.step("copying and loading"):
             measured = _beside_cp(Path(folder), savings)
     CHECKPOINTS.write_text(measured.model_dump_json(indent=1))
+    machine.stamp(CHECKPOINTS)
 
 
 def _in_a_process(way: str, folder: Path) -> Saving:

@@ -14,6 +14,7 @@ from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.engine.ranks import Ranks
 from pydantic import BaseModel, TypeAdapter
 
+from tests.benchmarks import machine
 from tests.benchmarks.results import RESULTS
 from tests.benchmarks.stacks.ours import layout_of, make_engine, train_step
 from tests.benchmarks.work import Work, noisy_sequences
@@ -42,6 +43,7 @@ def main() -> None:
             depths.append(_measured(layers))
     DEPTH.parent.mkdir(exist_ok=True)
     DEPTH.write_bytes(Depths.dump_json(depths, indent=1))
+    machine.stamp(DEPTH)
 
 
 def _measured(layers: int) -> Depth:

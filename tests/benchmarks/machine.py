@@ -7,7 +7,15 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from tests.benchmarks.results import Machine
+
+
+class Stamp(BaseModel, frozen=True):
+    date: str
+    commit: str
+
 
 COMPARED = ("torch", "deepspeed")
 
@@ -21,6 +29,25 @@ def describe() -> Machine:
         commit=commit(),
         versions={"python": platform.python_version(), **{package: version(package) for package in COMPARED}},
     )
+
+
+def stamp(path: Path) -> None:
+    """Says beside a file of results when and of what they are."""
+    today = Stamp(date=datetime.now(UTC).date().isoformat(), commit=commit())
+    _beside(path).write_text(today.model_dump_json() + "\n")
+
+
+def stamped(path: Path) -> str:
+    """The sentence of the report on it."""
+    try:
+        found = Stamp.model_validate_json(_beside(path).read_bytes())
+    except FileNotFoundError:
+        found = Stamp(date="an unknown day", commit="an unknown commit")
+    return f"Measured on {found.date}, at {found.commit}."
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.stem}-measured.json")
 
 
 def commit() -> str:

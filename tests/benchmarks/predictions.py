@@ -27,6 +27,7 @@ from pseudoreal_trainer.plan.units import units_of
 from pydantic import BaseModel, TypeAdapter
 from torch import multiprocessing
 
+from tests.benchmarks import machine
 from tests.benchmarks.environment import ENVIRONMENT
 from tests.benchmarks.results import RESULTS
 from tests.benchmarks.stacks.ours import make_engine, train_step
@@ -106,6 +107,7 @@ def main() -> None:
     found = [prediction for ranks in (1, 2) for prediction in _with(ranks, profile)]
     PREDICTIONS.parent.mkdir(exist_ok=True)
     PREDICTIONS.write_bytes(Predictions.dump_json(found, indent=1))
+    machine.stamp(PREDICTIONS)
 
 
 def _with(ranks: int, profile: HardwareProfile) -> Iterator[Prediction]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from pseudoreal_dev.machine.progress import progress
 
 from tests.benchmarks import checkpoints, depth, predictions, step_times, versions_results
+from tests.benchmarks.machine import stamped
 from tests.benchmarks.results import TRAINER, Machine, read
 
 REPORT = Path("docs/benchmarks.md")
@@ -26,7 +27,7 @@ _FURTHER: dict[Path, Callable[[], str]] = {
 def main() -> None:
     results = read(TRAINER)
     sections = [_INTRODUCTION, _machine(results.machine), step_times.section(results, IMAGES)]
-    sections += [section() for path, section in _FURTHER.items() if path.exists()]
+    sections += [f"{section()}\n\n{stamped(path)}" for path, section in _FURTHER.items() if path.exists()]
     REPORT.write_text("\n\n".join(sections) + "\n")
     progress.note(f"wrote {REPORT}")
 

@@ -53,3 +53,7 @@ def _check(timeline: Timeline, updates: list[Span]) -> None:
     busy = shared(timeline.kernels, timeline.kernels)
     print({what: f"{overlap / busy:.0%} of the time in which kernels run" for what, overlap in overlaps.items()})
     assert all(overlap > 0 for overlap in overlaps.values()), overlaps
+    # Passes of a block take several times as long as its copies, which may show at the ends of a step alone.
+    for copies in (timeline.to_device, timeline.to_host):
+        hidden = shared(copies, timeline.kernels) / shared(copies, copies)
+        assert hidden >= 0.5, overlaps

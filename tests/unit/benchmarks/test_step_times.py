@@ -1,5 +1,6 @@
 """What the report on step times says about given runs."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 from tests.benchmarks import agreement, report, step_times
 from tests.benchmarks.cases import MODELS, Case, all_cases
+from tests.benchmarks.machine import commit, stamp
 from tests.benchmarks.results import Machine, Results, Run, Step
 from tests.benchmarks.stacks.registry import STACKS
 from tests.benchmarks.summary import COUNTERPARTS, DEVICE, DISK, comparisons, timings
@@ -59,11 +61,17 @@ def test_the_report_says_when_and_of_what(monkeypatch: pytest.MonkeyPatch, tmp_p
     results = Results(machine=machine, runs=[run_of(DEVICE, 2.0, 2.0), run_of("fully_shard", 3.0, 3.0)])
     monkeypatch.setattr(report, "REPORT", tmp_path / "benchmarks.md")
     monkeypatch.setattr(report, "IMAGES", tmp_path)
-    monkeypatch.setattr(report, "_FURTHER", {})
+    other, older = tmp_path / "other.json", tmp_path / "older.json"
+    for path in (other, older):
+        path.touch()
+    stamp(other)
+    monkeypatch.setattr(report, "_FURTHER", {other: lambda: "## Other", older: lambda: "## Older"})
     monkeypatch.setattr(report, "read", lambda _: results)
     report.main()
     text = (tmp_path / "benchmarks.md").read_text()
     assert "measured on 2026-01-02, at abc+, on 1 cores (abacus)" in text
+    assert f"## Other\n\nMeasured on {datetime.now(UTC).date()}, at {commit()}.\n" in text
+    assert "## Older\n\nMeasured on an unknown day, at an unknown commit.\n" in text
 
 
 def test_long_sequences_and_a_hundred_million_parameters_are_among_the_cases() -> None:

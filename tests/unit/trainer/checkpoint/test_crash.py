@@ -21,7 +21,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.plan.units import KINDS
 
-from tests.unit.trainer.forked import CONTEXT
+from tests.unit.trainer.forked import CONTEXT, MOST_SECONDS
 
 POINTS = 24
 _EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
@@ -92,16 +92,18 @@ def _whole(job: _Job) -> list[str]:
     process = CONTEXT.Process(target=_to_the_end, args=(job, theirs))
     process.start()
     theirs.close()
+    assert ours.poll(MOST_SECONDS), "it is still at work"
     points: list[str] = ours.recv()
-    process.join()
+    process.join(MOST_SECONDS)
     assert process.exitcode == 0
     return points
 
 
-def _killed(job: _Job, point: int) -> int | None:
+def _killed(job: _Job, point: int) -> int:
     process = CONTEXT.Process(target=_until_killed, args=(job, point))
     process.start()
-    process.join()
+    process.join(MOST_SECONDS)
+    assert process.exitcode is not None, "it is still at work"
     return process.exitcode
 
 
@@ -158,10 +160,14 @@ def test_a_job_that_is_trained_again_and_killed_while_it_replaces_files_ends_wit
     points = _whole(_again(job("counted"), 2))
     chosen = _removals(points)
     assert len(chosen) >= 6, points
+    killed = 0
     for index in chosen:
         work = f"killed-{index}"
         shutil.copytree(tmp_path / "first", tmp_path / work)
-        assert _killed(_again(job(work), 2), index) in (-signal.SIGKILL, 0), points[index]
+        # Threads take turns as they like: a life may have some points fewer than the one that was counted.
+        exit_code = _killed(_again(job(work), 2), index)
+        assert exit_code in (-signal.SIGKILL, 0), points[index]
+        killed += exit_code != 0
         store = CheckpointStore(tmp_path / work, job(work)[0].job.uid)
         for manifest in store.committed():
             store.verify(manifest)
@@ -171,6 +177,7 @@ def test_a_job_that_is_trained_again_and_killed_while_it_replaces_files_ends_wit
         assert found.manifest.step == expected.manifest.step
         for name, array in expected.whole().items():
             assert np.array_equal(found.tensor(name), array), points[index]
+    assert killed >= len(chosen) - 1
 
 
 def test_a_job_that_is_killed_anywhere_ends_with_the_same_weights(job: Callable[[str], _Job]) -> None:

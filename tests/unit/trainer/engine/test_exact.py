@@ -88,10 +88,6 @@ def _sound(results: dict[Case, list[Result]], case: Case) -> Result:
     return results[case][0]
 
 
-def test_there_are_more_than_sixty_combinations() -> None:
-    assert len({*CLOSE, *BITWISE}) > 60
-
-
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
 def test_float64_agrees_with_the_reference(case: Case, results: dict[Case, list[Result]]) -> None:
     found = _sound(results, case)

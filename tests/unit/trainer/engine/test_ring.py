@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.ring import Ring
 
+from tests.patience import wait_for
+
 
 @settings(deadline=None)
 @given(st.integers(16, 200), st.lists(st.floats(0.01, 1), min_size=1, max_size=60))
@@ -51,7 +53,8 @@ def test_it_waits_while_there_is_no_room() -> None:
     taken = threading.Event()
     thread = threading.Thread(target=lambda: (ring.take(8), taken.set()))
     thread.start()
-    assert not taken.wait(0.05)
+    wait_for("it waits for room", lambda: len(ring._changed._waiters) == 1)  # type: ignore[attr-defined]
+    assert not taken.is_set()
     ring.give_back()
     assert taken.wait(60)
     thread.join()

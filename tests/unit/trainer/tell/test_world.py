@@ -104,7 +104,7 @@ def test_a_process_that_is_stopped_inside_a_collective_is_named(trio: World) -> 
             (trio.folder / "stuck-1").unlink()
             signs = trio.wait_for(lambda signs: _waiting(signs) == [0, 1, 2] and signs[2].process == "T")
             assert suspects(signs) == [2]
-            # Without the state of its process it can be told as well, once the others are further.
+            # Without the state of its process it can be told as well, if the others are further; no other one is named.
             unknown = [sign.model_copy(update={"process": ""}) for sign in signs]
             assert suspects(unknown) in ([2], [])
     trio.makes_steps(2)

@@ -1,0 +1,31 @@
+"""The stacks of the benchmark that need no DeepSpeed train the same, on two ranks."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from pseudoreal_api.model_spec import FeedForward, Model
+
+from tests.benchmarks.agreement import TOLERANCE
+from tests.benchmarks.rank import measured
+from tests.benchmarks.stacks.registry import STACKS
+from tests.benchmarks.work import Work, noisy_sequences
+from tests.unit.trainer.forked import run_ranks
+
+MODEL = Model(layers=2, hidden=16, heads=2, sequence=8, ffn=FeedForward(hidden=32))
+OURS_AND_TORCH = [name for name in STACKS if not name.startswith("DeepSpeed")]
+
+
+def _train(rank: int, folder: str, recompute: bool) -> None:
+    work = Work(MODEL, 7, noisy_sequences(3, 8, MODEL.sequence + 1, 7), micro_batches=2, recompute=recompute)
+    losses = {name: [step.loss for step in measured(STACKS[name](work, rank, 2), 2)] for name in OURS_AND_TORCH}
+    torch.save(losses, Path(folder) / f"{rank}.pt")
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_all_stacks_have_the_same_losses(recompute: bool, tmp_path: Path) -> None:
+    run_ranks(_train, 2, str(tmp_path), recompute)
+    losses = torch.load(tmp_path / "0.pt")
+    assert len(losses) == 8
+    for name, found in losses.items():
+        assert found == pytest.approx(losses["fully_shard"], rel=TOLERANCE), name
