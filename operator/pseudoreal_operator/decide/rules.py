@@ -10,9 +10,9 @@ from pseudoreal_operator.decide.again import is_untouched, roll_back, train_agai
 from pseudoreal_operator.decide.doing import activity
 from pseudoreal_operator.decide.endings import Reason, fail, refuse, restart_or_fail, succeed, unforeseen
 from pseudoreal_operator.decide.step import Step, progresses, stands
-from pseudoreal_operator.decide.stopping import is_stuck
+from pseudoreal_operator.decide.stopping import is_lost, is_stuck
 from pseudoreal_operator.diagnose import results
-from pseudoreal_operator.diagnose.classify import classify
+from pseudoreal_operator.diagnose.classify import Missing, classify, lost_its_peer
 from pseudoreal_operator.diagnose.hang import find_stall
 from pseudoreal_operator.diagnose.obstacles import describe_obstacle
 from pseudoreal_operator.foreign import clean
@@ -210,13 +210,23 @@ def lost(case: Case) -> Step | None:
     if pod is None:
         return None
     where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
-    return _judged(case, where)
+    return _judged(case, Missing(stuck=pod), where)
+
+
+def deserted(case: Case) -> Step | None:
+    """A pod is gone without a word, as with its node, and another lost its connection to it."""
+    if case.job is None or case.job.state is not JobState.ACTIVE or not case.gone:
+        return None
+    witnesses = [pod for pod in case.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
+    if not witnesses or not is_lost(case.pods, case.status, case.run, case.now):
+        return None
+    return _judged(case, Missing(workers=case.gone))
 
 
 def attempt_failed(case: Case) -> Step | None:
     if case.job is None or case.job.state is not JobState.FAILED:
         return None
-    return _judged(case)
+    return _judged(case, Missing(workers=case.gone))
 
 
 def vanished(case: Case) -> Step | None:
@@ -274,6 +284,7 @@ RULES = (
     never_started,
     hung,
     lost,
+    deserted,
     running,
     attempt_failed,
     vanished,
@@ -325,8 +336,8 @@ def _renewed(case: Case) -> Transition | None:
     return case.status.transition.model_copy(update={"deadline": clock.to_text(later)})
 
 
-def _judged(case: Case, more: str = "") -> Step:
-    verdict = classify(case.job_name, case.pods, case.spec.restart.rules)
+def _judged(case: Case, missing: Missing, more: str = "") -> Step:
+    verdict = classify(case.job_name, case.pods, case.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
         memory = results.with_checkpoints(case.status, case.pods)

@@ -36,7 +36,18 @@ class Verdict:
     pod: Pod | None = None
 
 
-def classify(job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = ()) -> Verdict:
+@dataclass(frozen=True)
+class Missing:
+    """Pods that cannot say how they ended: `stuck` cannot be ended, as on a node that is off; `workers` are the numbers
+    of those that are gone, though the operator has not ended them."""
+
+    stuck: Pod | None = None
+    workers: Sequence[int] = ()
+
+
+def classify(
+    job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = (), missing: Missing | None = None
+) -> Verdict:
     """`pods` are those of the attempt that still exist; a pod that ends by deletion leaves none."""
     ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_from_the_origin)
     for rule in (*rules, *_BUILT_IN):
@@ -46,12 +57,25 @@ def classify(job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = 
     failed = [pod for pod in ended if pod.phase is PodPhase.FAILED]
     faulty = next((pod for pod in failed if not has_code(pod, ExitCode.YIELDED)), None)
     if faulty and lost_its_peer(faulty):
-        return Verdict("Restart", "PeerLost", f"{_fault_sentence(faulty)} No pod says why.")
+        return _blamed_on(missing or Missing(), job_name, faulty)
     if faulty:
         return Verdict("Restart", "PodFailed", _fault_sentence(faulty), faulty)
     if failed:
         return Verdict("RestartIgnoringLimit", "Yielded", f"{_who(failed[0])} was asked to stop.", failed[0])
     return Verdict("RestartIgnoringLimit", "PodsDeleted", f"The pods of {job_name} were deleted.")
+
+
+def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
+    """All that ended lost their connection to another pod, and none says more."""
+    said = f"{_who(witness)} lost its connection to it"
+    if missing.stuck:
+        lost = f"{_who(missing.stuck)} does not answer, as on a node that is off; {said}."
+        return Verdict("RestartIgnoringLimit", "NodeLost", lost, missing.stuck)
+    if missing.workers:
+        numbers = ", ".join(map(str, missing.workers))
+        gone = f"The pod of worker {numbers} of {job_name} is gone without a word, as one that was deleted; {said}."
+        return Verdict("RestartIgnoringLimit", "PodsDeleted", gone)
+    return Verdict("Restart", "PeerLost", f"{_fault_sentence(witness)} No pod says why.")
 
 
 def lost_its_peer(pod: Pod) -> bool:

@@ -76,6 +76,13 @@ class Case:
     def pods(self) -> list[Pod]:
         return sorted((pod for pod in self.seen.pods if pod.run == self.run), key=lambda pod: pod.index)
 
+    @property
+    def gone(self) -> list[int]:
+        """Workers whose pods are gone, though nobody of us has ended them."""
+        if self.job is None or self.job.given_up:
+            return []
+        return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
+
     @cached_property
     def heard(self) -> list[Heard]:
         """Of the present execution, in the order of the pods."""

@@ -46,6 +46,8 @@ class ChildJob:
     deleting: bool = False
     outlives_pods: bool = False
     """One that fails leaves it and the other pods as they are, until it is given up."""
+    given_up: bool = False
+    """One that ends its pods when one of them fails: by the operator's wish, or made so by release 0.2.0."""
     queued: bool = False
     """Suspended by somebody else than us: a queue that has not admitted it."""
     held: str | None = None

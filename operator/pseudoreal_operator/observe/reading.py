@@ -69,6 +69,7 @@ def read_job(body: Json) -> ChildJob:
         ended=ended.get("lastTransitionTime") if ended else None,
         deleting="deletionTimestamp" in body["metadata"],
         outlives_pods=_outlives_pods(body),
+        given_up=_is_given_up(body),
         queued=bool(body.get("spec", {}).get("suspend")),
         held=_changed(body, "Suspended", "True"),
         admitted=_changed(body, "Suspended", "False"),
@@ -167,10 +168,13 @@ def _index(pod: Json) -> int:
 
 
 def _outlives_pods(job: Json) -> bool:
+    return not _is_given_up(job) and not _is_true(job.get("status", {}), "FailureTarget")
+
+
+def _is_given_up(job: Json) -> bool:
     spec = job.get("spec", {})
     # Release 0.2.0 made Jobs without the first: the Job controller fails them, and refuses to let them be given up.
-    is_given_up = "backoffLimitPerIndex" not in spec or spec.get("maxFailedIndexes") == 0
-    return not is_given_up and not _is_true(job.get("status", {}), "FailureTarget")
+    return "backoffLimitPerIndex" not in spec or spec.get("maxFailedIndexes") == 0
 
 
 def _ending(job: Json) -> Json | None:

@@ -211,6 +211,8 @@ class World:
         if failed and job["spec"].get("maxFailedIndexes") == 0:
             for pod in filterfalse(_is_lost, alive):
                 self.vanish(pod)
+            for pod in filter(_is_lost, alive):
+                self._ask_to_end(pod, 30)
             alive = list(filter(_is_lost, alive))
         if failed and not alive:
             self._end(job, "Failed")

@@ -114,10 +114,13 @@ def pod_outcome(
 def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
     """`crashed` and `killed` ranks have said nothing themselves; the killed ones come first, as the cause."""
     told = []
-    if killed:
+    if killed and exit_code < 0:
+        # Its ranks may run on for a moment: what killed it need not have killed them.
+        told.append(f"torchrun was killed (signal {-exit_code}), and with it local rank {_listed(killed)}")
+    elif killed:
         told.append(
             f"local rank {_listed(killed)} ended without a word, as a process does that is killed (for instance for"
-            f" using too much memory); torchrun's {_describe(exit_code)}"
+            f" using too much memory); torchrun's exit code is {exit_code}"
         )
     if waiting := [rank for rank, crash in crashed.items() if crash.is_of_watchdog]:
         limit = "" if config.collective_seconds is None else f" after {config.collective_seconds} s"
@@ -133,10 +136,6 @@ def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: Ph
 
 def _listed(ranks: list[int]) -> str:
     return ", ".join(map(str, ranks))
-
-
-def _describe(exit_code: int) -> str:
-    return f"signal is {-exit_code}" if exit_code < 0 else f"exit code is {exit_code}"
 
 
 def write_termination(message: TerminationMessage) -> None:

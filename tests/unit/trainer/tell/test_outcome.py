@@ -53,7 +53,14 @@ def test_a_rank_without_a_word_was_killed(pair: Any) -> None:
     assert "local rank 1 ended without a word" in found.message
     assert "exit code is 1" in found.message
     assert "connection closed" in found.message
-    assert "signal is 9" in pod_outcome([], pair, -9, False).message
+
+
+@pytest.mark.parametrize("left", [[], [_left(0, "Failed", 20, "connection closed", peer_lost=True)]], ids=len)
+def test_a_pod_whose_torchrun_was_killed_is_where_it_began(left: list[Any], pair: Any) -> None:
+    """Whatever its ranks, which it leaves behind, said of the others meanwhile."""
+    found = pod_outcome(left, pair, -9, False)
+    assert (found.outcome, found.peer_lost) == ("Failed", False)
+    assert found.message.startswith("torchrun was killed (signal 9), and with it local rank")
 
 
 def test_a_rank_without_memory_is_the_cause_however_late_it_says_so(pair: Any) -> None:
