@@ -63,7 +63,7 @@ lint: venv ## ruff, mypy, the generated files, and whether the tests that need a
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m pseudoreal_dev check-generated
-	$(BIN)/pytest --quiet --collect-only tests/gpu >/dev/null
+	$(BIN)/pytest --collect-only -q tests/gpu > /dev/null || $(BIN)/pytest --collect-only -q tests/gpu
 format: .venv/tools ## Format the Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -85,6 +85,12 @@ test-faults: venv ## Everything that can befall a job on a real cluster (half an
 	$(BIN)/pytest -m e2e tests/e2e/faults
 test-gpu: venv ## Run what needs a GPU; skips with a sentence without one
 	$(BIN)/pytest tests/gpu
+
+.PHONY: gpu-bundle gpu-report
+gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network
+	@$(BIN)/python -m pseudoreal_dev gpu-bundle
+gpu-report: .venv/tools ## Write the GPU section of docs/benchmarks.md from RESULTS=gpu-bench.json
+	@$(BIN)/python -m tests.benchmarks.gpu.report $(RESULTS)
 
 BENCH := .venv-bench/bin
 # DS_BUILD_OPS=0: DeepSpeed is installed without compiling; what the benchmark needs of it is compiled afterwards.

@@ -5,6 +5,7 @@ import sys
 import click
 
 from pseudoreal_dev import generated
+from pseudoreal_dev.bundle import bundle
 from pseudoreal_dev.cluster import binaries, cluster, preflight
 from pseudoreal_dev.demo import demo, target
 from pseudoreal_dev.images import images
@@ -69,6 +70,11 @@ def prepare_cluster() -> None:
 @commands.command("demo", help="Train the quickstart on a real Kubernetes.")
 def run_demo() -> None:
     demo.run()
+
+
+@commands.command("gpu-bundle", help="Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network.")
+def make_gpu_bundle() -> None:
+    bundle.make()
 
 
 @commands.command(help="Fail if the CustomResourceDefinition is not what the models say.")

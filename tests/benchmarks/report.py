@@ -6,6 +6,7 @@ from pathlib import Path
 from pseudoreal_dev.machine.progress import progress
 
 from tests.benchmarks import checkpoints, depth, predictions, step_times, versions_results
+from tests.benchmarks.gpu import report as gpu_report
 from tests.benchmarks.machine import stamped
 from tests.benchmarks.results import TRAINER, Machine, read
 
@@ -28,6 +29,7 @@ def main() -> None:
     results = read(TRAINER)
     sections = [_INTRODUCTION, _machine(results.machine), step_times.section(results, IMAGES)]
     sections += [f"{section()}\n\n{stamped(path)}" for path, section in _FURTHER.items() if path.exists()]
+    sections.append(gpu_report.section())
     REPORT.write_text("\n\n".join(sections) + "\n")
     progress.note(f"wrote {REPORT}")
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from pseudoreal_trainer.engine.ranks import Ranks
 
+from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import Case
 from tests.unit.trainer.engine.ranks import run_case
@@ -35,9 +36,10 @@ COMPILED += [Case(homes="h", experts=6, prototypes=2, recompute=recompute) for r
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_losses_are_those_of_the_cpu(case: Case, gpu: torch.device, tmp_path: Path) -> None:
-    found = run_case(case, Ranks(0, 1, gpu), tmp_path)
+def test_losses_are_those_of_the_cpu(case: Case, device: torch.device, tmp_path: Path, figure: Figure) -> None:
+    found = run_case(case, Ranks(0, 1, device), tmp_path)
     losses, weights = reference.train(_exact(case))
+    figure(f"losses differ by {_difference(found.losses, losses):.1e} at most, relative")
     assert found.losses == pytest.approx(losses, rel=TOLERANCES[case.precision])
     if case.precision == "float64":
         for name, expected in weights.items():
@@ -46,13 +48,18 @@ def test_losses_are_those_of_the_cpu(case: Case, gpu: torch.device, tmp_path: Pa
 
 
 @pytest.mark.parametrize("case", COMPILED, ids=lambda case: case.name)
-def test_a_compiled_block_gives_the_same_losses(case: Case, gpu: torch.device, tmp_path: Path) -> None:
+def test_a_compiled_block_gives_the_same_losses(case: Case, gpu: torch.device, tmp_path: Path, figure: Figure) -> None:
     case = replace(case, precision="float32")
     found = run_case(case, Ranks(0, 1, gpu), tmp_path, compiled=True)
     losses, _ = reference.train(case)
+    figure(f"losses differ by {_difference(found.losses, losses):.1e} at most, relative")
     assert found.losses == pytest.approx(losses, rel=TOLERANCES["float32"])
 
 
 def _exact(case: Case) -> Case:
     """What a case is compared with: bfloat16 with float32."""
     return replace(case, precision="float32") if case.precision == "bfloat16" else case
+
+
+def _difference(some: list[float], others: list[float]) -> float:
+    return max(abs(one / other - 1) for one, other in zip(some, others, strict=True))

@@ -6,6 +6,7 @@ import pytest
 import torch
 from pseudoreal_trainer.measure.scratch import scratch_share
 
+from tests.gpu.conftest import Figure
 from tests.unit.trainer.plan.passes import ON_GPUS, BlockPass, EndPasses, graphs
 
 pytestmark = pytest.mark.gpu
@@ -17,27 +18,26 @@ SCRATCH = 0.25
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 @pytest.mark.parametrize("compute", ON_GPUS)
-def test_most_bytes_of_a_blocks_backward_pass(
-    compute: str, activation: str, gpu: torch.device, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_most_bytes_of_a_blocks_backward_pass(compute: str, activation: str, gpu: torch.device, figure: Figure) -> None:
     found = graphs(SHAPE, compute, activation, device="cuda")
     with gpu:
         one = BlockPass(found, compute)
     one.both()
     share = scratch_share(one.both, gpu, found.block_backward)
-    with capsys.disabled():
-        print(f"\nblock, {compute}, {activation}: kernels hold {share:.1%} besides {found.block_backward} bytes")
+    figure(f"kernels hold {share:.1%} besides {found.block_backward} bytes")
     assert share < SCRATCH
     assert peak(one.both, gpu) > 0.97 * found.block_backward
 
 
 @pytest.mark.parametrize("compute", ON_GPUS)
-def test_most_bytes_of_the_heads_backward_pass(compute: str, gpu: torch.device) -> None:
+def test_most_bytes_of_the_heads_backward_pass(compute: str, gpu: torch.device, figure: Figure) -> None:
     found = graphs(SHAPE, compute, "gelu", device="cuda")
     with gpu:
         ends = EndPasses(found, compute)
     ends.of_the_head()
-    assert peak(ends.of_the_head, gpu) == pytest.approx(found.head_backward, rel=0.1)
+    most = peak(ends.of_the_head, gpu)
+    figure(f"{most} bytes, {most / found.head_backward:.3f} of those planned")
+    assert most == pytest.approx(found.head_backward, rel=0.1)
 
 
 def peak(act: Callable[[], object], gpu: torch.device) -> int:

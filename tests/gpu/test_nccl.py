@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import Case
 from tests.unit.trainer.engine.ranks import Result, run_cases
@@ -25,8 +26,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_losses_are_those_of_the_cpu(case: Case, results: dict[Case, list[Result]]) -> None:
+def test_losses_are_those_of_the_cpu(case: Case, results: dict[Case, list[Result]], figure: Figure) -> None:
     losses, weights = reference.train(case)
+    figure(f"the last loss differs by {abs(results[case][0].losses[-1] / losses[-1] - 1):.1e}, relative")
     for found in results[case]:
         assert found.losses == pytest.approx(losses, rel=1e-10)
     for name, expected in weights.items():

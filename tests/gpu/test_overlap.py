@@ -1,7 +1,10 @@
 """Copies and updates go on while the GPU computes: by what torch's profiler saw on its streams."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +12,8 @@ from pseudoreal_api.model_spec import FeedForward, Model
 from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
 
-from tests.gpu.timeline import Span, Timeline, record, shared
+from tests.benchmarks.gpu.timeline import Timeline, record, share_of
+from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.ranks import CaseBatch, make_engine
 from tests.unit.trainer.engine.reference import batch_of
@@ -17,19 +21,34 @@ from tests.unit.trainer.engine.reference import batch_of
 pytestmark = pytest.mark.gpu
 
 
+LEAST_HIDDEN = 0.5
+"""Of the time of copies and updates. A step has many tokens, so that compute takes longer than either."""
+
+
 @dataclass(frozen=True)
 class LargeCase(Case):
-    """Large enough that its copies and passes take longer than their calls: 25 MB for each block."""
+    """25 MB for each block, and 64k tokens a step: 20 times what hides the copies of a link of 50 GB/s at 400 TFLOP/s,
+    and twice what hides an update at 100 GB/s."""
 
     @property
     def model(self) -> Model:
-        return Model(layers=self.layers, hidden=1024, heads=16, sequence=512, ffn=FeedForward(hidden=4096))
+        return Model(layers=self.layers, hidden=1024, heads=16, sequence=4096, ffn=FeedForward(hidden=4096))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory, where there is such: a slow disk would be waited for, and nothing be seen of the engine."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as made:
+        yield Path(made)
 
 
 @pytest.mark.parametrize("home", ["h", "D"])
-def test_copies_and_updates_overlap_compute(home: str, gpu: torch.device, tmp_path: Path) -> None:
+def test_copies_and_updates_are_hidden_behind_compute(
+    home: str, gpu: torch.device, folder: Path, figure: Figure
+) -> None:
     case = LargeCase(homes=home, layers=8, micro_batches=4, precision="bfloat16")
-    engine = make_engine(case, Ranks(0, 1, gpu), tmp_path)
+    engine = make_engine(case, Ranks(0, 1, gpu), folder)
     tokens = batch_of(case, 0)[:, :, 1:].numel()
 
     def steps(numbers: range) -> None:
@@ -39,21 +58,17 @@ def test_copies_and_updates_overlap_compute(home: str, gpu: torch.device, tmp_pa
 
     steps(range(2))
     engine.trace.events.clear()
-    timeline = record(lambda: steps(range(2, 5)), tmp_path / "profile.json")
-    _check(timeline, timeline.of_host(engine.trace.events, "Update"))
+    timeline = record(lambda: steps(range(2, 6)), folder / "profile.json")
+    hidden = _hidden(timeline, engine.trace.events)
+    figure(", ".join(f"{what} {share:.0%} hidden" for what, share in hidden.items()))
     engine.close()
+    assert min(hidden.values()) >= LEAST_HIDDEN, hidden
 
 
-def _check(timeline: Timeline, updates: list[Span]) -> None:
-    overlaps = {
-        "copies to the device": shared(timeline.to_device, timeline.kernels),
-        "copies to the host": shared(timeline.to_host, timeline.kernels),
-        "updates on the host": shared(updates, timeline.kernels),
+def _hidden(timeline: Timeline, events: list[dict[str, Any]]) -> dict[str, float]:
+    spans = {
+        "copies to the device": timeline.to_device,
+        "copies to the host": timeline.to_host,
+        "updates on the host": timeline.of_host(events, "Update"),
     }
-    busy = shared(timeline.kernels, timeline.kernels)
-    print({what: f"{overlap / busy:.0%} of the time in which kernels run" for what, overlap in overlaps.items()})
-    assert all(overlap > 0 for overlap in overlaps.values()), overlaps
-    # Passes of a block take several times as long as its copies, which may show at the ends of a step alone.
-    for copies in (timeline.to_device, timeline.to_host):
-        hidden = shared(copies, timeline.kernels) / shared(copies, copies)
-        assert hidden >= 0.5, overlaps
+    return {what: share_of(some, timeline.kernels) or 0.0 for what, some in spans.items()}

@@ -1,18 +1,20 @@
 """The check before the first step, on GPUs and over NCCL."""
 
-import socket
-
 import pytest
 import torch
 from pseudoreal_trainer.preflight import measure
 from torch import multiprocessing
 from torch.distributed import TCPStore
 
+from tests.gpu.conftest import Figure
+from tests.ports import free_port
+
 pytestmark = pytest.mark.gpu
 
 
-def test_a_product_is_right_to_the_bit(gpu: torch.device) -> None:
-    seconds, is_right = measure.product(gpu)
+def test_a_product_is_right_to_the_bit(device: torch.device, figure: Figure) -> None:
+    seconds, is_right = measure.product(device)
+    figure(f"{1000 * seconds:.2f} ms")
     assert is_right
     assert 0 < seconds < 1
 
@@ -20,10 +22,7 @@ def test_a_product_is_right_to_the_bit(gpu: torch.device) -> None:
 def test_two_ranks_talk_over_nccl() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("NCCL gives each rank a GPU of its own, and this machine has only one")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    multiprocessing.spawn(_talk, (port,), nprocs=2)
+    multiprocessing.spawn(_talk, (free_port(),), nprocs=2)
 
 
 def _talk(place: int, port: int) -> None:

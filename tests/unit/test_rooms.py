@@ -39,7 +39,7 @@ TRAINER = Package(
 DEV = Package(
     "pseudoreal_dev",
     Path(pseudoreal_dev.__file__).parent,
-    ("machine", "cluster", "images", "demo", ""),
+    ("machine", "bundle", "cluster", "images", "demo", ""),
     ("__main__",),
 )
 

@@ -1,4 +1,4 @@
-"""What a GPU and the engine's side thread did, on one clock."""
+"""What a GPU and the engine's side thread did, on one clock, as torch's profiler saw it."""
 
 import json
 import time
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 _CLOCK = "clock"
@@ -28,6 +29,11 @@ class Timeline:
     offset: float
     """From time.perf_counter_ns, in microseconds, to the clock of the spans."""
 
+    @property
+    def hidden_share(self) -> float | None:
+        """Of the time in which something is copied, that in which kernels run too. None: nothing was copied."""
+        return share_of([*self.to_device, *self.to_host], self.kernels)
+
     def of_host(self, events: Iterable[dict[str, Any]], name: str) -> list[Span]:
         """The engine's own events of this name."""
         begins = [(event["ts"] + self.offset, event["dur"]) for event in events if event["name"] == name]
@@ -36,7 +42,9 @@ class Timeline:
 
 def record(work: Callable[[], None], file: Path) -> Timeline:
     """Does the work under torch.profiler, whose trace goes to the file."""
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+    # Without a GPU, torch warns of one that it was told to look at.
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities) as profiler:
         now = time.perf_counter_ns() / 1000
         with record_function(_CLOCK):
             work()
@@ -49,6 +57,12 @@ def record(work: Callable[[], None], file: Path) -> Timeline:
         to_host=_spans(_copies(events, "DtoH")),
         offset=clock["ts"] - now,
     )
+
+
+def share_of(some: Iterable[Span], others: Iterable[Span]) -> float | None:
+    """Of the time of `some`, that in which `others` go on too. None: there are none."""
+    spans = [*some]
+    return shared(spans, others) / shared(spans, spans) if spans else None
 
 
 def shared(some: Iterable[Span], others: Iterable[Span]) -> float:

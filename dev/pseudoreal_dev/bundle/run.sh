@@ -1,0 +1,29 @@
+#!/usr/bin/env bash
+# Runs the tests or the benchmark of a machine with a GPU. Installs nothing, needs no network and no root.
+#   bash run.sh test      at most 8 minutes; [--device cpu] [--tiny], and options of pytest
+#   bash run.sh bench     at most 9 minutes; [--out FILE] [--folder FOLDER of the home disk] [--device cpu] [--tiny]
+#   bash run.sh profile   a trace of some steps; [--model 1B|4B] [--home device|host|disk] [--tokens N] [--out FILE]
+# PYTHON names the interpreter (python3); OUT the folder of the results (the present one).
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+verb="${1:-}"
+case "$verb" in
+  test) program=tests.gpu.run ;;
+  bench) program=tests.benchmarks.gpu.bench ;;
+  profile) program=tests.benchmarks.gpu.profile ;;
+  *) sed -n '2,6s/^# //p' "${BASH_SOURCE[0]}"; exit 2 ;;
+esac
+shift
+python="${PYTHON:-python3}"
+site="$(mktemp -d)"
+trap 'rm -rf "$site"' EXIT
+for wheel in "$here"/wheels/*.whl; do
+  "$python" -m zipfile -e "$wheel" "$site/wheels"
+done
+# The folder may be read-only, and is not to be filled with compiled files.
+export PYTHONPATH="$here/src:$site/wheels${PYTHONPATH:+:$PYTHONPATH}" PYTHONPYCACHEPREFIX="$site/compiled"
+# Modules of the present folder do not stand before those of the bundle.
+export PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
+# Threads that wait must not spin: they would take the time of those that update on the host.
+export OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}"
+"$python" -m "$program" "$@"

@@ -1,0 +1,96 @@
+"""What is measured on a GPU: two dense models, homes, clippings and batches, the most telling first. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pseudoreal_api.model_spec import ClippingMode, FeedForward, Model
+from pseudoreal_api.phase_spec import Home
+from pydantic import BaseModel
+
+Stack = Literal["pseudoreal", "fully_shard"]
+MICRO_BATCHES = 4
+SEQUENCE = 2048
+TOKENS = (8192, 16384, 32768, 65536)
+TIMED = 3
+_FIRST_WARM_UP, _WARM_UP = 2, 1
+
+
+class Point(BaseModel, frozen=True):
+    """A batch of a case."""
+
+    tokens: int
+    """Of a step."""
+    micro_batches: int = MICRO_BATCHES
+
+
+class Case(BaseModel, frozen=True):
+    """One process: a model and its state on one stack, trained on batches of several sizes, one after the other."""
+
+    model: str
+    stack: Stack
+    home: Home
+    """Of fully_shard: device, or host by CPUOffloadPolicy."""
+    clipping: ClippingMode
+    points: tuple[Point, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.model}, {self.stack}, {self.home}, clipping {self.clipping}"
+
+
+@dataclass(frozen=True)
+class Suite:
+    models: dict[str, Model]
+    cases: tuple[Case, ...]
+    """By importance: those at the end are left out first where time is short."""
+
+
+def suite(*, tiny: bool) -> Suite:
+    """`tiny`: a few seconds on any machine, to try the program."""
+    if tiny:
+        small, large = _TINY
+        return Suite(_TINY, tuple(case for case in _cases((small, large), (128, 256)) if case.model == small))
+    small, large = _MODELS
+    return Suite(_MODELS, tuple(_cases((small, large), TOKENS)))
+
+
+def warm_up(case: Case, number: int) -> int:
+    """Steps before the timed ones at the case's point of that number; the first one also warms up kernels."""
+    assert 0 <= number < len(case.points)
+    return _FIRST_WARM_UP if number == 0 else _WARM_UP
+
+
+def _dense(layers: int, hidden: int, heads: int, sequence: int) -> Model:
+    return Model(layers=layers, hidden=hidden, heads=heads, sequence=sequence, ffn=FeedForward(hidden=4 * hidden))
+
+
+_MODELS = {"1B": _dense(20, 2048, 16, SEQUENCE), "4B": _dense(20, 4096, 32, SEQUENCE)}
+"""1.0 and 4.0 billion parameters; a block of the larger one is as large as one of a model of 7 billion."""
+_TINY = {"tiny": _dense(2, 64, 2, 32), "small": _dense(4, 64, 2, 32)}
+
+
+def _cases(models: tuple[str, str], tokens: tuple[int, ...]) -> list[Case]:
+    small, large = models
+    every, ends = tuple(Point(tokens=t) for t in tokens), (tokens[0], tokens[-1])
+    # fully_shard brings all weights anew for each micro-batch, so its users take as few as fit.
+    whole = tuple(Point(tokens=t, micro_batches=1) for t in ends)
+
+    def ours(model: str, home: Home, clipping: ClippingMode, points: tuple[Point, ...] = every) -> Case:
+        return Case(model=model, stack="pseudoreal", home=home, clipping=clipping, points=points)
+
+    def theirs(model: str, home: Home) -> Case:
+        return Case(model=model, stack="fully_shard", home=home, clipping="global", points=(*every, *whole))
+
+    return [
+        ours(small, "host", "perUnit"),
+        theirs(small, "host"),
+        ours(small, "host", "global"),
+        ours(large, "host", "global"),
+        theirs(large, "host"),
+        ours(large, "host", "perUnit"),
+        ours(small, "device", "global"),
+        ours(small, "disk", "perUnit", tuple(Point(tokens=t) for t in ends)),
+        ours(large, "device", "global"),
+        theirs(small, "device"),
+        theirs(large, "device"),
+    ]

@@ -1,0 +1,40 @@
+"""The profile that predictions need, as `measure-hardware` makes it, but in seconds: only for the models here."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from pseudoreal_api.model_spec import Model
+from pseudoreal_trainer.measure import links
+from pseudoreal_trainer.measure.overhead import pass_seconds
+from pseudoreal_trainer.measure.passes import Cell, measure_cell
+from pseudoreal_trainer.plan.hardware import HardwareProfile, Speeds, Transfer
+
+_CPU = torch.device("cpu")
+_NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
+"""A rank alone sends nothing."""
+
+
+def quick_profile(device: torch.device, models: Iterable[Model], tokens: Iterable[int]) -> HardwareProfile:
+    """For passes over micro-batches of so many tokens in bfloat16. The disk is that of the folder TMPDIR."""
+    lengths, widths = sorted({*tokens}), sorted({model.hidden for model in models})
+    cells = [Cell("bfloat16", hidden=width, tokens=length) for width in widths for length in lengths]
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else "cpu"
+    return HardwareProfile(name=name, overlaps=on_gpu, speeds=[_speeds(device, cells)])
+
+
+def _speeds(device: torch.device, cells: list[Cell]) -> Speeds:
+    disk_read, disk_write = links.disk()
+    measured: dict[str, Any] = {
+        "passes": [measure_cell(cell, device) for cell in cells],
+        "pass_seconds": pass_seconds(device),
+        "memory_bytes_per_second": links.memory_bytes_per_second(device),
+        "update_on_device_seconds_per_element": links.update_seconds_per_element(device),
+        "update_on_host_seconds_per_element": links.update_seconds_per_element(_CPU),
+        "h2d": links.copies(_CPU, device),
+        "d2h": links.copies(device, _CPU),
+        "disk_read": disk_read,
+        "disk_write": disk_write,
+    }
+    return Speeds(ranks=1, point_to_point=_NOWHERE, collectives=[], agree_seconds=0.0, **measured)

@@ -1,0 +1,85 @@
+"""What a run on a GPU found, as one JSON."""
+
+from statistics import median, quantiles
+
+from pydantic import BaseModel
+
+from tests.benchmarks.gpu.cases import Case, Point
+
+
+class Machine(BaseModel, frozen=True):
+    device: str
+    driver: str
+    versions: dict[str, str]
+    cores: int
+    memory_gib: float
+    commit: str
+    """Of the sources; with a + behind it when files had changes."""
+    date: str
+    """ISO, UTC."""
+
+
+class Forecast(BaseModel, frozen=True):
+    """As `pseudoreal plan` says it with the speeds that were measured in the same run."""
+
+    seconds: float
+    device_bytes: int
+    host_bytes: int
+
+
+class Measured(BaseModel, frozen=True):
+    """One batch size of a case."""
+
+    point: Point
+    seconds: tuple[float, ...]
+    """Of each timed step: from one step's loss being known to the next one's."""
+    losses: tuple[float, ...]
+    """Of all steps, those of the warm-up too; nats per token, before the update."""
+    hidden_share: float | None
+    """Of the time in which something is copied between host and device, that in which kernels run too. None: nothing
+    was copied, or there is no GPU."""
+    device_peak_bytes: int
+    """Tensors, at most. 0 without a GPU."""
+    pinned_bytes: int
+    """Of torch's host allocator, with what it rounds up to."""
+    host_peak_bytes: int
+    """Resident memory of the process so far, at most."""
+    forecast: Forecast | None
+    """None of other stacks."""
+
+    @property
+    def median(self) -> float:
+        return median(self.seconds)
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        first, _, third = quantiles(self.seconds, n=4, method="inclusive")
+        return first, third
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.point.tokens / self.median
+
+
+class Record(BaseModel, frozen=True):
+    """What became of a case."""
+
+    case: Case
+    measured: tuple[Measured, ...] = ()
+    left_out: tuple[Point, ...] = ()
+    """There was no time for these."""
+    problem: str | None = None
+    """Why it ended before its last point; None: it did not."""
+    seconds: float = 0.0
+    """That the case took, its start included."""
+
+
+class Results(BaseModel, frozen=True):
+    machine: Machine
+    is_tiny: bool
+    """Models so small that nothing but the program was tried."""
+    budget_seconds: float
+    seconds: float
+    disk: str
+    """Where the home disk was: the type of the file system."""
+    records: tuple[Record, ...]

@@ -1,0 +1,44 @@
+"""The tests of this folder within a time, a process for each file: `python -m tests.gpu.run [options of pytest]`.
+
+What hangs or crashes ends its own file alone.
+"""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SECONDS = 460.0
+"""Eight minutes, less what starting and ending takes."""
+FILES = ("test_preflight", "test_memory", "test_experts", "test_stacks", "test_overlap", "test_losses", "test_nccl")
+"""The most telling first; the long one last but one."""
+_NOTHING_RAN = 5
+"""pytest's exit code."""
+
+
+def main(options: list[str]) -> int:
+    end, failed = time.monotonic() + SECONDS, list[str]()
+    for name in FILES:
+        left = end - time.monotonic()
+        problem = _run(name, options, left) if left > 0 else "left out: the time was over"
+        if problem is not None:
+            failed.append(f"{name}: {problem}")
+    print(*(failed or ["every file passed or was skipped with a sentence"]), sep="\n", flush=True)
+    print(f"{SECONDS - (end - time.monotonic()):.0f} s in all")
+    return 1 if failed else 0
+
+
+def _run(name: str, options: list[str], seconds: float) -> str | None:
+    """What went wrong."""
+    print(f"\n== {name}", flush=True)
+    here = Path(__file__).resolve().parent
+    command = [sys.executable, "-m", "pytest", "-q", "-rs", str(here / f"{name}.py"), *options]
+    try:
+        code = subprocess.run(command, cwd=here.parents[1], timeout=seconds, check=False).returncode
+    except subprocess.TimeoutExpired:
+        return "stopped: the time was over"
+    return None if code in (0, _NOTHING_RAN) else f"ended with exit code {code}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

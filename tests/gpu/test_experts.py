@@ -1,0 +1,90 @@
+"""Experts on a GPU: how often they wait for it, and torch's grouped product against a loop."""
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from pseudoreal_api.model_spec import FeedForward, MixtureOfExperts, Model
+from pseudoreal_trainer.engine.modules import UnitModule
+from pseudoreal_trainer.model import experts
+from pseudoreal_trainer.model.grouped import can_group
+from pseudoreal_trainer.model.transformer import Block
+from pseudoreal_trainer.plan.units import units_of
+from torch import Tensor
+
+from tests.gpu.conftest import Figure
+
+pytestmark = pytest.mark.gpu
+
+SPEC = Model(
+    layers=1,
+    hidden=256,
+    heads=4,
+    sequence=64,
+    ffn=FeedForward(hidden=512, activation="swiglu"),
+    moe=MixtureOfExperts(experts=64, prototypes=4),
+)
+
+
+@pytest.fixture
+def block(gpu: torch.device) -> Block:
+    """In bfloat16, its parameters parts of one vector, as in the engine."""
+    with torch.device("meta"):
+        made = Block(SPEC)
+    unit = units_of(SPEC, 1)[1]
+    torch.manual_seed(3)
+    UnitModule(made, unit).bind(torch.randn(unit.numel, device=gpu, dtype=torch.bfloat16).mul_(0.05))
+    return made
+
+
+def _features(gpu: torch.device, sequences: int) -> Tensor:
+    torch.manual_seed(4)
+    return torch.randn(sequences, SPEC.sequence, SPEC.hidden, device=gpu, dtype=torch.bfloat16, requires_grad=True)
+
+
+def test_a_layers_pass_waits_once(block: Block, gpu: torch.device, figure: Figure) -> None:
+    hidden = _features(gpu, 4)
+    block.experts(hidden, block.router(hidden)).sum().backward()  # kernels are loaded
+    found: list[Tensor] = []
+    forward = _waits(lambda: found.append(block.experts(hidden, block.router(hidden))))
+    backward = _waits(lambda: found[0].sum().backward())
+    figure(f"{forward} waits in the forward pass, {backward} in the backward pass, of {SPEC.moe}")
+    assert forward <= 1
+    assert backward == 0
+
+
+def test_grouped_products_are_those_of_a_loop(
+    block: Block, gpu: torch.device, monkeypatch: pytest.MonkeyPatch, figure: Figure
+) -> None:
+    hidden = _features(gpu, 1)
+    assert can_group(hidden, [*block.experts]), "the kernel that this test is about"
+    parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
+    found = []
+    for is_grouped in (True, False):
+        monkeypatch.setattr(experts, "can_group", lambda *_, is_grouped=is_grouped: is_grouped)
+        out = block.experts(hidden, block.router(hidden))
+        found.append([out, *torch.autograd.grad(out.float().square().sum(), [hidden, *parameters])])
+    idle = sum(not gradient.any() for gradient in found[1])
+    worst = max(_difference(one, other) for one, other in zip(*found, strict=True))
+    figure(f"differ by {worst:.1e} of their size at most; {idle} tensors of experts without tokens are zero")
+    assert idle >= 3, "some expert had no tokens"
+    assert worst < 3e-2
+
+
+def _difference(one: Tensor, other: Tensor) -> float:
+    size = other.float().abs().max().item()
+    return (one.float() - other.float()).abs().max().item() / (size or 1.0)
+
+
+def _waits(act: Callable[[], object]) -> int:
+    """How often the host waits for the GPU, as torch itself says it."""
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            act()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing CUDA operation" in str(one.message) for one in caught)

@@ -1,0 +1,60 @@
+"""This engine and torch's fully_shard train the same model: equal losses from equal weights, in every home.
+
+Times are told, not judged: they are the GPU's and the link's as much as the engine's. The benchmark measures them.
+"""
+
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+from pseudoreal_api.model_spec import FeedForward, Model
+from pseudoreal_api.phase_spec import Home
+
+from tests.benchmarks.gpu.cases import MICRO_BATCHES, Case, Point, Stack
+from tests.benchmarks.gpu.stacks import trainer_of
+from tests.benchmarks.work import noisy_sequences
+from tests.gpu.conftest import Figure
+
+pytestmark = pytest.mark.gpu
+
+STEPS, WARM_UP = 8, 3
+LARGE = Model(layers=12, hidden=1024, heads=16, sequence=512, ffn=FeedForward(hidden=4096))
+SMALL = Model(layers=2, hidden=64, heads=2, sequence=32, ffn=FeedForward(hidden=256))
+TOLERANCE = 5e-3
+"""Relative: bfloat16, and gradients added up in different orders."""
+
+
+@pytest.mark.parametrize("home", ["host", "device"])
+def test_losses_are_those_of_fully_shard(home: Home, device: torch.device, tmp_path: Path, figure: Figure) -> None:
+    ours, seconds = _trained("pseudoreal", home, device, tmp_path)
+    theirs, their_seconds = _trained("fully_shard", home, device, tmp_path)
+    figure(
+        f"{1000 * seconds:.1f} ms a step, fully_shard {1000 * their_seconds:.1f}; last losses {ours[-1]} {theirs[-1]}"
+    )
+    assert ours == pytest.approx(theirs, rel=TOLERANCE)
+    assert ours[-1] < ours[0], "something was learned"
+
+
+def test_losses_from_disk_are_those_from_the_device(device: torch.device, tmp_path: Path, figure: Figure) -> None:
+    on_disk, seconds = _trained("pseudoreal", "disk", device, tmp_path)
+    on_device, _ = _trained("pseudoreal", "device", device, tmp_path)
+    figure(f"{1000 * seconds:.1f} ms a step from disk")
+    assert on_disk == pytest.approx(on_device, rel=TOLERANCE)
+
+
+def _trained(stack: Stack, home: Home, device: torch.device, folder: Path) -> tuple[list[float], float]:
+    """The loss of each step, and the median of the seconds."""
+    model, sequences = (LARGE, 16) if device.type == "cuda" else (SMALL, 4)
+    point = Point(tokens=sequences * model.sequence, micro_batches=MICRO_BATCHES)
+    case = Case(model="", stack=stack, home=home, clipping="global", points=(point,))
+    trainer = trainer_of(case, model, device, folder)
+    losses, seconds = [], []
+    for batch in noisy_sequences(STEPS, sequences, model.sequence + 1, seed=7).to(device):
+        begin = time.perf_counter()
+        losses.append(trainer.train(batch, MICRO_BATCHES))
+        seconds.append(time.perf_counter() - begin)
+    trainer.settle()
+    trainer.close()
+    return losses, median(seconds[WARM_UP:])

@@ -1,0 +1,113 @@
+"""The benchmark for a GPU: its order within a time, its sums, its section in the document."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks.gpu.budget import STOP_SECONDS, fits, within
+from tests.benchmarks.gpu.cases import TIMED, Case, suite, warm_up
+from tests.benchmarks.gpu.report import TITLE, section, with_section
+from tests.benchmarks.gpu.results import Forecast, Machine, Measured, Record, Results
+from tests.benchmarks.gpu.timeline import Span, Timeline, share_of
+
+CASES = suite(tiny=False).cases
+
+
+class _Machine:
+    """A clock, and cases that each take some seconds of it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.now, self._seconds = 0.0, seconds
+        self.given: list[float] = []
+
+    def clock(self) -> float:
+        return self.now
+
+    def run(self, case: Case, seconds: float) -> Record:
+        self.given.append(seconds)
+        self.now += min(seconds, self._seconds)
+        return Record(case=case)
+
+
+def test_cases_run_in_their_order_until_the_time_is_over_and_the_rest_is_named() -> None:
+    machine = _Machine(seconds=100.0)
+    records = [*within(345.0, CASES, machine.run, machine.clock, least=20.0)]
+    assert [record.case for record in records] == [*CASES], "each has a record"
+    assert [record.seconds for record in records[:4]] == [100.0, 100.0, 100.0, 40.0]
+    assert machine.given == [340.0, 240.0, 140.0, 40.0], "each may take all that is left"
+    assert all(record.left_out == record.case.points for record in records[4:])
+    assert records[4].problem == "0 s were left, too few to begin"
+    assert machine.now == 345.0 - STOP_SECONDS
+
+
+def test_the_first_cases_answer_the_question_for_both_models() -> None:
+    """This engine and fully_shard with the state on the host, before anything else."""
+    first = [(case.model, case.stack) for case in CASES[:5] if case.home == "host"]
+    assert {*first} == {(model, stack) for model in ("1B", "4B") for stack in ("pseudoreal", "fully_shard")}
+
+
+def test_both_stacks_train_on_the_same_steps() -> None:
+    """Else their losses could not be compared: the points of ours are the first of theirs."""
+    ours = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "global")
+    theirs = next(case for case in CASES if case.stack == "fully_shard")
+    assert theirs.points[: len(ours.points)] == ours.points
+    assert [warm_up(ours, n) for n in range(4)] == [warm_up(theirs, n) for n in range(4)] == [2, 1, 1, 1]
+
+
+def test_a_point_is_begun_only_if_it_would_end() -> None:
+    assert fits(left=40.0, last_step=2.0, growth=2.0, steps=10)
+    assert not fits(left=39.0, last_step=2.0, growth=2.0, steps=10)
+
+
+def test_the_hidden_share_counts_overlapping_copies_once() -> None:
+    kernels = [Span(0, 10), Span(20, 30)]
+    timeline = Timeline(kernels, to_device=[Span(5, 15), Span(8, 12)], to_host=[Span(25, 30)], offset=0.0)
+    assert timeline.hidden_share == pytest.approx((5 + 5) / 15)
+    assert share_of([], kernels) is None
+
+
+def test_without_results_the_section_says_so(tmp_path: Path) -> None:
+    assert section(tmp_path / "none.json").startswith(f"{TITLE}\n\nNo figures yet: ")
+
+
+def test_the_document_has_the_section_of_a_clone_without_results() -> None:
+    assert TITLE in Path("docs/benchmarks.md").read_text()
+
+
+def _results() -> Results:
+    case = CASES[0]
+    measured = Measured(
+        point=case.points[0],
+        seconds=(2.0, 1.0, 1.5),
+        losses=(5.5,) * TIMED,
+        hidden_share=0.91,
+        device_peak_bytes=10 * 2**30,
+        pinned_bytes=2**30,
+        host_peak_bytes=0,
+        forecast=Forecast(seconds=1.8, device_bytes=9 * 2**30, host_bytes=0),
+    )
+    records = (
+        Record(case=case, measured=(measured,), left_out=case.points[1:]),
+        Record(case=CASES[1], left_out=CASES[1].points, problem="ended by signal 9"),
+    )
+    versions = {"torch": "2.11"}
+    machine = Machine(
+        device="A", driver="5", versions=versions, cores=16, memory_gib=128, commit="c" * 40, date="2026-01-02T03"
+    )
+    return Results(machine=machine, is_tiny=False, budget_seconds=1, seconds=2, disk="tmpfs", records=records)
+
+
+def test_the_section_has_every_figure_and_what_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "r.json").write_text(_results().model_dump_json())
+    text = section(tmp_path / "r.json")
+    assert "| pseudoreal, host, perUnit | 8,192 | 4 | 1,500 (1,250–1,750) | 5,461 | 91% |" in text
+    assert "| 91% | 10.0 (-10%) | 1.0 | 1,800 (+20%) |" in text
+    assert "- 1B, pseudoreal, host, clipping perUnit: 16,384, 32,768, 65,536 tokens: no time." in text
+    assert "ended by signal 9." in text
+    assert "Commit cccccccccccc, 2026-01-02" in text
+
+
+def test_the_section_is_replaced_and_nothing_else() -> None:
+    document = f"# Benchmarks\n\n## A\n\nx\n\n{TITLE}\n\nold\n\n### 1B\n\nold\n\n## B\n\ny\n"
+    assert with_section(document, f"{TITLE}\n\nnew") == f"# Benchmarks\n\n## A\n\nx\n\n{TITLE}\n\nnew\n\n## B\n\ny\n"
+    assert with_section("# Benchmarks\n", f"{TITLE}\n\nnew") == f"# Benchmarks\n\n{TITLE}\n\nnew\n"
