@@ -10,9 +10,12 @@ import structlog
 
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 from pseudoreal_operator.cluster.login import connect, register_login
-from pseudoreal_operator.controller.forgotten import free_forgotten
+from pseudoreal_operator.controller.counts import Counts
 from pseudoreal_operator.controller.handlers import register
 from pseudoreal_operator.controller.kopf_settings import kopf_settings
+from pseudoreal_operator.controller.loop import Loop
+from pseudoreal_operator.controller.news import News
+from pseudoreal_operator.controller.reconcile import Means
 from pseudoreal_operator.logs import configure_logs
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.reports.identity import Identities
@@ -21,18 +24,21 @@ from pseudoreal_operator.settings import Settings, read_settings
 
 
 async def run(settings: Settings) -> None:
-    registry, board = kopf.OperatorRegistry(), Board()
+    registry, board, counts = kopf.OperatorRegistry(), Board(), Counts()
     register_login(registry)
     _end_on_sigterm()
     async with AsyncExitStack() as stack:
-        api = await stack.enter_async_context(connect())
         if settings.lease:
-            await stack.enter_async_context(keep_lease(api, settings.lease))
+            # With connections of its own: no other request holds up a renewal.
+            await stack.enter_async_context(keep_lease(await stack.enter_async_context(connect()), settings.lease))
+        api = await stack.enter_async_context(connect())
         if settings.reports:
             reports = Reports(Identities(api, settings.namespaces), board)
             await stack.enter_async_context(serve_reports(reports, settings.reports))
-        await stack.enter_async_context(free_forgotten(api, settings.namespaces))
-        register(registry, api, board, settings)
+        loop = Loop(Means(api, settings, board, counts, News(api, counts)))
+        watching = await stack.enter_async_context(connect(connections=0))
+        await stack.enter_async_context(loop.running(watching))
+        register(registry, loop, counts, settings)
         await kopf.operator(
             registry=registry,
             settings=kopf_settings(),

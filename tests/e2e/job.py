@@ -68,6 +68,7 @@ class Job:
 
     def told(self, reason: str) -> str:
         """The message of the one event with that reason."""
+        patience.wait_for(reason, lambda: reason in self.reasons(), self.reasons)
         (event,) = [event for event in self.events() if event["reason"] == reason]
         return str(event["message"])
 

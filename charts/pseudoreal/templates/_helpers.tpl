@@ -93,7 +93,7 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 - apiGroups: [""]
   resources: [pods]
   # delete: those that cannot save any more, before their grace period is over.
-  verbs: [get, list, delete]
+  verbs: [get, list, watch, delete]
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]

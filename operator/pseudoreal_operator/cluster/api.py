@@ -4,17 +4,17 @@ The generated models of the client would refuse objects of a newer Kubernetes; o
 """
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
+from aiohttp import ClientTimeout
 from kubernetes.aio.client import ApiClient, ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 
 from pseudoreal_operator.foreign import clean
 
 Json = dict[str, Any]
-# Inside the class, `list` is a method.
-_Objects = list[Json]
 _Query = list[tuple[str, str]]
 
 FIELD_MANAGER = "pseudoreal-operator"
@@ -23,6 +23,12 @@ LOG_SECONDS = 5.0
 """A kubelet that does not answer must not hold up a pass."""
 LOG_BYTES = 2**20
 """A line of a log may be of any length."""
+PAGE = 100
+"""Objects of one answer: of any of them users decide how large it is."""
+WATCH_SECONDS = 300
+"""After which the API server ends a watch: a connection that a load balancer dropped silently must end some day."""
+_SILENT_SECONDS = 90.0
+"""A watch is told something once a minute, be it a bookmark."""
 
 _COLLECTIONS = {
     "ConfigMap": ("api/v1", "configmaps"),
@@ -53,17 +59,47 @@ class Api:
                 return None
             raise
 
-    async def list(self, kind: str, namespace: str | None, selector: str = "") -> _Objects:
-        """Without a namespace: in all of them."""
-        query = [("labelSelector", selector)] if selector else []
-        items: _Objects = (await self._json("GET", _path(kind, namespace), query))["items"]
-        return items
+    async def each(
+        self, kind: str, namespace: str | None, selector: str = "", *, name: str = ""
+    ) -> AsyncIterator[Json]:
+        """By pages, so that only one is in memory. Without a namespace: in all of them. `name`: only that one."""
+        query = [("limit", str(PAGE))]
+        query += [("labelSelector", selector)] if selector else []
+        query += [("fieldSelector", f"metadata.name={name}")] if name else []
+        following: str | None = None
+        while following != "":
+            page = await self._json("GET", _path(kind, namespace), [*query, *_continued(following)])
+            following = page["metadata"].get("continue") or ""
+            for body in page["items"]:
+                yield body
 
-    async def apply(self, manifest: Json, subresource: str = "") -> None:
+    async def version(self, kind: str, namespace: str | None, selector: str) -> str:
+        """From which a watch goes on."""
+        query = [("labelSelector", selector), ("limit", "1")]
+        return str((await self._json("GET", _path(kind, namespace), query))["metadata"]["resourceVersion"])
+
+    async def watch(
+        self, kind: str, namespace: str | None, selector: str, version: str
+    ) -> AsyncIterator[tuple[str, Json]]:
+        """(type, object) of every change after that version, until the API server ends it. Of bookmarks only the
+        version counts. Raises ApiException as well for an error that the API server tells in the stream."""
+        query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
+        query += [("labelSelector", selector), ("resourceVersion", version)]
+        timeout = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
+        answer = await self._send("GET", _path(kind, namespace), query, timeout=timeout)
+        async with answer.response as response:
+            async for line in response.content:
+                told = json.loads(line)
+                if told["type"] == "ERROR":
+                    said = told["object"]
+                    raise ApiException(status=said.get("code"), reason=said.get("reason"), body=json.dumps(said))
+                yield told["type"], told["object"]
+
+    async def apply(self, manifest: Json, subresource: str = "", *, manager: str = FIELD_MANAGER) -> None:
         """Server-side apply."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"], subresource)
-        query = [("fieldManager", FIELD_MANAGER), ("force", "true")]
+        query = [("fieldManager", manager), ("force", "true")]
         await self._json("PATCH", path, query, manifest, "application/apply-patch+yaml")
 
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
@@ -128,35 +164,55 @@ class Api:
         content_type: str = "application/json",
         timeout: float = REQUEST_SECONDS,
     ) -> bytes:
+        answer = await self._send(method, path, query, body, content_type, ClientTimeout(total=timeout))
+        data: bytes = await answer.read()
+        return data
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        query: _Query | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+        timeout: ClientTimeout | None = None,
+    ) -> Any:
+        """The client's answer; its body is yet to be read."""
         headers = {"Accept": "application/json, */*", "Content-Type": content_type}
         request = await self._client.param_serialize(
             method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
         )
-        response = await self._client.call_api(*request, _request_timeout=timeout)
-        data: bytes = await response.read()
-        if not 200 <= response.status <= 299:
-            raise ApiException(status=response.status, reason=response.reason, body=data.decode(errors="replace"))
-        return data
+        answer = await self._client.call_api(*request, _request_timeout=timeout)
+        if 200 <= answer.status <= 299:
+            return answer
+        data: bytes = await answer.read()
+        error = ApiException(status=answer.status, reason=answer.reason, body=data.decode(errors="replace"))
+        error.headers = getattr(answer, "headers", None)
+        raise error
 
 
 def is_taken(refusal: ApiException) -> bool:
     """Whether an object of that name is there. Other conflicts, such as that of two writers of a quota, mean that
     nothing was made."""
-    return bool(_status_of(refusal).get("reason") == "AlreadyExists")
+    return bool(status_of(refusal).get("reason") == "AlreadyExists")
 
 
 def message_of(error: ApiException) -> str:
     """The API server's sentence, if it sent one; others, such as webhooks, have a say in it."""
-    return clean(str(_status_of(error).get("message") or f"{error.status} {error.reason}"))
+    return clean(str(status_of(error).get("message") or f"{error.status} {error.reason}"))
 
 
-def _status_of(error: ApiException) -> Json:
+def status_of(error: ApiException) -> Json:
     """The Status that the API server sent; empty when the answer is another's."""
     try:
         found = json.loads(error.body or "")
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _continued(token: str | None) -> _Query:
+    return [("continue", token)] if token else []
 
 
 def _path(kind: str, namespace: str | None, *rest: str) -> str:

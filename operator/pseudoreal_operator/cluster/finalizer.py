@@ -1,4 +1,6 @@
-"""The finalizer that kopf puts on every job, and how it is taken off where kopf does not do it."""
+"""Releases up to 0.2 put a finalizer on every job, and a job that has it cannot be deleted: it is taken off."""
+
+from typing import Any
 
 import structlog
 from pseudoreal_api.base import GROUP
@@ -10,15 +12,15 @@ FINALIZER = f"{GROUP}/cleanup"
 log = structlog.get_logger()
 
 
-async def release_one(api: Api, metadata: dict[str, object]) -> None:
-    finalizers = metadata.get("finalizers")
-    if not isinstance(finalizers, list) or FINALIZER not in finalizers:
-        return
-    namespace, name = str(metadata["namespace"]), str(metadata["name"])
+def has_finalizer(metadata: dict[str, Any]) -> bool:
+    return FINALIZER in (metadata.get("finalizers") or [])
+
+
+async def take_off(api: Api, metadata: dict[str, Any]) -> None:
     # With the version, so that a finalizer that somebody adds meanwhile is not lost.
     patch = {
         "resourceVersion": metadata["resourceVersion"],
-        "finalizers": [finalizer for finalizer in finalizers if finalizer != FINALIZER],
+        "finalizers": [finalizer for finalizer in metadata["finalizers"] if finalizer != FINALIZER],
     }
-    await api.merge("PseudoRealJob", namespace, name, {"metadata": patch})
-    log.info("released", job=f"{namespace}/{name}")
+    await api.merge("PseudoRealJob", metadata["namespace"], metadata["name"], {"metadata": patch})
+    log.info("finalizer_removed", job=f"{metadata['namespace']}/{metadata['name']}")

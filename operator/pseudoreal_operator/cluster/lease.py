@@ -123,31 +123,37 @@ async def _try(api: Api, lease: Lease, seen: _Seen | None, held_by: str | None =
     async with asyncio.timeout(_REQUEST_SECONDS):
         found = await api.find("Lease", lease.namespace, lease.name)
         if found is None:
-            await api.create(_manifest(lease))
+            await api.create(_manifest(lease, {}))
             return None
-        version, holder = found["metadata"]["resourceVersion"], found.get("spec", {}).get("holderIdentity") or ""
+        version, spec = found["metadata"]["resourceVersion"], found.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
         if holder not in ("", held_by or lease.holder):
             if seen is None or seen.version != version:
                 return _Seen(version, _now(), holder)
             if _now() - seen.moment < DURATION_SECONDS:
                 return seen
         # With the version, so that of two who try one fails.
-        patch = _manifest(lease)
+        patch = _manifest(lease, spec)
         patch["metadata"]["resourceVersion"] = version
         await api.merge("Lease", lease.namespace, lease.name, patch)
         return None
 
 
-def _manifest(lease: Lease) -> Json:
+def _manifest(lease: Lease, before: Json) -> Json:
+    """`before`: what the Lease said; empty for a new one."""
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {
+        "holderIdentity": lease.holder,
+        "leaseDurationSeconds": math.ceil(DURATION_SECONDS),
+        "renewTime": now,
+    }
+    if lease.holder and before.get("holderIdentity") != lease.holder:
+        spec |= {"acquireTime": now, "leaseTransitions": before.get("leaseTransitions", 0) + 1 if before else 0}
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {"name": lease.name, "namespace": lease.namespace},
-        "spec": {
-            "holderIdentity": lease.holder,
-            "leaseDurationSeconds": math.ceil(DURATION_SECONDS),
-            "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
-        },
+        "spec": spec,
     }
 
 

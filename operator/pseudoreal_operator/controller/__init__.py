@@ -1,1 +1,1 @@
-"""kopf's side: a loop of passes for each job, and what wakes it."""
+"""The loop over all jobs: what wakes them, the queue, a pass; and kopf's side of it."""

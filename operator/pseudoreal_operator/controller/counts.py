@@ -7,3 +7,7 @@ from dataclasses import dataclass
 class Counts:
     refused_statuses: int = 0
     """Statuses that the API server took only without their texts."""
+    internal_errors: int = 0
+    """Passes that ended by a mistake of the operator."""
+    lost_events: int = 0
+    """Events that were given up."""

@@ -5,12 +5,12 @@ import random
 import kopf
 from pseudoreal_api.base import GROUP
 
-from pseudoreal_operator.cluster.finalizer import FINALIZER
+LISTED_AT_ONCE = 50
+"""Jobs of one answer: each may be a megabyte, and users decide that."""
 
 
 def kopf_settings() -> kopf.OperatorSettings:
     settings = kopf.OperatorSettings()
-    settings.persistence.finalizer = FINALIZER
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=GROUP)
     # The operator posts its own events, one for each transition.
@@ -18,10 +18,13 @@ def kopf_settings() -> kopf.OperatorSettings:
     # Namespaces and kinds are known; looking for new ones takes rights over the whole cluster.
     settings.scanning.disabled = True
     settings.peering.standalone = True
+    settings.watching.chunk_size = LISTED_AT_ONCE
     # A connection that a load balancer dropped silently must end some day. Integers: they become query parameters.
     settings.watching.server_timeout = 300
     settings.watching.client_timeout = 330
     settings.watching.connect_timeout = 10
+    # After that long kopf lets go of the newest body of a job.
+    settings.queueing.idle_timeout = 0.5
     settings.networking.request_timeout = 30
     settings.networking.error_backoffs = [base + random.random() for base in (1, 1, 2, 3, 5, 8, 13, 21)]
     settings.execution.default_backoff = 10

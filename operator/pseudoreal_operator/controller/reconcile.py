@@ -1,8 +1,11 @@
 """One pass over one job: observe, plan, carry out."""
 
 import socket
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from random import random
+from typing import Any
 
 import structlog
 from kubernetes.aio.client import ApiException
@@ -12,24 +15,31 @@ from pseudoreal_api.spec import JobMetadata, PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 from pydantic import ValidationError
 
-from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.cluster.api import Api, message_of, status_of
 from pseudoreal_operator.cluster.creation import NameConflict, make
+from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.controller.counts import Counts
+from pseudoreal_operator.controller.news import News
+from pseudoreal_operator.controller.unforeseen import tell_of_mistake
+from pseudoreal_operator.controller.wakeups import Name
 from pseudoreal_operator.decide.plan import Plan, plan, plan_conflict, plan_hindrance, plan_refusal, plan_unreadable
 from pseudoreal_operator.decide.stopping import STOP_SECONDS
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.observed import Observed
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.settings import Settings
-from pseudoreal_operator.tell.events import Event, to_manifest
+from pseudoreal_operator.tell.conditions import has_ended
+from pseudoreal_operator.tell.events import to_manifest
 from pseudoreal_operator.tell.refused import texts_of, without_texts
+
+Json = dict[str, Any]
 
 _INVALID = (400, 422)
 _FORBIDDEN = 403
-_CONFLICT = 409
 _SERVER_ERROR = 500
-_AGAIN_SECONDS = 0.1
 
 log = structlog.get_logger()
 
@@ -39,32 +49,71 @@ class Gone(Exception):
 
 
 @dataclass(frozen=True)
-class Identity:
-    namespace: str
-    name: str
-    uid: str
+class Means:
+    """What passes work with, and what they share."""
+
+    api: Api
+    settings: Settings
+    board: Board
+    counts: Counts
+    news: News
+    words: LastWords = field(default_factory=LastWords)
+
+    def forget(self, namespace: str, uid: str) -> None:
+        """What is kept of a job in memory."""
+        self.board.forget((namespace, uid))
+        self.words.forget((namespace, uid))
 
 
-async def reconcile(api: Api, board: Board, settings: Settings, counts: Counts, who: Identity) -> float | None:
-    """Seconds until the next pass is due; None for not before something changes.
+async def reconcile(means: Means, name: Name, wake: Callable[[float], None]) -> float | None:
+    """Seconds until the next pass is due; None for not before something changes. `wake` asks for one in so many
+    seconds, at any time.
 
-    Raises Gone; ApiException and OSError, after which another pass will find its way.
+    Raises Gone; what UNAVAILABLE names, after which another pass will find its way; anything else is a mistake of ours,
+    which the job's status then tells of.
     """
-    body = await api.find("PseudoRealJob", who.namespace, who.name)
-    if body is None or body["metadata"]["uid"] != who.uid or "deletionTimestamp" in body["metadata"]:
+    body = await _read(means.api, name)
+    if has_finalizer(body["metadata"]):
+        await take_off(means.api, body["metadata"])
+        return 0.0
+    if "deletionTimestamp" in body["metadata"]:
         raise Gone
+    try:
+        return await _pass(means, body, wake)
+    except UNAVAILABLE:
+        raise
+    except Exception as error:
+        means.counts.internal_errors += 1
+        await tell_of_mistake(means.api, body, error)
+        raise
+
+
+async def _read(api: Api, name: Name) -> Json:
+    """Raises Gone. An answer of 404 alone may have other reasons, such as a definition that is being replaced."""
+    found = await api.find("PseudoRealJob", *name)
+    if found is not None:
+        return found
+    async for _ in api.each("PseudoRealJob", name.namespace, name=name.name):
+        raise ApiException(status=404, reason="The job was not found, and it is there")
+    raise Gone
+
+
+async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> float | None:
     now = datetime.now(UTC)
     metadata = JobMetadata.model_validate(body["metadata"])
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
-    hands = _Hands(api, metadata, status, body["metadata"]["resourceVersion"], counts)
+    hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"])
     try:
         job = PseudoRealJob.from_object(body)
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
         return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
-    board.follow((who.namespace, who.uid), metadata.annotations.get(ANNOTATION_FINISH_PHASE))
-    seen = await observe(api, board, job, status, now)
-    wanted = plan(seen, now, settings)
+    if has_ended(status):
+        means.forget(metadata.namespace, metadata.uid)
+    else:
+        means.board.follow((metadata.namespace, metadata.uid), metadata.annotations.get(ANNOTATION_FINISH_PHASE), wake)
+    seen = await observe(means.api, means.board, means.words, job, status, now)
+    wanted = plan(seen, now, means.settings)
     if wanted.expire:
         await hands.expire()
         return None
@@ -72,29 +121,50 @@ async def reconcile(api: Api, board: Board, settings: Settings, counts: Counts, 
         refusal = await hands.try_children(wanted)
     except NameConflict as conflict:
         return await hands.carry_out(plan_conflict(seen, str(conflict), now))
-    return await (hands.tell(wanted) if refusal is None else hands.carry_out(_answer_to(refusal, seen, now)))
+    if refusal is None:
+        return await hands.tell(wanted)
+    wait = await hands.carry_out(_answer_to(refusal, seen, now))
+    return _spread(wait, refusal) if wait else wait
+
+
+def _spread(wait: float, refusal: ApiException) -> float:
+    """Jobs that one quota hinders do not ask together; and not before the API server wants it."""
+    pause = pause_after(refusal, 1, random())
+    return max(wait * (1 - random() / 4), pause.seconds if pause.binding else 0.0)
 
 
 def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
     """What a child that the API server refuses means. Raises the refusal when it is for another pass."""
     text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
-    if refusal.status in _INVALID and not _is_of_a_policy(text):
+    if is_mistake(refusal):
         return plan_refusal(seen, text, now)
     if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
-        log.warning("hindered", error=text)
         return plan_hindrance(seen, text, now)
     raise refusal
+
+
+def is_mistake(refusal: ApiException) -> bool:
+    """Whether the object itself is wrong. Policies answer with the same codes; but only the API server's own validation
+    names fields as causes. What a webhook says, the API server introduces, whatever the webhook put into it."""
+    said = status_of(refusal)
+    if refusal.status not in _INVALID or str(said.get("message", "")).startswith("admission webhook "):
+        return False
+    causes = (said.get("details") or {}).get("causes") or []
+    return refusal.status == 400 or any(cause.get("field") for cause in causes)
 
 
 @dataclass(frozen=True)
 class _Hands:
     """Carries out plans for one job. `status` and `version`: of the object that the plan was made for."""
 
-    api: Api
+    means: Means
     metadata: JobMetadata
     status: PseudoRealJobStatus
     version: str
-    counts: Counts
+
+    @property
+    def api(self) -> Api:
+        return self.means.api
 
     async def expire(self) -> None:
         await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
@@ -116,17 +186,12 @@ class _Hands:
         return await self.tell(wanted)
 
     async def tell(self, wanted: Plan) -> float | None:
-        """Events come before the status that records their transition: a crash between the two loses none."""
-        for event in wanted.events:
-            await self._post(event)
-        if wanted.status == self.status:
-            return wanted.wake_after
-        try:
+        """Events come after the status that records their transition, and nothing waits for them."""
+        if wanted.status != self.status:
             await self._write(wanted.status)
-        except ApiException as error:
-            if error.status != _CONFLICT:
-                raise
-            return _AGAIN_SECONDS
+        now, instance = datetime.now(UTC), socket.gethostname()
+        events = [to_manifest(event, self.metadata, now, instance) for event in wanted.events]
+        self.means.news.tell(Name(self.metadata.namespace, self.metadata.name), events)
         return wanted.wake_after
 
     async def _remove(self, wanted: Plan) -> None:
@@ -142,17 +207,6 @@ class _Hands:
             await self.api.delete("Job", namespace, name)
             log.info("deleted", kind="Job", name=name)
 
-    async def _post(self, event: Event) -> None:
-        try:
-            await self.api.post(to_manifest(event, self.metadata, datetime.now(UTC), socket.gethostname()))
-        except ApiException as error:
-            if error.status not in (*_INVALID, _FORBIDDEN):
-                raise
-            # A namespace that takes no more events must not hold up its jobs.
-            log.warning("event_refused", reason=event.reason.value, error=message_of(error))
-        else:
-            log.info("event", reason=event.reason.value, message=event.message)
-
     async def _write(self, status: PseudoRealJobStatus) -> None:
         """A status that is refused is written without its texts: no job stands still for what somebody said."""
         try:
@@ -161,8 +215,8 @@ class _Hands:
             bare = without_texts(status)
             if error.status not in (*_INVALID, _FORBIDDEN) or bare == status:
                 raise
-            self.counts.refused_statuses += 1
-            count, said = self.counts.refused_statuses, message_of(error)
+            self.means.counts.refused_statuses += 1
+            count, said = self.means.counts.refused_statuses, message_of(error)
             log.error("status_refused", status=error.status, error=said, texts=texts_of(status), count=count)
             if bare != self.status:
                 await self._apply(bare)
@@ -174,8 +228,3 @@ class _Hands:
         metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}
         await self.api.apply(manifest, "status")
-
-
-def _is_of_a_policy(text: str) -> bool:
-    """Policies answer with the codes of an invalid object, too."""
-    return "admission webhook" in text or "ValidatingAdmissionPolicy" in text

@@ -1,39 +1,121 @@
-"""Lets watch events end the wait of a job's loop."""
+"""What wakes a job: of the watch events of jobs and of their children, those that are news. Pure, but for the queue.
 
-import asyncio
+Of a job only a few words are kept, and none of its children: a pass reads what it needs.
+"""
 
-Wish = tuple[int, str]
-"""What a user can change of a job: its spec, by generation, and the annotation that ends a phase."""
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple
+
+from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.cluster.finalizer import has_finalizer
+
+Json = dict[str, Any]
+
+
+class Name(NamedTuple):
+    """Of a job. Another job of that name is another one, and a pass reads which it is."""
+
+    namespace: str
+    name: str
+
+
+class Wish(NamedTuple):
+    """What is asked of the operator, and whether it is done; most events of a job are the echo of our own status."""
+
+    generation: int
+    finish_phase: str
+    deleting: bool
+    has_finalizer: bool
+    ended: bool
+    told: bool
+    """It has a status."""
 
 
 class Wakeups:
-    """By the uids of jobs. Events for jobs without a loop are dropped: a loop begins by reading everything."""
+    """`add` asks for a pass, in so many seconds; after `forget` there will be none."""
 
-    def __init__(self) -> None:
-        self._events: dict[str, asyncio.Event] = {}
-        self._wishes: dict[str, Wish] = {}
+    def __init__(self, add: Callable[[Name, float], None], forget: Callable[[Name], None]) -> None:
+        self._add, self._forget = add, forget
+        self._wishes: dict[Name, dict[str, Wish]] = {}
+        """By uid as well: events of a job that is gone may come after those of its successor."""
 
-    def add(self, uid: str) -> None:
-        self._events[uid] = asyncio.Event()
-
-    def remove(self, uid: str) -> None:
-        self._events.pop(uid, None)
-        self._wishes.pop(uid, None)
-
-    def wake(self, uid: str) -> None:
-        if uid in self._events:
-            self._events[uid].set()
-
-    def wake_on_change(self, uid: str, wish: Wish) -> None:
-        """Only for a new wish of the user: most events of a job are the echo of our own status."""
-        if uid in self._events and self._wishes.get(uid) != wish:
-            self._wishes[uid] = wish
-            self.wake(uid)
-
-    async def wait(self, uid: str, seconds: float | None) -> None:
-        """Until the job is woken or the time is over; None waits for ever. A wake-up during a pass is not lost."""
-        try:
-            await asyncio.wait_for(self._events[uid].wait(), seconds)
-        except TimeoutError:
+    def job_changed(self, change: str | None, body: Json, now: datetime) -> None:
+        """`change`: None for one that was there before."""
+        name, uid, wish = name_of(body), body["metadata"]["uid"], _wish(body)
+        known = self._wishes.get(name, {}).get(uid)
+        if change == "DELETED":
+            self._drop(name, uid)
             return
-        self._events[uid].clear()
+        self._wishes.setdefault(name, {})[uid] = wish
+        if known is not None and known != wish:
+            self._add(name, 0.0)
+        elif known is None and (wait := first_pass(body, now)) is not None:
+            self._add(name, wait)
+
+    def child_changed(self, change: str, body: Json) -> None:
+        """Of a job that has ended only what lives is news."""
+        metadata = body["metadata"]
+        name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
+        wishes = self._wishes.get(name, {}).values()
+        if any(not wish.ended for wish in wishes) or (wishes and change != "DELETED" and _lives(body)):
+            self._add(name, 0.0)
+
+    def child_changes_missed(self) -> None:
+        for name, wishes in self._wishes.items():
+            if any(not wish.ended for wish in wishes.values()):
+                self._add(name, 0.0)
+
+    def _drop(self, name: Name, uid: str) -> None:
+        wishes = self._wishes.get(name, {})
+        wishes.pop(uid, None)
+        if wishes:
+            self._add(name, 0.0)
+        else:
+            self._wishes.pop(name, None)
+            self._forget(name)
+
+
+def name_of(body: Json) -> Name:
+    return Name(body["metadata"]["namespace"], body["metadata"]["name"])
+
+
+def first_pass(body: Json, now: datetime) -> float | None:
+    """Seconds until a job that was not known needs a pass. None: it has ended, and nothing is to be done about it."""
+    wish, spec = _wish(body), body.get("spec") or {}
+    if wish.has_finalizer or not (wish.ended or wish.deleting):
+        return 0.0
+    if wish.deleting:
+        return None
+    if (spec.get("cleanUp") or {}).get("children") == "Delete":
+        return 0.0
+    lifetime = (spec.get("deadlines") or {}).get("ttlSecondsAfterFinished")
+    done = (body.get("status") or {}).get("completionTime")
+    if lifetime is None or done is None:
+        return None
+    return max(0.0, (clock.from_text(done) + timedelta(seconds=lifetime) - now).total_seconds())
+
+
+def _wish(body: Json) -> Wish:
+    metadata, status = body["metadata"], body.get("status") or {}
+    return Wish(
+        generation=metadata.get("generation", 0),
+        finish_phase=(metadata.get("annotations") or {}).get(ANNOTATION_FINISH_PHASE, ""),
+        deleting="deletionTimestamp" in metadata,
+        has_finalizer=has_finalizer(metadata),
+        ended=_holds(status, "Succeeded") or _holds(status, "Failed"),
+        told=bool(status),
+    )
+
+
+def _lives(child: Json) -> bool:
+    """A pod or a Job that has not ended."""
+    status = child.get("status") or {}
+    ended = status.get("phase") in ("Succeeded", "Failed") or _holds(status, "Complete") or _holds(status, "Failed")
+    return not ended
+
+
+def _holds(status: Json, condition: str) -> bool:
+    return any(c["type"] == condition and c["status"] == "True" for c in status.get("conditions") or [])

@@ -78,7 +78,7 @@ def succeed(memory: PseudoRealJobStatus, now: datetime) -> Step:
 def restart_or_fail(case: Case, why: Reason) -> Step:
     """Another execution, as long as spec.restart allows one. Its children come later, when the number is safe in the
     status."""
-    memory = results.with_checkpoints(case.status, case.pods)
+    memory = results.with_checkpoints(case.status, case.words)
     exhausted = exhaustion(memory, case.spec.restart, case.now, counts=why.counts)
     if exhausted:
         return fail(case, memory, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {case.logs_command}")

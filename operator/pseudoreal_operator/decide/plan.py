@@ -4,6 +4,7 @@ A plan takes one step. Nothing is remembered but the status, and the number of a
 any child of that attempt is made; so a pass may die anywhere, and the next one finds its way.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -13,31 +14,40 @@ from pseudoreal_api.status import PseudoRealJobStatus, Replicas
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.decide.endings import refuse, unforeseen
-from pseudoreal_operator.decide.rules import LOOK_SECONDS, RULES, active_deadline, hindered_deadline, start
+from pseudoreal_operator.decide.rules import (
+    LOOK_SECONDS,
+    RULES,
+    active_deadline,
+    hindered_deadline,
+    start,
+    startup_deadline,
+)
 from pseudoreal_operator.decide.step import Step, stands
-from pseudoreal_operator.decide.stopping import is_lost, pods_to_stop
+from pseudoreal_operator.decide.stopping import is_lost, moments, pods_to_stop
+from pseudoreal_operator.diagnose.hang import seconds_to_stall
 from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.manifests.claims import claim
 from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import JobState, Observed, PodPhase, Run
+from pseudoreal_operator.observe.observed import JobState, Observed, PodPhase, Role, Run
 from pseudoreal_operator.observe.stages import all_stages, has_begun
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.tell import conditions
 from pseudoreal_operator.tell.conditions import Claim
 from pseudoreal_operator.tell.events import Event, transitions
 
-MOST_HINDERED_SECONDS = 300.0
-"""Between two tries to make what the API server refuses."""
+HINDERED_SECONDS, MOST_HINDERED_SECONDS = 5.0, 300.0
+"""Between two tries to make what the API server refuses: at first, and at most."""
 PROGRESS_SECONDS = 10.0
 """Between two writes of the status for progress alone."""
+_MOMENT_SECONDS = 0.1
 KEPT_FAILURES = 5
 """Failed Jobs of a running job, for their pods' logs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """To be carried out in this order: stop pods, give up Jobs and delete Jobs (all by name), apply manifests, post
-    events, write the status."""
+    """To be carried out in this order: stop pods, give up Jobs and delete Jobs (all by name), apply manifests, write
+    the status, post events."""
 
     status: PseudoRealJobStatus
     trial: tuple[dict[str, Any], ...] = ()
@@ -75,14 +85,15 @@ def _tried(case: Case, step: Step, settings: Settings) -> Plan:
 def _afterwards(case: Case) -> Plan:
     """The job has ended: nothing of it runs, and what its owner does not want to keep goes."""
     seen, ttl = case.seen, case.spec.deadlines.ttl_seconds_after_finished
-    left = None
+    waits = [(moment - case.now).total_seconds() for moment in moments(seen, case.now)]
     if ttl is not None and seen.status.completion_time:
         left = (clock.from_text(seen.status.completion_time) + timedelta(seconds=ttl) - case.now).total_seconds()
-    if left is not None and left <= 0:
-        return Plan(seen.status, expire=True)
+        if left <= 0:
+            return Plan(seen.status, expire=True)
+        waits.append(left)
     kept = case.spec.clean_up.children == "Keep"
     jobs = _running_jobs(seen, except_for=None) if kept else tuple(job.name for job in seen.jobs if not job.deleting)
-    return Plan(seen.status, stop=pods_to_stop(seen, case.now), delete=jobs, wake_after=left)
+    return Plan(seen.status, stop=pods_to_stop(seen, case.now), delete=jobs, wake_after=min(waits, default=None))
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
@@ -116,7 +127,7 @@ def _hindered(seen: Observed, why: Claim, now: datetime) -> Plan:
         return standing
     since = seen.status.hindered_since or clock.to_text(now)
     status = standing.status.model_copy(update={"hindered_since": since})
-    waits = [max(LOOK_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_HINDERED_SECONDS]
+    waits = [max(HINDERED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_HINDERED_SECONDS]
     deadline = hindered_deadline(Case(replace(seen, status=status), now))
     if deadline is not None and deadline > now:
         waits.append((deadline - now).total_seconds())
@@ -215,14 +226,27 @@ def _old_failures(seen: Observed) -> tuple[str, ...]:
 
 
 def _before_deadlines(case: Case, step: Step) -> float | None:
-    """Not later than the next moment at which a deadline passes."""
-    stands_still = step.suspended.status == "True" or step.memory.queued_since is not None
-    if step.ended or step.memory.start_time is None or stands_still:
-        return step.wake_after
-    moments = [] if step.wake_after is None else [step.wake_after]
-    allowed, transition = case.spec.deadlines.active_seconds, step.memory.transition
-    if allowed is not None:
-        moments.append((active_deadline(case, allowed) - case.now).total_seconds())
-    if transition is not None:
-        moments.append((clock.from_text(transition.deadline) - case.now).total_seconds())
-    return max(0.0, min(moments)) if moments else None
+    """Not later than the next moment at which a clock runs out."""
+    waits = [] if step.wake_after is None else [step.wake_after]
+    waits += [(moment - case.now).total_seconds() for moment in moments(case.seen, case.now)]
+    if not step.ended and step.suspended.status != "True":
+        waits += _deadlines(case, step)
+    return max(0.0, min(waits)) if waits else None
+
+
+def _deadlines(case: Case, step: Step) -> Iterator[float]:
+    """Seconds to each of them. Those that a queue holds stand still."""
+    memory, limits = step.memory, case.spec.deadlines
+    if memory.start_time is None or memory.queued_since is not None:
+        return
+    if limits.active_seconds is not None:
+        yield (active_deadline(case, limits.active_seconds) - case.now).total_seconds()
+    if memory.transition is not None:
+        yield (clock.from_text(memory.transition.deadline) - case.now).total_seconds()
+    if step.children is None or case.job is None or case.job.state is not JobState.ACTIVE:
+        return
+    if limits.startup_seconds is not None and case.started_pods < case.workers:
+        yield (startup_deadline(case, limits.startup_seconds) - case.now).total_seconds()
+    if case.stage.role is Role.TRAIN and (wait := seconds_to_stall(case)) is not None:
+        # A clock runs out after its last second.
+        yield wait + _MOMENT_SECONDS

@@ -22,10 +22,10 @@ from pseudoreal_operator.observe.stages import Stage, current_stage, first_phase
 from pseudoreal_operator.tell import conditions
 from pseudoreal_operator.tell.conditions import Claim
 
-LOOK_SECONDS = 5.0
-"""Between two looks at a running execution: its progress, and what keeps its pods from starting, raise no event."""
-WAIT_SECONDS = 2.0
-"""Between two looks at pods that must end."""
+LOOK_SECONDS = 60.0
+"""Between two looks at a running execution. Watches and reports tell of all that is urgent."""
+UNWATCHED_SECONDS = 5.0
+"""Between two looks at what others are to remove: not all of it is watched."""
 
 
 def first_sight(case: Case) -> Step | None:
@@ -62,7 +62,7 @@ def overdue(case: Case) -> Step | None:
 def stage_done(case: Case) -> Step | None:
     if case.job is None or case.job.state is not JobState.COMPLETE:
         return None
-    message = results.result_of(case.stage, case.pods)
+    message = results.result_of(case.stage, case.words)
     if message is None:
         return _without_result(case, case.job)
     memory = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
@@ -96,13 +96,13 @@ def suspended(case: Case) -> Step | None:
     alive = [pod.name for pod in case.seen.pods if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
-    memory = results.with_checkpoints(case.status, case.pods)
+    memory = results.with_checkpoints(results.with_saved(case.status, case.heard), case.words)
     return Step(
         memory.model_copy(update={"restart_after": None}),
         "Suspended",
         stands("Suspended", "The job is suspended."),
         suspended=Claim("Suspended", "True", "Requested", text),
-        wake_after=WAIT_SECONDS if alive else None,
+        wake_after=None,
     )
 
 
@@ -198,8 +198,7 @@ def running(case: Case) -> Step | None:
     if memory.attempt_time is None:
         # The pass that asked for the pods did not live to say so.
         memory = memory.model_copy(update={"attempt_time": case.job.begun or clock.to_text(case.now)})
-    wait = WAIT_SECONDS if any(pod.phase is PodPhase.FAILED for pod in case.pods) else LOOK_SECONDS
-    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=wait)
+    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=LOOK_SECONDS)
 
 
 def lost(case: Case) -> Step | None:
@@ -248,7 +247,7 @@ def backing_off(case: Case) -> Step | None:
 
 def leftovers(case: Case) -> Step | None:
     """Executions must not overlap, nor must a job and a deleted one of the same name share children's names."""
-    old = next((pod for pod in case.seen.pods if pod.is_alive), None)
+    old, wait = next((pod for pod in case.seen.pods if pod.is_alive), None), LOOK_SECONDS
     if old:
         text = (
             f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
@@ -256,9 +255,10 @@ def leftovers(case: Case) -> Step | None:
         )
     elif case.seen.foreign:
         text = f"Waiting until {case.seen.foreign[0]} of a deleted job of the same name is gone."
+        wait = UNWATCHED_SECONDS
     else:
         return None
-    return Step(case.status, _waiting_summary(case), stands("AwaitingCleanup", text), wake_after=WAIT_SECONDS)
+    return Step(case.status, _waiting_summary(case), stands("AwaitingCleanup", text), wake_after=wait)
 
 
 def start(case: Case) -> Step:
@@ -340,7 +340,7 @@ def _judged(case: Case, missing: Missing, more: str = "") -> Step:
     verdict = classify(case.job_name, case.pods, case.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
-        memory = results.with_checkpoints(case.status, case.pods)
+        memory = results.with_checkpoints(case.status, case.words)
         return fail(case, memory, verdict.reason, sentence)
     counts = verdict.action == "Restart"
     return restart_or_fail(case, Reason(verdict.reason, sentence, _origin(case, verdict.pod), counts))

@@ -11,7 +11,7 @@ from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.diagnose.classify import has_code, lost_its_peer
-from pseudoreal_operator.observe.observed import Observed, Pod, PodPhase, Run
+from pseudoreal_operator.observe.observed import JobState, Observed, Pod, PodPhase, Run
 
 STOP_SECONDS = 5
 """Grace period of pods that cannot save: for their last words."""
@@ -45,6 +45,21 @@ def is_lost(pods: Sequence[Pod], status: PseudoRealJobStatus, run: Run, now: dat
         return True
     # Where it began is known soon, or never.
     return any(now >= _ended(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
+
+
+def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
+    """Those to come at which time alone may change what is to be ended, or what is lost."""
+    going_on = {pod.run for pod in seen.pods if pod.is_alive}
+    going_on |= {job.run for job in seen.jobs if job.state is JobState.ACTIVE}
+    for pod in (pod for pod in seen.pods if pod.run in going_on):
+        if pod.is_alive and pod.leaves_by:
+            moment = clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
+        elif pod.phase is PodPhase.FAILED and pod.termination and pod.termination.finished:
+            moment = _ended(pod, now) + timedelta(seconds=ORIGIN_SECONDS)
+        else:
+            continue
+        if moment > now:
+            yield moment
 
 
 def is_stuck(pod: Pod, now: datetime) -> bool:

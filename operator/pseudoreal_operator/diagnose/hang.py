@@ -33,21 +33,43 @@ class Stall:
     culprit: Pod | None
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """`waited` and `allowed` in seconds."""
+
+    reason: str
+    missing: str
+    waited: float
+    allowed: int
+    field: str
+
+
 def find_stall(case: Case) -> Stall | None:
+    over = next((clock for clock in _clocks(case) if clock.waited > clock.allowed), None)
+    return None if over is None else _stall(case, over)
+
+
+def seconds_to_stall(case: Case) -> float | None:
+    """Until the next of the clocks runs out, if nothing more is heard."""
+    return min((clock.allowed - clock.waited for clock in _clocks(case) if clock.waited <= clock.allowed), default=None)
+
+
+def _clocks(case: Case) -> Iterator[_Clock]:
     if not case.heard or _all_ended(case.heard):
-        return None
+        return
     clocks = case.spec.hang
     begun = [heard.begun for heard in case.heard if heard.begun]
     if not begun and case.started_pods < case.workers:
-        return None  # pods that wait for a node have a deadline of their own
+        return  # pods that wait for a node have a deadline of their own
     if not begun:
         waited = _seconds(case, max([heard.first for heard in case.heard] + _starts(case)))
-        return _stall(case, "StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
-    saving = max(_saving_seconds(case), default=0.0)
-    stall = _stall(case, "CheckpointStalled", "commit of the checkpoint that is being saved", saving,
-                   clocks.checkpoint_seconds, "hang.checkpointSeconds")  # fmt: skip
+        yield _Clock("StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
+        return
+    what = "commit of the checkpoint that is being saved"
+    for saving in sorted(_saving_seconds(case), reverse=True)[:1]:
+        yield _Clock("CheckpointStalled", what, saving, clocks.checkpoint_seconds, "hang.checkpointSeconds")
     last = max(begun + [heard.progressed for heard in case.heard if heard.progressed])
-    return stall or _stall(case, "StepStalled", "step", _seconds(case, last), clocks.step_seconds, "hang.stepSeconds")
+    yield _Clock("StepStalled", "step", _seconds(case, last), clocks.step_seconds, "hang.stepSeconds")
 
 
 def _starts(case: Case) -> list[datetime]:
@@ -71,15 +93,13 @@ def straggler_sentence(case: Case, *, known: bool) -> str | None:
     )
 
 
-def _stall(case: Case, reason: str, missing: str, waited: float, allowed: int, field: str) -> Stall | None:
-    if waited <= allowed:
-        return None
+def _stall(case: Case, over: _Clock) -> Stall:
     ranks = _suspects(case)
     step = max(steps_of(heard.report) for heard in case.heard)
     named = "; ".join(_describe(case, rank) for rank in ranks[:_NAMED])
     blame = named or _nobody(case)
-    sentence = f"No {missing} for {allowed} s (spec.{field}) at step {step}: {blame}."
-    return Stall(reason, sentence, case.pod_of_rank(ranks[0]) if ranks else None)
+    sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."
+    return Stall(over.reason, sentence, case.pod_of_rank(ranks[0]) if ranks else None)
 
 
 def _suspects(case: Case) -> list[int]:

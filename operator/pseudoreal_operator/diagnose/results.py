@@ -1,6 +1,7 @@
 """What the pods' reports mean for the status: results of phases, checkpoints, progress. Pure."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from pseudoreal_api.messages import ProgressReport, TerminationMessage
@@ -42,6 +43,14 @@ def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> Pseudo
         if pod.termination and pod.termination.message:
             checkpoint = _newer(checkpoint, pod.termination.message, pod.termination.finished)
     return status.model_copy(update={"checkpoint": checkpoint})
+
+
+def with_saved(status: PseudoRealJobStatus, heard: Sequence[Heard]) -> PseudoRealJobStatus:
+    """The status with the newest checkpoint that the pods of an execution reported, which may have ended since."""
+    known = status.checkpoint
+    newer = [one for one in heard if one.report.checkpoint and not (known and known.step > one.report.checkpoint.step)]
+    silent = [replace(one, report=one.report.model_copy(update={"progress": None})) for one in newer]
+    return with_reports(status, silent, max((one.last for one in newer), default=datetime.min))
 
 
 def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datetime) -> PseudoRealJobStatus:

@@ -1,5 +1,6 @@
 """What was heard from the pods, in memory: nothing is lost with it but the time until they report again."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -10,6 +11,11 @@ from pseudoreal_operator.observe.observed import Heard, Run
 
 QUIET_SECONDS = 20.0
 """A pod that was not heard for so long is silent: it reports every few seconds."""
+
+SOON_SECONDS = 1.0
+"""After which a job is woken by a pod that began or ended its steps."""
+NEWS_SECONDS = 10.0
+"""After which it is woken by progress: as often as that is written."""
 
 JobKey = tuple[str, str]
 """Namespace and uid. Anybody may label a pod with the uid of a job in another namespace: it is not heard."""
@@ -24,8 +30,13 @@ class Speaker:
     index: int
 
 
+def _nobody(_after: float) -> None:
+    """Nobody is to be woken."""
+
+
 @dataclass
 class _Followed:
+    wake: Callable[[float], None] = _nobody
     finish_phase: str | None = None
     heard: dict[tuple[Run, int], Heard] = field(default_factory=dict)
 
@@ -36,9 +47,10 @@ class Board:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Followed] = {}
 
-    def follow(self, job: JobKey, finish_phase: str | None) -> None:
-        """`finish_phase` is to end now, if it is the one that trains."""
-        self._jobs.setdefault(job, _Followed()).finish_phase = finish_phase
+    def follow(self, job: JobKey, finish_phase: str | None, wake: Callable[[float], None] = _nobody) -> None:
+        """`finish_phase` is to end now, if it is the one that trains. `wake`: what to do, with seconds, at news."""
+        followed = self._jobs.setdefault(job, _Followed())
+        followed.finish_phase, followed.wake = finish_phase, wake
 
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
@@ -49,7 +61,10 @@ class Board:
         if followed is None:
             return False
         key = (speaker.run, speaker.index)
-        followed.heard[key] = updated(followed.heard.get(key), speaker, report, now)
+        known = followed.heard.get(key)
+        followed.heard[key] = heard = updated(known, speaker, report, now)
+        if (after := _wake_after(known, heard)) is not None:
+            followed.wake(after)
         return True
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
@@ -93,6 +108,22 @@ def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datet
         begun=known.begun or (now if at_work else None),
         progressed=now if grew or saves else known.progressed,
     )
+
+
+def _wake_after(known: Heard | None, heard: Heard) -> float | None:
+    """How soon the job is to be looked at for what a report says; None when that is nothing new."""
+    if known is None or (known.begun is None) != (heard.begun is None) or _has_ended(known) != _has_ended(heard):
+        return SOON_SECONDS
+    return None if _essence(known) == _essence(heard) else NEWS_SECONDS
+
+
+def _essence(heard: Heard) -> tuple[int, str | None]:
+    checkpoint = heard.report.checkpoint
+    return steps_of(heard.report), checkpoint.name if checkpoint else None
+
+
+def _has_ended(heard: Heard) -> bool:
+    return bool(heard.report.ranks) and all(rank.place == "ended" for rank in heard.report.ranks)
 
 
 def _is_at_work(rank: RankSign) -> bool:

@@ -84,6 +84,11 @@ class Case:
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
 
     @cached_property
+    def words(self) -> list[Pod]:
+        """The pods, and those that are gone and whose last words are known."""
+        return self.pods + [pod for pod in self.seen.gone if pod.run == self.run]
+
+    @cached_property
     def heard(self) -> list[Heard]:
         """Of the present execution, in the order of the pods."""
         return sorted((heard for heard in self.seen.heard if heard.run == self.run), key=lambda heard: heard.index)

@@ -146,3 +146,5 @@ class Observed:
     existing: frozenset[tuple[str, str]] = frozenset()
     foreign: tuple[str, ...] = ()
     heard: tuple[Heard, ...] = ()
+    gone: tuple[Pod, ...] = ()
+    """Pods that said something when they ended, and are deleted."""

@@ -77,6 +77,12 @@ def read_job(body: Json) -> ChildJob:
     )
 
 
+def has_no_pod_left(job: Json) -> bool:
+    """Whether all pods of a Job have ended; not before it has."""
+    status = job.get("status", {})
+    return _ending(job) is not None and not status.get("active") and not status.get("terminating")
+
+
 def read_pod(body: Json) -> Pod:
     status = body.get("status", {})
     container = _container(status)

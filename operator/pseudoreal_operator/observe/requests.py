@@ -1,5 +1,6 @@
 """Reads what a pass needs from the API server."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,53 +13,94 @@ from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.observe.board import QUIET_SECONDS, Board, JobKey, Speaker
-from pseudoreal_operator.observe.observed import Heard, Observed, Pod, PodPhase, Role, Run
-from pseudoreal_operator.observe.reading import belongs_to, is_of_another, newest_report, read_job, read_pod
+from pseudoreal_operator.observe.last_words import LastWords
+from pseudoreal_operator.observe.observed import ChildJob, Heard, Observed, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.reading import (
+    belongs_to,
+    has_no_pod_left,
+    is_of_another,
+    newest_report,
+    read_job,
+    read_pod,
+)
+from pseudoreal_operator.observe.stages import current_stage
 
 Json = dict[str, Any]
 
 LOG_LINES = 50
+_POD_JOB = "batch.kubernetes.io/job-name"
+"""The label by which the Job controller knows its pods."""
 
 log = structlog.get_logger()
 
 
-async def observe(api: Api, board: Board, job: PseudoRealJob, status: PseudoRealJobStatus, now: datetime) -> Observed:
+async def observe(
+    api: Api, board: Board, words: LastWords, job: PseudoRealJob, status: PseudoRealJobStatus, now: datetime
+) -> Observed:
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Jobs come first: when one has ended, the pods that are read after it tell how.
-    by_kind = {kind: await api.list(kind, namespace, f"{LABEL_JOB}={name}") for kind in ("Job", "Pod")}
-    own = {kind: [c for c in found if belongs_to(uid, c)] for kind, found in by_kind.items()}
-    others = [c for found in by_kind.values() for c in found if is_of_another(uid, c)]
-    if claim := await _claim(api, job):
-        (others if is_of_another(uid, claim) else own.setdefault("PersistentVolumeClaim", [])).append(claim)
-    pods = tuple(read_pod(body) for body in own["Pod"])
-    heard = board.of_job((namespace, uid), _alive(pods))
-    if await _read_log(api, board, (namespace, uid), _unheard(pods, heard, now), now):
-        heard = board.of_job((namespace, uid), _alive(pods))
+    jobs = [body async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}")]
+    own = [body for body in jobs if belongs_to(uid, body)]
+    others = [_name(body) for body in jobs if is_of_another(uid, body)]
+    present = _present(status, [read_job(body) for body in own])
+    pods, strangers = await _pods(api, job, f"{LABEL_JOB}={name}{_without(own, present)}")
+    existing = {("Job", _name(body)) for body in own}
+    if claim := _claim_name(job):
+        # It is made before the Job.
+        is_made = any(read_job(body).run == present for body in own)
+        found = {} if is_made else await api.find("PersistentVolumeClaim", namespace, claim)
+        if found and is_of_another(uid, found):
+            others.append(claim)
+        elif found is not None:
+            existing.add(("PersistentVolumeClaim", claim))
+    key, runs = (namespace, uid), {pod.run for pod in pods if pod.is_alive} | ({present} if present else set())
+    heard = board.of_job(key, runs)
+    if await _read_log(api, board, key, _unheard(pods, heard, now), now):
+        heard = board.of_job(key, runs)
     return Observed(
         job=job,
         status=status,
-        jobs=tuple(read_job(body) for body in own["Job"]),
-        pods=pods,
-        existing=frozenset((kind, _name(body)) for kind in own for body in own[kind]),
-        foreign=tuple(_name(body) for body in others),
+        jobs=tuple(read_job(body) for body in own),
+        pods=tuple(pods),
+        existing=frozenset(existing),
+        foreign=(*others, *strangers),
         heard=heard,
+        gone=words.of_job(key, [pod.name for pod in pods]),
     )
 
 
-async def _claim(api: Api, job: PseudoRealJob) -> Json | None:
-    """The claim that the job asks for. One that somebody else made is used as it is."""
+def _present(status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Run | None:
+    """The present execution; None when there is nothing left to do."""
+    stage = current_stage(status.phases) if status.phases else None
+    return stage.run(max([1, status.execution_attempt, *(job.run.attempt for job in jobs)])) if stage else None
+
+
+def _without(jobs: Sequence[Json], present: Run | None) -> str:
+    """A selector that leaves out pods of earlier executions that have all ended; they stay for their logs, and may be
+    thousands."""
+    over = [_name(body) for body in jobs if has_no_pod_left(body) and read_job(body).run != present]
+    return f",{_POD_JOB} notin ({','.join(sorted(over))})" if over else ""
+
+
+async def _pods(api: Api, job: PseudoRealJob, selector: str) -> tuple[list[Pod], list[str]]:
+    """Those of the job, and the names of those of a deleted one of its name."""
+    pods: list[Pod] = []
+    strangers: list[str] = []
+    async for body in api.each("Pod", job.metadata.namespace, selector):
+        if belongs_to(job.metadata.uid, body):
+            pods.append(read_pod(body))
+        elif is_of_another(job.metadata.uid, body):
+            strangers.append(_name(body))
+    return pods, strangers
+
+
+def _claim_name(job: PseudoRealJob) -> str | None:
+    """Of the claim that the job asks for. One that somebody else made is used as it is."""
     volume = job.spec.checkpoint.volume
-    if volume is None or volume.claim is None:
-        return None
-    return await api.find("PersistentVolumeClaim", job.metadata.namespace, claim_name(job.metadata.name))
+    return None if volume is None or volume.claim is None else claim_name(job.metadata.name)
 
 
-def _alive(pods: tuple[Pod, ...]) -> set[Run]:
-    """Ended pods may stay for ever, for their logs; what they reported need not."""
-    return {pod.run for pod in pods if pod.is_alive}
-
-
-def _unheard(pods: tuple[Pod, ...], heard: tuple[Heard, ...], now: datetime) -> Pod | None:
+def _unheard(pods: Sequence[Pod], heard: tuple[Heard, ...], now: datetime) -> Pod | None:
     """The pod of rank 0, if it runs and does not report."""
     speaker = next((p for p in pods if p.phase is PodPhase.RUNNING and p.run.role is Role.TRAIN and p.index == 0), None)
     if speaker is None:

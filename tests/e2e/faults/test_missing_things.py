@@ -12,6 +12,7 @@ from pseudoreal_dev.machine import mounts, shell
 from tests.e2e.faults.undisturbed import Undisturbed
 from tests.e2e.job import IN_NAMESPACE, Job
 from tests.e2e.machine import make_volume
+from tests.patience import wait_for
 
 pytestmark = pytest.mark.e2e
 
@@ -36,6 +37,7 @@ def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
     restart = {"backoffSeconds": 1, "maxRestarts": 100}
     job = start("cramped", claim=CLAIM, spec__restart=restart)
     job.wait("a lack of room", lambda status: status.restarts > 0)
+    wait_for("the event", lambda: "AttemptFailed" in job.reasons())
     told = next(event["message"] for event in job.events() if event["reason"] == "AttemptFailed")
     assert "No space left on device" in told
     assert "checkpoint.keepLast" in told

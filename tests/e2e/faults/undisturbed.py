@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.e2e.job import Job
+from tests.patience import wait_for
 
 SPEC: dict[str, Any] = {
     "spec__phases__0__until__steps": 90,
@@ -36,5 +37,6 @@ class Undisturbed:
         status = job.wait_for_end()
         assert status.phase == "Succeeded", status
         assert job.final_files() == self.files, "the weights differ"
-        reasons = job.reasons()
-        assert sorted(reasons) == sorted([*self.reasons, *extra]), reasons
+        # Events come after the status.
+        expected = sorted([*self.reasons, *extra])
+        wait_for("the events", lambda: sorted(job.reasons()) == expected, job.reasons)

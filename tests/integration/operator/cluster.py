@@ -49,6 +49,11 @@ class Cluster:
     def patch_job(self, name: str, patch: Any) -> None:
         self._custom.patch_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name, patch)
 
+    def patch_status(self, name: str, status: Json) -> None:
+        self._custom.patch_namespaced_custom_object_status(
+            GROUP, VERSION, self.namespace, PLURAL, name, {"status": status}
+        )
+
     def delete_job(self, name: str) -> None:
         self._custom.delete_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
 
@@ -138,6 +143,14 @@ class Job:
 
     def reasons(self) -> list[str]:
         return [event["reason"] for event in self.events()]
+
+    def tells(self, *reasons: str) -> None:
+        """Waits until these are the reasons of its events, which come after the status."""
+        wait_for("the events", lambda: self.reasons() == list(reasons), self.reasons)
+
+    def event(self, reason: str) -> Json:
+        """The first one with that reason, once it is there."""
+        return wait_for(reason, lambda: next((e for e in self.events() if e["reason"] == reason), None), self.reasons)
 
     def condition(self, kind: str) -> Json:
         return next(c for c in self.body["status"]["conditions"] if c["type"] == kind)

@@ -42,7 +42,7 @@ def test_a_hang_is_told(stuck: Job) -> None:
     assert progressing["status"] == "False"
     culprit = stuck.pods("stuck-pseudo-a1", 2)[1]
     assert progressing["message"].startswith(blame(culprit))
-    event = stuck.events()[-1]
+    event = stuck.event("HangDetected")
     assert (event["reason"], event["type"], event["message"]) == ("HangDetected", "Warning", progressing["message"])
     assert (stuck.status.restarts, stuck.child_jobs()) == (0, ["stuck-pseudo-a1"])
 
@@ -58,7 +58,7 @@ def test_a_hang_is_a_fault(stuck: Job) -> None:
     (fault,) = status.faults
     where = (culprit["metadata"]["name"], NODE)
     assert (fault.attempt, fault.reason, fault.pod, fault.node) == (1, "StepStalled", *where)
-    hang = next(event for event in stuck.events() if event["reason"] == "HangDetected")
+    hang = stuck.event("HangDetected")
     assert hang["message"].startswith(blame(culprit))
     assert stuck.reasons().count("HangDetected") == 1
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.operator.cluster import Cluster, Job
-from tests.patience import wait_for
+from tests.integration.operator.cluster import Cluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
 
@@ -73,10 +72,6 @@ def _check(trial: Trial) -> None:
     status = job.wait("the verdict", lambda status: bool(status.faults))
     assert [(fault.pod, fault.reason, fault.attempt) for fault in status.faults] == [(name, "PodFailed", 1)], job.name
     assert status.restarts == 1
-    failed = wait_for("the event", lambda: _failure(job))
+    failed = job.event("AttemptFailed")
     assert failed["message"].startswith(f"Pod {name} "), failed["message"]
     job.pods(f"{job.name}-pseudo-a2", 2)
-
-
-def _failure(job: Job) -> Json | None:
-    return next((event for event in job.events() if event["reason"] == "AttemptFailed"), None)

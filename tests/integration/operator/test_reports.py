@@ -157,7 +157,7 @@ def test_a_phase_is_asked_to_finish(cluster: Cluster) -> None:
     progressing = job.condition("Progressing")
     assert progressing["status"] == "True"
     assert "asked to end now, through a checkpoint" in progressing["message"]
-    assert job.reasons() == ["Accepted", "PhaseStarted", "FinishRequested"]
+    job.tells("Accepted", "PhaseStarted", "FinishRequested")
     cluster.patch_job(job.name, {"metadata": {"annotations": {ANNOTATION_FINISH_PHASE: "real"}}})
     wait_for("an answer without it", lambda: not _asks_to_finish(pod))
 

@@ -131,8 +131,7 @@ def _check_end(job: Job, words: str) -> None:
     assert failed["reason"] == "RestartsExhausted"
     shown = clean(words.strip(), 600).rstrip(".")
     assert f"ended with exit code 1: {shown}." in failed["message"], job.name
-    (event,) = [event for event in job.events() if event["reason"] == "Failed"]
-    assert event["message"] == cut(failed["message"], 1000)
+    assert job.event("Failed")["message"] == cut(failed["message"], 1000)
 
 
 @pytest.mark.usefixtures("operator")

@@ -42,7 +42,7 @@ def test_a_job_runs_through_its_phases(cluster: Cluster) -> None:
     assert (status.progress.step, status.progress.percent) == (20, 100)
     assert job.condition("Succeeded")["status"] == "True"
     assert job.condition("Delinked")["status"] == "True"
-    assert job.reasons() == STORY
+    job.tells(*STORY)
 
 
 def test_an_operator_killed_in_every_stage_changes_nothing(
@@ -57,7 +57,9 @@ def test_an_operator_killed_in_every_stage_changes_nothing(
     status = job.wait("the end", lambda status: status.phase == "Succeeded")
     assert (status.attempt, status.restarts) == (1, 0)
     assert job.child_jobs() == ["immortal-pseudo-a1", "immortal-real-a1", "immortal-real-delink-a1"]
-    assert job.reasons() == STORY
+    job.event("Succeeded")
+    told = iter(STORY)
+    assert all(reason in told for reason in job.reasons()), "some may be lost with an operator; none comes twice"
 
 
 def test_the_operator_ends_when_it_is_asked_to(cluster: Cluster, operator: Operator) -> None:

@@ -20,6 +20,10 @@ class Target(StrEnum):
     WATCH = "watch"
     CHANGE = "change"
     """What a watch tells."""
+    JOB_CHANGE = "change of a job"
+    """What the watch of jobs tells, which is kopf's."""
+    CHILD_CHANGE = "change of a child"
+    """What the watches of Jobs and pods tell."""
 
 
 class Kind(StrEnum):
@@ -51,7 +55,7 @@ class Fault:
         return f"{self.target} {self.number}: {self.kind}"
 
 
-_ANSWERS = (Kind.ANSWER_409, Kind.ANSWER_410, Kind.ANSWER_429, Kind.ANSWER_500)
+_ANSWERS = (Kind.ANSWER_404, Kind.ANSWER_409, Kind.ANSWER_410, Kind.ANSWER_429, Kind.ANSWER_500)
 _ANY = (Kind.DROP_REQUEST, Kind.DROP_ANSWER, Kind.DELAY, Kind.HANG, *_ANSWERS)
 _OF_WRITES = (*_ANY, Kind.DUPLICATE, Kind.KILL_BEFORE, Kind.KILL_AFTER)
 _OF_CHANGES = (Kind.CUT, Kind.ERROR_410, Kind.ERROR_500)
@@ -65,9 +69,9 @@ _APPLICABLE = {
 _SAMPLED = {
     Target.CHILD: (Kind.HANG, Kind.DROP_REQUEST, Kind.ANSWER_410, Kind.ANSWER_500, Kind.KILL_AFTER),
     Target.NEWS: (Kind.DROP_ANSWER, Kind.DUPLICATE, Kind.ANSWER_409, Kind.KILL_BEFORE),
-    Target.STATUS: (Kind.DELAY, Kind.ANSWER_429, Kind.KILL_BEFORE, Kind.KILL_AFTER),
+    Target.STATUS: (Kind.DELAY, Kind.ANSWER_404, Kind.ANSWER_429, Kind.KILL_BEFORE, Kind.KILL_AFTER),
     Target.CHANGE: (Kind.ERROR_500,),
-    Target.READ: (Kind.ANSWER_410,),
+    Target.READ: (Kind.ANSWER_404, Kind.ANSWER_410),
     Target.WATCH: (Kind.ANSWER_429,),
 }
 # No two lives send quite as many requests, and the last ones of a long life must be covered.

@@ -59,6 +59,7 @@ class Life:
 
     def live_on(self) -> Story:
         self.run_to_the_end()
+        self.until("the last event", lambda: self.starts > 1 or ("Event", "Succeeded") in self._created())
         end = _essence(self.job.body)
         self.delete()
         return Story(end, Counter(self._created()))

@@ -191,7 +191,8 @@ class Proxy:
             # An operator that was killed sees nothing any more; what counts is the watch of the next one.
             if request.transport is None or request.transport.is_closing():
                 break
-            kind = self._due(f"{exchange}: {_described(line)}", Target.CHANGE)
+            whose = Target.JOB_CHANGE if PLURAL in exchange.path else Target.CHILD_CHANGE
+            kind = self._due(f"{exchange}: {_described(line)}", Target.CHANGE, whose)
             if kind is Kind.CUT:
                 await answer.write(line[: len(line) // 2])
                 return _cut_off(request)

@@ -11,8 +11,10 @@ pytestmark = pytest.mark.integration
 JOBS = 5
 
 
-# The first request of kopf, its first write, and a write of our own.
-@pytest.mark.parametrize(("target", "number"), [(Target.READ, 1), (Target.WRITE, 1), (Target.WRITE, 3 * JOBS)])
+# The first request of all, the first of kopf, and two writes.
+@pytest.mark.parametrize(
+    ("target", "number"), [(Target.READ, 1), (Target.DISCOVERY, 1), (Target.WRITE, 1), (Target.WRITE, 3 * JOBS)]
+)
 def test_it_ends_while_jobs_run_and_a_request_hangs(lives: Lives, target: Target, number: int) -> None:
     with lives.life(f"hanging-{target}-{number}", Fault(Kind.HANG, target, number)) as life:
         for job in range(JOBS):

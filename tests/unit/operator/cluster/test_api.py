@@ -48,5 +48,5 @@ async def test_another_conflict_is_one(body: object) -> None:
 )
 async def test_the_sentence_of_an_error(body: object, says: str) -> None:
     with pytest.raises(ApiException) as caught:
-        await _api(502, body).list("Job", "default")
+        await _api(502, body).find("Job", "default", "j")
     assert message_of(caught.value) == says

@@ -78,6 +78,25 @@ def test_a_holder_that_ends_hands_over() -> None:
     virtual_time.run(main())
 
 
+def test_the_lease_says_since_when_it_is_held_and_how_often_it_changed_hands() -> None:
+    async def main() -> None:
+        server = Server()
+        async with two(server) as (first, second):
+            assert server.lease
+            held = server.lease["spec"]
+            assert held["leaseTransitions"] == 0
+            await asyncio.sleep(60)
+            assert server.lease["spec"]["acquireTime"] == held["acquireTime"] <= server.lease["spec"]["renewTime"]
+            await first.stop()
+            await asyncio.sleep(2.1)
+            assert second.works
+            taken = server.lease["spec"]
+            assert (taken["holderIdentity"], taken["leaseTransitions"]) == ("second", 1)
+            assert taken["acquireTime"] > held["acquireTime"]
+
+    virtual_time.run(main())
+
+
 def test_a_holder_that_crashes_is_waited_for() -> None:
     async def main() -> None:
         async with two(Server()) as (first, second):

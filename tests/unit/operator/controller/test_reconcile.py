@@ -1,13 +1,17 @@
-"""A pass meets a job that is not the one, or not as, it was read."""
+"""A pass meets a job that is not as it was read, an API server that refuses, and mistakes of ours."""
 
 import json
+from collections.abc import AsyncIterator
 from typing import Any, cast
 
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.controller import reconcile as module
 from pseudoreal_operator.controller.counts import Counts
-from pseudoreal_operator.controller.reconcile import Gone, Identity, reconcile
+from pseudoreal_operator.controller.news import News
+from pseudoreal_operator.controller.reconcile import Gone, Means, is_mistake, reconcile
+from pseudoreal_operator.controller.wakeups import Name
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
 
@@ -17,88 +21,127 @@ SETTINGS = Settings("trainer:1", "IfNotPresent", ())
 
 
 class Server:
-    """One job, and what is posted and applied. Writing its status fails with the given code."""
+    """One job, and what is applied. `refusal`: the code for every status; `banned`: a status with that text is refused
+    as invalid; `missing`: how many reads of the job answer 404; `gone`: it is."""
 
     def __init__(
         self,
-        uid: str,
         refusal: int | None = None,
-        event_refusal: int | None = None,
         child_refusal: ApiException | None = None,
         banned: str | None = None,
+        missing: int = 0,
+        gone: bool = False,
     ) -> None:
-        """`banned`: a status with that text is refused as invalid."""
-        self._banned = banned
+        self._refusal, self._child_refusal, self._banned = refusal, child_refusal, banned
+        self._missing, self._gone = missing, gone
+        self.body = good_job()
+        self.body["metadata"] |= {"namespace": "default", "uid": "one", "resourceVersion": "7", "generation": 1}
+        self.requests = 0
         self.attempts: list[Json] = []
-        self._body = good_job()
-        self._child_refusal = child_refusal
-        self._event_refusal = event_refusal
-        self._body["metadata"] |= {"namespace": "default", "uid": uid, "resourceVersion": "7", "generation": 1}
-        self._refusal = refusal
-        self.posted: list[Json] = []
         self.applied: list[Json] = []
         self.created: list[Json] = []
+        self.managers: list[str] = []
+        self.merged: list[Json] = []
 
-    async def find(self, *_: str) -> Json:
-        return self._body
+    async def find(self, *_: str) -> Json | None:
+        self.requests += 1
+        if self._missing:
+            self._missing -= 1
+            return None
+        return None if self._gone else self.body
 
-    async def list(self, *_: str) -> list[Json]:
-        return []
+    async def each(self, kind: str, _namespace: str, _selector: str = "", *, name: str = "") -> AsyncIterator[Json]:
+        self.requests += 1
+        if kind == "PseudoRealJob" and name == "good" and not self._gone:
+            yield self.body
 
-    async def post(self, manifest: Json) -> None:
-        if self._event_refusal:
-            raise ApiException(status=self._event_refusal, reason="refused")
-        self.posted.append(manifest)
+    async def merge(self, _kind: str, _namespace: str, _name: str, patch: Json) -> None:
+        self.merged.append(patch)
 
     def remember(self) -> None:
         """The status that was written last."""
-        self._body["status"] = self.applied[-1]["status"]
+        self.body["status"] = self.applied[-1]["status"]
 
     async def create(self, manifest: Json) -> None:
         if self._child_refusal:
             raise self._child_refusal
         self.created.append(manifest)
 
-    async def apply(self, manifest: Json, _: str) -> None:
+    async def apply(self, manifest: Json, _: str, *, manager: str = "pseudoreal-operator") -> None:
         self.attempts.append(manifest)
         if self._refusal:
             raise ApiException(status=self._refusal, reason="refused")
         if self._banned and self._banned in json.dumps(manifest):
             raise ApiException(status=400, reason="error decoding YAML")
         self.applied.append(manifest)
+        self.managers.append(manager)
+
+    def condition(self, kind: str) -> Json:
+        """As it was written last."""
+        return next(c for c in self.applied[-1]["status"]["conditions"] if c["type"] == kind)
 
 
-async def _pass(server: Any, counts: Counts | None = None) -> float | None:
-    who = Identity("default", "good", "one")
-    return await reconcile(cast(Api, server), Board(), SETTINGS, counts or Counts(), who)
+class Deaf(News):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Json] = []
+
+    def tell(self, _job: Name, events: Any) -> None:
+        self.told += events
 
 
-async def test_another_job_of_the_same_name_is_left_to_its_own_loop() -> None:
-    server = Server("another")
+async def _pass(server: Any, counts: Counts | None = None, news: Deaf | None = None) -> float | None:
+    means = Means(cast(Api, server), SETTINGS, Board(), counts or Counts(), news or Deaf())
+    return await reconcile(means, Name("default", "good"), lambda _after: None)
+
+
+async def test_a_job_that_is_gone_is_gone() -> None:
+    with pytest.raises(Gone):
+        await _pass(Server(gone=True))
+
+
+async def test_an_answer_of_404_alone_does_not_end_the_loop_of_a_job() -> None:
+    with pytest.raises(ApiException) as refused:
+        await _pass(server := Server(missing=1))
+    assert refused.value.status == 404
+    assert await _pass(server) == 0.0
+
+
+async def test_a_finalizer_of_an_older_release_is_taken_off_and_no_other() -> None:
+    server = Server()
+    server.body["metadata"]["finalizers"] = ["other", "pseudoreal.dev/cleanup"]
+    assert await _pass(server) == 0.0
+    assert server.merged == [{"metadata": {"resourceVersion": "7", "finalizers": ["other"]}}]
+    assert server.applied == []
+
+
+async def test_a_job_that_is_being_deleted_is_let_go() -> None:
+    server = Server()
+    server.body["metadata"] |= {"deletionTimestamp": "now", "finalizers": ["pseudoreal.dev/cleanup"]}
+    assert await _pass(server) == 0.0
+    assert server.merged == [{"metadata": {"resourceVersion": "7", "finalizers": []}}]
+    server.body["metadata"]["finalizers"] = []
     with pytest.raises(Gone):
         await _pass(server)
-    assert server.posted == []
 
 
 async def test_a_status_is_written_only_on_what_was_read() -> None:
-    server = Server("one")
+    server = Server()
     assert await _pass(server) == 0.0
     assert server.applied[0]["metadata"] == {"name": "good", "namespace": "default", "resourceVersion": "7"}
 
 
-async def test_a_job_that_was_changed_meanwhile_is_looked_at_again_soon() -> None:
-    wait = await _pass(Server("one", refusal=409))
-    assert wait is not None
-    assert 0 < wait < 1
-
-
-async def test_a_refused_status_is_an_error() -> None:
-    with pytest.raises(ApiException):
-        await _pass(Server("one", refusal=500))
+@pytest.mark.parametrize("status", [404, 409, 429, 500])
+async def test_a_refused_status_is_for_another_pass(status: int) -> None:
+    with pytest.raises(ApiException) as refused:
+        await _pass(Server(refusal=status), news=(news := Deaf()))
+    assert refused.value.status == status
+    assert news.told == [], "nothing is told that was not written"
 
 
 async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
-    server, counts = Server("one", banned="is about to start"), Counts()
+    server, counts = Server(banned="is about to start"), Counts()
     assert await _pass(server, counts) == 0.0
     (written,) = server.applied
     assert (written["status"]["executionAttempt"], len(server.attempts), counts.refused_statuses) == (1, 2, 1)
@@ -108,7 +151,7 @@ async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
 
 
 async def test_a_text_that_was_refused_is_not_tried_again_and_others_are() -> None:
-    server, counts = Server("one", banned="The job can run"), Counts()
+    server, counts = Server(banned="The job can run"), Counts()
     await _pass(server, counts)
     server.remember()
     await _pass(server, counts)
@@ -119,39 +162,90 @@ async def test_a_text_that_was_refused_is_not_tried_again_and_others_are() -> No
 
 
 async def test_a_status_that_is_refused_without_texts_too_is_an_error() -> None:
-    server, counts = Server("one", banned="executionAttempt"), Counts()
+    server, counts = Server(banned="executionAttempt"), Counts()
     with pytest.raises(ApiException):
         await _pass(server, counts)
     assert server.applied == []
 
 
-async def test_a_namespace_that_takes_no_more_events_does_not_hold_up_its_jobs() -> None:
-    server = Server("one", event_refusal=403)
-    assert await _pass(server) == 0.0
+async def test_events_come_after_the_status_that_says_the_same() -> None:
+    assert await _pass(server := Server(), news=(news := Deaf())) == 0.0
+    assert [event["reason"] for event in news.told] == ["Accepted"]
     assert server.applied[0]["status"]["executionAttempt"] == 1
 
 
-async def test_an_event_that_may_come_later_is_not_lost() -> None:
-    server = Server("one", event_refusal=429)
-    with pytest.raises(ApiException):
-        await _pass(server)
-    assert server.applied == []
+INVALID = {"reason": "Invalid", "details": {"causes": [{"reason": "FieldValueRequired", "field": "spec.template"}]}}
+POLICY = {"reason": "Invalid", "details": {"causes": [{"message": "no GPUs"}]}}
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "mistake"),
+    [
+        (422, INVALID | {"message": "spec.template.spec.containers[0].image: Required value"}, True),
+        (400, {"reason": "BadRequest", "message": "unknown field"}, True),
+        (422, POLICY | {"message": "ValidatingAdmissionPolicy 'no-gpus' denied request: no GPUs"}, False),
+        (422, POLICY | {"message": "in another language"}, False),
+        (400, {"message": 'admission webhook "policy.example" denied the request: no'}, False),
+        (422, INVALID | {"message": 'admission webhook "policy.example" denied the request: no'}, False),
+        (403, {"reason": "Forbidden", "message": "exceeded quota"}, False),
+        (409, {"reason": "Conflict"}, False),
+        (500, {}, False),
+    ],
+)
+def test_mistakes_are_told_from_policies(status: int, said: Json, mistake: bool) -> None:
+    assert is_mistake(ApiException(status=status, body=json.dumps(said))) is mistake
 
 
 @pytest.mark.parametrize(
     ("status", "said", "phase"),
     [
-        (422, "spec.template.spec.containers[0].image: Required value", "Failed"),
-        (400, 'admission webhook "policy.example" denied the request: no', "Pending"),
-        (422, "ValidatingAdmissionPolicy 'no-gpus' denied request", "Pending"),
-        (403, "exceeded quota", "Pending"),
+        (422, INVALID | {"message": "spec.template.spec.containers[0].image: Required value"}, "Failed"),
+        (400, {"message": 'admission webhook "policy.example" denied the request: no'}, "Pending"),
+        (422, POLICY | {"message": "ValidatingAdmissionPolicy 'no-gpus' denied request"}, "Pending"),
+        (403, {"message": "exceeded quota"}, "Pending"),
     ],
 )
-async def test_only_an_invalid_child_ends_a_job(status: int, said: str, phase: str) -> None:
-    server = Server("one", child_refusal=ApiException(status=status, body=json.dumps({"message": said})))
+async def test_only_an_invalid_child_ends_a_job_and_others_are_tried_later_and_later(
+    status: int, said: Json, phase: str
+) -> None:
+    refusal = ApiException(status=status, body=json.dumps(said))
+    server = Server(child_refusal=refusal)
     await _pass(server)
     server.remember()
-    await _pass(server)
+    refusal.headers = {"Retry-After": "77"}
+    wait = await _pass(server)
+    assert wait == (0.0 if phase == "Failed" else 77.0)
     assert server.applied[-1]["status"]["phase"] == phase
     conditions = server.applied[-1]["status"]["conditions"]
-    assert any(said in condition["message"] for condition in conditions)
+    assert any(said["message"] in condition["message"] for condition in conditions)
+
+
+async def test_a_mistake_of_ours_is_told_once_counted_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> None:
+        raise KeyError("what nobody thought of")
+
+    server, counts = Server(), Counts()
+    await _pass(server)
+    server.remember()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "plan", wrong)
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                await _pass(server, counts)
+            server.body["status"] = server.applied[-1]["status"]
+    assert counts.internal_errors == 2
+    assert server.managers == ["pseudoreal-operator", "pseudoreal-operator-errors"], "it is not written again"
+    said = server.condition("Progressing")
+    assert (said["status"], said["reason"]) == ("False", "InternalError")
+    assert "KeyError: 'what nobody thought of'" in said["message"]
+
+
+async def test_a_status_of_another_release_is_said_to_be_unreadable_and_left_as_it_is() -> None:
+    server, counts = Server(), Counts()
+    server.body["status"] = {"phases": [{"name": "pseudo", "state": ["of", "another", "type"]}]}
+    with pytest.raises(ValueError, match="state"):
+        await _pass(server, counts)
+    (written,) = server.applied
+    assert written["status"].keys() == {"conditions"}
+    assert server.condition("Progressing")["reason"] == "Unreadable"
+    assert counts.internal_errors == 1

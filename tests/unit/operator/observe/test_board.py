@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.messages import ProgressReport
 from pseudoreal_api.reports import Place, PodReport, RankSign, SavedCheckpoint
-from pseudoreal_operator.observe.board import Board, Speaker, updated
+from pseudoreal_operator.observe.board import NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
 from pseudoreal_operator.observe.observed import Heard, Role, Run
 
 JOB = ("default", "uid-1")
@@ -156,3 +156,22 @@ def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_annotation(board:
     assert not board.is_to_finish(real)
     board.follow(JOB, None)
     assert not board.is_to_finish(SPEAKER)
+
+
+@pytest.mark.parametrize(
+    ("reports", "wakes"),
+    [
+        ([at(0, "starting")], [SOON_SECONDS]),
+        ([at(0, "starting"), at(0, "starting")], [SOON_SECONDS]),
+        ([at(0, "starting"), at(0), at(0)], [SOON_SECONDS] * 2),
+        ([at(1), at(2), at(2)], [SOON_SECONDS, NEWS_SECONDS]),
+        ([at(1), at(1, checkpoint=SAVED), at(1)], [SOON_SECONDS, NEWS_SECONDS]),
+        ([at(1), at(1, "ended"), at(1, "ended")], [SOON_SECONDS] * 2),
+    ],
+)
+def test_a_job_is_woken_by_what_is_new(reports: list[PodReport], wakes: list[float]) -> None:
+    board, woken = Board(), list[float]()
+    board.follow(JOB, None, woken.append)
+    for report in reports:
+        board.hear(SPEAKER, report, NOON)
+    assert woken == wakes

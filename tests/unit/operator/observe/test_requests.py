@@ -1,13 +1,16 @@
 """What of the objects that the API server lists belongs to the job."""
 
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from pseudoreal_api.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.observed import Observed
 from pseudoreal_operator.observe.requests import observe
+from pseudoreal_operator.observe.stages import first_phases
 
 from tests.unit.operator.world import UID, make_job
 
@@ -19,17 +22,30 @@ class Server:
 
     def __init__(self, claim: Json | None = None, **listed: list[Json]) -> None:
         self._claim, self._listed = claim, listed
+        self.asked: list[str] = []
 
-    async def find(self, *_: str) -> Json | None:
+    async def find(self, kind: str, *_: str) -> Json | None:
+        self.asked.append(kind)
         return self._claim
 
-    async def list(self, kind: str, *_: str) -> list[Json]:
-        return self._listed.get(kind, [])
+    async def each(self, kind: str, _namespace: str, selector: str) -> AsyncIterator[Json]:
+        self.asked.append(f"{kind} {selector}")
+        for body in self._listed.get(kind, []):
+            yield body
 
 
-async def seen(server: Server) -> Observed:
+async def seen(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
     job = make_job(spec__checkpoint={"volume": CLAIM})
-    return await observe(cast(Api, server), Board(), job, PseudoRealJobStatus(), datetime.now(UTC))
+    at = status or PseudoRealJobStatus(execution_attempt=1, phases=first_phases(job.spec))
+    return await observe(cast(Api, server), Board(), LastWords(), job, at, datetime.now(UTC))
+
+
+def child_job(name: str, attempt: int, **status: Any) -> Json:
+    run = {"job-uid": UID, "phase": "pseudo", "role": "train", "execution-attempt": str(attempt), "attempt": "1"}
+    return labelled(name, **run) | {"status": status}
+
+
+ENDED = [{"type": "Failed", "status": "True"}]
 
 
 def labelled(name: str, **labels: str) -> dict[str, Any]:
@@ -55,3 +71,20 @@ async def test_what_somebody_else_labelled_is_no_child() -> None:
     found = await seen(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
     assert [job.name for job in found.jobs] == ["own"]
     assert (found.existing, found.foreign) == ({("Job", "own")}, ("old",))
+
+
+async def test_a_look_at_a_running_job_takes_two_requests() -> None:
+    server = Server(Job=[child_job("sim-pseudo-a1", 1)])
+    found = await seen(server)
+    assert server.asked == ["Job pseudoreal.dev/job-name=sim", "Pod pseudoreal.dev/job-name=sim"]
+    assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing, "it was made before the Job"
+
+
+async def test_pods_of_executions_that_are_over_are_not_read_again() -> None:
+    over = child_job("sim-pseudo-a1", 1, conditions=ENDED)
+    ending = [child_job("sim-pseudo-a2", 2, conditions=ENDED, terminating=1), child_job("sim-pseudo-a3", 3, active=2)]
+    present = child_job("sim-pseudo-a4", 4, conditions=ENDED)
+    server = Server(Job=[over, *ending, present])
+    await seen(server, PseudoRealJobStatus(execution_attempt=4, phases=first_phases(make_job().spec)))
+    selector = "pseudoreal.dev/job-name=sim,batch.kubernetes.io/job-name notin (sim-pseudo-a1)"
+    assert server.asked[1] == f"Pod {selector}"

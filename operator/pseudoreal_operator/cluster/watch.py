@@ -1,0 +1,58 @@
+"""Watches that never end: what becomes of the children of all jobs, told as it happens. Nothing of it is kept."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import structlog
+from kubernetes.aio.client import ApiException
+
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
+
+Json = dict[str, Any]
+
+_GONE = 410
+_PAUSE_SECONDS = 0.1
+"""Between two connections."""
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Of the objects of one kind that have a label. `namespace`: None for all."""
+
+    api: Api
+    kind: str
+    namespace: str | None
+    label: str
+    tell: Callable[[str, Json], None]
+    """(type of the change, object); it must not raise."""
+    missed: Callable[[], None]
+    """Changes may have been missed: at the start, and when the API server does not know any more what came after the
+    last one that was told."""
+
+    async def run(self, begun: asyncio.Event) -> NoReturn:
+        """Sets `begun` when nothing is missed from then on."""
+        version, failures = "", 0
+        while True:
+            try:
+                if not version:
+                    version = await self.api.version(self.kind, self.namespace, self.label)
+                    self.missed()
+                    begun.set()
+                async for change, body in self.api.watch(self.kind, self.namespace, self.label, version):
+                    version, failures = body["metadata"]["resourceVersion"], 0
+                    if change != "BOOKMARK":
+                        self.tell(change, body)
+                pause = _PAUSE_SECONDS
+            # An object that was cut off is no JSON.
+            except (*UNAVAILABLE, ValueError) as error:
+                failures += 1
+                version = "" if isinstance(error, ApiException) and error.status == _GONE else version
+                pause = pause_after(error, failures, random.random()).seconds
+                log.info("watch_ended", kind=self.kind, namespace=self.namespace, error=str(error), again_in=pause)
+            await asyncio.sleep(pause)

@@ -1,0 +1,110 @@
+"""A work queue: keys that are to be passed over, at once or later, by a few workers.
+
+What holds: a key has one pass at a time; one that is added during its pass gets another one after it, so no wake-up is
+lost; what was to come later is served by a pass that comes earlier, and that pass says when the next is due.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from contextlib import asynccontextmanager
+from typing import Generic, TypeVar
+
+from pseudoreal_operator.cluster.retry import Pause
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class WorkQueue(Generic[Key]):
+    """`work` makes a pass, and returns the seconds until the next one; None: not before somebody adds the key. When it
+    raises, `failed` says for how long to leave the key alone; it is told how often in a row."""
+
+    def __init__(
+        self, work: Callable[[Key], Awaitable[float | None]], failed: Callable[[Key, Exception, int], Pause]
+    ) -> None:
+        self._work, self._failed = work, failed
+        self._ready: asyncio.Queue[Key] = asyncio.Queue()
+        self._wanted: set[Key] = set()
+        """Keys that are to have a pass now: those in `_ready`, and those whose pass goes on."""
+        self._running: set[Key] = set()
+        self._later: dict[Key, asyncio.TimerHandle] = {}
+        self._failures: Counter[Key] = Counter()
+        self._not_before: dict[Key, float] = {}
+
+    def add(self, key: Key, after: float = 0.0) -> None:
+        """A pass in so many seconds, or earlier."""
+        loop = asyncio.get_running_loop()
+        moment = max(loop.time() + after, self._not_before.get(key, 0.0))
+        known = self._later.get(key)
+        if key in self._wanted or (known and known.when() <= moment):
+            return
+        if moment <= loop.time():
+            self._ripen(key)
+            return
+        self._drop_timer(key)
+        self._later[key] = loop.call_at(moment, self._ripen, key)
+
+    def forget(self, key: Key) -> None:
+        """There will be nothing to do for it any more; a pass that goes on ends."""
+        self._drop_timer(key)
+        self._wanted.discard(key)
+        self._recover(key)
+
+    @asynccontextmanager
+    async def workers(self, count: int) -> AsyncIterator[None]:
+        """While it is entered. Passes that go on at its end are cut off."""
+        tasks = [asyncio.create_task(self._serve(), name=f"worker {number}") for number in range(count)]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+    def _ripen(self, key: Key) -> None:
+        self._drop_timer(key)
+        if key not in self._wanted:
+            self._wanted.add(key)
+            if key not in self._running:
+                self._ready.put_nowait(key)
+
+    async def _serve(self) -> None:
+        while True:
+            key = await self._ready.get()
+            # Forgotten meanwhile, or added once more after that.
+            if key in self._wanted and key not in self._running:
+                await self._serve_one(key)
+
+    async def _serve_one(self, key: Key) -> None:
+        self._wanted.discard(key)
+        self._drop_timer(key)
+        self._running.add(key)
+        try:
+            wait = await self._pass(key)
+        finally:
+            self._running.discard(key)
+        if key in self._wanted:
+            self._wanted.discard(key)
+            wait = 0.0
+        if wait is not None:
+            self.add(key, wait)
+
+    async def _pass(self, key: Key) -> float | None:
+        try:
+            wait = await self._work(key)
+        except Exception as error:
+            self._failures[key] += 1
+            pause = self._failed(key, error, self._failures[key])
+            if pause.binding:
+                self._not_before[key] = asyncio.get_running_loop().time() + pause.seconds
+            return pause.seconds
+        self._recover(key)
+        return wait
+
+    def _recover(self, key: Key) -> None:
+        self._failures.pop(key, None)
+        self._not_before.pop(key, None)
+
+    def _drop_timer(self, key: Key) -> None:
+        if timer := self._later.pop(key, None):
+            timer.cancel()

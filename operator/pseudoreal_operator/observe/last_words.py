@@ -1,0 +1,52 @@
+"""What pods said that were deleted as soon as they had ended, as those of a job that is suspended. Pure.
+
+Their watch told it, and no list shows them any more. It is in memory: training finds its checkpoints without it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pseudoreal_operator.observe.board import JobKey
+from pseudoreal_operator.observe.observed import Pod, Run
+
+
+@dataclass
+class _Said:
+    run: Run
+    first: Pod | None = None
+    """That of rank 0, which has the result."""
+    newest: Pod | None = None
+    """That with the newest checkpoint."""
+
+
+class LastWords:
+    """Of the newest execution of each job."""
+
+    def __init__(self) -> None:
+        self._said: dict[JobKey, _Said] = {}
+
+    def hear(self, job: JobKey, pod: Pod) -> None:
+        if pod.is_alive or pod.termination is None or pod.termination.message is None:
+            return
+        said = self._said.setdefault(job, _Said(pod.run))
+        if pod.run.attempt < said.run.attempt:
+            return
+        if pod.run != said.run:
+            said = self._said[job] = _Said(pod.run)
+        if pod.index == 0:
+            said.first = pod
+        if said.newest is None or _step(pod) > _step(said.newest):
+            said.newest = pod
+
+    def of_job(self, job: JobKey, listed: Iterable[str]) -> tuple[Pod, ...]:
+        """Those that are gone. `listed`: names of the pods that are not."""
+        said, known = self._said.get(job), set(listed)
+        pods = {pod.name: pod for pod in (said.first, said.newest) if pod} if said else {}
+        return tuple(pod for name, pod in pods.items() if name not in known)
+
+    def forget(self, job: JobKey) -> None:
+        self._said.pop(job, None)
+
+
+def _step(pod: Pod) -> int:
+    message = pod.termination.message if pod.termination else None
+    return message.step if message and message.checkpoint else -1

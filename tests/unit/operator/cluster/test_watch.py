@@ -1,0 +1,97 @@
+"""A watch goes on whatever becomes of its connection, and says when it may have missed something."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+from kubernetes.aio.client import ApiException
+from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.cluster.watch import Watch
+
+from tests.unit.operator.cluster import virtual_time
+
+FOREVER = "nothing more happens"
+
+
+def change(version: int, kind: str = "MODIFIED") -> tuple[str, Json]:
+    return kind, {"metadata": {"name": f"pod-{version}", "resourceVersion": str(version)}}
+
+
+class Server:
+    """What each connection of the watch tells, one after the other; an exception ends it."""
+
+    def __init__(self, *connections: list[Any], versions: list[Any] | None = None) -> None:
+        self._connections, self._versions = list(connections), versions or []
+        self.listed = 0
+        self.asked: list[str] = []
+        self.told: list[str] = []
+        self.missed = 0
+
+    async def version(self, *_: str) -> str:
+        self.listed += 1
+        found = self._versions.pop(0) if self._versions else str(100 * self.listed)
+        if isinstance(found, Exception):
+            raise found
+        return str(found)
+
+    async def watch(self, _kind: str, _namespace: str, _label: str, version: str) -> AsyncIterator[tuple[str, Json]]:
+        self.asked.append(version)
+        for told in self._connections.pop(0) if self._connections else [FOREVER]:
+            if told == FOREVER:
+                await asyncio.sleep(1e9)
+            if isinstance(told, Exception):
+                raise told
+            yield told
+
+    def run(self) -> None:
+        async def main() -> None:
+            begun = asyncio.Event()
+            watch = Watch(cast(Api, self), "Pod", None, "label", self._tell, self._miss)
+            task = asyncio.create_task(watch.run(begun))
+            await begun.wait()
+            await asyncio.sleep(1000)
+            task.cancel()
+
+        virtual_time.run(main())
+
+    def _tell(self, _change: str, body: Json) -> None:
+        self.told.append(body["metadata"]["name"])
+
+    def _miss(self) -> None:
+        self.missed += 1
+
+
+def test_a_connection_that_ends_is_taken_up_where_it_was() -> None:
+    server = Server([change(101), change(105, "BOOKMARK")], [change(106)], [])
+    server.run()
+    assert (server.told, server.asked) == (["pod-101", "pod-106"], ["100", "105", "106", "106"])
+    assert (server.listed, server.missed) == (1, 1)
+
+
+def test_an_error_in_the_stream_or_a_cut_object_costs_nothing_that_was_told() -> None:
+    server = Server(
+        [change(101), ApiException(status=500)], [ValueError("half of it")], [OSError("cut")], [change(102)]
+    )
+    server.run()
+    assert server.told == ["pod-101", "pod-102"]
+    assert set(server.asked[1:4]) == {"101"}
+    assert server.missed == 1
+
+
+def test_a_version_that_expired_is_a_gap() -> None:
+    server = Server([change(101)], [ApiException(status=410)], [change(201)])
+    server.run()
+    assert (server.asked[:3], server.told) == (["100", "101", "200"], ["pod-101", "pod-201"])
+    assert server.missed == 2
+
+
+def test_an_api_server_that_is_away_at_the_start_is_asked_again() -> None:
+    server = Server([change(8)], versions=[OSError("down"), ApiException(status=403), 7])
+    server.run()
+    assert (server.listed, server.told, server.missed) == (3, ["pod-8"], 1)
+
+
+def test_an_api_server_that_hangs_up_at_once_is_not_asked_without_a_pause() -> None:
+    server = Server(*([[]] * 50))
+    server.run()
+    assert len(server.asked) == 51
