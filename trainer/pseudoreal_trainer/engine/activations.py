@@ -1,12 +1,14 @@
 """What the forward pass leaves for the backward pass: the inputs of positions, or whole graphs."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark
+from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.plan.activations import LEAVING
 from pseudoreal_trainer.plan.steps import Stash, Unstash
 
 Key = tuple[int, int]
@@ -24,7 +26,38 @@ class Graph:
 @dataclass(frozen=True)
 class _Moving:
     tensor: Tensor
+    """On the device, [B, T, H]."""
     done: Mark
+
+
+@dataclass(frozen=True)
+class _Stashed:
+    shape: torch.Size
+    buffer: Tensor
+    done: Mark
+
+
+class StashRoom:
+    """Buffers on the host, made before the first step of a plan: to pin memory waits for all kernels of the device, and
+    one of them may wait for a message that depends on what comes after."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes = lanes
+        self._free: list[tuple[Tensor, Mark]] = []
+        self._made = (0, 0, torch.float32)
+
+    def prepare(self, count: int, numel: int, dtype: torch.dtype) -> None:
+        """Makes room for so many tensors of at most so many elements."""
+        if self._made != (count, numel, dtype):
+            self._made, pinned = (count, numel, dtype), self._lanes.are_real
+            self._free = [(torch.empty(numel, dtype=dtype, pin_memory=pinned), None) for _ in range(count)]
+
+    def take(self) -> tuple[Tensor, Mark]:
+        """A buffer, [numel], and when it is not read any more."""
+        return self._free.pop()
+
+    def give_back(self, buffer: Tensor, read: Mark) -> None:
+        self._free.append((buffer, read))
 
 
 @dataclass
@@ -33,33 +66,41 @@ class Activations:
 
     lanes: Lanes
     trace: Trace
+    room: StashRoom
     inputs: dict[Key, Tensor] = field(default_factory=dict)
     """[B, T, H]"""
     gradients: dict[Key, Tensor] = field(default_factory=dict)
     """Of the input of a position, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
-    _on_host: dict[Key, _Moving] = field(default_factory=dict)
+    _leaving: deque[_Moving] = field(default_factory=deque)
+    _on_host: dict[Key, _Stashed] = field(default_factory=dict)
     _returning: dict[Key, _Moving] = field(default_factory=dict)
 
     def stash(self, step: Stash) -> None:
         key = (step.position, step.micro_batch)
         tensor, computed = self.inputs.pop(key), self.lanes.mark()
+        buffer, read = self.room.take()
         with self.lanes.on(Lane.COPY_OUT):
             self.lanes.follow(computed)
-            host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self.lanes.are_real)
-            host.copy_(tensor, non_blocking=True)
-            self._keep_for_present_lane(tensor)
-            self._on_host[key] = _Moving(host, self.lanes.mark())
+            self.lanes.follow(read)
+            buffer[: tensor.numel()].view(tensor.shape).copy_(tensor, non_blocking=True)
+            copied = self.lanes.mark()
+        self._on_host[key] = _Stashed(tensor.shape, buffer, copied)
+        self._leave(_Moving(tensor, copied))
         self.trace.move("d2h", tensor.nbytes)
 
     def unstash(self, step: Unstash, device: torch.device) -> None:
-        key = (step.position, step.micro_batch)
-        stashed = self._on_host.pop(key)
+        stashed = self._on_host.pop((step.position, step.micro_batch))
+        # Memory of the lane of compute, which uses it: what was in it before is read no more after this mark.
+        tensor = torch.empty(stashed.shape, dtype=stashed.buffer.dtype, device=device)
+        free = self.lanes.mark()
         with self.lanes.on(Lane.COPY_IN):
+            self.lanes.follow(free)
             self.lanes.follow(stashed.done)
-            tensor = torch.empty_like(stashed.tensor, device=device, pin_memory=False)
-            tensor.copy_(stashed.tensor, non_blocking=True)
-            self._returning[key] = _Moving(tensor, self.lanes.mark())
+            tensor.copy_(stashed.buffer[: tensor.numel()].view(stashed.shape), non_blocking=True)
+            copied = self.lanes.mark()
+        self._returning[step.position, step.micro_batch] = _Moving(tensor, copied)
+        self.room.give_back(stashed.buffer, copied)
         self.trace.move("h2d", tensor.nbytes)
 
     def take_input(self, key: Key) -> Tensor:
@@ -68,10 +109,19 @@ class Activations:
             return self.inputs.pop(key)
         returning = self._returning.pop(key)
         self.lanes.follow(returning.done)
-        self._keep_for_present_lane(returning.tensor)
         return returning.tensor
 
-    def _keep_for_present_lane(self, tensor: Tensor) -> None:
-        # The allocator gives memory back to the lane that asked for it, unless it knows who else reads it.
-        if self.lanes.are_real:
-            tensor.record_stream(torch.cuda.current_stream(tensor.device))
+    def finish(self) -> None:
+        """Waits until the last copies to the host have been made."""
+        while self._leaving:
+            reach(self._leaving.popleft().done)
+
+    def _leave(self, moving: _Moving) -> None:
+        """Keeps the tensor until it is copied. The lane of compute, whose memory it is, knows nothing of the reader.
+
+        Were it left to the allocator to notice that the copy is made, a thread that calls all passes ahead of the GPU
+        would hold all of them, as without a stash.
+        """
+        self._leaving.append(moving)
+        if len(self._leaving) > LEAVING:
+            reach(self._leaving.popleft().done)

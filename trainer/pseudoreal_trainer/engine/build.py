@@ -8,6 +8,7 @@ from pseudoreal_api.model_spec import Model
 from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
 from torch import Tensor
 
+from pseudoreal_trainer.engine.activations import StashRoom
 from pseudoreal_trainer.engine.adamw import AdamW
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.disk_state import open_disk_states
@@ -62,10 +63,12 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
         gradients=gradients,
         updates=Updates(blueprint.optimizer, grid, rooms.states, gradients, lanes, trace),
         messages=Messages(grid, blueprint.compute, trace),
+        stashes=StashRoom(lanes),
         lanes=lanes,
         trace=trace,
         hidden=blueprint.model.hidden,
         master=blueprint.master,
+        compute=blueprint.compute,
     )
 
 

@@ -1,6 +1,7 @@
 """Working copies of units: those that stay, and those that come and go in a window of slots."""
 
 import time
+from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -67,6 +68,11 @@ class Copies:
         self._lanes, self._trace, self._stamps = lanes, trace, grid.ranks.stamps
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, dist.Work | None] = {}
+        self._waiting: deque[Fetch] = deque()
+        """Fetches that have not begun, as their unit is still being updated or read from disk."""
+        self._unread: dict[int, None] = {}
+        """Units whose read has not begun, as they are still being updated. A thread of the disk that waited for an
+        update would be lacking to that very update."""
         self._bound: dict[UnitModule, Tensor] = {}
         self.updated: dict[int, Updated] = {unit: _done(None) for unit in states}
         self.slot_bytes = sum(storage.nbytes for storage in slots)
@@ -74,13 +80,26 @@ class Copies:
         self._owners: dict[int, int] = {}
 
     def read(self, step: Read) -> None:
-        self._states[step.unit].read_ahead(self.updated[step.unit])
+        self._unread[step.unit] = None
+        self._read_updated()
 
     def fetch(self, step: Fetch) -> None:
-        if self._layout.moves(step.unit):
-            self._copies[step.unit] = self._fetched(step)
-        else:
-            self._refresh(step)
+        """Begins a fetch as soon as its unit is ready, and waits for that only where its weights are needed: passes of
+        units that are here go on meanwhile."""
+        self._waiting.append(step)
+        self.begin_ready()
+
+    def begin_ready(self) -> None:
+        """Begins the reads and fetches whose units are ready."""
+        self._read_updated()
+        while self._waiting and self._is_ready(self._waiting[0].unit):
+            self._begin(self._waiting.popleft())
+
+    def begin_all(self) -> None:
+        """Begins the fetches that wait; waits for their units. To be called before another collective of the data
+        ranks: a rank whose units are ready earlier than another's still calls all collectives in the plan's order."""
+        while self._waiting:
+            self._begin(self._waiting.popleft())
 
     def drop(self, step: Drop) -> None:
         copy = self._copies.pop(step.unit)
@@ -106,6 +125,10 @@ class Copies:
             raise NotResident(f"unit {unit} {state}")
         return copy.flat
 
+    def unbind(self) -> None:
+        """Modules were given other weights."""
+        self._bound.clear()
+
     def saving(self) -> AbstractContextManager[Any]:
         """A context in which autograd keeps no weights of moving units: the backward pass finds them in the slot where
         they then are."""
@@ -120,7 +143,27 @@ class Copies:
         for updated in self.updated.values():
             reach(updated.result())
 
+    def _is_ready(self, unit: int) -> bool:
+        return self.updated[unit].done() and unit not in self._unread and self._states[unit].is_read()
+
+    def _read_updated(self) -> None:
+        for unit in [unit for unit in self._unread if self.updated[unit].done()]:
+            self._read(unit)
+
+    def _read(self, unit: int) -> None:
+        self._unread.pop(unit)
+        self._states[unit].read_ahead(self.updated[unit])
+
+    def _begin(self, step: Fetch) -> None:
+        if self._layout.moves(step.unit):
+            self._copies[step.unit] = self._fetched(step)
+        else:
+            self._refresh(step)
+
     def _finished(self, unit: int) -> Tensor:
+        # In the plan's order: those before it may be gathered from the same ranks.
+        while any(step.unit == unit for step in self._waiting):
+            self._begin(self._waiting.popleft())
         if unit in self._resident:
             self._finish_resident(unit)
         elif (copy := self._copies.get(unit)) is not None and not copy.finished:
@@ -152,6 +195,8 @@ class Copies:
         begin = time.perf_counter_ns()
         state, slot = self._states[step.unit], self._free.pop()
         updated = self._newest(step.unit)
+        if step.unit in self._unread:
+            self._read(step.unit)
         with self._lanes.on(Lane.COPY_IN):
             self._lanes.follow(slot.free)
             self._lanes.follow(updated)

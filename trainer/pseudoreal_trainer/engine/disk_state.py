@@ -124,6 +124,9 @@ class DiskState(State):
         assert self._reading is not None, "the plan reads before it fetches"
         return self._reading.result()[0]
 
+    def is_read(self) -> bool:
+        return self._reading is None or self._reading.done()
+
     def fetched(self, mark: Mark) -> None:
         assert self._reading is not None, "it was fetched"
         self._disk.staging.append((self._reading.result()[1], mark))

@@ -1,5 +1,6 @@
 """Streams of a GPU and their events, which are nothing on the CPU: there, what was called has happened."""
 
+from collections import deque
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 
@@ -43,7 +44,13 @@ class Lanes:
         """Everything called so far on the present lane."""
         if not self._streams:
             return None
-        event = torch.cuda.Event()
+        return self._recorded(torch.cuda.Event())
+
+    def timed_mark(self) -> torch.cuda.Event:
+        """As `mark`, of which times can be told; of real lanes only."""
+        return self._recorded(torch.cuda.Event(enable_timing=True))
+
+    def _recorded(self, event: torch.cuda.Event) -> torch.cuda.Event:
         event.record(torch.cuda.current_stream(self._device))
         return event
 
@@ -57,3 +64,24 @@ def reach(mark: Mark) -> None:
     """The calling thread waits until the mark has happened."""
     if mark is not None:
         mark.synchronize()
+
+
+class Throttle:
+    """Keeps the thread that calls passes at most `ahead` of them before the GPU.
+
+    Memory is given back where the thread stands, not where the GPU does: one that called a whole step at once would
+    hold messages and stashed activations of all its passes. None: no limit within a step. From step to step there
+    always is one: a step ends with the agreement on the loss, for which the passes called before it have ended.
+    """
+
+    def __init__(self, lanes: Lanes, ahead: int | None) -> None:
+        self._lanes, self._ahead = lanes, ahead
+        self._called: deque[Mark] = deque()
+
+    def called(self) -> None:
+        """A pass was; waits for the one that was called `ahead` passes before it."""
+        if self._ahead is None:
+            return
+        self._called.append(self._lanes.mark())
+        if len(self._called) > self._ahead:
+            reach(self._called.popleft())

@@ -29,10 +29,11 @@ class Messages:
     def __init__(self, grid: Grid, dtype: torch.dtype, trace: Trace) -> None:
         self._grid, self._dtype, self._trace = grid, dtype, trace
         self._stamps, self._positions = grid.ranks.stamps, grid.layout.head + 1
-        self._sent: list[tuple[dist.Work, Tensor]] = []
+        self._sent: dict[Key, tuple[dist.Work, Tensor]] = {}
         self._incoming: dict[Key, _Incoming] = {}
 
     def send(self, step: Send, tensor: Tensor) -> None:
+        self._forget_arrived()
         payload = tensor.contiguous()
         here = self._grid.pipeline_rank
         with self._trace.span("send", step):
@@ -44,7 +45,7 @@ class Messages:
             )
         assert work is not None, "this rank is part of the group"
         # The handle and the tensor live until the peer has it all: a dropped handle may leave the peer waiting.
-        self._sent.append((work, payload))
+        self._sent[step.flow, step.position, step.micro_batch] = (work, payload)
         self._trace.move("pipeline", payload.nbytes)
 
     def receive(self, step: Receive, shape: tuple[int, ...]) -> None:
@@ -67,6 +68,8 @@ class Messages:
         with self._stamps.wait(f"receives {_described(incoming.step)}"):
             incoming.work.wait()
         self._trace.add("receive", incoming.begin, incoming.step)
+        if incoming.step.flow is Flow.GRADIENT:
+            self._forget_answered(incoming.step)
         return incoming.buffer
 
     def arrives(self, key: Key) -> bool:
@@ -76,9 +79,20 @@ class Messages:
         """Waits until all that was sent has been received."""
         if self._sent:
             with self._stamps.wait("all that was sent arrives"):
-                for work, _ in self._sent:
+                for work, _ in self._sent.values():
                     work.wait()
         self._sent.clear()
+
+    def _forget_arrived(self) -> None:
+        """Lets go of what is known to have been received. NCCL tells; gloo does not, short of waiting."""
+        for key in [key for key, (work, _) in self._sent.items() if work.is_completed()]:
+            del self._sent[key]
+
+    def _forget_answered(self, step: Receive) -> None:
+        """Lets go of the activation whose gradient has come back: its receiver had it, so this wait takes no time."""
+        answered = self._sent.pop((Flow.ACTIVATION, step.position, step.micro_batch), None)
+        if answered is not None:
+            answered[0].wait()
 
 
 def _described(step: Receive) -> str:

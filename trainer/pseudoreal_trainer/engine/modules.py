@@ -23,6 +23,11 @@ class UnitModule:
         self._shapes = [parameter.shape for parameter in unit.parameters]
         self.parameters = [_without_storage(module, name) for name in names]
 
+    @property
+    def numel(self) -> int:
+        """Of all parameters."""
+        return sum(torch.Size(shape).numel() for shape in self._shapes)
+
     def bind(self, flat: Tensor) -> None:
         """`flat`: a working copy, [at least numel]."""
         for parameter, view in zip(self.parameters, views(flat, self._shapes), strict=True):

@@ -8,17 +8,19 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.activations import Activations, Graph
+from pseudoreal_trainer.engine.activations import Activations, Graph, StashRoom
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lanes
+from pseudoreal_trainer.engine.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
 from pseudoreal_trainer.engine.probe import Probe
 from pseudoreal_trainer.engine.state import State
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Agreement, Updates
+from pseudoreal_trainer.engine.warm_up import warm_up
+from pseudoreal_trainer.plan.activations import most_stashed
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import (
     Agree,
@@ -38,6 +40,9 @@ from pseudoreal_trainer.plan.steps import (
     Unstash,
     Update,
 )
+
+_AHEAD = 2
+"""Passes: enough that the GPU never waits for the thread that calls them."""
 
 
 class Batch(Protocol):
@@ -62,10 +67,14 @@ class Parts:
     gradients: Gradients
     updates: Updates
     messages: Messages
+    stashes: StashRoom
     lanes: Lanes
     trace: Trace
     hidden: int
     master: torch.dtype
+    compute: torch.dtype
+    warm: set[tuple[int, int]] = field(default_factory=set)
+    """Shapes of micro-batches whose passes have been tried."""
 
 
 @dataclass(frozen=True)
@@ -93,16 +102,29 @@ class Run:
     probe: Probe | None = None
     """Of a measuring plan."""
     activations: Activations = field(init=False)
+    throttle: Throttle = field(init=False)
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> sum over its tokens, nats; on the rank of the head."""
     agreement: Future[Agreement] | None = None
 
     def __post_init__(self) -> None:
-        self.activations = Activations(self.parts.lanes, self.parts.trace)
+        layout = self.parts.layout
+        self.activations = Activations(self.parts.lanes, self.parts.trace, self.parts.stashes)
+        self.throttle = Throttle(self.parts.lanes, _AHEAD if layout.stash or layout.pipeline > 1 else None)
 
     def go(self, plan: RankPlan) -> None:
+        if self.parts.lanes.are_real and self.parts.layout.pipeline > 1:
+            warm_up(self.parts, self.batch, plan)
+        if self.parts.layout.stash and self.training is not None:
+            shapes = [self.batch.shape(m) for m in range(self.parts.layout.micro_batches)]
+            tokens = max(sequences * length for sequences, length in shapes)
+            self.parts.stashes.prepare(most_stashed(plan), tokens * self.parts.hidden, self.parts.compute)
         for step in plan:
             _ACTIONS[type(step)](self, step)
+            if isinstance(step, Forward | Backward):
+                self.parts.copies.begin_ready()
+                self.throttle.called()
+        self.activations.finish()
         self.parts.messages.finish()
 
     @property
@@ -122,11 +144,13 @@ class Run:
         self.parts.copies.drop(step)
 
     def reduce(self, step: Reduce) -> None:
+        self.parts.copies.begin_all()
         self.parts.updates.reduce(step, self.parts.gradients.reduce(step.unit))
 
     def measure(self, step: Measure) -> None:
         assert self.probe is not None, "only a measuring plan asks"
-        with self.parts.trace.span("measure", step):
+        self.parts.copies.begin_all()
+        with self.parts.trace.executed("measure", step, self.parts.lanes):
             self.probe.finish(step.position)
 
     def tie(self, step: Tie) -> None:
@@ -166,7 +190,8 @@ class Run:
         self._bind(position)
         if position > 0:
             self._await(Flow.ACTIVATION, position, m)
-        with self.parts.trace.span("evaluation" if self.training is None else "compute", step):
+        lane = "evaluation" if self.training is None else "compute"
+        with self.parts.trace.executed(lane, step, self.parts.lanes):
             if position == layout.head:
                 with torch.no_grad():
                     self.losses[m] = self._loss_sum(self.activations.inputs.pop((position, m)), m)
@@ -178,7 +203,7 @@ class Run:
         unit = self._bind(position)
         if position != self.parts.layout.head:
             self._await(Flow.GRADIENT, position + 1, m)
-        with self.parts.trace.span("compute", step):
+        with self.parts.trace.executed("compute", step, self.parts.lanes):
             source, output, gradient = self._graph(position, m)
             parameters = self.parts.modules.of(unit).parameters
             sources = [source, *parameters] if position > 0 else parameters

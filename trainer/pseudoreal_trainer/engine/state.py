@@ -61,6 +61,10 @@ class State(ABC):
         """Where `keep_gradient` puts it, [length], if that is memory: then a reduction may write there at once."""
         return None
 
+    def is_read(self) -> bool:
+        """What `compute_weights` gives is there, so that it does not wait."""
+        return True
+
     @abstractmethod
     def kept_bytes(self) -> dict[Content, int]:
         """In its home, padding included; of a larger vector of which it has a part, all."""

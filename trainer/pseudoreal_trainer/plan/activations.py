@@ -1,11 +1,15 @@
 """Bytes of activations over a step: a walk of a rank's plan. Pure."""
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 from pseudoreal_trainer.plan.graphs import Graphs
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan, Receive, Stash, Step, Unstash
+
+LEAVING = 2
+"""Copies of boundary activations to the host that are under way at a time on a GPU, besides the newest one."""
 
 
 @dataclass(frozen=True)
@@ -16,12 +20,19 @@ class Peak:
     host: int
 
 
+def most_stashed(steps: RankPlan) -> int:
+    """Boundary activations that are on the host at a time."""
+    changes = (isinstance(step, Stash) - isinstance(step, Unstash) for step in steps)
+    return max(accumulate(changes), default=0)
+
+
 def activation_peak(layout: Layout, sizes: Sizes, rank: int, steps: RankPlan) -> Peak:
     """Of the data rank with the largest part of a micro-batch, with what a pass needs while it runs."""
     walk = _Walk(layout, Graphs(sizes, sizes.most_tokens(layout.data)), rank)
     for step in steps:
         walk.take(step)
-    return Peak(walk.device_peak, walk.host_peak)
+    leaving = LEAVING * sizes.boundary(sizes.most_tokens(layout.data)) if layout.stash and sizes.device == "cuda" else 0
+    return Peak(walk.device_peak + leaving, walk.host_peak)
 
 
 class _Walk:
@@ -35,9 +46,10 @@ class _Walk:
             case Receive():
                 self._hold(self._graphs.boundary)
             case Forward():
-                # The output: the next position's input, or a message, which lives until the step ends.
+                # The output: the next position's input, or a message, which lives until it is answered by its gradient.
                 self._hold(self._graphs.boundary + self._kept_graph(step.position))
             case Backward():
+                self._hold(-self._answered(step.position))
                 self._hold(0, briefly=self._during_backward(step.position))
                 self._hold(-self._freed_by_backward(step.position))
             case Stash():
@@ -63,13 +75,18 @@ class _Walk:
             self._kept_graph(position) + self._graphs.boundary if self._keeps_graph(position) else 0
         )
 
+    def _answered(self, position: int) -> int:
+        """The output that was sent to another rank, unless it is part of a graph."""
+        was_sent = position < self._layout.head and not self._is_here(position + 1)
+        return self._graphs.boundary if was_sent and not self._keeps_graph(position) else 0
+
     def _freed_by_backward(self, position: int) -> int:
         """Its graph, its input and the gradient of its output; less the new gradient of its input."""
         inputs = int(position > 0)
         if position > 0 and self._is_here(position - 1) and self._keeps_graph(position - 1):
             # It is the output in the graph before, too.
             inputs -= 1
-        if self._keeps_graph(position) and self._is_here(position + 1):
+        if self._keeps_graph(position):
             inputs += 1
         gradients = int(position < self._layout.head) - int(position > 0)
         return self._kept_graph(position) + (inputs + gradients) * self._graphs.boundary

@@ -201,8 +201,9 @@ class _Rank:
         return self._given_back[before] if before >= 0 else None
 
     def _fetch(self, step: Fetch) -> None:
-        ready = self._wait([self._updated.get(step.unit), self._read.get(step.unit)])
-        copied = self._task(self._copies(COPY_IN), self._costs.copy(step), [ready], step)
+        # Beside compute it begins when its unit is ready, and the first thread goes on.
+        ready = [self._here(), self._updated.get(step.unit), self._read.get(step.unit)]
+        copied = self._task(self._copies(COPY_IN), self._costs.copy(step), ready, step)
         self._fetched[step.unit] = self._task(COLLECTIVE, self._costs.network(step), [copied], step)
 
     def _send(self, step: Send) -> None:

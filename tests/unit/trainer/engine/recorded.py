@@ -18,7 +18,14 @@ class Moment:
 
     lane: str
     number: int
+    """Also its time, in milliseconds."""
     log: list[tuple[Any, ...]] = field(repr=False, compare=False)
+
+    def query(self) -> bool:
+        return ("reach", self) in self.log
+
+    def elapsed_time(self, other: "Moment") -> float:
+        return float(other.number - self.number)
 
     def synchronize(self) -> None:
         self.log.append(("reach", self))
@@ -27,11 +34,17 @@ class Moment:
 class RecordedLanes(Lanes):
     """`log` has (what, moment) for marks, follows and reaches."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, real: bool = False) -> None:
+        """`real`: they say that they are those of a GPU."""
         super().__init__(torch.device("cpu"))
+        self._real = real
         self.log: list[tuple[Any, ...]] = []
         self._present = local()
         self._marks = 0
+
+    @property
+    def are_real(self) -> bool:
+        return self._real
 
     @contextmanager
     def on(self, lane: Lane) -> Iterator[None]:
@@ -44,6 +57,9 @@ class RecordedLanes(Lanes):
         moment = Moment(self._lane, self._marks, self.log)
         self.log.append(("mark", moment))
         return moment
+
+    def timed_mark(self) -> Any:
+        return self.mark()
 
     def follow(self, mark: Any) -> None:
         self.log.append(("follow", mark))

@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from pseudoreal_trainer.engine.modules import Modules
 from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.state import Extent, MemoryState, Vectors
 from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.plan.steps import Drop, Fetch
+from pseudoreal_trainer.plan.steps import Drop, Fetch, Read
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
@@ -25,7 +26,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Window:
-    """Of one slot, over two blocks on the host whose weights are all 1 and all 2."""
+    """Of some slots, over two blocks on the host whose weights are all 1 and all 2."""
 
     copies: Copies
     modules: Modules
@@ -34,13 +35,22 @@ class Window:
 
 @pytest.fixture
 def window(tmp_path: Path) -> Window:
-    case = Case(layers=2, homes="h", window=1)
+    return _window(1, tmp_path)
+
+
+@pytest.fixture
+def window_of_two(tmp_path: Path) -> Window:
+    return _window(2, tmp_path)
+
+
+def _window(size: int, folder: Path) -> Window:
+    case = Case(layers=2, homes="h", window=size)
     units = units_of(case.model, 2)
-    trace, lanes, grid = Trace(0, tmp_path), Lanes(CPU), Grid(case.layout, Ranks(0, 1, CPU))
+    trace, lanes, grid = Trace(0, folder), Lanes(CPU), Grid(case.layout, Ranks(0, 1, CPU))
     states = {unit: _host_state(units[unit].numel, float(unit)) for unit in (1, 2)}
-    slot = torch.zeros(units[1].numel, dtype=torch.float64)
+    slots = [torch.zeros(units[1].numel, dtype=torch.float64) for _ in range(size)]
     modules = Modules(case.model, units, torch.float64, compiled=False)
-    return Window(Copies(grid, states, {}, [slot], lanes, trace), modules, trace)
+    return Window(Copies(grid, states, {}, slots, lanes, trace), modules, trace)
 
 
 def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Path) -> None:
@@ -114,3 +124,49 @@ def test_a_fetch_waits_for_the_update_before_it(window: Window) -> None:
 
 def _all_are(tensor: Tensor, value: float) -> bool:
     return bool((tensor == value).all())
+
+
+def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(window_of_two: Window) -> None:
+    copies, module, updating = window_of_two.copies, window_of_two.modules.of(1), Future[None]()
+    copies.updated[2] = updating
+    copies.fetch(Fetch(1))
+    copies.fetch(Fetch(2))
+    copies.bind(1, module)
+    with pytest.raises(NotResident, match="unit 2"):
+        copies.flat(2)
+    updating.set_result(None)
+    copies.begin_ready()
+    copies.bind(2, module)
+    assert _all_are(copies.flat(2), 2.0)
+
+
+def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
+    """As they do on the other data ranks, whose units may be ready at other times."""
+    copies, updating = window_of_two.copies, Future[None]()
+    copies.updated[1] = updating
+    copies.fetch(Fetch(1))
+    copies.fetch(Fetch(2))
+    with pytest.raises(NotResident, match="unit 2 has no working copy"):
+        copies.flat(2)
+    updating.set_result(None)
+    copies.begin_all()
+    for unit in (1, 2):
+        with pytest.raises(NotResident, match=f"unit {unit} is being fetched"):
+            copies.flat(unit)
+    begun = [event["args"]["unit"] for event in window_of_two.trace.events if event["name"] == "Fetch"]
+    assert begun == sorted(begun)
+
+
+def test_a_disk_is_not_asked_for_a_unit_that_is_being_updated(window_of_two: Window) -> None:
+    """The update needs the threads of the disk itself."""
+    copies, updating = window_of_two.copies, Future[None]()
+    state = Mock(wraps=copies._states[1])
+    copies._states = {**copies._states, 1: state}
+    copies.updated[1] = updating
+    copies.read(Read(1))
+    copies.begin_ready()
+    state.read_ahead.assert_not_called()
+    updating.set_result(None)
+    state.read_ahead = Mock()
+    copies.begin_ready()
+    state.read_ahead.assert_called_once_with(updating)

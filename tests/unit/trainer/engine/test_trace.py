@@ -18,6 +18,8 @@ from pseudoreal_trainer.plan.from_config import phase_layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.steps import Backward, Forward
 
+from tests.unit.trainer.engine.recorded import RecordedLanes
+
 STEPS = (2, 4)
 """At the end of each phase."""
 
@@ -104,3 +106,31 @@ def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
     trace.move("h2d", _Slow(2, meanwhile))
     other.join()
     assert trace.moved["h2d"] == 3
+
+
+def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> None:
+    """Not when they are called, which is before; and no call waits for that."""
+    trace, lanes = Trace(0, tmp_path), RecordedLanes(real=True)
+    trace.begin(1)
+    for m in range(2):
+        with trace.executed("compute", Forward(1, m), lanes):
+            lanes.mark()
+    trace.begin(2)
+    assert not trace.events, "the GPU has not come to them"
+    reached = [who for what, who in lanes.log if what == "reach"]
+    assert len(reached) == 1, "only the first moment of all is waited for"
+    lanes.log += [("reach", who) for what, who in lanes.log if what == "mark"]
+    trace.close()
+    first, second = trace.events
+    assert [first["dur"], second["dur"]] == [2000.0, 2000.0], "two marks of a millisecond"
+    assert second["ts"] - first["ts"] == pytest.approx(3000.0)
+    assert {event["args"]["step"] for event in trace.events} == {1}
+
+
+def test_on_a_cpu_a_pass_is_executed_when_it_is_called() -> None:
+    trace, lanes = Trace(0), RecordedLanes()
+    trace.records = True
+    with trace.executed("compute", Forward(1, 0), lanes):
+        pass
+    assert [event["name"] for event in trace.events] == ["Forward"]
+    assert not lanes.log
