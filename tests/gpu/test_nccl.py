@@ -15,6 +15,10 @@ CASES = [
     *(Case(data=2, sharding=sharding) for sharding in ("none", "optimizer", "gradients", "full")),
     *(Case(data=2, sharding="full", homes=homes, window=3, micro_batches=8) for homes in ("d", "h", "D")),
     *(Case(pipeline=2, blocks=1, homes=homes, clipping="global") for homes in ("d", "hD")),
+    *(Case(pipeline=2, blocks=1, homes=homes, clipping="perUnit") for homes in ("d", "h")),
+    *(Case(pipeline=2, order=order, micro_batches=8, stash=True) for order in ("layered", "1f1b", "interleaved")),
+    Case(data=2, sharding="full", homes="h", clipping="perUnit", stash=True, micro_batches=4),
+    Case(pipeline=2, blocks=1, next_sharing=(4, "cycle")),
 ]
 
 

@@ -1,0 +1,52 @@
+"""What the main thread does while units are still being updated."""
+
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_trainer.engine import runner
+from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.runner import Run, Training
+from pseudoreal_trainer.plan.steps import Forward
+
+from tests.unit.trainer.engine.cases import RATE, Case
+from tests.unit.trainer.engine.ranks import CaseBatch, make_engine
+
+CPU = torch.device("cpu")
+SECONDS = 300
+HELD = 2
+"""The unit of the second layer."""
+
+
+@pytest.mark.parametrize("homes", ["h", "D"])
+def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_one(
+    homes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(homes=homes, window=2, clipping="global", micro_batches=2)
+    engine, gate = make_engine(case, Ranks(0, 1, CPU), tmp_path), Future[None]()
+    passes: list[Forward] = []
+    act = runner._ACTIONS[Forward]
+
+    def forward(run: Run, step: Any) -> None:
+        act(run, step)
+        passes.append(step)
+        # The last one before the unit is needed.
+        if step == Forward(HELD - 1, case.micro_batches - 1) and len(passes) > first:
+            gate.set_result(None)
+
+    monkeypatch.setattr(runner, "_ACTIONS", runner._ACTIONS | {Forward: forward})
+    first = case.layers * case.micro_batches + case.micro_batches
+    engine._parts.updates.holds[HELD] = gate
+    train = threading.Thread(target=lambda: [_step(engine, case, step) for step in range(2)], daemon=True)
+    train.start()
+    train.join(SECONDS)
+    assert gate.done(), f"the main thread waits for the update of unit {HELD}, after {passes[first:]}"
+    assert not train.is_alive()
+    engine.close()
+
+
+def _step(engine: Any, case: Case, step: int) -> None:
+    engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)
