@@ -67,9 +67,9 @@ class Messages:
         incoming = self._incoming.pop(key)
         with self._stamps.wait(f"receives {_described(incoming.step)}"):
             incoming.work.wait()
+            if incoming.step.flow is Flow.GRADIENT:
+                self._forget_answered(incoming.step)
         self._trace.add("receive", incoming.begin, incoming.step)
-        if incoming.step.flow is Flow.GRADIENT:
-            self._forget_answered(incoming.step)
         return incoming.buffer
 
     def arrives(self, key: Key) -> bool:
