@@ -2,16 +2,30 @@
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pseudoreal_dev.cluster import cgroups
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.example import create_host_volume
-from pseudoreal_dev.machine import paths, processes
+from pseudoreal_dev.machine import paths, processes, shell
 
 RANK = "-m pseudoreal_trainer.worker"
 """In the command line of a rank; not in that of torchrun, which says --module."""
+TORCHRUN = "-m torch.distributed.run"
+_HUNGRY = """
+import sys
+from pathlib import Path
+
+group, limit, use = map(Path, sys.argv[1:])
+(group / "cgroup.procs").write_text("0")
+limit.write_text(use.read_text())
+held = [bytearray(2**20) for _ in range(64)]
+"""
+"""A process that joins a control group, lets it have no more than it has, and takes of it."""
 
 
 def volume(claim: str) -> Path:
@@ -33,6 +47,36 @@ def tell(pod: Mapping[str, Any], number: signal.Signals, part: str) -> None:
     """Sends a signal to the processes of a pod that have `part` in their command line."""
     for pid in _processes(pod, part):
         os.kill(pid, number)
+
+
+def starve(pod: Mapping[str, Any]) -> None:
+    """Lets the kernel end a rank of the pod for want of memory."""
+    ranks = _processes(pod, RANK)
+    for pid in ranks:
+        # Before all others.
+        Path(f"/proc/{pid}/oom_score_adj").write_text("1000")
+    group = _memory_group(ranks[0])
+    unified = (group / "memory.max").exists()
+    files = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    # Where the kernel ends all processes of the group, this one may be among them.
+    subprocess.run([sys.executable, "-c", _HUNGRY, group, *(group / name for name in files)], check=False)
+
+
+def _memory_group(pid: int) -> Path:
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    for _, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            return cgroups.ROOT / "memory" / path.lstrip("/")
+    return cgroups.ROOT / next(path for number, _, path in lines if number == "0").lstrip("/")
+
+
+def bound_files(pod: Mapping[str, Any], size: int) -> None:
+    """Lets no rank of the pod write a file of more than `size` bytes: the write of a checkpoint raises."""
+    for pid in _processes(pod, RANK):
+        user = str(Path(f"/proc/{pid}").stat().st_uid)
+        # As that user: root may not be allowed to.
+        who = ["setpriv", "--reuid", user, "--regid", user, "--clear-groups"]
+        shell.output([*who, "prlimit", f"--pid={pid}", f"--fsize={size}:{size}"])
 
 
 def has_pending(pod: Mapping[str, Any], number: signal.Signals, part: str) -> bool:

@@ -4,7 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from pseudoreal_dev.cluster import binaries, cluster, network
 from pseudoreal_dev.cluster.kubectl import Kubernetes
+from pseudoreal_dev.cluster.second_node import SecondNode
 
 from tests.e2e.faults.undisturbed import SPEC, Undisturbed
 from tests.e2e.job import CLAIM, Job, applied
@@ -24,6 +26,15 @@ def kubernetes(kubernetes: Kubernetes) -> Kubernetes:
 def undisturbed(kubernetes: Kubernetes) -> Undisturbed:
     with applied(kubernetes, "undisturbed", **SPEC) as job:
         return Undisturbed.of(job)
+
+
+@pytest.fixture
+def other_node(kubernetes: Kubernetes) -> Iterator[SecondNode]:
+    node = SecondNode(cluster.control())
+    node.join(binaries.build(), cluster.containerd())
+    yield node
+    node.leave()
+    kubernetes.run("delete", "node", network.SECOND.node, "--ignore-not-found")
 
 
 @pytest.fixture

@@ -1,13 +1,13 @@
 """Parts of the cluster fail: its API server, its container runtime, a whole node."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from pseudoreal_dev.cluster import binaries, cluster, network
 from pseudoreal_dev.cluster.kubectl import Kubernetes
-from pseudoreal_dev.cluster.second_node import SecondNode
 
+from tests.e2e.faults.apart import apart
 from tests.e2e.faults.undisturbed import REAL, Undisturbed
 from tests.e2e.job import Job, wait_for
 
@@ -52,50 +52,13 @@ def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job
     assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 1)
 
 
-@pytest.fixture
-def other_node(kubernetes: Kubernetes) -> Iterator[SecondNode]:
-    node = SecondNode(cluster.control())
-    node.join(binaries.build(), cluster.containerd())
-    yield node
-    node.leave()
-    kubernetes.run("delete", "node", network.SECOND.node, "--ignore-not-found")
-
-
-APART = {
-    "spec": {
-        "affinity": {
-            "podAntiAffinity": {
-                "preferredDuringSchedulingIgnoredDuringExecution": [
-                    {
-                        "weight": 100,
-                        "podAffinityTerm": {
-                            "labelSelector": {"matchLabels": {"pseudoreal.dev/job-name": "torn"}},
-                            "topologyKey": "kubernetes.io/hostname",
-                        },
-                    }
-                ]
-            }
-        },
-        "tolerations": [
-            {
-                "key": "node.kubernetes.io/unreachable",
-                "operator": "Exists",
-                "effect": "NoExecute",
-                "tolerationSeconds": 1,
-            }
-        ],
-    }
-}
-"""The pods keep apart where they can, and leave a node that is lost for a second; usual are five minutes."""
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("other_node")
 def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes
 ) -> None:
     """The node is cut off the network: what runs on it runs on, and must not come between."""
-    job = start("torn", spec__pod={"terminationGracePeriodSeconds": 3, "template": APART})
+    job = start("torn", spec__pod={"terminationGracePeriodSeconds": 3, "template": apart("torn")})
     pods = job.wait_for_steps("real", REAL + 20)
     (lost,) = [pod for pod in pods if pod["spec"]["nodeName"] == network.SECOND.node]
     network.cut_second()
