@@ -20,7 +20,7 @@ from tests.benchmarks.gpu.budget import LEAST_SECONDS, within
 from tests.benchmarks.gpu.case import Request
 from tests.benchmarks.gpu.cases import Case, Suite, suite
 from tests.benchmarks.gpu.hardware import quick_profile
-from tests.benchmarks.gpu.results import Record, Results
+from tests.benchmarks.gpu.results import Record, Results, loss_differences
 
 BUDGET_SECONDS = 520.0
 """Nine minutes, less what starting and ending takes."""
@@ -53,6 +53,8 @@ def main() -> None:
                 records=tuple(records),
             )
             options.out.write_text(found.model_dump_json(indent=1) + "\n")
+    for model, apart in loss_differences(records).items():
+        print(f"{model}: losses of both stacks differ by {apart:.1e} at most, relative")
     print(f"{options.out}: {len(records)} cases in {time.monotonic() - begin:.0f} s")
 
 

@@ -3,7 +3,7 @@
 What fails, fails here alone: the points that were measured before are in the result's file.
 """
 
-import resource
+import re
 import sys
 import tempfile
 import time
@@ -95,7 +95,7 @@ class _Runner:
             hidden_share=hidden,
             device_peak_bytes=torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0,
             pinned_bytes=_pinned_bytes(),
-            host_peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            host_peak_bytes=_resident_bytes(),
             forecast=self._forecast(point),
         )
 
@@ -133,6 +133,12 @@ def _pinned_bytes() -> int:
     if not torch.cuda.is_available():
         return 0
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))
+
+
+def _resident_bytes() -> int:
+    """Of this program, at most; getrusage also counts what its parent had."""
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024 if found else 0
 
 
 def _first_line(error: Exception) -> str:

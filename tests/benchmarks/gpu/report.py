@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tests.benchmarks.gpu.cases import TIMED, Case, Point
-from tests.benchmarks.gpu.results import Measured, Record, Results
+from tests.benchmarks.gpu.results import Measured, Record, Results, loss_differences
 
 REPORT = Path("docs/benchmarks.md")
 GPU = Path("benchmark-results", "gpu-bench.json")
@@ -74,7 +74,9 @@ def _tables(found: Results) -> Iterable[str]:
             if record.case.model == model
             for measured in record.measured
         ]
-        yield f"### {model}\n\n{_HEAD}\n" + "\n".join(rows)
+        apart = loss_differences(found.records).get(model)
+        losses = "" if apart is None else f"\n\nLosses of both stacks differ by {apart:.1e} at most, relative."
+        yield f"### {model}\n\n{_HEAD}\n" + "\n".join(rows) + losses
 
 
 _HEAD = """| stack, home, clipping | tokens | n | ms a step | tokens/s | hidden | device, GiB | pinned, GiB | forecast |

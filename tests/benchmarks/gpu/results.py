@@ -1,5 +1,6 @@
 """What a run on a GPU found, as one JSON."""
 
+from collections.abc import Sequence
 from statistics import median, quantiles
 
 from pydantic import BaseModel
@@ -83,3 +84,17 @@ class Results(BaseModel, frozen=True):
     disk: str
     """Where the home disk was: the type of the file system."""
     records: tuple[Record, ...]
+
+
+def loss_differences(records: Sequence[Record]) -> dict[str, float]:
+    """Model -> how far the losses of the stacks lie apart at most, relative, where both clip the same and had the same
+    steps before."""
+    found: dict[str, float] = {}
+    ours = {r.case.model: r for r in records if (r.case.stack, r.case.clipping) == ("pseudoreal", "global")}
+    for record in records:
+        if record.case.stack == "pseudoreal" or (mine := ours.get(record.case.model)) is None:
+            continue
+        for one, other in zip(mine.measured, record.measured, strict=False):
+            worst = max(abs(a / b - 1) for a, b in zip(one.losses, other.losses, strict=True))
+            found[record.case.model] = max(found.get(record.case.model, 0.0), worst)
+    return found

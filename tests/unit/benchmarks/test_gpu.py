@@ -7,7 +7,7 @@ import pytest
 from tests.benchmarks.gpu.budget import STOP_SECONDS, fits, within
 from tests.benchmarks.gpu.cases import TIMED, Case, suite, warm_up
 from tests.benchmarks.gpu.report import TITLE, section, with_section
-from tests.benchmarks.gpu.results import Forecast, Machine, Measured, Record, Results
+from tests.benchmarks.gpu.results import Forecast, Machine, Measured, Record, Results, loss_differences
 from tests.benchmarks.gpu.timeline import Span, Timeline, share_of
 
 CASES = suite(tiny=False).cases
@@ -105,6 +105,17 @@ def test_the_section_has_every_figure_and_what_was_left_out(tmp_path: Path) -> N
     assert "- 1B, pseudoreal, host, clipping perUnit: 16,384, 32,768, 65,536 tokens: no time." in text
     assert "ended by signal 9." in text
     assert "Commit cccccccccccc, 2026-01-02" in text
+
+
+def test_losses_are_compared_where_both_stacks_had_the_same_steps() -> None:
+    """fully_shard's further points, with one micro-batch, have no partner."""
+    case = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "global")
+    theirs = next(other for other in CASES if other.stack == "fully_shard" and other.model == case.model)
+    measured = _results().records[0].measured[0]
+    near = measured.model_copy(update={"losses": (5.5, 5.5, 5.61)})
+    records = [Record(case=case, measured=(measured,)), Record(case=theirs, measured=(near, measured))]
+    assert loss_differences(records) == {"1B": pytest.approx(5.61 / 5.5 - 1, rel=0.03)}
+    assert loss_differences(records[:1]) == {}
 
 
 def test_the_section_is_replaced_and_nothing_else() -> None:
