@@ -102,7 +102,8 @@ class ProgressReport(BaseModel):
     total_steps: int
     """Step at which the last phase of the job ends at the latest."""
     tokens: int
-    loss: float
+    loss: float | None
+    """Of the newest step with a finite one."""
     validation_loss: float | None = None
     """In the log the newest known; in metrics.jsonl only on lines where it was measured."""
     learning_rate: float
@@ -113,6 +114,10 @@ class ProgressReport(BaseModel):
     """Of the phase, at the present rate."""
     global_cursor: int
     """Samples consumed, from the job's start."""
+    skipped_steps: int = 0
+    """Steps of which updates were left out, as a loss or gradient was not finite; from the job's start."""
+    waited_seconds: float = 0.0
+    """Of this step: the first rank's main thread stood still until its gradients were reduced and its units updated."""
     gradient_correlations: list[float] | None = None
     """Cosines between the gradients of neighbouring layers of a block, the lowest first; where this step checked."""
     checkpoint: CheckpointCost | None = None

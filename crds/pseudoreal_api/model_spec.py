@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from pseudoreal_api.base import ApiModel, DecimalString
+from pseudoreal_api.contract import Since
 
 ClippingMode = Literal["global", "perUnit", "none"]
 
@@ -113,6 +114,13 @@ class Optimizer(ApiModel):
     beta1: DecimalString = Field("0.9", description="Decay of the first moment.")
     beta2: DecimalString = Field("0.95", description="Decay of the second moment.")
     clipping: Clipping = Field(Clipping(), description="Bound on the gradient.")
+    non_finite: Annotated[Literal["Fail", "Skip"], Since(2, binding=True)] = Field(
+        "Fail",
+        description="What follows when a loss or a gradient is infinite or no number. Fail: the attempt ends before"
+        " such a value reaches a weight. Skip: the update is left out, of the whole model with clipping global or when"
+        " the loss is not finite, otherwise of the units (embedding, blocks, head) whose gradients are not; training"
+        " goes on with the next samples. After 10 such steps in a row the attempt ends.",
+    )
 
 
 class Precision(ApiModel):

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn
@@ -32,14 +33,12 @@ log = structlog.get_logger()
 
 
 def main() -> NoReturn:
-    message = run_rank(Path(sys.argv[1]))
-    if message.outcome in ("Failed", "OutOfMemory"):
-        _end_at_once(message.exit_code)
-    sys.exit(message.exit_code)
+    sys.exit(run_rank(Path(sys.argv[1]), _end_at_once).exit_code)
 
 
-def run_rank(config_file: Path) -> TerminationMessage:
-    """Returns how the rank ended, which it has left for its pod as well."""
+def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
+    """Returns how the rank ended, which it has left for its pod as well. `end` takes the exit code of a rank that
+    fails, in the thread that fails first: others of its threads may wait for ranks that wait for this one."""
     stop = threading.Event()
     # Before torch is imported, which takes seconds in which a SIGTERM would otherwise kill the process.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -49,15 +48,27 @@ def run_rank(config_file: Path) -> TerminationMessage:
         note_crashes(pod.path, local_rank)
     stamps = _stamps(pod, local_rank)  # before torch as well: an import that hangs is seen
     config = read_phase_config(config_file)
-    message = _outcome(config, config_file, stop, stamps, pod)
-    if pod is not None:
-        leave_outcome(pod.path, local_rank, message)
-    stamps.ends()
-    return message
+
+    def leave(message: TerminationMessage) -> TerminationMessage:
+        if pod is not None:
+            leave_outcome(pod.path, local_rank, message)
+        stamps.ends()
+        return message
+
+    def fail(error: BaseException) -> None:
+        end(leave(_failed(config, error)).exit_code)
+
+    stamps.failure.ends_with(fail)
+    try:
+        return leave(_train(config, config_file, stop, stamps, pod))
+    except Exception as error:
+        # When another thread has failed before, this waits until that one has ended the process.
+        stamps.failure.add(error)
+        return _failed(config, error)
 
 
 def _end_at_once(exit_code: int) -> NoReturn:
-    """An ordinary end waits for threads, and they may wait for other ranks that wait for this one."""
+    """An ordinary end waits for threads."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)
@@ -72,21 +83,16 @@ def _stamps(pod: PodFolder | None, local_rank: int) -> Stamps:
     return Stamps()
 
 
-def _outcome(
-    config: PhaseConfig, config_file: Path, stop: threading.Event, stamps: Stamps, pod: PodFolder | None
-) -> TerminationMessage:
-    try:
-        return _train(config, config_file, stop, stamps, pod)
-    except InvalidJobError as error:
+def _failed(config: PhaseConfig, error: BaseException) -> TerminationMessage:
+    if isinstance(error, InvalidJobError):
         log.error("invalid_job", phase=config.phase, error=str(error))
         return ended_badly("InvalidJob", config, str(error))
-    except Exception as error:
-        log.exception("phase_failed", phase=config.phase)
-        if (lack := lack_of_memory(error)) is not None:
-            return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
-        suspect = error.suspect if isinstance(error, TrainingError) else None
-        text = f"{timeout_sentence(error)}{type(error).__name__}: {error}"
-        return ended_badly("Failed", config, text, suspect, peer_lost=has_lost_a_peer(error))
+    log.error("phase_failed", phase=config.phase, exc_info=error)
+    if (lack := lack_of_memory(error)) is not None:
+        return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
+    suspect = error.suspect if isinstance(error, TrainingError) else None
+    text = f"{timeout_sentence(error)}{type(error).__name__}: {error}"
+    return ended_badly("Failed", config, text, suspect, peer_lost=has_lost_a_peer(error))
 
 
 def _train(

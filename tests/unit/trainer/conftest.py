@@ -13,8 +13,6 @@ from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.training.phase import train_phase
 
-ONE_RANK = Ranks(0, 1, torch.device("cpu"))
-
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
@@ -89,7 +87,8 @@ def train() -> Callable[..., Any]:
 
     def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
         config = config.model_copy(update={"workers": 1})
-        return train_phase(config, load_corpus(config.data, config.model.sequence), ONE_RANK, stop)
+        ranks = Ranks(0, 1, torch.device("cpu"))
+        return train_phase(config, load_corpus(config.data, config.model.sequence), ranks, stop)
 
     return run
 

@@ -14,6 +14,7 @@ from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updat
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.sharing import blocks_of_layers, sources
+from pseudoreal_trainer.plan.units import block_name, block_of
 
 log = structlog.get_logger()
 
@@ -56,7 +57,8 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
     before, after = blocks_of_layers(source.sharing, layers), blocks_of_layers(sharing, layers)
     if before == after:
         optimizer_state = "copy"
-    link = _link(source, sources(before, after), _Divisors.of(source, sharing, optimizer_state))
+    blocks = sources(before, after)
+    link = _link(source, blocks, _Divisors.of(source, sharing, optimizer_state))
     return source.model_copy(
         update={
             "phase": phase,
@@ -71,7 +73,7 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
             "delinked": True,
             "parent": source.name,
             "optimizer_state": optimizer_state,
-            "updates": _updates(source, reset=optimizer_state == "reset"),
+            "updates": _updates(source.updates, blocks, reset=optimizer_state == "reset"),
             "link": link,
         }
     )
@@ -141,8 +143,14 @@ def _link(source: Manifest, blocks: tuple[int, ...], divisors: _Divisors) -> Lin
     )
 
 
-def _updates(source: Manifest, *, reset: bool) -> Updates:
-    return Updates(others=source.updates.others, blocks=0 if reset else source.updates.blocks)
+def _updates(source: Updates, blocks: tuple[int, ...], *, reset: bool) -> Updates:
+    """`blocks`: entry b is the block of the source that block b is read from."""
+    left_out = {unit: count for unit, count in source.left_out.items() if block_of(unit) is None}
+    if reset:
+        return Updates(others=source.others, blocks=0, left_out=left_out)
+    counts = {block_name(block): source.left_out.get(block_name(old), 0) for block, old in enumerate(blocks)}
+    left_out |= {unit: count for unit, count in counts.items() if count}
+    return Updates(others=source.others, blocks=source.blocks, left_out=left_out)
 
 
 def _committed(store: CheckpointStore, manifest: Manifest) -> Manifest:

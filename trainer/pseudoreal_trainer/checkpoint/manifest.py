@@ -1,6 +1,8 @@
 """What a checkpoint says of itself: docs/checkpoint-format.md. The manifest is written last; a checkpoint without one
 does not exist."""
 
+import json
+from collections.abc import Collection
 from typing import Literal
 
 from pseudoreal_api.base import ApiModel
@@ -12,6 +14,7 @@ from pydantic import Field
 
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.data.stream import Generator
+from pseudoreal_trainer.plan.units import block_of
 
 FORMAT_VERSION: Literal[3] = 3
 READABLE_VERSIONS = (2, 3)
@@ -46,6 +49,25 @@ class Updates(ApiModel):
 
     others: int = Field(description="Of the embedding, the final norm and the head.")
     blocks: int
+    left_out: dict[str, int] = Field(
+        {}, description="Of these, by the name of a unit, those that were left out: its gradients were not finite."
+    )
+
+    def of(self, unit: str) -> int:
+        """`unit`: its name."""
+        return (self.others if block_of(unit) is None else self.blocks) - self.left_out.get(unit, 0)
+
+    def and_one(self, left_out: Collection[str]) -> "Updates":
+        """After one more step. `left_out`: names of units that it did not update."""
+        counts = {unit: self.left_out.get(unit, 0) + (unit in left_out) for unit in {*self.left_out, *left_out}}
+        return Updates(others=self.others + 1, blocks=self.blocks + 1, left_out=dict(sorted(counts.items())))
+
+
+class Skipped(ApiModel):
+    """Steps of which some update was left out, as a loss or gradient was not finite."""
+
+    steps: int = Field(0, description="From the job's start.")
+    in_a_row: int = Field(0, description="The newest, without any other step between.")
 
 
 class Link(ApiModel):
@@ -102,7 +124,7 @@ class Manifest(ApiModel):
     phase_begin: int = Field(0, description="Step at which the phase began.")
     tokens: int = Field(description="Tokens trained, from the job's start.")
     global_cursor: int = Field(description="Samples consumed, from the job's start.")
-    loss: float | None = Field(None, description="Training loss of the newest step.")
+    loss: float | None = Field(None, description="Training loss of the newest step with a finite one.")
     start_validation_loss: float | None = Field(None, description="Before the phase's first step, once measured.")
     validation_loss: float | None = Field(None, description="The newest of this phase.")
     phase_complete: bool
@@ -114,9 +136,19 @@ class Manifest(ApiModel):
         None, description="What the delink that began this phase did to the moments of blocks. None: the first phase."
     )
     updates: Updates = Updates(others=0, blocks=0)
+    skipped: Skipped = Skipped()
     link: Link | None = Field(None, description="Where the tensors are, if not in this folder.")
     tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
     files: dict[str, FileDigest] = Field({}, description="All files that hold tensors.")
+
+    def to_json(self, *, indent: int | None = None) -> str:
+        """Raises ValueError when a number in it is not finite: JSON would say that there is none."""
+        try:
+            measured = self.model_copy(update={"tensors": {}, "files": {}})
+            json.dumps(measured.model_dump(), allow_nan=False)
+        except ValueError as error:
+            raise ValueError(f"the manifest of checkpoint {self.name} has a number that is not finite") from error
+        return super().to_json(indent=indent)
 
     @property
     def name(self) -> str:

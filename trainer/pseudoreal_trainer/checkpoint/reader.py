@@ -10,7 +10,7 @@ import numpy as np
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, Link, Manifest, StoredTensor
 from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
-from pseudoreal_trainer.plan.units import Kind, block_of, in_block
+from pseudoreal_trainer.plan.units import Kind, block_of, in_block, unit_of
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Reader:
 
     def updates(self, name: str) -> int:
         """Optimizer steps of a tensor's unit."""
-        return self.manifest.updates.others if block_of(name) is None else self.manifest.updates.blocks
+        return self.manifest.updates.of(unit_of(name))
 
     def read(self, name: str, kind: Kind, begin: int, end: int) -> Array:
         """The elements begin..end-1 of the flattened tensor, in memory of their own."""

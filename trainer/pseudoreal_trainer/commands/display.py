@@ -94,7 +94,7 @@ def _started(event: Event) -> str:
 def _facts(report: ProgressReport) -> str:
     seconds = round(report.remaining_seconds)
     return (
-        f"loss {report.loss:.4f}  val {_number(report.validation_loss)}  {report.tokens_per_second:,.0f} tok/s"
+        f"loss {_number(report.loss)}  val {_number(report.validation_loss)}  {report.tokens_per_second:,.0f} tok/s"
         f"  ETA {seconds // 60}:{seconds % 60:02d}"
     )
 

@@ -17,6 +17,7 @@ from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.reductions import Reductions
 from pseudoreal_trainer.engine.runner import Parts
 from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.trace import Trace
@@ -54,6 +55,7 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
     modules = Modules(blueprint.model, blueprint.units, blueprint.compute, compiled=blueprint.compiled)
     buffers = _buffers(blueprint, grid, rooms)
     gradients = Gradients(grid, modules, rooms.states, rooms.gradients, buffers, lanes, trace)
+    reductions = Reductions(blueprint.optimizer, grid, blueprint.units, rooms.states, gradients, lanes, trace)
     return Parts(
         layout=grid.layout,
         grid=grid,
@@ -61,7 +63,8 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
         modules=modules,
         copies=Copies(grid, rooms.states, rooms.resident, _slots(blueprint, grid), lanes, trace),
         gradients=gradients,
-        updates=Updates(blueprint.optimizer, grid, rooms.states, gradients, lanes, trace),
+        reductions=reductions,
+        updates=Updates(blueprint.optimizer, grid, rooms.states, reductions, lanes, trace),
         messages=Messages(grid, blueprint.compute, trace),
         stashes=StashRoom(lanes),
         lanes=lanes,

@@ -138,6 +138,9 @@ class DiskState(State):
         else:
             self._gradient = gradient.to("cpu", copy=True)
 
+    def drop_gradient(self) -> None:
+        self._gradient = None
+
     def gradient(self) -> Tensor:
         return self._read("gradient") if self._gradient is None else self._gradient
 

@@ -12,11 +12,11 @@ from pseudoreal_trainer.engine.build import Blueprint, build_parts
 from pseudoreal_trainer.engine.capture import Capture, Sink, Source
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.probe import Probe, sums_of
+from pseudoreal_trainer.engine.reductions import Agreement
 from pseudoreal_trainer.engine.ring import Ring
 from pseudoreal_trainer.engine.runner import Batch, Run, Training
 from pseudoreal_trainer.engine.state import Content
 from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
 from pseudoreal_trainer.plan.steps import Update
@@ -85,12 +85,19 @@ class Engine:
         return self._parts.copies.slot_bytes
 
     def train(self, batch: Batch, training: Training, step: int, probe: Probe | None = None) -> Agreement:
-        """One step, measured with `probe`. Returns when its loss is known; updates may go on into the next call."""
+        """One step, measured with `probe`. Returns when its loss is known, and where single updates may be left out,
+        when it is known which; updates go on into the next call."""
         self.trace.begin(step)
+        self._parts.reductions.begin(step)
         run = Run(self._parts, batch, training, probe)
         run.go(self._plan if probe is None else self._measuring_plan)
         assert run.agreement is not None, "a training plan agrees"
-        return self._stamps.result(run.agreement, self._stamps.updates)
+        agreed = self._parts.reductions.end() if self._may_leave_out_units else run.agreement
+        return self._stamps.result(agreed, self._stamps.reductions)
+
+    @property
+    def _may_leave_out_units(self) -> bool:
+        return self._blueprint.optimizer.non_finite == "Skip" and self._grid.layout.clipping != "global"
 
     def probe(self, next_blocks: Sequence[int] | None) -> Probe:
         """For one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours are
@@ -148,6 +155,7 @@ class Engine:
         self._parts.copies.settle()
 
     def close(self) -> None:
+        self._parts.reductions.close()
         self._parts.updates.close()
         for state in self._parts.states.values():
             state.close()

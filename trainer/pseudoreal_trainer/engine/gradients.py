@@ -26,6 +26,7 @@ class Reduction:
     """When the passes of this rank have made the gradient: before the sum over the ranks begins."""
     work: dist.Work | None
     mark: Mark
+    """When it is summed."""
     buffer: Tensor | None
     """To be given back."""
 
@@ -55,18 +56,18 @@ class Growing:
 
 
 class Buffers:
-    """Room for the gradients of some units at a time. Waits while all of it is in use."""
+    """Room for the gradients of some units at a time. The main thread takes it, the one that reduces gives it back."""
 
     def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
         self._changed = threading.Condition()
 
     def take(self) -> Tensor:
+        """Some are left: nobody else takes any."""
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._free))
             return self._free.pop()
 
-    def are_left(self, seconds: float | None) -> bool:
+    def are_left(self, seconds: float) -> bool:
         """Waits so long at most."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._free), seconds)
@@ -121,7 +122,7 @@ class Gradients:
         return Growing(flat, self._modules.of(unit).views(flat), buffer)
 
     def _free_buffer(self) -> Tensor:
-        self._stamps.until(self._buffers.are_left, self._stamps.updates)
+        self._stamps.until(self._buffers.are_left, self._stamps.reductions)
         return self._buffers.take()
 
     def _length(self, unit: int) -> int:

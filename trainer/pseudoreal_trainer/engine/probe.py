@@ -8,7 +8,7 @@ for the blocks as they are and as the next phase has them, and how far neighbour
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from math import sqrt
+from math import isfinite, nan, sqrt
 
 import torch
 import torch.distributed as dist
@@ -30,7 +30,12 @@ class LayerGradients:
     single: dict[str, float]
     """The same for the gradients that the blocks of the next phase would have, in the mean over those blocks."""
     correlations: tuple[float, ...]
-    """Cosines between the gradients of neighbouring layers of a block, the lowest layers first."""
+    """Cosines between the gradients of neighbouring layers of a block, the lowest layers first. NaN where a gradient is
+    not finite."""
+
+    @property
+    def are_finite(self) -> bool:
+        return all(map(isfinite, (*self.shared.values(), *self.single.values(), *self.correlations)))
 
 
 @dataclass(frozen=True)
@@ -242,4 +247,6 @@ def _dot(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _cosine(left: float, right: float, product: float) -> float:
+    if not all(map(isfinite, (left, right, product))):
+        return nan
     return product / sqrt(left * right) if left > 0 and right > 0 else 0.0

@@ -16,9 +16,10 @@ from pseudoreal_trainer.engine.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
 from pseudoreal_trainer.engine.probe import Probe
+from pseudoreal_trainer.engine.reductions import Agreement, Reductions
 from pseudoreal_trainer.engine.state import State
 from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.engine.updates import Agreement, Updates
+from pseudoreal_trainer.engine.updates import Updates
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.plan.activations import most_stashed
 from pseudoreal_trainer.plan.layout import Layout
@@ -65,6 +66,7 @@ class Parts:
     modules: Modules
     copies: Copies
     gradients: Gradients
+    reductions: Reductions
     updates: Updates
     messages: Messages
     stashes: StashRoom
@@ -145,7 +147,7 @@ class Run:
 
     def reduce(self, step: Reduce) -> None:
         self.parts.copies.begin_all()
-        self.parts.updates.reduce(step, self.parts.gradients.reduce(step.unit))
+        self.parts.reductions.reduce(step, self.parts.gradients.reduce(step.unit), self.parts.updates.room)
 
     def measure(self, step: Measure) -> None:
         assert self.probe is not None, "only a measuring plan asks"
@@ -154,11 +156,12 @@ class Run:
             self.probe.finish(step.position)
 
     def tie(self, step: Tie) -> None:
-        self.parts.updates.tie(step)
+        self.parts.reductions.tie(step)
 
     def agree(self, step: Agree) -> None:
         loss = torch.stack(list(self.losses.values())).sum() if self.losses else None
-        self.agreement = self.parts.updates.agree(step, loss, stop=self._training.stop, finish=self._training.finish)
+        stop, finish = self._training.stop, self._training.finish
+        self.agreement = self.parts.reductions.agree(step, loss, stop=stop, finish=finish)
 
     def update(self, step: Update) -> None:
         self.parts.copies.updated[step.unit] = self.parts.updates.update(step, self._training.rate)

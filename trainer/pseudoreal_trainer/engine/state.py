@@ -57,6 +57,9 @@ class State(ABC):
     def gradient(self) -> Tensor:
         """The kept gradient, [length]; what is changed must be kept again."""
 
+    def drop_gradient(self) -> None:  # noqa: B027
+        """The kept gradient is not needed: its update is left out."""
+
     def gradient_room(self) -> Tensor | None:
         """Where `keep_gradient` puts it, [length], if that is memory: then a reduction may write there at once."""
         return None
@@ -129,6 +132,9 @@ class MemoryState(State):
 
     def gradient(self) -> Tensor:
         return self._vectors.gradient
+
+    def drop_gradient(self) -> None:
+        """The kept gradient is not needed: its update is left out."""
 
     def gradient_room(self) -> Tensor | None:
         return self._vectors.gradient

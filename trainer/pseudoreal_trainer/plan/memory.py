@@ -13,6 +13,9 @@ CHUNK_ELEMENTS = 2**20
 _CHUNKS_AT_A_TIME = 3
 """One is read, one updated, one written: each with weights, moments, gradient and weights in the compute type."""
 
+KEPT_GRADIENTS = 2
+"""Reduced gradients of units that are updated at once: of the one whose update is under way, and of the next."""
+
 _MEASURING_PARTS = 4
 
 
@@ -101,8 +104,9 @@ def _measuring_room(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 def _staging(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Host memory through which the units on disk pass, however many they are: fetches under way, the one that is read
-    ahead, and chunks of the update."""
+    ahead, chunks of the update, and gradients whose update follows at once."""
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "disk"]
     largest = max((sizes.shard(layout, unit) for unit in on_disk), default=0)
     chunks = _CHUNKS_AT_A_TIME * 5 * min(largest, CHUNK_ELEMENTS) * sizes.master_bytes
-    return Tiers(host=(layout.window + 1) * largest * sizes.compute_bytes + chunks)
+    gradients = 0 if layout.gradients_on_disk else min(KEPT_GRADIENTS, len(on_disk)) * largest * sizes.master_bytes
+    return Tiers(host=(layout.window + 1) * largest * sizes.compute_bytes + chunks + gradients)

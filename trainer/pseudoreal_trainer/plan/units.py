@@ -81,6 +81,14 @@ def block_of(name: str) -> int | None:
     return int(rest.partition(".")[0]) if first == "blocks" else None
 
 
+def unit_of(name: str) -> str:
+    """Name of the unit that a tensor belongs to."""
+    block = block_of(name)
+    if block is not None:
+        return block_name(block)
+    return EMBEDDING if name.startswith(f"{EMBEDDING}.") else HEAD
+
+
 def in_block(name: str, block: int) -> str:
     """The same tensor of another block."""
     return f"{block_name(block)}.{name.split('.', 2)[2]}"

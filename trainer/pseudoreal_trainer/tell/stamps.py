@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from pseudoreal_api.reports import Place
 
+from pseudoreal_trainer.tell.first_failure import FirstFailure
 from pseudoreal_trainer.tell.side_thread import Clock, SideThread
 from pseudoreal_trainer.tell.stamp_file import StampFile
 
@@ -25,29 +26,55 @@ _STEPS = 10
 """Over which the busy time is taken."""
 _NOTHING = nullcontext()
 
-Ready = Callable[[float | None], bool]
-"""Waits so many seconds at most (None: as long as it takes); the result says whether what was waited for is there."""
+Ready = Callable[[float], bool]
+"""Waits so many seconds at most; the result says whether what was waited for is there."""
 
 
 class Stamps:
     """Says nothing: nobody listens."""
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
+        self._clock = clock
+        self.reductions = SideThread("reduces gradients", clock)
         self.updates = SideThread("updates", clock)
         self.saving = SideThread("writes a checkpoint", clock)
+        self.failure = FirstFailure()
 
     def wait(self, doing: str) -> AbstractContextManager[object]:  # noqa: ARG002
         """Around a wait of the main thread for other ranks. `doing`: for what, in 64 characters at most."""
         return _NOTHING
 
+    @property
+    def stalled(self) -> float:
+        """Seconds that the main thread has waited for the threads that reduce and update, so far."""
+        return self.reductions.stalled + self.updates.stalled
+
     def result(self, future: Future[_T], thread: SideThread) -> _T:
-        """What another thread of this rank makes."""
+        """What another thread of this rank makes. Raises the first failure of any thread."""
         self.until(lambda seconds: future.done() or not wait([future], seconds).not_done, thread)
         return future.result()
 
-    def until(self, ready: Ready, thread: SideThread) -> None:  # noqa: ARG002
-        """Waits for another thread of this rank. While that does its own work, so does the rank."""
-        ready(None)
+    def until(self, ready: Ready, thread: SideThread) -> None:
+        """Waits for another thread of this rank. While that does its own work, so does the rank. Raises the first
+        failure of any thread: what failed may never make ready what is waited for."""
+        if ready(0):
+            self._passes()
+        else:
+            begin = self._clock()
+            with self._looking(thread, begin) as look:
+                while not ready(_LOOK_SECONDS):
+                    self.failure.check()
+                    look()
+            thread.stalled += self._clock() - begin
+        self.failure.check()
+
+    def _passes(self) -> None:
+        """By a wait that is over already."""
+
+    @contextmanager
+    def _looking(self, thread: SideThread, begin: float) -> Iterator[Callable[[], None]]:  # noqa: ARG002
+        """Around a wait that takes a while; what it yields is called again and again."""
+        yield lambda: None
 
     def does(self, doing: str) -> None:
         """What it computes from now on."""
@@ -72,7 +99,7 @@ class FileStamps(Stamps):
 
     def __init__(self, path: Path, rank: int, clock: Clock = time.monotonic) -> None:
         super().__init__(clock)
-        self._file, self._clock = StampFile(path, os.getpid(), rank), clock
+        self._file = StampFile(path, os.getpid(), rank)
         self._place: Place = "starting"
         """While it does not wait."""
         self._doing = ""
@@ -91,15 +118,18 @@ class FileStamps(Stamps):
         finally:
             self._goes_on(self._clock() - begin)
 
-    def until(self, ready: Ready, thread: SideThread) -> None:
-        if ready(0):
-            self._left += 1
-            return
-        begin, waited = self._clock(), thread.waited()
+    def _passes(self) -> None:
+        # It counts as well: ranks with the same plan leave the same waits.
+        self._left += 1
+
+    @contextmanager
+    def _looking(self, thread: SideThread, begin: float) -> Iterator[Callable[[], None]]:
+        waited = thread.waited()
         self._looks_at(thread, begin)
-        while not ready(_LOOK_SECONDS):
-            self._looks_at(thread, begin)
-        self._goes_on(thread.waited() - waited)
+        try:
+            yield lambda: self._looks_at(thread, begin)
+        finally:
+            self._goes_on(thread.waited() - waited)
 
     def does(self, doing: str) -> None:
         self._doing = doing

@@ -32,7 +32,8 @@ class Rules:
     def after_loss(self, state: Manifest) -> Manifest:
         """The state once its validation loss is known."""
         loss, reached = self.config.until.loss, state.validation_loss
-        if loss is None or reached is None or reached > float(loss):
+        # Also a loss that is no number has not been reached.
+        if loss is None or reached is None or not reached <= float(loss):
             return state
         return self._ending_soon(state)
 

@@ -14,6 +14,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.tell.pod_folder import PodFolder
+from pseudoreal_trainer.tell.stamps import Stamps
 from pseudoreal_trainer.training.schedule import phase_rate
 
 if TYPE_CHECKING:  # it imports torch, for which a command that only looks at the file would wait
@@ -47,18 +48,22 @@ def _step(line: str) -> float:
 class Meter:
     """Durations of steps; only training counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, stamps: Stamps) -> None:
+        self._stamps = stamps
         self.seconds = 0.0
+        self.waited = 0.0
+        """Seconds of the newest step in which the main thread stood still until others reduced and updated."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def __enter__(self) -> Self:
-        self._begin = time.perf_counter()
+        self._begin, self._stalled = time.perf_counter(), self._stamps.stalled
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         duration = time.perf_counter() - self._begin
         self.seconds += duration
         self._recent.append(duration)
+        self.waited = self._stamps.stalled - self._stalled
 
     @property
     def seconds_per_step(self) -> float:
@@ -108,7 +113,6 @@ class Reporter:
 
     def _report(self, state: Manifest) -> ProgressReport:
         config, pace = self._config, self._meter.seconds_per_step
-        assert state.loss is not None, "a step has a loss"
         return ProgressReport(
             phase=config.phase,
             step=state.step,
@@ -121,4 +125,6 @@ class Reporter:
             seconds=self._meter.seconds,
             remaining_seconds=(config.phase_steps - state.step) * pace,
             global_cursor=state.global_cursor,
+            skipped_steps=state.skipped.steps,
+            waited_seconds=self._meter.waited,
         )

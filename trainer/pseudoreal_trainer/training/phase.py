@@ -12,7 +12,7 @@ from pseudoreal_api.resolved import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.lineage import remember_lineage
-from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, Ending, Manifest, Random, Updates
+from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, Ending, Manifest, Random
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.stream import Stream
@@ -22,6 +22,7 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.grid import open_grid
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.reductions import REMEDY
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.compute import compute_dtype, master_dtype
@@ -35,6 +36,7 @@ from pseudoreal_trainer.tell.pod_folder import PodFolder
 from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.events import log_check, log_corpus, log_finished, log_sample, log_saved, log_started
 from pseudoreal_trainer.training.metrics import Meter, Reporter
+from pseudoreal_trainer.training.not_finite import counted
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
 from pseudoreal_trainer.training.state import Start, fill, find_start, first_manifest
@@ -71,13 +73,10 @@ def train_phase(
     with open_engine(config, layout, ranks) as engine:
         ranks.stamps.does("loads weights")
         fill(engine, config, start.checkpoint if start else None)
-        saver = Saver(engine, store, fence, config.checkpoint, own)
-        validation = _validation(config, corpus, layout, device)
-        phase = _Phase(config, corpus, ranks, store, engine, saver, validation, Meter(), Rules(config), pod)
-        try:
+        with Saver(engine, store, fence, config.checkpoint, own) as saver:
+            validation, meter = _validation(config, corpus, layout, device), Meter(ranks.stamps)
+            phase = _Phase(config, corpus, ranks, store, engine, saver, validation, meter, Rules(config), pod)
             return phase.run(start, stop)
-        finally:
-            saver.close()
 
 
 @contextmanager
@@ -207,7 +206,7 @@ class _Phase:
             with self.meter, self.ranks.stamps.step():
                 result = stepper.take(state.step + 1, state.global_cursor, stop=stop(), finish=finish, probe=probe)
             before, state = state, self._advanced(state, result)
-            if result.gradients is not None:
+            if result.gradients is not None and result.gradients.are_finite:
                 state = self._learned(before, state, result.gradients, reporter)
             if result.finish:
                 state = self.rules.after_request(state)
@@ -231,14 +230,18 @@ class _Phase:
 
     def _advanced(self, state: Manifest, result: StepResult) -> Manifest:
         step, cursor = state.step + 1, state.global_cursor + self.config.batch.sequences
-        for what, value in (("loss", result.loss), ("gradient norm", result.norm)):
-            if not isfinite(value):
-                raise TrainingError(
-                    f"the {what} of step {step} is {value}; lower spec.optimizer.learningRate or raise warmupSteps"
-                )
-        tokens = cursor * self.config.model.sequence
-        updates = Updates(others=state.updates.others + 1, blocks=state.updates.blocks + 1)
-        update = {"step": step, "global_cursor": cursor, "tokens": tokens, "loss": result.loss, "updates": updates}
+        skipped = counted(state, result, step, skips=self.config.optimizer.non_finite == "Skip")
+        left_out = [self.engine.units[unit].name for unit in result.left_out]
+        if left_out and self.ranks.is_first:
+            log.warning("updates_left_out", step=step, loss=result.loss, norm=result.norm, units=left_out)
+        update = {
+            "step": step,
+            "global_cursor": cursor,
+            "tokens": cursor * self.config.model.sequence,
+            "loss": result.loss if isfinite(result.loss) else state.loss,
+            "updates": state.updates.and_one(left_out) if result.trains else state.updates,
+            "skipped": skipped,
+        }
         return state.model_copy(update=update)
 
     def _probe(self, state: Manifest) -> Probe | None:
@@ -264,7 +267,10 @@ class _Phase:
 
     def _validated(self) -> float:
         self.ranks.stamps.does("validates")
-        return self.validation.measure(self.engine)
+        loss = self.validation.measure(self.engine)
+        if not isfinite(loss):
+            raise TrainingError(f"the validation loss is {loss}; {REMEDY}")
+        return loss
 
     def _end(self, state: Manifest, reporter: Reporter | None, stopped: bool) -> TerminationMessage:
         state = self._save(state.model_copy(update={"phase_complete": not stopped}), reporter)

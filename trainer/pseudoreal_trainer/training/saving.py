@@ -6,11 +6,11 @@ Every rank writes its files in a thread; these tell each other the digests, and 
 import errno
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import structlog
 import torch
@@ -27,6 +27,7 @@ from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.side_work import SideWork
 from pseudoreal_trainer.errors import PeerFailed, TrainingError
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import Kind
@@ -108,7 +109,7 @@ class Saver:
         """`start`: the checkpoint that training goes on from, whose files were read and are sound."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
         self._stamps = engine.grid.ranks.stamps
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._thread = SideWork("checkpoint", self._stamps.failure)
         self._running: _Running | None = None
         self._ours = store.names() if engine.grid.ranks.is_first else set()
 
@@ -138,9 +139,13 @@ class Saver:
         held = self._engine.held_seconds - running.held
         return [Saved(committed.manifest, committed.moment - running.begin, running.stalled + held + waited)]
 
-    def close(self) -> None:
-        """Lets the one that is being written end, well or not."""
-        self._thread.shutdown(wait=True)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
+        """Lets the one that is being written end, well or not. Of several ranks one that fails ends without it: to be
+        committed it needs the others, which may be waiting for this one."""
+        self._thread.close(wait=failure is None or self._engine.grid.ranks.world == 1)
 
     def _started(self, manifest: Manifest) -> Future[_Committed]:
         engine, grid, ranks = self._engine, self._engine.grid, self._engine.grid.ranks
@@ -153,7 +158,7 @@ class Saver:
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
         files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtype)
         captured = engine.capture(spans, files, bytes_of(self._policy.buffer_bytes))
-        return self._thread.submit(self._written, manifest, files, captured)
+        return self._thread.later(lambda: self._written(manifest, files, captured))
 
     def _is_start(self, manifest: Manifest) -> bool:
         """No step was made since."""
@@ -170,7 +175,7 @@ class Saver:
         assert self._start is not None, "it has the name of the start"
         kept = {"tensors", "files", "link", "delinked", "parent"}
         manifest = manifest.model_copy(update={field: getattr(self._start, field) for field in kept})
-        return self._thread.submit(self._committed, manifest)
+        return self._thread.later(lambda: self._committed(manifest))
 
     @property
     def _dtype(self) -> str:

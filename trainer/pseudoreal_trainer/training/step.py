@@ -11,8 +11,8 @@ from torch import Tensor
 from pseudoreal_trainer.data.stream import Stream, rank_parts
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
+from pseudoreal_trainer.engine.reductions import Agreement
 from pseudoreal_trainer.engine.runner import Training
-from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.training.schedule import phase_rate
 
 
@@ -22,6 +22,10 @@ class StepResult:
     """Of the whole batch, nats per token."""
     norm: float
     """Of the whole gradient, where clipping needs it; else 0."""
+    trains: bool
+    """Both are finite: only then anything is updated."""
+    left_out: tuple[int, ...]
+    """Units whose update is left out."""
     stop: bool
     """Some rank was asked to stop."""
     finish: bool
@@ -64,7 +68,8 @@ class Stepper:
         """Makes step `step` (the first is 1) from the samples at `cursor`. This rank was asked to stop, or to finish.
 
         The loss, the gradients and the update are the same on every rank, and up to the order of sums the same in
-        every layout. A loss or gradient that is not finite changes no weight.
+        every layout. A loss or gradient that is not finite changes no weight: with clipping global and after such a
+        loss none at all, otherwise none of the units whose gradients are not finite.
         """
         grid, batch = self.engine.grid, self.config.batch
         parts = rank_parts(batch, cursor, grid.data_rank, grid.layout.data)
@@ -74,7 +79,15 @@ class Stepper:
         agreement: Agreement = self.engine.train(windows, Training(tokens, rate, stop, finish), step, probe)
         gradients = None if probe is None else probe.result()
         loss = agreement.loss_sum / tokens
-        return StepResult(loss, agreement.norm, agreement.stop, agreement.finish, gradients)
+        return StepResult(
+            loss=loss,
+            norm=agreement.norm,
+            trains=agreement.trains,
+            left_out=agreement.left_out,
+            stop=agreement.stop,
+            finish=agreement.finish,
+            gradients=gradients,
+        )
 
 
 def tokens_of(windows: NDArray[Any], device: torch.device) -> Tensor:

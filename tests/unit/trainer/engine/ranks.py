@@ -43,6 +43,8 @@ class Result:
     measured: list[LayerGradients] = field(default_factory=list)
     """For each step."""
     state_bytes: dict[str, int] = field(default_factory=dict)
+    left_out: list[tuple[int, ...]] = field(default_factory=list)
+    """For each step, units that were not updated."""
     evaluation: float = 0.0
     """Sum of the losses of the first batch with the last weights; on the rank of the head."""
 
@@ -69,7 +71,7 @@ def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case
         ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
         for index, case in enumerate(group):
             found[case] = [results[index] for results in ranks]
-            _bring_together(case, found[case])
+            bring_together(case, found[case])
     return found
 
 
@@ -109,6 +111,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
             result.measured.append(probe.result())
         engine.settle()
         result.losses.append(agreement.loss_sum / tokens)
+        result.left_out.append(agreement.left_out)
         result.moved.append(dict(engine.trace.moved))
     result.events = list(engine.trace.events)
     result.state_bytes = dict(engine.state_bytes())
@@ -116,7 +119,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
     result.captured = captured(engine)
     engine.close()
     if ranks.world == 1:
-        _bring_together(case, [result])
+        bring_together(case, [result])
     return result
 
 
@@ -142,7 +145,7 @@ def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
     return found
 
 
-def _bring_together(case: Case, results: list[Result]) -> None:
+def bring_together(case: Case, results: list[Result]) -> None:
     """Gives the first rank the whole weights and moments."""
     results[0].weights, results[0].first_moments = (_together(case, results, k) for k in ("weights", "first_moment"))
 

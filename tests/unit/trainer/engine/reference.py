@@ -23,21 +23,30 @@ def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
 
 def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
     """The loss of each step, and the weights after the last."""
-    dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
-    model = build_model(case.model, case.sharing, seed=3, dtype=dtype)
-    optimizer = _optimizer(model, case)
+    model, optimizer = model_and_optimizer(case)
     losses = []
     for step in range(STEPS):
-        batch = batch_of(case, step)
-        tokens = batch[:, :, 1:].numel()
-        parts = [_gradients(model, part_of(batch, d, case.data), tokens) for d in range(case.data)]
-        losses.append(sum(loss for loss, _ in parts) / tokens)
-        for index, parameter in enumerate(model.parameters()):
-            # Partial sums of the data ranks, added up in their order.
-            parameter.grad = torch.stack([gradients[index] for _, gradients in parts]).sum(dim=0)
+        losses.append(set_gradients(model, case, step))
         _clip(model, case)
         optimizer.step()
     return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]:
+    dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
+    model = build_model(case.model, case.sharing, seed=3, dtype=dtype)
+    return model, _optimizer(model, case)
+
+
+def set_gradients(model: Transformer, case: Case, step: int) -> float:
+    """Of the batch of a step; the result is its loss."""
+    batch = batch_of(case, step)
+    tokens = batch[:, :, 1:].numel()
+    parts = [_gradients(model, part_of(batch, d, case.data), tokens) for d in range(case.data)]
+    for index, parameter in enumerate(model.parameters()):
+        # Partial sums of the data ranks, added up in their order.
+        parameter.grad = torch.stack([gradients[index] for _, gradients in parts]).sum(dim=0)
+    return sum(loss for loss, _ in parts) / tokens
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pseudoreal_trainer.engine import grid as grids
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.ranks import Ranks
-from pseudoreal_trainer.engine.updates import sum_by_parts
+from pseudoreal_trainer.engine.reductions import sum_by_parts
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import Flow
 

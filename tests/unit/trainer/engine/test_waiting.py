@@ -10,9 +10,10 @@ import torch
 from pseudoreal_trainer.engine.gradients import Buffers, Gradients
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.reductions import Reductions
 from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.engine.updates import Updates
 from pseudoreal_trainer.plan.steps import Agree, Reduce
+from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.trainer.engine.cases import Case
 from tests.unit.trainer.engine.recorded import COMPUTE, RecordedLanes
@@ -35,7 +36,7 @@ def lanes() -> RecordedLanes:
 
 
 @pytest.fixture
-def updates(lanes: RecordedLanes) -> Iterator[Updates]:
+def reductions(lanes: RecordedLanes) -> Iterator[Reductions]:
     """Of a rank whose waits are in the log of the lanes."""
     ranks = Ranks(0, 1, CPU)
 
@@ -45,18 +46,20 @@ def updates(lanes: RecordedLanes) -> Iterator[Updates]:
         yield
         lanes.log.append(("goes on", what))
 
-    ranks.stamps.updates.wait = wait  # type: ignore[method-assign]
+    ranks.stamps.reductions.wait = wait  # type: ignore[method-assign]
     case = Case()
-    updates = Updates(case.optimizer, Grid(case.layout, ranks), {UNIT: Mock()}, Mock(), lanes, Trace(0))
-    yield updates
-    updates.close()
+    units = units_of(case.model, case.layers)
+    grid = Grid(case.layout, ranks)
+    reductions = Reductions(case.optimizer, grid, units, {UNIT: Mock()}, Mock(), lanes, Trace(0))
+    yield reductions
+    reductions.close()
 
 
 def _reached_on(lanes: RecordedLanes, lane: str) -> int:
     return next(i for i, (what, *who) in enumerate(lanes.log) if what == "reach" and who[0].lane == lane)
 
 
-def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(lanes: RecordedLanes, updates: Updates) -> None:
+def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(lanes: RecordedLanes, reductions: Reductions) -> None:
     """The sum over the ranks is; on a GPU both are still under way when the side thread comes to them."""
     modules = Mock()
     modules.of.return_value.views = lambda flat: [flat]
@@ -68,13 +71,13 @@ def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(lanes: RecordedLanes, u
     gradients.accumulate(UNIT, [torch.ones(4)])
     reduction = gradients.reduce(UNIT)
     object.__setattr__(reduction, "work", _Work(lanes.log))
-    updates.reduce(Reduce(UNIT), reduction)
-    updates.close()
+    reductions.reduce(Reduce(UNIT), reduction, None)
+    reductions.close()
     begins = lanes.log.index(("waits", f"reduces unit {UNIT}"))
     assert _reached_on(lanes, COMPUTE) < begins < lanes.log.index(("reduction",))
     assert lanes.log.index(("reduction",)) < lanes.log.index(("goes on", f"reduces unit {UNIT}"))
 
 
-def test_the_loss_is_computed_before_the_ranks_agree_on_it(lanes: RecordedLanes, updates: Updates) -> None:
-    updates.agree(Agree(), torch.tensor(1.0), stop=False, finish=False).result()
+def test_the_loss_is_computed_before_the_ranks_agree_on_it(lanes: RecordedLanes, reductions: Reductions) -> None:
+    reductions.agree(Agree(), torch.tensor(1.0), stop=False, finish=False).result()
     assert _reached_on(lanes, COMPUTE) < lanes.log.index(("waits", "agrees on the step"))

@@ -166,7 +166,7 @@ def test_the_last_word_of_a_pod_names_the_suspect(config: Any, tmp_path: Path, m
         monkeypatch.setattr(worker, name, value)
     monkeypatch.setenv(OUTCOME_DIRECTORY, str(tmp_path / "outcomes"))
     (tmp_path / "outcomes").mkdir()
-    worker.run_rank(file)
+    worker.run_rank(file, Mock())
     message = pod_outcome(collect_outcomes(tmp_path / "outcomes"), config(0), 1, False)
     assert (message.outcome, message.suspect) == ("Failed", 5)
     assert "rank 5 on node n5" in message.message

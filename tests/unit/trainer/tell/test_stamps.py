@@ -134,6 +134,18 @@ def test_a_wait_that_is_over_already_is_counted_all_the_same(stamps: FileStamps,
     assert _read(path).waits == 1
 
 
+def test_what_the_main_thread_waits_for_others_of_its_rank_is_counted(stamps: FileStamps, clock: Clock) -> None:
+    def ready(seconds: float) -> bool:
+        clock.now += 2 if seconds else 0
+        return seconds > 0
+
+    stamps.until(ready, stamps.reductions)
+    stamps.until(ready, stamps.updates)
+    stamps.until(ready, stamps.saving)
+    stamps.until(lambda _: True, stamps.updates)
+    assert (stamps.reductions.stalled, stamps.updates.stalled, stamps.stalled) == (2, 2, 4)
+
+
 def test_a_save_lasts_until_the_thread_that_saves_says_so(stamps: FileStamps, path: Path, clock: Clock) -> None:
     stamps.save_begins()
     assert _read(path).save_began == 100.0

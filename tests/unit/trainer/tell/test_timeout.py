@@ -44,7 +44,7 @@ def _rank(number: int, port: int, config: PhaseConfig, folder: Path) -> None:
     worker._train = train
     file = folder / f"{number}.json"
     file.write_text(config.to_json())
-    worker.run_rank(file)
+    worker.run_rank(file, lambda _: None)
     os._exit(0)
 
 

@@ -35,7 +35,7 @@ class Known(Stamps):
     def __init__(self) -> None:
         super().__init__()
         self.threads: Counter[int] = Counter()
-        for thread in (self.updates, self.saving):
+        for thread in (self.reductions, self.updates, self.saving):
             thread.wait = self.wait  # type: ignore[method-assign]
 
     @contextmanager

@@ -1,0 +1,53 @@
+"""With nonFinite Skip every layout leaves out the same updates, to the bit, as a plain loop that leaves them out."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.engine import not_finite
+from tests.unit.trainer.engine.cases import STEPS
+from tests.unit.trainer.engine.not_finite import FAULTS, SkippingCase
+from tests.unit.trainer.engine.ranks import Result, bring_together
+from tests.unit.trainer.forked import run_ranks
+
+CLIPPINGS, HOMES = ("global", "perUnit", "none"), ("d", "h", "D")
+FLOAT = "float32"
+ONE_RANK = [SkippingCase(clipping=c, homes=h, precision=FLOAT) for c in CLIPPINGS for h in HOMES]
+TWO_RANKS = [
+    *(SkippingCase(clipping=c, homes=h, precision=FLOAT, data=2, sharding="full") for c in CLIPPINGS for h in HOMES),
+    *(SkippingCase(clipping=c, homes=h, precision=FLOAT, pipeline=2) for c in CLIPPINGS for h in HOMES),
+    *(SkippingCase(clipping=c, precision=FLOAT, data=2) for c in CLIPPINGS),
+    # The stages share the block, whose gradient is summed over them.
+    *(SkippingCase(clipping=c, precision=FLOAT, pipeline=2, layers=2, blocks=1, micro_batches=1) for c in CLIPPINGS),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[SkippingCase, list[Result]]:
+    folder, found = tmp_path_factory.mktemp("engine"), {}
+    for world, cases in ((1, ONE_RANK), (2, TWO_RANKS)):
+        run_ranks(not_finite.run, world, world, cases, folder)
+        ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
+        for index, case in enumerate(cases):
+            found[case] = [results[index] for results in ranks]
+            bring_together(case, found[case])
+    return found
+
+
+@pytest.mark.parametrize("case", [*ONE_RANK, *TWO_RANKS], ids=lambda case: case.name)
+def test_the_same_updates_are_left_out_in_every_layout(
+    case: SkippingCase, results: dict[SkippingCase, list[Result]]
+) -> None:
+    expected = not_finite.train(case)
+    for name, found in results[case][0].weights.items():
+        assert torch.equal(found, expected[name]), name
+        assert found.isfinite().all()
+
+
+@pytest.mark.parametrize("case", [*ONE_RANK, *TWO_RANKS], ids=lambda case: case.name)
+def test_every_rank_knows_which(case: SkippingCase, results: dict[SkippingCase, list[Result]]) -> None:
+    units, block = case.layout.units, min(2, case.layout.units - 2)
+    everything, only = tuple(range(units)), {"blocks.1": (block,), "head": (units - 1,)}
+    for rank in results[case]:
+        for step in range(STEPS):
+            expected = () if step not in FAULTS else everything if case.clipping == "global" else only[FAULTS[step][0]]
+            assert rank.left_out[step] == expected

@@ -1,0 +1,146 @@
+"""The threads beside the main one: what they do at the same time, and that none waits for one that has failed."""
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from pseudoreal_trainer.engine.gradients import Buffers, Gradients
+from pseudoreal_trainer.engine.grid import Grid
+from pseudoreal_trainer.engine.lanes import Lanes
+from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.reductions import Reductions
+from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.updates import Updates
+from pseudoreal_trainer.plan.steps import Agree, Reduce, Update
+from pseudoreal_trainer.plan.units import units_of
+from torch import Tensor
+
+from tests.unit.trainer.engine.cases import Case
+
+CPU = torch.device("cpu")
+LENGTH, BUFFERS = 4, 2
+PATIENCE = 60.0
+
+
+@dataclass
+class _State:
+    """Of a unit on the host. It says what is done with it."""
+
+    unit: int
+    log: list[tuple[str, int]]
+    kept: threading.Event = field(default_factory=threading.Event)
+    may_update: threading.Event = field(default_factory=threading.Event)
+    extent: Any = field(default_factory=lambda: Mock(length=LENGTH, master=torch.float32))
+    failure: BaseException | None = None
+
+    def gradient_room(self) -> None:
+        return None
+
+    def keep_gradient(self, _: Tensor) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.log.append(("keeps", self.unit))
+        self.kept.set()
+
+    def update(self, *_: Any) -> None:
+        self.log.append(("begins to update", self.unit))
+        assert self.may_update.wait(PATIENCE)
+        self.log.append(("is updated", self.unit))
+
+
+@dataclass
+class _Rank:
+    """The parts of an engine that work beside the main thread, of one rank without a model."""
+
+    case: Case
+    log: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        grid, units = Grid(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.layers)
+        self.stamps = grid.ranks.stamps
+        self.states: dict[int, Any] = {unit: _State(unit, self.log) for unit in range(len(units))}
+        modules, lanes, trace = Mock(), Lanes(CPU), Trace(0)
+        modules.of.return_value.views = lambda flat: [flat]
+        self.buffers = Buffers(LENGTH, BUFFERS, torch.float32, CPU)
+        self.gradients = Gradients(grid, modules, self.states, {}, self.buffers, lanes, trace)
+        self.reductions = Reductions(self.case.optimizer, grid, units, self.states, self.gradients, lanes, trace)
+        self.updates = Updates(self.case.optimizer, grid, self.states, self.reductions, lanes, trace)
+        self.reductions.begin(1)
+        self.reductions.agree(Agree(), torch.tensor(1.0), stop=False, finish=False)
+
+    def backward(self, unit: int) -> None:
+        """And what follows it in a plan whose clipping is not global."""
+        self.gradients.accumulate(unit, [torch.ones(LENGTH)])
+        self.reductions.reduce(Reduce(unit), self.gradients.reduce(unit), self.updates.room)
+        self.updates.update(Update(unit), 0.1)
+
+    def close(self) -> None:
+        for state in self.states.values():
+            state.may_update.set()
+        self.reductions.close()
+        self.updates.close()
+
+
+@pytest.fixture
+def rank() -> Iterator[_Rank]:
+    found = _Rank(Case(homes="h", clipping="perUnit"))
+    yield found
+    found.close()
+
+
+def _ends(act: Callable[[], Any]) -> None:
+    """It must, whatever it raises."""
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    thread.join(PATIENCE)
+    assert not thread.is_alive(), "it waits for ever"
+
+
+def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_updated(rank: _Rank) -> None:
+    rank.backward(5)
+    assert rank.states[5].kept.wait(PATIENCE)
+    rank.backward(4)
+    assert rank.states[4].kept.wait(PATIENCE)
+    for _ in range(BUFFERS):
+        rank.stamps.until(rank.buffers.are_left, rank.stamps.reductions)
+        rank.buffers.take()
+    assert ("is updated", 5) not in rank.log
+
+
+def test_no_more_gradients_are_kept_than_the_memory_plan_has(rank: _Rank) -> None:
+    for unit in (5, 4, 3):
+        rank.backward(unit)
+        rank.stamps.until(rank.buffers.are_left, rank.stamps.reductions)
+    assert ("keeps", 3) not in rank.log
+    rank.states[5].may_update.set()
+    assert rank.states[3].kept.wait(PATIENCE)
+    assert rank.log.index(("is updated", 5)) < rank.log.index(("keeps", 3))
+
+
+def test_the_main_thread_does_not_wait_for_a_buffer_after_a_failure(rank: _Rank) -> None:
+    rank.states[5].failure = OSError(5, "the disk has failed")
+
+    raised: list[str] = []
+
+    def all_units() -> None:
+        try:
+            for unit in (5, 4, 3, 2, 1):
+                rank.backward(unit)
+        except OSError as error:
+            raised.append(str(error))
+
+    _ends(all_units)
+    assert raised == ["[Errno 5] the disk has failed"]
+
+
+def test_every_later_task_ends_with_the_first_failure(rank: _Rank) -> None:
+    rank.states[5].failure = OSError(5, "the disk has failed")
+    rank.gradients.accumulate(5, [torch.ones(LENGTH)])
+    rank.reductions.reduce(Reduce(5), rank.gradients.reduce(5), None)
+    for later in (rank.updates.update(Update(5), 0.1), rank.reductions.agree(Agree(), None, stop=False, finish=False)):
+        with pytest.raises(OSError, match="the disk has failed"):
+            later.result(PATIENCE)

@@ -1,0 +1,28 @@
+"""A thread beside the main one that does what it is told, in that order, until something in the rank fails."""
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+from pseudoreal_trainer.tell.first_failure import FirstFailure
+
+_T = TypeVar("_T")
+
+
+class SideWork:
+    def __init__(self, name: str, failure: FirstFailure, enter: Callable[[], None] = lambda: None) -> None:
+        """`enter`: what the thread does first."""
+        self._thread, self._failure = ThreadPoolExecutor(1, name, initializer=enter), failure
+
+    def later(self, task: Callable[[], _T]) -> Future[_T]:
+        """Ends in any case: after a failure of the rank with that one."""
+
+        def run() -> _T:
+            with self._failure.noticed():
+                return task()
+
+        return self._thread.submit(run)
+
+    def close(self, *, wait: bool = True) -> None:
+        """`wait`: until all is done."""
+        self._thread.shutdown(wait=wait)
