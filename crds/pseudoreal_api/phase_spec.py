@@ -125,7 +125,8 @@ class Offload(ApiModel):
     volume: dict[str, Any] | None = Field(
         None,
         description="A Kubernetes volume source (for instance ephemeral, or a hostPath that user 10001 may write to)"
-        f" for state whose home is disk, mounted at {OFFLOAD_DIRECTORY}. Omitted: emptyDir.",
+        f" for state whose home is disk, mounted at {OFFLOAD_DIRECTORY}. Omitted: emptyDir of"
+        " twice the size that the state needs.",
         json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
     )
 

@@ -19,7 +19,7 @@ from pseudoreal_api.names import (
     network_name,
     work_directory,
 )
-from pseudoreal_api.phase_spec import Resources
+from pseudoreal_api.phase_spec import Phase, Resources
 from pseudoreal_api.resolve import delink_config, phase_config, resolve_layout
 from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
 from pseudoreal_api.spec import PseudoRealJob
@@ -30,6 +30,7 @@ from pseudoreal_operator.manifests.isolation import is_isolated, network_policy
 from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.objects import child, own_labels, run_labels, training_pods
 from pseudoreal_operator.manifests.pod import PodPlan, pod_template
+from pseudoreal_operator.manifests.scratch import size_limit
 from pseudoreal_operator.observe.observed import Role, Run
 from pseudoreal_operator.observe.stages import Stage
 from pseudoreal_operator.settings import Settings
@@ -69,13 +70,17 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
         rendezvous_id=f"{job.metadata.uid}-{run.phase}-{run.attempt}",
         rendezvous_port=rendezvous_port(job),
         network=job.spec.network,
-        disk=(phase.offload.volume or {"emptyDir": {}}) if phase.offload.may_use_disk else None,
+        disk=_disk(job, phase) if phase.offload.may_use_disk else None,
     )
 
 
 def _config_files(config: PhaseConfig | DelinkConfig) -> dict[str, str]:
     known, later = split(config)
     return {name: json.dumps(content) for name, content in ((CONFIG_FILE, known), (LATER_FILE, later)) if content}
+
+
+def _disk(job: PseudoRealJob, phase: Phase) -> Json:
+    return phase.offload.volume or {"emptyDir": {"sizeLimit": size_limit(job.spec, phase)}}
 
 
 def _without_devices(resources: Resources) -> Resources:

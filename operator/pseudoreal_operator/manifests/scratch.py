@@ -1,0 +1,40 @@
+"""How much a pod may write to the disk of its node for offloaded state: twice what it needs, so that nothing that goes
+wrong fills the node, which would evict its other pods as well. Pure.
+"""
+
+from pseudoreal_api.model_spec import Model
+from pseudoreal_api.phase_spec import Phase
+from pseudoreal_api.resolve import explicit_sharing, resolve_layout
+from pseudoreal_api.spec import PseudoRealJobSpec
+
+_SPARE = 2
+_LEAST = 2**30
+"""Bytes; files are rounded up, and a disk has its own."""
+_TOKENS = 256
+_WORDS = 5
+"""Of the master type for each parameter, at most: weight, two moments, gradient, and a copy in the compute type."""
+
+
+def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
+    """A quantity."""
+    layout = resolve_layout(spec, phase)
+    data_ranks = layout.workers * layout.processes_per_worker // layout.pipeline
+    shards = 1 if phase.parallelism.state_sharding == "none" else data_ranks
+    blocks = min(explicit_sharing(spec, phase).blocks, -(-spec.model.layers // layout.pipeline))
+    parameters = (blocks * _block(spec.model) + _ends(spec.model)) // shards
+    word = 8 if spec.precision.compute == "float64" else 4
+    needed = parameters * _WORDS * word * layout.processes_per_worker
+    return f"{-(-(_SPARE * needed + _LEAST) // 2**20)}Mi"
+
+
+def _block(model: Model) -> int:
+    hidden, matrices = model.hidden, 3 if model.ffn.activation == "swiglu" else 2
+    feed_forward = matrices * hidden * model.ffn.hidden
+    experts = model.moe.experts if model.moe else 1
+    router = experts * hidden if model.moe else 0
+    return 4 * hidden * hidden + 2 * hidden + router + experts * feed_forward
+
+
+def _ends(model: Model) -> int:
+    """The embedding, and the final norm with the head."""
+    return (2 * _TOKENS + 1) * model.hidden
