@@ -85,7 +85,11 @@ class Copies:
 
     def fetch(self, step: Fetch) -> None:
         """Begins a fetch as soon as its unit is ready, and waits for that only where its weights are needed: passes of
-        units that are here go on meanwhile."""
+        units that are here go on meanwhile.
+
+        Nothing waits for ever because of that: at the latest a fetch begins where the plan needs it, on all ranks in
+        one order, and there it waits for an update, which waits for nothing that this thread has yet to do.
+        """
         self._waiting.append(step)
         self.begin_ready()
 

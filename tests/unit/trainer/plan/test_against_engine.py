@@ -1,5 +1,6 @@
 """What the plan says of bytes against what the engine counts as it moves them, and against the allocator."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,9 @@ from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, Case
 from tests.unit.trainer.engine.ranks import CaseBatch, Result, make_engine, run_cases
+from tests.unit.trainer.forked import run_ranks
 from tests.unit.trainer.plan.allocations import allocated
+from tests.unit.trainer.plan.pipeline_peak import measure
 
 CPU = torch.device("cpu")
 LINKED = [
@@ -85,3 +88,27 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
     peak = activation_peak(case.layout, sizes_of(case), 0, step_plan(case.layout)[0])
     assert kept == pytest.approx(tiers.device + tiers.host, rel=0.01)
     assert most == pytest.approx(peak.device, rel=0.1)
+
+
+PIPELINES = [
+    *(Case(pipeline=2, precision="float32", order=order, micro_batches=8) for order in ("layered", "1f1b", "gpipe")),
+    Case(pipeline=2, precision="float32", recompute=False, order="1f1b", micro_batches=8),
+]
+
+
+@pytest.fixture(scope="module")
+def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
+    """Case -> most bytes of each rank."""
+    folder = tmp_path_factory.mktemp("peaks")
+    run_ranks(measure, 2, PIPELINES, folder)
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return {case: [of_rank[index] for of_rank in found] for index, case in enumerate(PIPELINES)}
+
+
+@pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
+def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None:
+    """Messages that were received are gone, and those that come are here."""
+    for rank, steps in enumerate(step_plan(case.layout)):
+        assert peaks[case][rank] == pytest.approx(
+            activation_peak(case.layout, sizes_of(case), rank, steps).device, rel=0.1
+        )

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 from pseudoreal_trainer import worker
+from pseudoreal_trainer.engine.ranks import device_of_rank
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.preflight import measure
 from pseudoreal_trainer.preflight import start as preflight_start
@@ -126,6 +127,15 @@ def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -
     assert time.monotonic() - begin < 200
     hanging.set()
     assert fault.text == "rank 0 on node node-0 computed no product (it never ended)"
+
+
+def test_a_rank_whose_gpu_is_missing_says_so_as_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the check does not go on with its CPU, which the other ranks would look for in vain."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    own = Self(rank=0, workers=1, processes=1, node="node-0", device=lambda: device_of_rank(8))
+    (fault,) = check_rank(own, Limits(product=30))[0].broken
+    assert "rank 0 on node node-0 computed no product (TrainingError: this pod asked for 8 GPUs" in fault.text
+    assert "torch finds 0 GPUs" in fault.text
 
 
 def test_the_answer_is_known_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
