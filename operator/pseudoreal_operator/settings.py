@@ -1,13 +1,17 @@
 """What the operator's Deployment sets, from environment variables."""
 
+import json
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, cast, get_args
 
 REPORT_PORT = 8443
+USER = 10001
+"""In both images."""
+POD_IDS = ("runAsUser", "runAsGroup", "fsGroup")
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
@@ -39,6 +43,8 @@ class Settings:
     """None: pods have nobody to report to."""
     lease: Lease | None = None
     """None: nobody makes sure that this is the only operator."""
+    pod_ids: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(POD_IDS, USER))
+    """runAsUser, runAsGroup and fsGroup of training pods, as far as the cluster does not choose them."""
     nccl_config: str | None = None
     """Text of the site's nccl.conf."""
     report_url: str | None = None
@@ -61,12 +67,24 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         pull_policy=cast(PullPolicy, policy),
         namespaces=read_namespaces(environment),
         health_port=int(environment.get("PSEUDOREAL_HEALTH_PORT") or Settings.health_port),
+        pod_ids=_read_pod_ids(environment),
         nccl_config=_text_of(environment, "PSEUDOREAL_NCCL_CONFIG"),
         report_url=environment.get("PSEUDOREAL_REPORT_URL") or None,
         report_ca=_text_of(environment, "PSEUDOREAL_REPORT_CA"),
         reports=_read_reports(environment),
         lease=_read_lease(environment),
     )
+
+
+def _read_pod_ids(environment: Mapping[str, str]) -> dict[str, int]:
+    text = environment.get("PSEUDOREAL_POD_IDS") or json.dumps(dict.fromkeys(POD_IDS, USER))
+    try:
+        found = {name: number for name, number in json.loads(text).items() if number is not None}
+    except (ValueError, AttributeError):
+        found = {"": 0}
+    if not found.keys() <= set(POD_IDS) or not all(type(number) is int for number in found.values()):
+        raise ValueError(f"PSEUDOREAL_POD_IDS is {text}; set it to a JSON map of {', '.join(POD_IDS)} to numbers")
+    return found
 
 
 def _read_reports(environment: Mapping[str, str]) -> ReportServer | None:

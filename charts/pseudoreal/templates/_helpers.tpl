@@ -31,8 +31,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 
 {{- define "pseudoreal.podSecurityContext" -}}
 runAsNonRoot: true
-runAsUser: 10001
-runAsGroup: 10001
+{{- range $field, $number := omit .Values.podSecurityContext "fsGroup" }}
+{{- if not (kindIs "invalid" $number) }}
+{{ $field }}: {{ int64 $number }}
+{{- end }}
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end }}
 
@@ -94,9 +97,11 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
   resources: [pods]
   # delete: those that cannot save any more, before their grace period is over.
   verbs: [get, list, watch, delete]
+{{- if .Values.rbac.podLogs }}
 - apiGroups: [""]
   resources: [pods/log]
   verbs: [get]
+{{- end }}
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

@@ -21,6 +21,7 @@ from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.controller.counts import Counts
 from pseudoreal_operator.controller.news import News
+from pseudoreal_operator.controller.rehearsal import rehearse
 from pseudoreal_operator.controller.unforeseen import tell_of_mistake
 from pseudoreal_operator.controller.wakeups import Name
 from pseudoreal_operator.decide.plan import Plan, plan, plan_conflict, plan_hindrance, plan_refusal, plan_unreadable
@@ -173,6 +174,7 @@ class _Hands:
     async def try_children(self, wanted: Plan) -> ApiException | None:
         """What the API server refused."""
         try:
+            await rehearse(self.api, wanted.trial)
             await self._remove(wanted)
             for manifest in wanted.apply:
                 await make(self.api, manifest)

@@ -1,5 +1,6 @@
 """What the API server's schema cannot see of a job, decided when the job is first seen. Pure."""
 
+import json
 from typing import Any
 
 from pseudoreal_api.base import GROUP
@@ -10,6 +11,8 @@ from pseudoreal_api.spec import PseudoRealJobSpec
 
 from pseudoreal_operator.manifests.network import check_network
 
+POD_BYTES = 65_536
+"""A pod of a plain job has 5,000."""
 _PARTS = ("metadata", "spec")
 _TEMPLATE = "spec.pod.template"
 _OPERATORS: dict[str, Any] = {
@@ -28,6 +31,18 @@ def check(spec: PseudoRealJobSpec) -> None:
     check_resolvable(spec)
     check_network(spec)
     check_template(spec.pod.template)
+    _check_size(spec)
+
+
+def _check_size(spec: PseudoRealJobSpec) -> None:
+    """Every pod is a copy, and the operator reads all pods of a job at once."""
+    volumes = [spec.data.volume, *(phase.offload.volume for phase in spec.phases)]
+    size = len(spec.pod.to_json()) + sum(len(json.dumps(volume)) for volume in volumes if volume)
+    if size > POD_BYTES:
+        raise ValueError(
+            f"spec.pod and the volumes have {size} bytes as JSON, at most {POD_BYTES} can be: each pod is a copy of"
+            " them; move large values to a ConfigMap and name it in spec.pod.template"
+        )
 
 
 def check_template(template: dict[str, Any]) -> None:

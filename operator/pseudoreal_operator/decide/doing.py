@@ -25,6 +25,11 @@ def _incomplete(case: Case) -> Claim | None:
     if case.pods and (ready >= case.workers or not any(pod.is_alive for pod in case.pods)):
         return None
     text = f"{ready} of {case.workers} pods run; if this lasts: kubectl describe job {case.job_name}"
+    if not case.pods:
+        text = (
+            f"Job {case.job_name} has no pods yet. If this lasts, the API server refuses them, as by a Pod Security"
+            f" level, a quota or a policy: kubectl describe job {case.job_name} says why."
+        )
     return progresses("Starting", text)
 
 

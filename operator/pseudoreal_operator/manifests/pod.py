@@ -29,7 +29,6 @@ from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
 
-USER = 10001
 TERMINATION_LOG = "/dev/termination-log"
 
 
@@ -87,7 +86,7 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
         "terminationGracePeriodSeconds": _grace_seconds(job),
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "securityContext": _pod_security(),
+        "securityContext": _pod_security(settings),
         "containers": [_container(job, plan, settings)],
         "volumes": _volumes(job, plan, settings),
     }
@@ -218,12 +217,10 @@ def _work_mount(checkpoint: Checkpoint) -> Json:
     return {"name": "checkpoints", "mountPath": checkpoint.path}
 
 
-def _pod_security() -> Json:
+def _pod_security(settings: Settings) -> Json:
     return {
         "runAsNonRoot": True,
-        "runAsUser": USER,
-        "runAsGroup": USER,
-        "fsGroup": USER,
+        **settings.pod_ids,
         # Walking a volume of checkpoints to change owners that are right already takes minutes.
         "fsGroupChangePolicy": "OnRootMismatch",
         "seccompProfile": {"type": "RuntimeDefault"},

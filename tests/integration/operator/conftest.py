@@ -22,11 +22,12 @@ from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.machine import paths
 
+from tests.integration.conftest import AUDITED
 from tests.integration.operator import chart
 from tests.integration.operator.cluster import Cluster
 from tests.patience import wait_for
 
-USER = "pseudoreal-operator"
+USER = AUDITED
 CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
 SHUTDOWN_SECONDS = 25.0
 """The grace period of its pod is 30 s."""
@@ -117,6 +118,11 @@ class Operator:
     def health(self) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
             return json.load(answer)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What the others did is looked at last."""
+    items.sort(key=lambda item: item.path.name == "test_rights.py")
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def write_secret(folder: Path, documents: list[Json]) -> dict[str, bytes]:
     [
         (),
         ("--set=watchNamespaces={a,b}", "--set=crds.keep=false", "--set=networkPolicy.enabled=true"),
-        ("--set=reports.tlsSecret=own", "--set=networkPolicy.enabled=true"),
+        ("--set=reports.tlsSecret=own", "--set=networkPolicy.enabled=false", "--set=admissionPolicy.enabled=false"),
         ("--set=trainer.ncclConfig=NCCL_IB_HCA=mlx5_0",),
     ],
 )
@@ -164,7 +164,28 @@ def test_the_network_policy_lets_training_pods_in() -> None:
     assert peer["podSelector"]["matchLabels"] == {"pseudoreal.dev/role": "train"}
     assert peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["a", "b"]
     assert [port["port"] for port in rule["ports"]] == ["reports"]
-    assert not [document for document in render() if document["kind"] == "NetworkPolicy"]
+    off = render("--set=networkPolicy.enabled=false")
+    assert not [document for document in off if document["kind"] == "NetworkPolicy"]
+
+
+def test_the_cluster_may_choose_the_users(tmp_path: Path) -> None:
+    """As OpenShift does it."""
+    documents = render(*(f"--set=podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")))
+    assert "runAsUser" not in str(find(documents, "Deployment"))
+    write_secret(tmp_path, documents)
+    set_here = environment(documents) | {"PSEUDOREAL_REPORT_CA": str(tmp_path / "ca.crt")}
+    assert read_settings(set_here).pod_ids == {}
+    assert find(render(), "Deployment")["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 10001
+
+
+@pytest.mark.parametrize("thing", ["serviceAccounts", "hostPath", "privileged", "hostNetwork"])
+def test_what_is_allowed_is_not_refused(thing: str) -> None:
+    def messages(*values: str) -> str:
+        return str(find(render(*values), "ValidatingAdmissionPolicy", "pseudoreal-pods")["spec"]["validations"])
+
+    name = f"admissionPolicy.allow.{thing}"
+    assert name in messages(f"--set={name}=false")
+    assert name not in messages(f"--set={name}=true")
 
 
 @pytest.fixture

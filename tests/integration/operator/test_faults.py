@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from kubernetes import client
-from pseudoreal_api.names import network_name
+from pseudoreal_api.names import execution_name, network_name
 
 from tests.integration.operator.cluster import Cluster, complete_stage
 from tests.integration.operator.conftest import Operator
@@ -92,13 +92,25 @@ def test_an_overlay_that_the_api_server_refuses_fails_the_job(cluster: Cluster) 
     failed = job.condition("Failed")
     assert failed["reason"] == "InvalidSpec"
     assert "dnsPolicy" in failed["message"]
-    job.tells("Accepted", "Failed")
+    job.tells("Failed")
 
 
 def test_an_overlay_that_the_api_server_cannot_read_is_explained(cluster: Cluster) -> None:
     overlay = {"spec": {"containers": [{"name": "trainer", "resources": {"limits": {"memory": "many"}}}]}}
     job = cluster.create("unreadable", spec__pod={"template": overlay})
     job.wait("the explanation", lambda status: any("quantities must match" in c.message for c in status.conditions))
+
+
+def test_a_later_phase_that_cannot_run_is_refused_before_the_first_pod(cluster: Cluster) -> None:
+    amounts = {"limits": {"memory": "16Gi"}, "requests": {"memory": "32Gi"}}
+    job = cluster.create("backwards", spec__phases__1__resources=amounts)
+    job.wait("the refusal", lambda status: status.phase == "Failed")
+    failed = job.condition("Failed")
+    assert failed["reason"] == "InvalidSpec"
+    assert "must be less than or equal to memory limit of 16Gi" in failed["message"]
+    assert "(phase real)" in failed["message"]
+    assert (job.condition("Accepted")["status"], job.child_jobs()) == ("False", [])
+    assert not cluster.list("api/v1 services")
 
 
 def test_a_quota_is_waited_for(cluster: Cluster) -> None:
@@ -163,7 +175,21 @@ def test_preemptions_leave_a_bounded_number_of_children(cluster: Cluster) -> Non
     assert last["spec"]["subdomain"] == job.children("api/v1 services")[0]["metadata"]["name"]
 
 
-def test_what_has_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster, operator: Operator) -> None:
+def test_a_job_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster, operator: Operator) -> None:
+    operator.kill()
+    job = cluster.create("robbed")
+    name = execution_name("robbed", job.body["metadata"]["uid"], "pseudo", "train", 1)
+    pod = {"restartPolicy": "Never", "containers": [{"name": "mine", "image": "mine"}]}
+    mine = {"metadata": {"name": name}, "spec": {"template": {"spec": pod}}}
+    client.BatchV1Api(cluster.api).create_namespaced_job(cluster.namespace, mine)
+    operator.start()
+    job.wait("the conflict", lambda status: any(c.reason == "NameConflict" for c in status.conditions))
+    assert f"Job {name} in namespace" in job.condition("Progressing")["message"]
+    cluster.delete_child_job("robbed-pseudo-a1")
+    job.pods("robbed-pseudo-a1")
+
+
+def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster, operator: Operator) -> None:
     operator.kill()
     job = cluster.create("robbed")
     uid = job.body["metadata"]["uid"]

@@ -25,6 +25,17 @@ def test_the_endpoint_and_the_lease_are_optional() -> None:
     assert settings.reports.port == 9443
 
 
+@pytest.mark.parametrize(
+    ("text", "ids"),
+    [
+        ("", {"runAsUser": 10001, "runAsGroup": 10001, "fsGroup": 10001}),
+        ('{"runAsUser": null, "runAsGroup": 0, "fsGroup": null}', {"runAsGroup": 0}),
+    ],
+)
+def test_the_user_of_training_pods(text: str, ids: dict[str, int]) -> None:
+    assert read_settings({"PSEUDOREAL_TRAINER_IMAGE": "t:1", "PSEUDOREAL_POD_IDS": text}).pod_ids == ids
+
+
 def test_settings_that_are_files(tmp_path: Path) -> None:
     (tmp_path / "nccl.conf").write_text("NCCL_IB_HCA=mlx5_0\n")
     (tmp_path / "ca.crt").write_text("")
@@ -44,6 +55,10 @@ def test_settings_that_are_files(tmp_path: Path) -> None:
     ("environment", "says"),
     [
         ({}, "PSEUDOREAL_TRAINER_IMAGE is not set"),
+        *[
+            ({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_POD_IDS": text}, "PSEUDOREAL_POD_IDS is .* a JSON map of")
+            for text in ("10001", "{", '{"user": 1}', '{"runAsUser": "1"}')
+        ],
         ({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_TRAINER_PULL_POLICY": "Maybe"}, "one of Always, IfNotPresent"),
         (
             {"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_NCCL_CONFIG": "/none"},

@@ -62,7 +62,9 @@ class Server:
         """The status that was written last."""
         self.body["status"] = self.applied[-1]["status"]
 
-    async def create(self, manifest: Json) -> None:
+    async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
+        if dry_run:
+            return
         if self._child_refusal:
             raise self._child_refusal
         self.created.append(manifest)

@@ -350,6 +350,8 @@ def test_merging(base: Any, overlay: Any, merged: Any) -> None:
             "initContainers[i].env: the name RANK is reserved",
         ),
         ({"spec__phases__1__workers": 5}, "5 data-parallel replicas"),
+        ({"spec__pod": {"template": {"metadata": {"annotations": {"a": "x" * 66_000}}}}}, "at most 65536 can be"),
+        ({"spec__data": {"path": "/d", "volume": {"csi": {"a": "x" * 66_000}}}}, "at most 65536 can be"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], says: str) -> None:

@@ -1,0 +1,150 @@
+"""Who may do what: the chart's admission policies and the Pod Security Standards, on a real API server."""
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+
+from tests.integration.operator import chart
+from tests.integration.operator.cluster import Cluster
+from tests.integration.operator.conftest import make_namespace
+from tests.jobs import good_job
+from tests.patience import wait_for
+
+pytestmark = pytest.mark.integration
+
+Json = dict[str, Any]
+
+OPERATOR = "--as=system:serviceaccount:operators:pseudoreal"
+OWNER = {"apiVersion": "pseudoreal.dev/v1alpha1", "kind": "PseudoRealJob", "name": "j", "uid": "1", "controller": True}
+SERVICE = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}}
+POD: Json = {"restartPolicy": "Never", "containers": [{"name": "trainer", "image": "i"}]}
+JOB = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"template": {"spec": POD}}}
+Ask = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def guarded(admin: client.ApiClient) -> Cluster:
+    return make_namespace(admin, "guarded")
+
+
+@pytest.fixture(scope="module")
+def ask(guarded: Cluster, control_plane: ControlPlane) -> Iterator[Ask]:
+    """kubectl in a namespace that the chart's policies guard; what it says."""
+    command = [str(binaries.build().path("kubectl")), f"--kubeconfig={control_plane.kubeconfig}"]
+
+    def run(*arguments: str, body: Any = None) -> str:
+        text = None if body is None else json.dumps(body)
+        done = subprocess.run([*command, *arguments], input=text, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    rendered = chart.render(f"--set=watchNamespaces={{{guarded.namespace}}}")
+    policies = [document for document in rendered if document["kind"].startswith("ValidatingAdmission")]
+    items = {"apiVersion": "v1", "kind": "List", "items": policies}
+    assert run("apply", "-f", "-", body=items).count("created") == 4
+    admin = client.RbacAuthorizationV1Api(guarded.api)
+    admin.create_namespaced_role_binding(
+        guarded.namespace,
+        {
+            "metadata": {"name": "account"},
+            "roleRef": {"kind": "ClusterRole", "name": "cluster-admin", "apiGroup": "rbac.authorization.k8s.io"},
+            "subjects": [{"kind": "ServiceAccount", "name": "pseudoreal", "namespace": "operators"}],
+        },
+    )
+    # It takes the API server moments to heed a policy.
+    wait_for("the policies", lambda: "denied" in create(run, SERVICE, OPERATOR))
+    wait_for("the policies", lambda: "denied" in create(run, _job({"spec": {"hostPID": True}})))
+    yield run
+    run("delete", "-f", "-", body=items)
+
+
+def create(ask: Ask, body: Json, *options: str) -> str:
+    return ask("create", "--namespace=guarded", "--dry-run=server", *options, "-f", "-", body=body)
+
+
+def _job(template: Json, **changes: Any) -> Json:
+    return good_job("asks", spec__pod={"template": template}, **changes)
+
+
+@pytest.mark.parametrize("body", [JOB, SERVICE])
+def test_the_operator_s_account_makes_only_children(ask: Ask, body: Json) -> None:
+    says = "the operator makes, changes and deletes only children of a PseudoRealJob"
+    assert says in create(ask, body, OPERATOR)
+    foreign = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "d", "uid": "1", "controller": True}
+    assert says in create(ask, body | {"metadata": {"name": "x", "ownerReferences": [foreign]}}, OPERATOR)
+    assert "created" in create(ask, body | {"metadata": {"name": "x", "ownerReferences": [OWNER]}}, OPERATOR)
+    assert "created" in create(ask, body), "others are left alone"
+
+
+def test_the_operator_s_account_deletes_only_pods_of_jobs(ask: Ask) -> None:
+    for name, labels in (("stranger", {}), ("child", {"pseudoreal.dev/job-uid": "1"})):
+        metadata = {"name": name, "labels": labels}
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": POD}
+        assert "created" in ask("create", "--namespace=guarded", "-f", "-", body=pod)
+    delete = ("delete", "pod", "--namespace=guarded", "--grace-period=0", OPERATOR)
+    assert "denied" in ask(*delete, "stranger")
+    assert "deleted" in ask(*delete, "child")
+
+
+TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}
+HOST = {"hostPath": {"path": "/"}}
+
+
+@pytest.mark.parametrize(
+    ("template", "changes", "says"),
+    [
+        ({"serviceAccountName": "admin"}, {}, "must not choose a service account"),
+        ({"automountServiceAccountToken": True}, {}, "must not choose a service account"),
+        ({"volumes": [TOKEN]}, {}, "must not choose a service account"),
+        ({"volumes": [{"name": "h"} | HOST]}, {}, "no volume of a job may be a hostPath"),
+        ({}, {"spec__data": {"path": "/d", "volume": HOST}}, "no volume of a job may be a hostPath"),
+        ({}, {"spec__phases__1__offload": {"home": "disk", "volume": HOST}}, "no volume of a job may be a hostPath"),
+        ({"hostPID": True}, {}, "no container of a job may be privileged"),
+        ({"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]}, {}, "may be privileged"),
+        ({"initContainers": [{"name": "i", "securityContext": {"privileged": True}}]}, {}, "may be privileged"),
+        (
+            {"containers": [{"name": "trainer", "securityContext": {"allowPrivilegeEscalation": True}}]},
+            {},
+            "may be privileged",
+        ),
+        ({"containers": "all"}, {}, "denied"),
+    ],
+)
+def test_what_a_job_may_not_ask_for(ask: Ask, template: Json, changes: Json, says: str) -> None:
+    assert says in create(ask, _job({"spec": template}, **changes))
+
+
+@pytest.mark.parametrize("name", ["plain", "ordinary"])
+def test_what_a_job_may_ask_for(ask: Ask, name: str) -> None:
+    container = {
+        "name": "trainer",
+        "securityContext": {"privileged": False},
+        "envFrom": [{"secretRef": {"name": "s3"}}],
+    }
+    volumes = [{"name": "s", "secret": {"secretName": "s"}}, {"name": "p", "projected": {"sources": []}}]
+    spec = {"nodeSelector": {"pool": "gpu"}, "containers": [container], "volumes": volumes, "hostPID": False}
+    body = good_job("asks") if name == "plain" else _job({"metadata": {"labels": {"a": "b"}}, "spec": spec})
+    assert "created" in create(ask, body)
+
+
+@pytest.mark.usefixtures("operator")
+def test_a_namespace_that_enforces_a_standard_gets_no_pod_that_breaks_it(cluster: Cluster) -> None:
+    core = client.CoreV1Api(cluster.api)
+    labels = {"pod-security.kubernetes.io/enforce": "restricted"}
+    core.patch_namespace(cluster.namespace, {"metadata": {"labels": labels}})
+    cluster.create("meets").pods("meets-pseudo-a1")
+    job = cluster.create("breaks", spec__pod={"template": {"spec": {"hostPID": True}}})
+
+    def refused() -> bool:
+        events = cluster.list("api/v1 events")
+        return any("violates PodSecurity" in event.get("message", "") for event in events)
+
+    wait_for("the refusal", refused)
+    job.wait("the condition", lambda status: any("refuses them" in c.message for c in status.conditions))
+    assert "Pod Security" in job.condition("Progressing")["message"]
+    assert (job.child_jobs(), job.children("api/v1 pods")) == (["breaks-pseudo-a1"], [])

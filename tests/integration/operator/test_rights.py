@@ -1,0 +1,53 @@
+"""The chart gives the operator no right that it does not use. Runs after all other tests of this folder."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+
+from tests.integration.conftest import audit_log
+from tests.integration.operator import chart
+from tests.integration.operator.conftest import USER
+
+pytestmark = pytest.mark.integration
+
+Json = dict[str, Any]
+Right = tuple[str, str, str]
+
+WITHOUT_REQUEST = {("pseudoreal.dev", "pseudorealjobs/finalizers", "update")}
+"""What an admission plugin asks for when a child is given an owner."""
+
+
+def given(rules: list[Json]) -> Iterator[Right]:
+    """API group, resource and verb."""
+    for rule in rules:
+        for group in rule["apiGroups"]:
+            for resource in rule["resources"]:
+                yield from ((group, resource, verb) for verb in rule["verbs"])
+
+
+def used(log: Path) -> set[Right]:
+    found = set()
+    for line in log.read_text().splitlines():
+        entry = json.loads(line)
+        if entry["user"]["username"] == USER and "objectRef" in entry:
+            what = entry["objectRef"]
+            resource = "/".join(filter(None, (what["resource"], what.get("subresource"))))
+            found.add((what.get("apiGroup", ""), resource, entry["verb"]))
+    return found
+
+
+def test_every_right_of_the_operator_is_used(control_plane: ControlPlane, request: pytest.FixtureRequest) -> None:
+    folder = Path(__file__).parent
+    run = {item.path for item in request.session.items}
+    missing = sorted(path.name for path in folder.rglob("test_*.py") if path not in run)
+    if missing:
+        pytest.skip(f"what is used shows only when all tests of {folder.name} run; {missing[0]} does not")
+    rendered = chart.render()
+    roles = [("ClusterRole", chart.RELEASE), ("ClusterRole", f"{chart.RELEASE}-reviews")]
+    roles += [("Role", f"{chart.RELEASE}-lease")]
+    rights = {right for kind, name in roles for right in given(chart.find(rendered, kind, name)["rules"])}
+    assert rights - WITHOUT_REQUEST - used(audit_log(control_plane)) == set()
