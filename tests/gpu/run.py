@@ -3,6 +3,7 @@
 What hangs or crashes ends its own file alone.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -12,6 +13,8 @@ SECONDS = 460.0
 """Eight minutes, less what starting and ending takes."""
 FILES = ("test_preflight", "test_memory", "test_experts", "test_stacks", "test_overlap", "test_losses", "test_nccl")
 """The most telling first; the long one last but one."""
+_ENVIRONMENT = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+"""Whatever else the machine has is not loaded."""
 _NOTHING_RAN = 5
 """pytest's exit code."""
 
@@ -34,7 +37,7 @@ def _run(name: str, options: list[str], seconds: float) -> str | None:
     here = Path(__file__).resolve().parent
     command = [sys.executable, "-m", "pytest", "-q", "-rs", str(here / f"{name}.py"), *options]
     try:
-        code = subprocess.run(command, cwd=here.parents[1], timeout=seconds, check=False).returncode
+        code = subprocess.run(command, cwd=here.parents[1], env=_ENVIRONMENT, timeout=seconds, check=False).returncode
     except subprocess.TimeoutExpired:
         return "stopped: the time was over"
     return None if code in (0, _NOTHING_RAN) else f"ended with exit code {code}"

@@ -3,10 +3,12 @@
 What fails, fails here alone: the points that were measured before are in the result's file.
 """
 
+import os
 import re
 import sys
 import tempfile
 import time
+import traceback
 from itertools import pairwise
 from pathlib import Path
 
@@ -49,15 +51,21 @@ def main(request: Request) -> None:
             if not runner.has_time(number, end - time.monotonic()):
                 break
             found = _with(found, runner.measure(number))
-            request.result.write_text(found.model_dump_json())
+            _write(found, request.result)
         runner.trainer.close()
-    except torch.OutOfMemoryError as error:
-        found = found.model_copy(update={"problem": f"out of GPU memory: {_first_line(error)}"})
     except Exception as error:
-        found = found.model_copy(update={"problem": f"{type(error).__name__}: {_first_line(error)}"})
-        request.result.write_text(found.model_dump_json())
-        raise
-    request.result.write_text(found.model_dump_json())
+        _write(found.model_copy(update={"problem": f"{type(error).__name__}: {_first_line(error)}"}), request.result)
+        traceback.print_exc()
+        # Threads of a trainer that failed may wait for each other: the next case has the time that they would take.
+        os._exit(1)
+    _write(found, request.result)
+
+
+def _write(found: Record, file: Path) -> None:
+    """At once: whoever kills this process finds the result before or after."""
+    new = file.with_suffix(".new")
+    new.write_text(found.model_dump_json())
+    new.replace(file)
 
 
 class _Runner:
