@@ -76,9 +76,18 @@ class Cluster:
 
     def delete_child_job(self, name: str) -> None:
         """By its bare name."""
+        found = self._child_job(name)
+        client.BatchV1Api(self.api).delete_namespaced_job(found, self.namespace, propagation_policy="Background")
+
+    def hold_child_job(self, name: str, hold: bool) -> None:
+        """As a queue does, which admits it later."""
+        found, patch = self._child_job(name), {"spec": {"suspend": hold}}
+        client.BatchV1Api(self.api).patch_namespaced_job(found, self.namespace, patch)
+
+    def _child_job(self, name: str) -> str:
         names = [job["metadata"]["name"] for job in self.list("apis/batch/v1 jobs")]
         (found,) = [known for known in names if bare(known) == name]
-        client.BatchV1Api(self.api).delete_namespaced_job(found, self.namespace, propagation_policy="Background")
+        return str(found)
 
     def set_quota(self, hard: dict[str, str]) -> None:
         quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "quota"}, "spec": {"hard": hard}}
