@@ -89,6 +89,15 @@ class Job:
             return 0
         return max((json.loads(line).get("step", 0) for line in lines), default=0)
 
+    def steps_in_order(self) -> list[int]:
+        """As they are logged."""
+        return [json.loads(line)["step"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
+
+    def manifests(self) -> list[Json]:
+        """Of all committed checkpoints, by step."""
+        found = [json.loads(path.read_text()) for path in self.folder.glob("checkpoints/*/manifest.json")]
+        return sorted(found, key=lambda manifest: int(manifest["step"]))
+
     def checkpoints(self, phase: str) -> list[Path]:
         """Committed ones of a phase."""
         return sorted(path.parent for path in self.folder.glob(f"checkpoints/{phase}-*/manifest.json"))
