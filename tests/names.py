@@ -3,8 +3,14 @@
 import re
 
 _DIGEST = re.compile(r"-[a-z2-7]{6}(?=-a\d)")
+_LAST = re.compile(r"-[a-z2-7]{6}$")
 
 
 def bare(text: str) -> str:
     """`llm-real-k3x7qa-a1` is `llm-real-a1`, also within a longer text."""
     return _DIGEST.sub("", text)
+
+
+def bare_child(kind: str, name: str) -> str:
+    """Of a Service or a NetworkPolicy, `llm-k3x7qa` is `llm`."""
+    return _LAST.sub("", name) if kind in ("Service", "NetworkPolicy") else bare(name)

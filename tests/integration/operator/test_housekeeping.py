@@ -80,6 +80,23 @@ def test_deleting_a_job_deletes_its_children(cluster: Cluster) -> None:
 
 
 @pytest.mark.usefixtures("operator")
+def test_a_claim_is_made_for_a_job_and_goes_with_it(cluster: Cluster) -> None:
+    claim = {"storage": "1Gi", "policy": "Delete"}
+    job = cluster.create("claiming", spec__checkpoint={"volume": {"claim": claim}})
+    job.pods("claiming-pseudo-a1")
+    (made,) = cluster.list("api/v1 persistentvolumeclaims")
+    assert made["metadata"]["name"] == "claiming-checkpoints"
+    cluster.delete_job(job.name)
+    # Nobody takes the finalizer of a claim off that a pod without a node may use.
+    wait_for("the deletion", lambda: "deletionTimestamp" in _claim(cluster))
+
+
+def _claim(cluster: Cluster) -> dict[str, object]:
+    found = cluster.list("api/v1 persistentvolumeclaims")
+    return found[0]["metadata"] if found else {"deletionTimestamp": "before"}
+
+
+@pytest.mark.usefixtures("operator")
 def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster) -> None:
     job = cluster.create("transient", spec__deadlines={"ttlSecondsAfterFinished": 1})
     (pod,) = job.run("transient-pseudo-a1")

@@ -17,6 +17,7 @@ from pseudoreal_api.names import LABEL_PHASE, LABEL_ROLE
 from tests.integration.operator.chaos.proxy import Proxy
 from tests.integration.operator.cluster import CHECKPOINTS, RESULTS, Cluster, Job
 from tests.integration.operator.conftest import Operator
+from tests.names import bare_child
 from tests.patience import PATIENCE_SECONDS, wait_for
 
 Json = dict[str, Any]
@@ -133,7 +134,8 @@ class Life:
     def _created(self) -> Iterator[tuple[str, str]]:
         for exchange in self.proxy.exchanges:
             if body := exchange.created:
-                yield body["kind"], body["reason"] if body["kind"] == "Event" else body["metadata"]["name"]
+                kind, name = body["kind"], body["metadata"]["name"]
+                yield kind, body["reason"] if kind == "Event" else bare_child(kind, name)
 
 
 def _stage(pod: Json) -> str:

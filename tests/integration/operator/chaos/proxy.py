@@ -179,7 +179,7 @@ class Proxy:
                 answer = web.StreamResponse(status=upstream.status, headers=kind)
                 return await self._stream(upstream, request, exchange, answer)
             data = await upstream.read()
-        if upstream.status == 201:
+        if upstream.status == 201 and "dryRun" not in request.rel_url.query:
             exchange.created = json.loads(data)
         return web.Response(status=upstream.status, body=data, headers=kind)
 
