@@ -24,10 +24,11 @@ def within(
     end = clock() + seconds - STOP_SECONDS
     for case in cases:
         begin = clock()
-        if end - begin < least:
-            yield Record(case=case, left_out=case.points, problem=f"{end - begin:.0f} s were left, too few to begin")
+        if (left := end - begin) < least:
+            problem = f"{max(0.0, left):.0f} s were left, too few to begin"
+            yield Record(case=case, left_out=case.points, problem=problem)
             continue
-        record = run(case, min(MOST_SECONDS, end - begin))
+        record = run(case, min(MOST_SECONDS, left))
         yield record.model_copy(update={"seconds": clock() - begin})
 
 
