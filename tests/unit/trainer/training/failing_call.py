@@ -1,0 +1,95 @@
+"""A rank of which one call fails: a write, a read, a collective, a copy or an update, from a training step on."""
+
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pseudoreal_trainer import worker
+from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
+from pseudoreal_trainer.engine.capture import Capture
+from pseudoreal_trainer.engine.copies import Copies
+from pseudoreal_trainer.engine.disk_state import DiskState
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.gradients import Growing
+from pseudoreal_trainer.engine.state import MemoryState
+from pseudoreal_trainer.training.saving import Saver
+
+CALLS: dict[str, tuple[Any, str]] = {
+    "write of the disk": (os, "pwritev"),
+    "read of the disk": (os, "preadv"),
+    "all_reduce": (dist, "all_reduce"),
+    "reduce_scatter": (dist, "reduce_scatter_tensor"),
+    "all_gather": (dist, "all_gather_into_tensor"),
+    "all_gather of a save": (dist, "all_gather"),
+    "copy into the window": (Copies, "_fetched"),
+    "addition to a gradient": (Growing, "add"),
+    "copy of a gradient to memory": (MemoryState, "keep_gradient"),
+    "copy of a gradient to the disk": (DiskState, "keep_gradient"),
+    "update in memory": (MemoryState, "update"),
+    "update on the disk": (DiskState, "update"),
+    "copy of a capture": (Capture, "_copy"),
+    "write of a checkpoint": (TensorWriter, "append"),
+    "commit": (Saver, "_commit"),
+}
+STEP = 3
+"""In which calls fail; the checkpoint of the step before is then being written."""
+SAYS = "this call of the test fails"
+
+
+class _Calls:
+    """Counts the calls from the begin of a step on, up to that of the next; one of them fails."""
+
+    def __init__(self, name: str, number: int, folder: Path) -> None:
+        """The call of this name and number; the first is 1, and number 0 is none."""
+        self.counts: Counter[str] = Counter()
+        self._name, self._number, self._folder, self._lock = name, number, folder, Lock()
+        self._begun = self._ended = False
+
+    def watch(self) -> None:
+        for name, (owner, attribute) in CALLS.items():
+            setattr(owner, attribute, self._watched(name, getattr(owner, attribute)))
+        train = Engine.train
+
+        def trains(engine: Engine, batch: Any, training: Any, step: int, *rest: Any) -> Any:
+            self._begun, self._ended = step >= STEP, step > STEP
+            return train(engine, batch, training, step, *rest)
+
+        Engine.train = trains  # type: ignore[method-assign]
+
+    def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*arguments: Any, **named: Any) -> Any:
+            if self._begun:
+                with self._lock:
+                    # A thread may still be at the step's calls when the main one has gone on.
+                    self.counts[name] += not self._ended or name == self._name
+                    fails = (name, self.counts[name]) == (self._name, self._number)
+                if fails:
+                    (self._folder / "failed").write_text(str(time.monotonic()))
+                    raise OSError(SAYS)
+            return call(*arguments, **named)
+
+        return watched
+
+
+def run(rank: int, port: int, config: Path, folder: Path, name: str, number: int) -> None:
+    """One of two. Leaves the outcome, and the counts if it ends well."""
+    torch.set_num_threads(1)
+    signal.alarm(600)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update(address, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
+    os.environ["PSEUDOREAL_OUTCOME_DIRECTORY"] = str(folder)
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    calls = _Calls(name, number, folder)
+    calls.watch()
+    message = worker.run_rank(config, os._exit)
+    (folder / "counts").write_text("\n".join(f"{count} {name}" for name, count in calls.counts.items()))
+    os._exit(message.exit_code)

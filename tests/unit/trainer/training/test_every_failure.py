@@ -1,0 +1,109 @@
+"""Whatever call of a step or of a save fails on one of two ranks: both end at once, and say where it began."""
+
+import json
+import random
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from tests.ports import free_port
+from tests.unit.trainer.forked import CONTEXT
+from tests.unit.trainer.training import failing_call
+from tests.unit.trainer.training.failing_call import SAYS
+
+SECONDS = 10.0
+"""From the failure until both ranks have ended; gloo alone would give up after minutes."""
+PATIENCE = 300.0
+SAMPLE = 3
+"""Failures of each kind of job; the long test tries all."""
+JOBS = [(home, clipping) for home in ("host", "disk") for clipping in ("global", "perUnit")]
+SAVES = ("write of a checkpoint", "copy of a capture", "all_gather of a save", "commit")
+
+
+class _Job:
+    def __init__(self, config: Path, folder: Path) -> None:
+        self._config, self._folder, self._numbers = config, folder, count()
+
+    def run(self, name: str = "", number: int = 0, failing: int = 1) -> tuple[list[Path], list[int | None]]:
+        """What each rank left, and their exit codes. The call `name` fails on rank `failing`, the `number`-th time."""
+        folders = [self._folder / f"{next(self._numbers)}-{rank}" for rank in (0, 1)]
+        port = free_port()
+        ranks = []
+        for rank, folder in enumerate(folders):
+            folder.mkdir()
+            config = json.loads(self._config.read_text()) | {"workDirectory": str(folders[0] / "work")}
+            (folder / "config").write_text(json.dumps(config))
+            mine = number if rank == failing else 0
+            ranks.append(
+                CONTEXT.Process(target=failing_call.run, args=(rank, port, folder / "config", folder, name, mine))
+            )
+            ranks[-1].start()
+        try:
+            for process in ranks:
+                process.join(PATIENCE)
+            self.ended = monotonic()
+            return folders, [process.exitcode for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+
+    def calls(self) -> list[tuple[str, int]]:
+        """Those of rank 1 in the step, when nothing fails."""
+        folders, codes = self.run()
+        assert codes == [0, 0], (folders[1] / "log").read_text()
+        counts = dict(reversed(line.split(" ", 1)) for line in (folders[1] / "counts").read_text().splitlines())
+        return [(name, number) for name, times in sorted(counts.items()) for number in range(1, int(times) + 1)]
+
+    def check(self, name: str, number: int, failing: int = 1) -> None:
+        folders, codes = self.run(name, number, failing)
+        said = [json.loads((folder / "0.json").read_text())["message"] for folder in folders]
+        assert codes == [1, 1], f"{name} {number}: {codes}, {said}"
+        assert SAYS in said[failing]["message"], f"{name} {number}: {said}"
+        assert not said[failing].get("peerLost")
+        assert said[1 - failing].get("peerLost"), f"{name} {number}: {said}"
+        assert self.ended - float((folders[failing] / "failed").read_text()) < SECONDS, f"{name} {number}"
+
+
+@pytest.fixture
+def job(job_body: dict[str, Any], config: Any, tmp_path: Path) -> Callable[[str, str], _Job]:
+    def make(home: str, clipping: str) -> _Job:
+        job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}
+        job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "async"}
+        job_body["spec"]["phases"][0] |= {
+            "until": {"steps": 5},
+            "sharing": {"blocks": 4},
+            "workers": 2,
+            "parallelism": {"stateSharding": "full", "schedule": "layered"},
+            "offload": {"home": home},
+        }
+        file = tmp_path / "config.json"
+        file.write_text(config(0).to_json())
+        return _Job(file, tmp_path)
+
+    return make
+
+
+@pytest.mark.parametrize(("home", "clipping"), JOBS)
+def test_some_failures_of_a_step(home: str, clipping: str, job: Callable[[str, str], _Job]) -> None:
+    found = job(home, clipping)
+    for name, number in random.Random(f"{home} {clipping}").sample(found.calls(), SAMPLE):
+        found.check(name, number)
+
+
+def test_a_commit_that_fails(job: Callable[[str, str], _Job]) -> None:
+    """The first rank alone commits."""
+    job("host", "perUnit").check("commit", 1, failing=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("home", "clipping"), JOBS)
+def test_every_failure_of_a_step(home: str, clipping: str, job: Callable[[str, str], _Job]) -> None:
+    found = job(home, clipping)
+    calls = found.calls()
+    assert {name for name, _ in calls} >= {"all_reduce", "reduce_scatter", "all_gather", *SAVES[:3]}
+    for name, number in calls:
+        found.check(name, number)
