@@ -41,11 +41,12 @@ def show(console: Console, report: PhaseReport) -> None:
 
 
 def _memory(report: PhaseReport) -> Table:
-    table = Table("pipeline rank", "parameters", "device", "device, peak", "host", "disk", title="bytes of a rank")
+    names = ("device", "device, peak", "host", "pinned of it", "disk")
+    table = Table("pipeline rank", "parameters", *names, title="bytes of a rank")
     for column in table.columns[1:]:
         column.justify = "right"
     for ranks, rank in _grouped(report.ranks):
-        tiers = (rank.bytes.device, rank.peak_device_bytes, rank.bytes.host, rank.bytes.disk)
+        tiers = (rank.bytes.device, rank.peak_device_bytes, rank.bytes.host, rank.bytes.pinned, rank.bytes.disk)
         table.add_row(ranks, f"{rank.parameters:,}", *map(readable_bytes, tiers))
     return table
 

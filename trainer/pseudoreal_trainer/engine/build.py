@@ -17,12 +17,15 @@ from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.pinned import Region, Slots, allocator_for
 from pseudoreal_trainer.engine.reductions import Reductions
 from pseudoreal_trainer.engine.runner import Parts
 from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Updates
+from pseudoreal_trainer.plan.crossing import crossing
 from pseudoreal_trainer.plan.memory import gradient_buffers
+from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import Unit
 
 
@@ -43,6 +46,8 @@ class Blueprint:
 class Rooms:
     """Memory of a rank."""
 
+    region: Region
+    slots: Slots
     states: dict[int, State]
     resident: dict[int, Tensor]
     """Working copies that stay, [padded numel]."""
@@ -59,6 +64,7 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
     return Parts(
         layout=grid.layout,
         grid=grid,
+        region=rooms.region,
         states=rooms.states,
         modules=modules,
         copies=Copies(grid, rooms.states, rooms.resident, _slots(blueprint, grid), lanes, trace),
@@ -76,22 +82,19 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
 
 
 def _rooms(blueprint: Blueprint, grid: Grid, trace: Trace) -> Rooms:
-    layout, rooms, adamw = grid.layout, Rooms({}, {}, {}), AdamW()
+    layout, adamw = grid.layout, AdamW()
+    # Batches have no part in what crosses the bus.
+    sizes = Sizes(blueprint.model, blueprint.units, blueprint.compute.itemsize, blueprint.master.itemsize, 1)
+    region = Region(crossing(layout, sizes, grid.pipeline_rank), allocator_for(grid.device))
+    rooms = Rooms(region, Slots(region.all_of("passing")), {}, {}, {})
     local = layout.local_units(grid.pipeline_rank)
     for unit in local:
         if layout.home(unit) != "disk":
             rooms.states[unit] = _memory_state(blueprint, grid, unit, rooms, adamw)
     on_disk = {unit: _extent(blueprint, grid, unit) for unit in local if layout.home(unit) == "disk"}
     if on_disk:
-        states = open_disk_states(
-            blueprint.offload_directory,
-            on_disk,
-            adamw,
-            trace,
-            window=layout.window,
-            keeps_gradients=layout.clipping == "global" or layout.is_tied,
-            pinned=grid.device.type == "cuda",
-        )
+        folder, staging = blueprint.offload_directory, region.all_of("staging")
+        states = open_disk_states(folder, on_disk, layout.keeps_gradient, staging, rooms.slots, adamw, trace)
         rooms.states.update(states)
     return rooms
 
@@ -104,27 +107,44 @@ def _extent(blueprint: Blueprint, grid: Grid, unit: int) -> Extent:
 
 
 def _memory_state(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms, adamw: AdamW) -> MemoryState:
+    vectors = _on_host if grid.layout.home(unit) == "host" else _on_device
+    return MemoryState(_extent(blueprint, grid, unit), vectors(blueprint, grid, unit, rooms), adamw, rooms.slots)
+
+
+def _on_host(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms) -> Vectors:
+    """What crosses the bus is in the region; masters and moments are ordinary memory."""
+    master, compute = blueprint.master, blueprint.compute
+    weights = rooms.region.vector("weights", unit, compute)
+    masters = weights if master == compute else torch.zeros(len(weights), dtype=master)
+    keeps = grid.layout.keeps_gradient(unit)
+    return Vectors(masters, weights, rooms.region.vector("gradient", unit, master) if keeps else None)
+
+
+def _on_device(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms) -> Vectors:
     layout, extent = grid.layout, _extent(blueprint, grid, unit)
-    on_host = layout.home(unit) == "host"
-    device = torch.device("cpu") if on_host else grid.device
-    pinned = on_host and grid.device.type == "cuda"
-
-    def room(dtype: torch.dtype) -> Tensor:
-        return torch.zeros(extent.length, dtype=dtype, device=device, pin_memory=pinned)
-
     own, whole = slice(extent.begin, extent.begin + extent.length), extent.length * layout.shards
-    if not layout.moves(unit):
-        rooms.resident[unit] = torch.zeros(whole, dtype=extent.compute, device=device)
-        compute_weights = rooms.resident[unit][own]
+
+    def room(length: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(length, dtype=dtype, device=grid.device)
+
+    if layout.moves(unit):
+        weights = room(extent.length, extent.compute)
     else:
-        compute_weights = room(extent.compute)
-    weights = compute_weights if extent.master == extent.compute else room(extent.master)
+        rooms.resident[unit] = room(whole, extent.compute)
+        weights = rooms.resident[unit][own]
+    masters = weights if extent.master == extent.compute else room(extent.length, extent.master)
     if _keeps_whole_gradient(grid, unit):
-        rooms.gradients[unit] = torch.zeros(whole, dtype=extent.master, device=device)
+        rooms.gradients[unit] = room(whole, extent.master)
         gradient = rooms.gradients[unit][own]
     else:
-        gradient = room(extent.master)
-    return MemoryState(extent, Vectors(weights, compute_weights, gradient), adamw, pinned=pinned)
+        gradient = room(extent.length, extent.master)
+    return Vectors(
+        masters,
+        weights,
+        gradient,
+        compute_parts=whole // extent.length if unit in rooms.resident else 1,
+        gradient_parts=whole // extent.length if unit in rooms.gradients else 1,
+    )
 
 
 def _keeps_whole_gradient(grid: Grid, unit: int) -> bool:

@@ -18,10 +18,8 @@ from pseudoreal_trainer.engine.lanes import Lane, Lanes, reach
 from pseudoreal_trainer.engine.ring import Ring
 from pseudoreal_trainer.engine.state import State
 from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.plan.memory import PORTION_BYTES
 from pseudoreal_trainer.plan.units import KINDS, Kind
-
-PORTION_BYTES = 4 << 20
-"""At most: as much as is copied and handed on at a time."""
 
 
 class Sink(Protocol):

@@ -1,41 +1,40 @@
 """A nameless file on a local disk that is read and written past the page cache, in aligned pieces."""
 
 import errno
-import mmap
 import os
 import secrets
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
+from pseudoreal_trainer.engine.pinned import PlainMemory
+from pseudoreal_trainer.engine.requests import Requests
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.plan.crossing import PAGE
+from pseudoreal_trainer.plan.memory import aligned
 
-ALIGNMENT = 4096
-"""Bytes; enough for every disk that asks for alignment."""
+REQUEST_BYTES = 1 << 20
+"""Bytes of a request, at most: enough for a disk to be fast, and few enough for a chunk to be many requests."""
 
 
 class DiskError(TrainingError):
     """The disk of the offloaded state is full or fails."""
 
 
-def aligned(size: int) -> int:
-    """The next multiple of the alignment."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
+def aligned_buffer(size: int) -> Tensor:
+    """Bytes in memory that direct I/O accepts, [aligned(size)]."""
+    return PlainMemory().allocate(max(aligned(size), PAGE))
 
 
-def aligned_buffer(size: int, *, pinned: bool = False) -> Tensor:
-    """Bytes in memory that direct I/O accepts, [aligned(size)]. Pinned: a GPU copies from it without the processor."""
-    room = max(aligned(size), ALIGNMENT)
-    if pinned:
-        # CUDA pins whole pages.
-        return torch.empty(room, dtype=torch.uint8, pin_memory=True)
-    # Private, as all other memory of the process: a limit on its data counts it.
-    memory = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+Piece = tuple[int, Tensor]
+"""Offset in the file, and bytes in memory: both aligned to pages, and whole pages."""
 
 
 class DirectFile:
+    """Several threads may read and write it at the same time."""
+
     def __init__(self, folder: Path, size: int) -> None:
         """All of `size` bytes is on the disk at once. Raises DiskError, with the figures, when it does not fit."""
         self._folder = folder
@@ -45,10 +44,21 @@ class DirectFile:
             self._file = _make_nameless(folder, size)
         except OSError as error:
             raise self._failed(f"room for {size:,} bytes cannot be made", error) from error
+        self._requests = Requests()
 
-    def read(self, offset: int, buffer: Tensor) -> None:
-        """Fills `buffer`: aligned bytes."""
-        view = buffer.numpy().data
+    def read(self, pieces: Sequence[Piece]) -> None:
+        """Fills the memory of the pieces, with many requests at a time; at the end, none is under way any more."""
+        self._requests.run([partial(self._read, *part) for part in _parts(pieces)])
+
+    def write(self, pieces: Sequence[Piece]) -> None:
+        """The way of `read`, in the other direction."""
+        self._requests.run([partial(self._write, *part) for part in _parts(pieces)])
+
+    def close(self) -> None:
+        self._requests.close()
+        os.close(self._file)
+
+    def _read(self, offset: int, view: memoryview) -> None:
         try:
             done = 0
             while done < len(view):
@@ -59,18 +69,13 @@ class DirectFile:
         except OSError as error:
             raise self._failed("the state cannot be read", error) from error
 
-    def write(self, offset: int, buffer: Tensor) -> None:
-        """Writes all of `buffer`: aligned bytes."""
-        view = buffer.numpy().data
+    def _write(self, offset: int, view: memoryview) -> None:
         try:
             done = 0
             while done < len(view):
                 done += os.pwritev(self._file, [view[done:]], offset + done)
         except OSError as error:
             raise self._failed("the state cannot be written", error) from error
-
-    def close(self) -> None:
-        os.close(self._file)
 
     def _require_space(self, size: int) -> None:
         disk = os.statvfs(self._folder)
@@ -86,6 +91,13 @@ class DirectFile:
             f"offload on disk, in {self._folder}: {what}: {error.strerror}; the last committed checkpoint is intact,"
             " training goes on from it when the disk is mended"
         )
+
+
+def _parts(pieces: Sequence[Piece]) -> Iterator[tuple[int, memoryview]]:
+    for offset, memory in pieces:
+        view = memory.numpy().data
+        for begin in range(0, len(view), REQUEST_BYTES):
+            yield offset + begin, view[begin : begin + REQUEST_BYTES]
 
 
 def _make_nameless(folder: Path, size: int) -> int:

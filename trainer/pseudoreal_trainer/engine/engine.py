@@ -80,6 +80,10 @@ class Engine:
             kept.update(state.kept_bytes())
         return kept
 
+    def crossing_bytes(self) -> int:
+        """Of the host memory that crosses the bus, all of which is pinned where there is a GPU."""
+        return self._parts.region.size
+
     def window_bytes(self) -> int:
         """Of the slots for working copies that come and go."""
         return self._parts.copies.slot_bytes
@@ -159,4 +163,6 @@ class Engine:
         self._parts.updates.close()
         for state in self._parts.states.values():
             state.close()
+        # Last: no copy and no request uses it any more.
+        self._parts.region.close()
         self._grid.close()

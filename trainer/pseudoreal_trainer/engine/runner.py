@@ -15,6 +15,7 @@ from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.pinned import Region
 from pseudoreal_trainer.engine.probe import Probe
 from pseudoreal_trainer.engine.reductions import Agreement, Reductions
 from pseudoreal_trainer.engine.state import State
@@ -62,6 +63,7 @@ class Parts:
 
     layout: Layout
     grid: Grid
+    region: Region
     states: Mapping[int, State]
     modules: Modules
     copies: Copies

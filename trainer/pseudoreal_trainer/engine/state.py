@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.adamw import AdamW, Slices
 from pseudoreal_trainer.engine.lanes import Mark
+from pseudoreal_trainer.engine.pinned import Slots
 from pseudoreal_trainer.plan.units import Kind
 
 Content = Literal["weights", "moments", "gradients"]
@@ -43,7 +44,8 @@ class State(ABC):
 
     @abstractmethod
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        """The elements begin..end-1 of one of the three vectors, in the master type; not to be changed."""
+        """The elements begin..end-1 of one of the three vectors, in the master type; not to be changed. Valid until the
+        unit's next update, and where the home is a disk, until the next part of any unit is asked for."""
 
     @abstractmethod
     def compute_weights(self) -> Tensor:
@@ -94,20 +96,22 @@ class Vectors:
     weights: Tensor
     compute_weights: Tensor
     """The same tensor as `weights` when the types are the same."""
-    gradient: Tensor
+    gradient: Tensor | None
+    """Where the reduced gradient is kept. None: it passes through a slot."""
+    compute_parts: int = 1
+    """Parts of the vector of which `compute_weights` is one, all of which this rank holds."""
+    gradient_parts: int = 1
 
 
 class MemoryState(State):
     """In the memory of the device, or of the host."""
 
-    def __init__(self, extent: Extent, vectors: Vectors, adamw: AdamW, *, pinned: bool) -> None:
+    def __init__(self, extent: Extent, vectors: Vectors, adamw: AdamW, slots: Slots) -> None:
         super().__init__(extent)
-        self._adamw = adamw
+        self._vectors, self._adamw, self._slots = vectors, adamw, slots
+        self._slot: Tensor | None = None
         device = vectors.weights.device
-        self._vectors = vectors
-        first, second = (
-            torch.zeros(extent.length, dtype=extent.master, device=device, pin_memory=pinned) for _ in range(2)
-        )
+        first, second = (torch.zeros(extent.length, dtype=extent.master, device=device) for _ in range(2))
         self._kinds: dict[Kind, Tensor] = {
             "weights": vectors.weights,
             "first_moment": first,
@@ -118,7 +122,7 @@ class MemoryState(State):
     def put(self, kind: Kind, values: Tensor) -> None:
         self._kinds[kind].copy_(values)
         if kind == "weights" and self._own_copy is not None:
-            self._own_copy.copy_(values)
+            self._own_copy.copy_(self._kinds["weights"])
 
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
         return self._kinds[kind][begin:end]
@@ -127,38 +131,46 @@ class MemoryState(State):
         return self._vectors.compute_weights
 
     def keep_gradient(self, gradient: Tensor) -> None:
-        if gradient.data_ptr() != self._vectors.gradient.data_ptr():
-            self._vectors.gradient.copy_(gradient, non_blocking=True)
+        if self._vectors.gradient is None:
+            self._slot = self._slots.take()
+        kept = self.gradient()
+        if gradient.data_ptr() != kept.data_ptr():
+            kept.copy_(gradient, non_blocking=True)
 
     def gradient(self) -> Tensor:
-        return self._vectors.gradient
+        if self._vectors.gradient is not None:
+            return self._vectors.gradient
+        assert self._slot is not None, "it was kept"
+        return self._slot.view(self.extent.master)[: self.extent.length]
 
     def drop_gradient(self) -> None:
-        """The kept gradient is not needed: its update is left out."""
+        if self._slot is not None:
+            self._slots.give_back(self._slot)
+            self._slot = None
 
     def gradient_room(self) -> Tensor | None:
         return self._vectors.gradient
 
     def kept_bytes(self) -> dict[Content, int]:
-        weights, first, second = self._kinds.values()
+        vectors, (weights, first, second) = self._vectors, self._kinds.values()
+        masters = 0 if self._own_copy is None else weights.nbytes
+        gradient = 0 if vectors.gradient is None else vectors.gradient.nbytes
         return {
-            "weights": _storage_bytes(weights, self._vectors.compute_weights),
-            "moments": _storage_bytes(first, second),
-            "gradients": _storage_bytes(self._vectors.gradient),
+            "weights": masters + vectors.compute_weights.nbytes * vectors.compute_parts,
+            "moments": first.nbytes + second.nbytes,
+            "gradients": gradient * vectors.gradient_parts,
         }
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
         weights, first, second = self._kinds.values()
-        slices = Slices(weights, first, second, self._vectors.gradient, self._own_copy, self.extent.decayed)
-        self._adamw.update(spec, slices, self.steps, rate, scale)
+        slices = Slices(weights, first, second, self.gradient(), self._own_copy, self.extent.decayed)
+        try:
+            self._adamw.update(spec, slices, self.steps, rate, scale)
+        finally:
+            self.drop_gradient()
         self.steps += 1
 
     @property
     def _own_copy(self) -> Tensor | None:
         """The weights in the compute type, where that is another one."""
         return None if self._vectors.compute_weights is self._vectors.weights else self._vectors.compute_weights
-
-
-def _storage_bytes(*tensors: Tensor) -> int:
-    storages = {storage.data_ptr(): storage for storage in (tensor.untyped_storage() for tensor in tensors)}
-    return sum(storage.nbytes() for storage in storages.values())

@@ -13,7 +13,7 @@ from pseudoreal_trainer.engine.reductions import Reductions
 from pseudoreal_trainer.engine.side_work import SideWork
 from pseudoreal_trainer.engine.state import State
 from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.plan.memory import KEPT_GRADIENTS
+from pseudoreal_trainer.plan.crossing import KEPT_GRADIENTS
 from pseudoreal_trainer.plan.steps import Update
 
 

@@ -1,7 +1,7 @@
 """Speeds of memory, the host, the disk, and of what ranks say to each other."""
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,51 +12,80 @@ from pseudoreal_api.model_spec import Optimizer
 from torch import Tensor
 
 from pseudoreal_trainer.engine.adamw import AdamW, Slices
-from pseudoreal_trainer.engine.direct_file import DirectFile, aligned_buffer
+from pseudoreal_trainer.engine.direct_file import DirectFile, Piece, aligned_buffer
+from pseudoreal_trainer.engine.pinned import allocator_for
 from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
 from pseudoreal_trainer.plan.hardware import Collectives, Transfer
 
-_SMALL, _LARGE = 2**14, 2**23
-"""Bytes of a transfer."""
-_ELEMENTS = 2**22
+_SMALL = 2**14
+"""Bytes of the smaller of two transfers."""
+MOST_BYTES = 2**31
+"""Of a vector in memory. Units are as large, and no cache holds them; one of a few MiB would measure the cache."""
+_SHARE_OF_MEMORY = 8
+"""Of the free memory, what all vectors of one measurement may take together."""
+DISK_BYTES = 2**26
+"""Of a transfer to a disk: enough to keep as many requests under way as the engine does, for a while."""
+_COLLECTIVE_BYTES = {"cuda": 2**29, "cpu": 2**23}
+"""Of a collective's vector. Between processes of a CPU, messages are far slower than any cache."""
+_CLIP = 0.999
 _CPU = torch.device("cpu")
 
 
-def memory_bytes_per_second(device: torch.device) -> float:
+def vector_bytes(device: torch.device, ranks: int, vectors: float) -> int:
+    """Bytes of a vector, when so many of them are measured together by so many ranks of one machine."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_bytes() // ranks
+    return min(MOST_BYTES, int(free / _SHARE_OF_MEMORY / vectors)) // 4096 * 4096
+
+
+def _available_bytes() -> int:
+    """Of the host, with what caches of files would give back."""
+    line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
+    return int(line.split()[1]) * 1024
+
+
+def memory_bytes_per_second(device: torch.device, ranks: int) -> float:
     """Of a sum in place, float32: two are read, one is written."""
-    total, part = (torch.ones(_ELEMENTS, device=device) for _ in range(2))
+    elements = vector_bytes(device, ranks, 2) // 4
+    total, part = (torch.ones(elements, device=device) for _ in range(2))
     return 3 * total.nbytes / seconds_of(lambda: total.add_(part), device)
 
 
-def update_seconds_per_element(device: torch.device) -> float:
-    weights, first, second, gradient = (torch.ones(_ELEMENTS, device=device) for _ in range(4))
-    adamw = AdamW()
-    slices = Slices(weights, first, second, gradient, None, decayed=_ELEMENTS)
-    steps = torch.ones((), device=device)
-    return seconds_of(lambda: adamw.update(Optimizer(), slices, steps, 1e-3, 1.0), device) / _ELEMENTS
+def update_seconds_per_element(device: torch.device, ranks: int) -> float:
+    """Of what an update of a unit in bfloat16 is: the gradient is clipped, and the new weights are cast."""
+    elements = vector_bytes(device, ranks, 4.5) // 4
+    weights, first, second, gradient = (torch.ones(elements, device=device) for _ in range(4))
+    compute = torch.empty(elements, dtype=torch.bfloat16, device=device)
+    adamw, steps = AdamW(), torch.ones((), device=device)
+    slices = Slices(weights, first, second, gradient, compute, decayed=elements)
+    return seconds_of(lambda: adamw.update(Optimizer(), slices, steps, 1e-3, _CLIP), device) / elements
 
 
-def copies(source: torch.device, target: torch.device) -> Transfer:
-    """Between host memory that is locked, where there is a device, and the device."""
+def copies(source: torch.device, target: torch.device, ranks: int) -> Transfer:
+    """Between host memory that is pinned, where there is a device, and the device."""
+    device = target if source == _CPU else source
+    host = allocator_for(device)
+    size = min(vector_bytes(_CPU, ranks, 2), vector_bytes(device, ranks, 2))
+    room = host.allocate(size)
+    other = torch.ones(size, dtype=torch.uint8, device=device)
+    a, b = (room, other) if source == _CPU else (other, room)
 
     def timed(size: int) -> tuple[int, float]:
-        pinned = source.type != target.type
-        a = torch.ones(size, dtype=torch.uint8, device=source, pin_memory=pinned and source == _CPU)
-        b = torch.ones(size, dtype=torch.uint8, device=target, pin_memory=pinned and target == _CPU)
-        return size, seconds_of(lambda: b.copy_(a, non_blocking=True), target if target != _CPU else source)
+        return size, seconds_of(lambda: b[:size].copy_(a[:size], non_blocking=True), device)
 
-    return line_through(timed(_SMALL), timed(_LARGE))
+    line = line_through(timed(_SMALL), timed(size))
+    host.free(room)
+    return line
 
 
 def disk() -> tuple[Transfer, Transfer]:
     """To read and to write, in the folder for temporary files, past the page cache where the file system can."""
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
-        file = DirectFile(Path(folder), _LARGE)
-        small, large = aligned_buffer(_SMALL), aligned_buffer(_LARGE)
+        file = DirectFile(Path(folder), DISK_BYTES)
+        small, large = aligned_buffer(_SMALL), aligned_buffer(DISK_BYTES)
 
-        def line(act: Callable[[int, Tensor], None]) -> Transfer:
-            times = [(len(buffer), seconds_of(partial(act, 0, buffer), _CPU)) for buffer in (small, large)]
+        def line(act: Callable[[Sequence[Piece]], None]) -> Transfer:
+            times = [(len(buffer), seconds_of(partial(act, [(0, buffer)]), _CPU)) for buffer in (small, large)]
             return line_through(*times)
 
         written, read = line(file.write), line(file.read)
@@ -66,7 +95,7 @@ def disk() -> tuple[Transfer, Transfer]:
 
 def collectives(ranks: Ranks) -> Collectives:
     """Of all ranks. For the bytes that each sends."""
-    world = ranks.world
+    world, large = ranks.world, _COLLECTIVE_BYTES[ranks.device.type]
     part = (world - 1) / world
 
     def line(act: Callable[[Tensor, Tensor], object], share: float) -> Transfer:
@@ -77,7 +106,7 @@ def collectives(ranks: Ranks) -> Collectives:
             whole = torch.ones(len(shard) * world, device=ranks.device)
             return round(whole.nbytes * share), seconds_together(lambda: act(whole, shard), ranks)
 
-        return line_through(timed(_SMALL), timed(_LARGE))
+        return line_through(timed(_SMALL), timed(large))
 
     return Collectives(
         ranks=world,
@@ -101,7 +130,7 @@ def point_to_point(ranks: Ranks) -> Transfer:
 
         return size, seconds_together(act, ranks)
 
-    return line_through(timed(_SMALL), timed(_LARGE))
+    return line_through(timed(_SMALL), timed(_COLLECTIVE_BYTES[ranks.device.type]))
 
 
 def agree_seconds(ranks: Ranks) -> float:

@@ -14,6 +14,9 @@ from pseudoreal_trainer.measure.rank import measure, result, tasks
 from pseudoreal_trainer.plan.hardware import HardwareProfile, Speeds
 
 _MOST_RANKS = 8
+DEVICE_RESERVE = 2 * 2**30
+"""Bytes of a device that no tensor gets: the context of CUDA, what cuBLAS and NCCL keep for themselves, and what the
+allocator of torch loses between blocks."""
 Progress = Callable[[str], None]
 
 
@@ -33,7 +36,7 @@ def measure_machine(progress: Progress) -> HardwareProfile:
     return HardwareProfile(
         name=torch.cuda.get_device_name() if on_gpu else f"{platform.node()}, {_cores()} cores",
         overlaps=on_gpu,
-        device_bytes=torch.cuda.get_device_properties(0).total_memory if on_gpu else None,
+        device_bytes=torch.cuda.get_device_properties(0).total_memory - DEVICE_RESERVE if on_gpu else None,
         host_bytes=memory // max(_rank_counts()),
         speeds=speeds,
     )

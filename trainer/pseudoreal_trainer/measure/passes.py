@@ -14,11 +14,13 @@ from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.model.transformer import Block, Head, rotary
 from pseudoreal_trainer.plan.graphs import Graphs
 from pseudoreal_trainer.plan.hardware import PassSpeed, Precision
-from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import VOCABULARY, units_of
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-_SEQUENCE, _HEAD_WIDTH = 128, 32
+_SEQUENCE = {"cuda": 2048, "cpu": 128}
+_HEAD_WIDTH = {"cuda": 128, "cpu": 32}
+"""Attention has its share of a block's time by them: they are what models have that are trained on such a device."""
 _LONG_SECONDS = 0.05
 
 
@@ -29,17 +31,19 @@ class Cell:
     compute: Precision
     hidden: int
     tokens: int
+    device: Device = "cpu"
 
     @property
     def sizes(self) -> Sizes:
         model = Model(
             layers=1,
             hidden=self.hidden,
-            heads=self.hidden // _HEAD_WIDTH,
-            sequence=min(_SEQUENCE, self.tokens),
+            heads=self.hidden // _HEAD_WIDTH[self.device],
+            sequence=min(_SEQUENCE[self.device], self.tokens),
             ffn=FeedForward(hidden=4 * self.hidden),
         )
-        return Sizes(model, units_of(model, 1), compute_bytes(self.compute), master_bytes(self.compute), 1)
+        compute, master = compute_bytes(self.compute), master_bytes(self.compute)
+        return Sizes(model, units_of(model, 1), compute, master, micro_batch=1, device=self.device)
 
     @property
     def flops(self) -> int:
@@ -52,13 +56,17 @@ def rows(device: torch.device) -> list[list[Cell]]:
     on_gpu = device.type == "cuda"
     widths = (1024, 4096, 8192) if on_gpu else (64, 128, 256, 512)
     lengths = (512, 4096, 16384) if on_gpu else (64, 256, 1024, 4096)
-    places = product(_DTYPES, widths)
-    return [[Cell(compute, width, tokens) for tokens in lengths] for compute, width in places]
+    places, kind = product(_DTYPES, widths), device_type(device)
+    return [[Cell(compute, width, tokens, kind) for tokens in lengths] for compute, width in places]
 
 
-def is_slow(speed: PassSpeed) -> bool:
+def device_type(device: torch.device) -> Device:
+    return "cuda" if device.type == "cuda" else "cpu"
+
+
+def is_slow(cell: Cell, speed: PassSpeed) -> bool:
     """More tokens would take too long, and not be faster."""
-    return Cell(speed.compute, speed.hidden, speed.tokens).flops / speed.block_forward_flops_per_second > _LONG_SECONDS
+    return cell.flops / speed.block_forward_flops_per_second > _LONG_SECONDS
 
 
 def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
@@ -67,7 +75,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
         block, head = Block(spec).to(dtype), Head(spec).to(dtype)
         source = torch.randn(cell.tokens // spec.sequence, spec.sequence, spec.hidden, dtype=dtype)  # [B, T, H]
         targets = torch.randint(VOCABULARY, (cell.tokens,))
-    rotation = rotary(spec.sequence, _HEAD_WIDTH, source)
+    rotation = rotary(spec.sequence, spec.hidden // spec.heads, source)
 
     def forward() -> Tensor:
         with torch.no_grad():
@@ -81,7 +89,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
     once, both = seconds_of(forward, device), seconds_of(backward, device)
     whole = seconds_of(_backward(head, source, losses, None), device)
     flops = cell.flops
-    sizes = replace(cell.sizes, device="cuda" if device.type == "cuda" else "cpu")
+    sizes = replace(cell.sizes, device=device_type(device))
     return PassSpeed(
         compute=cell.compute,
         hidden=cell.hidden,

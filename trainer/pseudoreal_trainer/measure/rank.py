@@ -27,6 +27,9 @@ def tasks(device: torch.device) -> int:
 def measure(rank: int, world: int, device_type: str, folder: Path, say: Say) -> None:
     """The first rank leaves the speeds in the folder."""
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    if device_type == "cuda":
+        # Before anything is pinned: that opens a context on the current device, which else is the first one's.
+        torch.cuda.set_device(device)
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
     ranks = Ranks(rank, world, device)
     if world > 1:
@@ -50,9 +53,9 @@ def _speeds(ranks: Ranks, say: Say) -> Speeds:
     device, on_gpu = ranks.device, ranks.device.type == "cuda"
     passes = _passes(ranks, say)
     say("memory, copies and the optimizer")
-    on_device = links.update_seconds_per_element(device)
-    h2d, d2h = (links.copies(*ends) for ends in ((_CPU, device), (device, _CPU)))
-    memory = links.memory_bytes_per_second(device)
+    on_device = links.update_seconds_per_element(device, ranks.world)
+    h2d, d2h = (links.copies(*ends, ranks.world) for ends in ((_CPU, device), (device, _CPU)))
+    memory = links.memory_bytes_per_second(device, ranks.world)
     say("the disk and the engine itself")
     disk_read, disk_write = links.disk()
     overhead = pass_seconds(device)
@@ -64,7 +67,7 @@ def _speeds(ranks: Ranks, say: Say) -> Speeds:
         pass_seconds=overhead,
         memory_bytes_per_second=memory,
         update_on_device_seconds_per_element=on_device,
-        update_on_host_seconds_per_element=links.update_seconds_per_element(_CPU) if on_gpu else on_device,
+        update_on_host_seconds_per_element=links.update_seconds_per_element(_CPU, ranks.world) if on_gpu else on_device,
         h2d=h2d,
         d2h=d2h,
         disk_read=disk_read,
@@ -82,7 +85,7 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
         for cell in row:
             ranks.from_first(0)  # all at the same time
             found.append(measure_cell(cell, ranks.device))
-            if ranks.from_first(int(is_slow(found[-1]))):
+            if ranks.from_first(int(is_slow(cell, found[-1]))):
                 break
     return found
 

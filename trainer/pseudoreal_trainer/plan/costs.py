@@ -127,6 +127,8 @@ class MeasuredCosts:
     def network(self, step: Fetch | Reduce | Send | Tie | Agree, /) -> float:
         if isinstance(step, Agree):
             return self._speeds.agree_seconds
+        if isinstance(step, Tie):
+            return self._tie(step)
         return self.loads(step)["pipeline" if isinstance(step, Send) else "collective"]
 
     def settle(self, step: Reduce, /) -> float:
@@ -139,6 +141,14 @@ class MeasuredCosts:
         loads = self.loads(step)
         # Chunk by chunk: one is updated while others are read and written.
         return max(loads["optimizer"], loads.get("disk_read", 0.0) + loads.get("disk_write", 0.0))
+
+    def _tie(self, step: Tie) -> float:
+        """The sum goes over the devices' network: a gradient that is kept elsewhere passes through the device."""
+        loads, size = self.loads(step), self._sizes.shard(self._layout, step.unit) * self._sizes.master_bytes
+        through = 0.0
+        if self.overlaps and self._layout.home(step.unit) != "device":
+            through = self._speeds.h2d.seconds(size) + self._speeds.d2h.seconds(size)
+        return loads["collective"] + loads["disk_read"] + loads["disk_write"] + through
 
     def _collective(self, step: Step) -> Transfer | None:
         """None: this rank is alone."""

@@ -59,7 +59,7 @@ class Speeds(_Model):
     passes: list[PassSpeed] = Field(min_length=1)
     pass_seconds: Seconds = Field(description="What a record of the plan costs besides its computation.")
     memory_bytes_per_second: Rate = Field(description="Device memory, read and written.")
-    update_on_device_seconds_per_element: Seconds
+    update_on_device_seconds_per_element: Seconds = Field(description="Clipping, AdamW and the cast to bfloat16.")
     update_on_host_seconds_per_element: Seconds
     h2d: Transfer
     d2h: Transfer
@@ -77,7 +77,7 @@ class HardwareProfile(_Model):
         description="Copies, collectives and updates run beside compute, as on a GPU. False: all of them share the"
         " cores that compute uses."
     )
-    device_bytes: int | None = Field(None, ge=1, description="Memory of a rank's device. null: not known.")
+    device_bytes: int | None = Field(None, ge=1, description="Memory of a rank's device for tensors. null: not known.")
     host_bytes: int | None = Field(None, ge=1, description="Host memory for a rank's state. null: not known.")
     speeds: list[Speeds] = Field(min_length=1)
 

@@ -133,10 +133,10 @@ class Layout:
         """Its gradient is whole only until it is reduced."""
         return self.moves(unit) or (self.sharding in ("gradients", "full") and self.data > 1)
 
-    @property
-    def gradients_on_disk(self) -> bool:
-        """Units whose home is disk keep their gradients there until the update; else it follows at once."""
-        return self.clipping == "global" or self.is_tied
+    def keeps_gradient(self, unit: int) -> bool:
+        """Its update waits for the gradients of other units or ranks, and its own is kept meanwhile; else the update
+        follows at once."""
+        return self.clipping == "global" or len(self.users[unit]) > 1
 
     @property
     def is_tied(self) -> bool:

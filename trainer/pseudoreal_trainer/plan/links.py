@@ -60,7 +60,7 @@ def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
     return {
         "collective": to_shards if layout.shards > 1 else to_wholes,
         "d2h": part if home != "device" else 0,
-        "disk_write": part if home == "disk" and layout.gradients_on_disk else 0,
+        "disk_write": part if home == "disk" and layout.keeps_gradient(unit) else 0,
     }
 
 
@@ -72,6 +72,6 @@ def _tied(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
 
 def _updated_on_disk(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
     shard, state = sizes.shard(layout, unit), (1 + MOMENTS) * sizes.master_bytes
-    gradient = sizes.master_bytes if layout.gradients_on_disk else 0
+    gradient = sizes.master_bytes if layout.keeps_gradient(unit) else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0
     return {"disk_read": shard * (state + gradient), "disk_write": shard * (state + copy)}

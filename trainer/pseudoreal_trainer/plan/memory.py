@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from pseudoreal_trainer.plan.crossing import PAGE, crossing
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.orders import compute_order
 from pseudoreal_trainer.plan.sizes import Sizes
@@ -10,11 +11,13 @@ from pseudoreal_trainer.plan.steps import Backward
 
 MOMENTS = 2
 CHUNK_ELEMENTS = 2**20
-_CHUNKS_AT_A_TIME = 3
-"""One is read, one updated, one written: each with weights, moments, gradient and weights in the compute type."""
-
-KEPT_GRADIENTS = 2
-"""Reduced gradients of units that are updated at once: of the one whose update is under way, and of the next."""
+"""Elements of each vector that are in memory at a time during an update of a unit on disk."""
+CHUNKS_AT_A_TIME = 3
+"""One is read, one updated, one written."""
+PORTION_BYTES = 4 << 20
+"""Bytes that a checkpoint takes out of a home at a time, at most."""
+PORTION_ROOM = PORTION_BYTES + 2 * PAGE
+"""Bytes that are read for it from a disk, at most."""
 
 _MEASURING_PARTS = 4
 
@@ -24,9 +27,13 @@ class Tiers:
     device: int = 0
     host: int = 0
     disk: int = 0
+    pinned: int = 0
+    """Part of `host` that is locked for copies to and from a GPU."""
 
     def __add__(self, other: "Tiers") -> "Tiers":
-        return Tiers(self.device + other.device, self.host + other.host, self.disk + other.disk)
+        return Tiers(
+            self.device + other.device, self.host + other.host, self.disk + other.disk, self.pinned + other.pinned
+        )
 
 
 def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
@@ -35,7 +42,8 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     room = Tiers(
         device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank) + _measuring_room(layout, sizes, rank)
     )
-    return state + room + _staging(layout, sizes, rank) + Tiers(host=sizes.checkpoint_buffer)
+    chunks = Tiers(host=_chunks(layout, sizes, rank) + sizes.checkpoint_buffer)
+    return state + room + _crossing_buffers(layout, sizes, rank) + chunks
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
@@ -44,18 +52,19 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     masters_and_moments = (1 + MOMENTS) * f * shard
     # Where both have one type, master weights serve as they are.
     copy = c * shard if sizes.has_own_copies else 0
+    # Where the update follows at once, a gradient passes through a buffer that units share.
+    gradient = f * shard if layout.keeps_gradient(unit) else 0
     match layout.home(unit):
         case "host":
-            return Tiers(host=masters_and_moments + copy + f * shard)
+            return Tiers(host=masters_and_moments + copy + gradient)
         case "disk":
-            gradient = f * shard if layout.gradients_on_disk else 0
             return Tiers(disk=masters_and_moments + copy + gradient)
         case "device" if layout.moves(unit):
             return Tiers(device=masters_and_moments + copy + f * shard)
         case "device":
             masters, whole = f * shard if sizes.has_own_copies else 0, sizes.whole(layout, unit)
-            gradient = f * (shard if layout.has_gradient_shard(unit) else whole)
-            return Tiers(device=c * whole + masters + MOMENTS * f * shard + gradient)
+            grown = f * (shard if layout.has_gradient_shard(unit) else whole)
+            return Tiers(device=c * whole + masters + MOMENTS * f * shard + grown)
 
 
 def gradient_buffers(layout: Layout, rank: int) -> int:
@@ -102,11 +111,26 @@ def _measuring_room(layout: Layout, sizes: Sizes, rank: int) -> int:
     return (under_way + _MEASURING_PARTS * blocks) * largest * sizes.master_bytes
 
 
-def _staging(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Host memory through which the units on disk pass, however many they are: fetches under way, the one that is read
-    ahead, chunks of the update, and gradients whose update follows at once."""
+def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    """What crosses the bus, without what is the state of a unit: buffers that units share, and what aligns them."""
+    region = crossing(layout, sizes, rank)
+    of_units = sum(piece.size for piece in region.pieces if piece.use in ("weights", "gradient"))
+    return Tiers(host=region.size - of_units, pinned=region.size if sizes.device == "cuda" else 0)
+
+
+def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Host memory through which updates and checkpoints of units on disk pass, however many they are."""
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "disk"]
-    largest = max((sizes.shard(layout, unit) for unit in on_disk), default=0)
-    chunks = _CHUNKS_AT_A_TIME * 5 * min(largest, CHUNK_ELEMENTS) * sizes.master_bytes
-    gradients = 0 if layout.gradients_on_disk else min(KEPT_GRADIENTS, len(on_disk)) * largest * sizes.master_bytes
-    return Tiers(host=(layout.window + 1) * largest * sizes.compute_bytes + chunks + gradients)
+    if not on_disk:
+        return 0
+    elements = min(max(sizes.shard(layout, unit) for unit in on_disk), CHUNK_ELEMENTS)
+    # Weights, moments and gradient, and the weights in the compute type.
+    vectors = (2 + MOMENTS) * aligned(elements * sizes.master_bytes)
+    if sizes.has_own_copies:
+        vectors += aligned(elements * sizes.compute_bytes)
+    return CHUNKS_AT_A_TIME * vectors + PORTION_ROOM
+
+
+def aligned(size: int) -> int:
+    """Bytes of whole pages."""
+    return -(-size // PAGE) * PAGE

@@ -33,6 +33,8 @@ class TierBytes(_Model):
     host: int
     """State, staging for the disk, and the most activations that wait there."""
     disk: int
+    pinned: int
+    """Part of `host` that is locked for copies to and from a GPU: what crosses the bus. 0 without a GPU."""
 
 
 class RankReport(_Model):
@@ -131,7 +133,7 @@ def _ranks(layout: Layout, sizes: Sizes, plan: Plan) -> list[RankReport]:
         reports.append(
             RankReport(
                 parameters=sum(sizes.shard(layout, unit) for unit in layout.local_units(rank)),
-                bytes=TierBytes(device=tiers.device, host=tiers.host + peak.host, disk=tiers.disk),
+                bytes=TierBytes(device=tiers.device, host=tiers.host + peak.host, disk=tiers.disk, pinned=tiers.pinned),
                 peak_device_bytes=tiers.device + peak.device,
                 link_bytes_per_step={link: moved[link] for link in LINKS},
             )

@@ -58,7 +58,7 @@ def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
     pseudo, real = phases(result)
     for phase in (pseudo, real):
         assert phase.keys() >= KEYS
-        assert phase["bytes"].keys() == {"device", "host", "disk"}
+        assert phase["bytes"].keys() == {"device", "host", "disk", "pinned"}
         assert phase["link_bytes_per_step"].keys() == {
             "h2d",
             "d2h",

@@ -12,6 +12,7 @@ from pseudoreal_trainer.engine.copies import Copies, NotResident
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes
 from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.pinned import Slots
 from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.state import Extent, MemoryState, Vectors
 from pseudoreal_trainer.engine.trace import Trace
@@ -68,7 +69,7 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
 def _host_state(numel: int, value: float) -> MemoryState:
     extent = Extent(0, numel, 0, torch.float64, torch.float64)
     weights = torch.full((numel,), value, dtype=torch.float64)
-    return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), pinned=False)
+    return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), Slots([]))
 
 
 def test_a_unit_is_read_between_the_end_of_its_fetch_and_its_drop(window: Window) -> None:

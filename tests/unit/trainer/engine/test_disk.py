@@ -14,8 +14,9 @@ import torch
 from pseudoreal_api.resolved import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
-from pseudoreal_trainer.engine.direct_file import ALIGNMENT, DirectFile, DiskError, aligned_buffer
+from pseudoreal_trainer.engine.direct_file import DirectFile, DiskError, aligned_buffer
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.plan.crossing import PAGE
 from pseudoreal_trainer.plan.units import KINDS
 
 SMALL = 256 << 10
@@ -50,7 +51,7 @@ def _has_direct_io(folder: Path) -> bool:
 
 def _write_and_read(folder: Path) -> None:
     """Pieces in another order than they lie in, over and over."""
-    pieces, size = 4, 3 * ALIGNMENT
+    pieces, size = 4, 3 * PAGE
     file = DirectFile(folder, pieces * size)
     assert list(folder.iterdir()) == [], "nameless"
     random = torch.Generator().manual_seed(1)
@@ -58,11 +59,11 @@ def _write_and_read(folder: Path) -> None:
     for piece in (2, 0, 3, 1, 2):
         buffer = aligned_buffer(size)
         buffer.copy_(torch.randint(0, 256, (size,), generator=random))
-        file.write(piece * size, buffer)
+        file.write([(piece * size, buffer)])
         written[piece] = buffer
     for piece, expected in written.items():
         found = aligned_buffer(size)
-        file.read(piece * size, found)
+        file.read([(piece * size, found)])
         assert torch.equal(found, expected)
     file.close()
 
@@ -106,9 +107,9 @@ def test_room_that_others_took_meanwhile_is_missed_at_once(small_disk: Path, mon
 
 
 def test_a_file_that_was_cut_is_not_read_for_ever(tmp_path: Path) -> None:
-    file = DirectFile(tmp_path, 2 * ALIGNMENT)
+    file = DirectFile(tmp_path, 2 * PAGE)
     with pytest.raises(DiskError, match="shorter than it was made"):
-        file.read(ALIGNMENT, aligned_buffer(2 * ALIGNMENT))
+        file.read([(PAGE, aligned_buffer(2 * PAGE))])
     file.close()
 
 
@@ -192,6 +193,6 @@ def test_a_disk_that_fails_leaves_the_last_checkpoint_from_which_training_goes_o
 
 def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write, read = os.pwritev, os.preadv
-    monkeypatch.setattr(os, "pwritev", lambda f, views, at: write(f, [views[0][:ALIGNMENT]], at))
-    monkeypatch.setattr(os, "preadv", lambda f, views, at: read(f, [views[0][:ALIGNMENT]], at))
+    monkeypatch.setattr(os, "pwritev", lambda f, views, at: write(f, [views[0][:PAGE]], at))
+    monkeypatch.setattr(os, "preadv", lambda f, views, at: read(f, [views[0][:PAGE]], at))
     _write_and_read(tmp_path)

@@ -10,7 +10,9 @@ import torch
 from pseudoreal_api.model_spec import Optimizer
 from pseudoreal_trainer.engine import disk_state
 from pseudoreal_trainer.engine.adamw import AdamW
+from pseudoreal_trainer.engine.direct_file import aligned_buffer
 from pseudoreal_trainer.engine.disk_state import open_disk_states
+from pseudoreal_trainer.engine.pinned import Slots
 from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.plan.units import KINDS, Kind
@@ -44,9 +46,11 @@ def pairs(
     """Three units in one file, with random weights and no moments."""
     monkeypatch.setattr(disk_state, "CHUNK", CHUNK)
     extents = {i: Extent(0, length, DECAYED[i], *dtypes) for i, length in enumerate(LENGTHS)}
-    disks = open_disk_states(
-        tmp_path, extents, AdamW(), Trace(0), window=1, keeps_gradients=request.param, pinned=False
-    )
+    largest = max(LENGTHS)
+    staging = [aligned_buffer(largest * dtypes[1].itemsize) for _ in range(2)]
+    # Without them on disk, gradients of all units are kept before the first is updated.
+    slots = Slots([aligned_buffer(largest * dtypes[0].itemsize) for _ in range(1 if request.param else len(LENGTHS))])
+    disks = open_disk_states(tmp_path, extents, lambda _: request.param, staging, slots, AdamW(), Trace(0))
     made = [Pair(disks[i], _in_memory(extent)) for i, extent in extents.items()]
     for pair in made:
         weights = _random(pair, 1)
@@ -62,7 +66,7 @@ def pairs(
 def _in_memory(extent: Extent) -> MemoryState:
     weights = torch.zeros(extent.length, dtype=extent.master)
     compute = weights if extent.compute == extent.master else torch.zeros(extent.length, dtype=extent.compute)
-    return MemoryState(extent, Vectors(weights, compute, torch.zeros_like(weights)), AdamW(), pinned=False)
+    return MemoryState(extent, Vectors(weights, compute, torch.zeros_like(weights)), AdamW(), Slots([]))
 
 
 def _random(pair: Pair, seed: int) -> Tensor:

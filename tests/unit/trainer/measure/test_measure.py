@@ -1,11 +1,14 @@
 """`pseudoreal measure-hardware` in small: that it runs, and that what it measures comes out as it was put in."""
 
+import os
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.measure import passes
+from pseudoreal_trainer.engine.adamw import AdamW, Slices
+from pseudoreal_trainer.measure import links, passes, rank
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
@@ -71,9 +74,10 @@ def test_bytes_of_a_pass_that_was_not_measured_are_within_a_tenth(compute: Preci
 
 
 def test_long_rows_end_where_more_tokens_would_take_too_long() -> None:
-    fast = measure_cell(Cell("float32", hidden=64, tokens=64), CPU)
-    assert not passes.is_slow(fast.model_copy(update={"block_forward_flops_per_second": 1e15}))
-    assert passes.is_slow(fast.model_copy(update={"block_forward_flops_per_second": 1.0}))
+    cell = Cell("float32", hidden=64, tokens=64)
+    fast = measure_cell(cell, CPU)
+    assert not passes.is_slow(cell, fast.model_copy(update={"block_forward_flops_per_second": 1e15}))
+    assert passes.is_slow(cell, fast.model_copy(update={"block_forward_flops_per_second": 1.0}))
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -90,7 +94,57 @@ def test_ranks_leave_their_speeds(ranks: int, tmp_path: Path) -> None:
 
 
 def _measure_little(rank: int, world: int, folder: Path) -> None:
+    from pseudoreal_trainer.measure import links
     from pseudoreal_trainer.measure import rank as module
 
+    links.MOST_BYTES = links.DISK_BYTES = 2**22
     module.rows = lambda _: [[Cell("float32", hidden=64, tokens=64)]]  # type: ignore[assignment]
     module.measure(rank, world, "cpu", folder, lambda _: None)
+
+
+def test_vectors_are_beyond_caches_and_leave_memory_free() -> None:
+    most = links.vector_bytes(CPU, ranks=1, vectors=2)
+    assert 2**26 <= most <= links.MOST_BYTES == 2**31
+    assert links.vector_bytes(CPU, ranks=2**20, vectors=2) < most
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert 4 * links.vector_bytes(CPU, ranks=1, vectors=4) < total / 4
+
+
+def test_an_update_is_measured_with_clipping_and_cast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the engine makes it."""
+    monkeypatch.setattr(links, "MOST_BYTES", 2**20)
+    seen: list[tuple[Slices, float]] = []
+    update = AdamW.update
+
+    def record(self: AdamW, spec: Any, slices: Slices, steps: Any, rate: float, scale: float) -> None:
+        seen.append((slices, scale))
+        update(self, spec, slices, steps, rate, scale)
+
+    monkeypatch.setattr(AdamW, "update", record)
+    assert 0 < links.update_seconds_per_element(CPU, 1) < 1e-3
+    slices, scale = seen[0]
+    assert scale < 1
+    assert slices.compute is not None
+    assert slices.compute.dtype == torch.bfloat16
+    assert len(slices.weights) == 2**18
+
+
+def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[Any] = []
+
+    def measured(*_: Any) -> Any:
+        calls.append("measured")
+        return profile().speeds[0]
+
+    monkeypatch.setattr(rank.torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(rank, "_speeds", measured)
+    threads = torch.get_num_threads()
+    rank.measure(0, 1, "cuda", tmp_path, lambda _: None)
+    torch.set_num_threads(threads)
+    assert calls == [torch.device("cuda", 0), "measured"]
+
+
+def test_passes_of_a_gpu_have_the_attention_of_its_models() -> None:
+    for row in passes.rows(torch.device("cuda")):
+        model = row[-1].sizes.model
+        assert (model.sequence, model.hidden // model.heads) == (2048, 128)

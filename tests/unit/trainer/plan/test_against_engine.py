@@ -83,10 +83,12 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
 
     step()
     most = allocated(step, tmp_path).tensors
+    crossing = engine.crossing_bytes()
     engine.close()
     tiers = held(case.layout, sizes_of(case), 0)
     peak = activation_peak(case.layout, sizes_of(case), 0, step_plan(case.layout)[0])
-    assert kept == pytest.approx(tiers.device + tiers.host, rel=0.01)
+    # What crosses the bus does not come from torch's allocator.
+    assert kept + crossing == pytest.approx(tiers.device + tiers.host, rel=0.01)
     assert most == pytest.approx(peak.device, rel=0.1)
 
 
