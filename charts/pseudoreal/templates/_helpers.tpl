@@ -59,7 +59,7 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 {{- if not (hasKey .Values.reports "certificate") }}
 {{- $data := (lookup "v1" "Secret" .Release.Namespace (include "pseudoreal.tlsSecret" .) | default dict).data }}
 {{- if not (or $data .Values.reports.tlsSecret) }}
-{{- /* Every report is a handshake, and signing with such keys costs a tenth of RSA. */}}
+{{- /* Every pod shakes hands, all of them at once after a restart, and signing with such keys costs a tenth of RSA. */}}
 {{- $authority := genCAWithKey "pseudoreal-reports-ca" 3650 (genPrivateKey "ecdsa") }}
 {{- $names := list (include "pseudoreal.reportHost" .) }}
 {{- $signed := genSignedCertWithKey "pseudoreal-reports" nil $names 3650 $authority (genPrivateKey "ecdsa") }}

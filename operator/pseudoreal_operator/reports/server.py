@@ -1,6 +1,7 @@
 """The endpoint that training pods report to: HTTPS, and only for the job of the pod that calls."""
 
 import asyncio
+import ssl
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,6 +17,7 @@ from pseudoreal_operator.observe.reading import read_report
 from pseudoreal_operator.reports.certificate import fresh_certificate
 from pseudoreal_operator.reports.identity import Identities, Refused
 from pseudoreal_operator.reports.limits import Clock, Limiter
+from pseudoreal_operator.reports.listener import IDLE_SECONDS, Listener
 from pseudoreal_operator.settings import ReportServer
 
 PER_SECOND, BURST = 1.0, 5.0
@@ -78,12 +80,20 @@ def application(reports: Reports) -> web.Application:
 
 @asynccontextmanager
 async def serve_reports(reports: Reports, where: ReportServer) -> AsyncIterator[None]:
-    runner = web.AppRunner(application(reports), access_log=None, shutdown_timeout=2.0)
-    async with fresh_certificate(where.certificate, where.key) as tls:
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, port=where.port, ssl_context=tls).start()
-            log.info("reports_served", port=where.port)
-            yield
-        finally:
-            await runner.cleanup()
+    async with fresh_certificate(where.certificate, where.key) as tls, bounded(reports, tls, where.port) as port:
+        log.info("reports_served", port=port)
+        yield
+
+
+@asynccontextmanager
+async def bounded(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
+    """The port; a free one for 0."""
+    listener = Listener(tls)
+    runner = web.AppRunner(application(reports), access_log=None, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS)
+    await runner.setup()
+    try:
+        assert runner.server is not None, "it is set up"
+        async with listener.listening(runner.server, port) as found:
+            yield found
+    finally:
+        await runner.cleanup()

@@ -54,7 +54,7 @@ def test_one_works_and_the_other_takes_over(cluster: Cluster, make_operator: Mak
     wait_for("the third", lambda: holder(cluster) == "third")
     assert time.monotonic() - begun > 25, "it may still live"
     cluster.create("last").pods("last-pseudo-a1")
-    assert third.lines("applied")
+    assert third.lines("made")
 
 
 def test_an_operator_that_waits_ends_when_it_is_asked_to(cluster: Cluster, make_operator: MakeOperator) -> None:

@@ -1,8 +1,9 @@
-"""The operator's end of the reports: one request over HTTPS for each."""
+"""The operator's end of the reports: a request over HTTPS for each, on one connection as long as it stands."""
 
 import os
 import ssl
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,16 +31,34 @@ class Endpoint:
     authority: Path
     """File: certificates that sign the endpoint's own. May be renewed as well."""
 
+    _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The connection of the report before, if there is one: a handshake costs more than a report."""
+
     def send(self, report: PodReport) -> ReportAnswer:
-        """Raises OSError, HTTPException, ValueError or Refused."""
-        where = urlsplit(self.url)
+        """For one thread at a time. Raises OSError, HTTPException, ValueError or Refused."""
+        content = report.to_json().encode()
+        if self._kept:
+            # The other end may have closed it meanwhile; then nothing was heard.
+            with suppress(ConnectionError, ssl.SSLError):
+                return self._exchange(self._kept.pop(), content)
+        return self._exchange(self._connection(), content)
+
+    def _connection(self) -> HTTPSConnection:
         context = ssl.create_default_context(cafile=str(self.authority))
-        connection = HTTPSConnection(where.netloc, timeout=_SECONDS, context=context)
+        return HTTPSConnection(urlsplit(self.url).netloc, timeout=_SECONDS, context=context)
+
+    def _exchange(self, connection: HTTPSConnection, content: bytes) -> ReportAnswer:
         try:
-            connection.request("POST", where.path or "/", report.to_json().encode(), self._headers())
-            return _answer(connection.getresponse())
+            connection.request("POST", urlsplit(self.url).path or "/", content, self._headers())
+            response = connection.getresponse()
+            body = response.read(_ANSWER_BYTES)
+            # One that is not read to its end would be taken for the next answer.
+            if response.isclosed() and not response.will_close:
+                self._kept.append(connection)
+            return _answer(response, body)
         finally:
-            connection.close()
+            if connection not in self._kept:
+                connection.close()
 
     def _headers(self) -> dict[str, str]:
         token = self.token.read_text().strip()
@@ -54,8 +73,7 @@ def endpoint_of_pod() -> Endpoint | None:
     return Endpoint(os.environ[REPORT_URL], token, Path(CONFIG_DIRECTORY) / REPORT_CA_FILE)
 
 
-def _answer(response: HTTPResponse) -> ReportAnswer:
-    content = response.read(_ANSWER_BYTES)
+def _answer(response: HTTPResponse, content: bytes) -> ReportAnswer:
     if response.status != 200:
         raise Refused(response.status, response.reason, _seconds(response.getheader("Retry-After")))
     return ReportAnswer.model_validate_json(content)

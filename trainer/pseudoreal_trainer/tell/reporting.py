@@ -13,6 +13,8 @@ from pseudoreal_trainer.tell.pod_folder import PodFolder
 from pseudoreal_trainer.tell.signs import pod_report
 
 _MOST_SECONDS = 60.0
+_LAST_SECONDS = 1.0
+"""For the last report, which has the checkpoint that a pod made when it was asked to end."""
 _MOST_RETRY_AFTER = 600.0
 
 log = structlog.get_logger()
@@ -20,17 +22,19 @@ log = structlog.get_logger()
 
 @contextmanager
 def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REPORT_SECONDS) -> Iterator[None]:
-    """Reports every so many seconds while its context lasts."""
+    """Reports every so many seconds while its context lasts, and once at its end."""
     if endpoint is None:
         yield
         return
     reports = _Reports(folder, endpoint, seconds)
-    # A daemon, and nobody waits for it: an endpoint that hangs does not keep the pod from ending.
-    threading.Thread(target=reports.run, name="reports", daemon=True).start()
+    # A daemon, and nobody waits for it long: an endpoint that hangs does not keep the pod from ending.
+    thread = threading.Thread(target=reports.run, name="reports", daemon=True)
+    thread.start()
     try:
         yield
     finally:
         reports.end()
+        thread.join(_LAST_SECONDS)
 
 
 def delay(seconds: float, failures: int, retry_after: float, chance: float) -> float:
@@ -51,6 +55,9 @@ class _Reports:
         wait = 0.0
         while not self._over.wait(wait):
             wait = self._report()
+        # Where nobody answers, nobody is waited for.
+        if not self._failures:
+            self._report()
 
     def end(self) -> None:
         # A daemon that is in the middle of a log line when Python ends would abort the process.

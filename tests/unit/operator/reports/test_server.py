@@ -5,22 +5,22 @@ import json
 import shutil
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import ClientError, ClientResponse, ClientSession
-from aiohttp.test_utils import TestServer
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.reports import REPORT_BYTES, REPORT_PATH, PodReport, RankSign, ReportAnswer
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.observed import Role, Run
-from pseudoreal_operator.reports import server
+from pseudoreal_operator.reports import listener, server
 from pseudoreal_operator.reports.certificate import fresh_certificate
 from pseudoreal_operator.reports.identity import REFUSALS_AT_ONCE, Identities
-from pseudoreal_operator.reports.server import Reports, application
+from pseudoreal_operator.reports.server import Reports, bounded
 
 from tests.unit.operator.reports.clock import HandClock
 from tests.unit.operator.reports.fake_api import FakeApi
@@ -72,14 +72,20 @@ def board() -> Board:
 
 
 @pytest.fixture
-async def endpoint(api: FakeApi, board: Board, clock: HandClock, authority: Authority) -> AsyncIterator[Endpoint]:
-    listening = TestServer(application(Reports(Identities(api, (), clock), board, clock)))
+async def endpoint(
+    request: pytest.FixtureRequest, api: FakeApi, board: Board, clock: HandClock, authority: Authority
+) -> AsyncIterator[Endpoint]:
+    if "impatient" in request.fixturenames:
+        request.getfixturevalue("impatient")
+    reports = Reports(Identities(api, (), clock), board, clock)
     trusted = ssl.create_default_context(cafile=str(authority.certificate))
     files = [str(authority.folder / name) for name in ("tls.crt", "tls.key")]
-    async with fresh_certificate(files[0], files[1]) as tls, ClientSession() as session:
-        await listening.start_server(ssl=tls)
-        yield Endpoint(session, str(listening.make_url(REPORT_PATH)), trusted)
-        await listening.close()
+    async with (
+        fresh_certificate(files[0], files[1]) as tls,
+        bounded(reports, tls, port=0) as port,
+        ClientSession() as session,
+    ):
+        yield Endpoint(session, f"https://127.0.0.1:{port}{REPORT_PATH}", trusted)
 
 
 async def test_a_good_report_is_heard_and_answered(endpoint: Endpoint, board: Board) -> None:
@@ -236,6 +242,61 @@ async def test_other_paths_and_methods(endpoint: Endpoint) -> None:
     for method, url, status in (("GET", endpoint.url, 405), ("POST", f"{endpoint.url}s", 404)):
         async with endpoint.session.request(method, url, ssl=endpoint.trusted, server_hostname=HOST) as answer:
             assert answer.status == status
+
+
+async def test_reports_share_a_connection(endpoint: Endpoint) -> None:
+    for _ in range(3):
+        assert (await endpoint.post()).status == 200
+    assert endpoint.session.connector is not None
+    assert sum(map(len, endpoint.session.connector._conns.values())) == 1
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint with small bounds; before the endpoint is made."""
+    for name, bound in (("IDLE_SECONDS", 0.3), ("HANDSHAKE_SECONDS", 0.3), ("MOST_CONNECTIONS", 4), ("AT_ONCE", 8)):
+        monkeypatch.setattr(listener, name, bound)
+    monkeypatch.setattr(listener, "MOST_HANDSHAKES", 3)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_connects_and_says_nothing_is_hung_up_on(endpoint: Endpoint) -> None:
+    """Before a handshake, after it, and after a report."""
+    port = int(endpoint.url.split(":")[2].split("/")[0])
+    silent, _ = await asyncio.open_connection("127.0.0.1", port)
+    greeted, _ = await asyncio.open_connection("127.0.0.1", port, ssl=endpoint.trusted, server_hostname=HOST)
+    assert (await endpoint.post()).status == 200
+    async with asyncio.timeout(20):
+        assert await silent.read() == b""
+        assert await greeted.read() == b""
+    # The client takes a new connection where the old one was closed.
+    assert (await endpoint.post()).status == 200
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_flood_of_connections_is_refused_at_once(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 1e3)
+    port = int(endpoint.url.split(":")[2].split("/")[0])
+    flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+    ends = {asyncio.create_task(reader.read()) for reader, _ in flood}
+    async with asyncio.timeout(60):
+        while len(ends) > listener.MOST_HANDSHAKES:
+            _, ends = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for _, writer in flood:
+        writer.close()
+    async with asyncio.timeout(60):
+        while await _status(endpoint) != 200:
+            await asyncio.sleep(0.05)
+    await asyncio.wait(ends)
+    assert len(ends) == listener.MOST_HANDSHAKES, "these had time for their handshake"
+
+
+async def _status(endpoint: Endpoint) -> int:
+    """0: not connected."""
+    with suppress(ClientError):
+        return (await endpoint.post()).status
+    return 0
 
 
 async def test_a_certificate_that_is_replaced_is_served(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """An endpoint as the operator has one, on loopback, that misbehaves on demand."""
 
+import socket
 import ssl
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
@@ -37,6 +38,8 @@ class Server:
         self.newest: dict[str, PodReport] = {}
         self.seen: Counter[str] = Counter()
         """Manner -> requests that were met so."""
+        self.connections = 0
+        """Handshakes that were begun."""
         self.changed = threading.Condition()
         self._released = threading.Event()
 
@@ -58,6 +61,7 @@ class Server:
             endpoint = server
 
         self._http = _Listener((_LOOPBACK, self._port), Handler)
+        self._http.server = self
         self._http.context.load_cert_chain(self._folder / "server.pem")
         self._port = self._http.server_port
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
@@ -66,6 +70,9 @@ class Server:
         self._released.set()
         self._http.shutdown()
         self._http.server_close()
+        for connection in self._http.open:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def hang(self) -> None:
         self._released.wait()
@@ -97,14 +104,18 @@ def serving(folder: Path) -> Iterator[Server]:
 
 class _Listener(ThreadingHTTPServer):
     daemon_threads = True
+    server: Server
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.open: set[Any] = set()
 
     def finish_request(self, request: Any, client_address: Any) -> None:
         # In the connection's own thread: who does not shake hands holds up nobody.
+        self.server.connections += 1
         with self.context.wrap_socket(request, server_side=True) as wrapped:
+            self.open.add(wrapped)
             super().finish_request(wrapped, client_address)  # type: ignore[arg-type]
 
     def handle_error(self, *_: Any) -> None:
@@ -113,6 +124,7 @@ class _Listener(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     endpoint: Server
+    protocol_version = "HTTP/1.1"
 
     def do_POST(self) -> None:
         content = self.rfile.read(int(self.headers["Content-Length"]))
@@ -130,6 +142,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._say(200, "<html>not an answer</html>")
         elif manner == "no http":
             self.wfile.write(b"\x00\xff" * 100)
+            self.close_connection = True
         else:
             self._say(int(manner), "no")
         self.endpoint.note(manner, token, report)

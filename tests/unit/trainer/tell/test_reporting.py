@@ -256,3 +256,33 @@ def test_the_delay_between_reports(seconds: float, failures: int, retry_after: f
         assert min(retry_after, 600.0) <= found <= max(90.0, 600.0)
         assert found >= min(60.0, seconds * 2) * 0.5
         assert delay(seconds, failures + 1, 0.0, chance) >= delay(seconds, failures, 0.0, chance)
+
+
+def test_reports_share_a_connection_and_take_a_new_one_when_it_was_closed(server: Server) -> None:
+    endpoint = server.endpoint("pod-a")
+    for _ in range(3):
+        endpoint.send(REPORT)
+    assert (server.seen["answers"], server.connections) == (3, 1)
+    server.stop()
+    server.start()
+    endpoint.send(REPORT)
+    assert (server.seen["answers"], server.connections) == (4, 2)
+
+
+def test_after_an_answer_that_is_none_the_next_report_is_a_fresh_one(server: Server) -> None:
+    endpoint = server.endpoint("pod-a")
+    for manner in ("garbage", "no http", "500"):
+        server.manner = manner
+        with pytest.raises((ValueError, HTTPException, Refused)):
+            endpoint.send(REPORT)
+        server.manner = "answers"
+        assert not endpoint.send(REPORT).finish_phase
+
+
+def test_the_last_report_says_what_was_saved_at_the_end(server: Server, folder: PodFolder) -> None:
+    with reporting(folder, server.endpoint("pod-a"), seconds=1000.0):
+        server.wait_for(lambda: server.newest)
+        folder.leave_checkpoint("pseudo-00000007", 7)
+    report = server.newest["pod-a"]
+    assert report.checkpoint is not None
+    assert report.checkpoint.name == "pseudo-00000007"
