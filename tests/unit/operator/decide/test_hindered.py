@@ -116,7 +116,7 @@ def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_to
 
 
 def test_without_such_a_deadline_the_job_waits_for_its_quota() -> None:
-    world, _ = hindered(7 * 86_400)
+    world, _ = hindered(43_200)
     world.run_fairly()
     assert world.status.phase == "Succeeded"
 
