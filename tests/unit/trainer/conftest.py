@@ -14,8 +14,9 @@ from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.training.phase import train_phase
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
+    # Of the module, as what several tests share is trained before the first of them.
     torch.set_num_threads(1)
 
 
