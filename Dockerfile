@@ -28,7 +28,7 @@ COPY requirements/trainer.txt /tmp/requirements.txt
 RUN pip install uv \
  && uv pip install --system-certs --no-cache --compile-bytecode -r /tmp/requirements.txt \
  && pip uninstall --yes uv
-# `compile: true`: Triton compiles a C program against Python's headers. 200 MB, a thirtieth of the image.
+# `compile: true`: Triton compiles a C program against Python's headers. at most 0.37 GB of 6.35 GB.
 RUN headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include"))')" \
  && apt-get update -qq \
  && apt-get install -qq --yes --no-install-recommends gcc libc6-dev $([ -e "$headers/Python.h" ] || echo python3-dev) \
