@@ -119,6 +119,11 @@ bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and tor
 	@$(BENCH)/python -m tests.benchmarks.checkpoints
 	@$(BENCH)/python -m tests.benchmarks.report
 
+# JOBS: the numbers of jobs in flight; 5000 take more than an hour on two cores.
+.PHONY: bench-operator
+bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000"; writes docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.operator $(JOBS:%=--jobs %)
+
 .PHONY: bench-method
 bench-method: venv corpus ## Train with and without a pseudo phase, three seeds each (an hour); writes docs/method.md
 	@$(BIN)/python -m tests.benchmarks.method

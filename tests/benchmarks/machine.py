@@ -22,9 +22,9 @@ COMPARED = ("torch", "deepspeed")
 
 def describe() -> Machine:
     return Machine(
-        processor=_entry("cpuinfo", r"model name\s*:\s*(.+)"),
-        cores=_cores(),
-        memory_gib=round(int(_entry("meminfo", r"MemTotal:\s*(\d+) kB")) / 2**20, 1),
+        processor=processor(),
+        cores=cores(),
+        memory_gib=memory_gib(),
         date=datetime.now(UTC).date().isoformat(),
         commit=commit(),
         versions={"python": platform.python_version(), **{package: version(package) for package in COMPARED}},
@@ -58,7 +58,15 @@ def commit() -> str:
     return described.stdout.strip() or "an unknown commit"
 
 
-def _cores() -> int:
+def processor() -> str:
+    return _entry("cpuinfo", r"model name\s*:\s*(.+)")
+
+
+def memory_gib() -> float:
+    return round(int(_entry("meminfo", r"MemTotal:\s*(\d+) kB")) / 2**20, 1)
+
+
+def cores() -> int:
     return len(re.findall(r"^processor\s*:", Path("/proc/cpuinfo").read_text(), re.MULTILINE))
 
 

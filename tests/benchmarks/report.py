@@ -8,19 +8,21 @@ from pseudoreal_dev.machine.progress import progress
 from tests.benchmarks import checkpoints, depth, predictions, step_times, versions_results
 from tests.benchmarks.gpu import report as gpu_report
 from tests.benchmarks.machine import stamped
+from tests.benchmarks.operator import results as operator_results
 from tests.benchmarks.results import TRAINER, Machine, read
 
 REPORT = Path("docs/benchmarks.md")
 IMAGES = REPORT.parent / "images"
 _INTRODUCTION = """# Benchmarks
 
-Written by `make bench-trainer` and `make bench-checkpoint`, which measure everything anew. The raw numbers are in
-`benchmark-results/`."""
+Written by `make bench-trainer`, `make bench-checkpoint` and `make bench-operator`, which measure everything anew.
+The raw numbers are in `benchmark-results/`."""
 _FURTHER: dict[Path, Callable[[], str]] = {
     versions_results.VERSIONS: versions_results.section,
     depth.DEPTH: depth.section,
     predictions.PREDICTIONS: predictions.section,
     checkpoints.CHECKPOINTS: checkpoints.section,
+    operator_results.OPERATOR: operator_results.section,
 }
 """Of what was measured here."""
 

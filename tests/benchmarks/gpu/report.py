@@ -38,8 +38,10 @@ def section(path: Path = GPU) -> str:
 
 
 def with_section(document: str, text: str) -> str:
-    """The document with this text in the place of its section on GPUs, or at its end."""
-    pattern = re.compile(rf"^{TITLE}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    """The document with this text, which begins with a title, in the place of the section of that title, or at its
+    end."""
+    title = re.escape(text.partition("\n")[0])
+    pattern = re.compile(rf"^{title}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
     if pattern.search(document) is None:
         return f"{document.rstrip()}\n\n{text}\n"
     return pattern.sub(lambda _: f"{text}\n\n", document).rstrip() + "\n"

@@ -127,7 +127,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def admin(control_plane: ControlPlane) -> client.ApiClient:
-    """With the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
+    return install(control_plane)
+
+
+def install(control_plane: ControlPlane) -> client.ApiClient:
+    """A client, with the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
     api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
     kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
     subprocess.run([*kubectl, "apply", "--server-side", "-f", CRD], check=True, stdout=subprocess.DEVNULL)

@@ -1,0 +1,67 @@
+"""Where the operator is measured: an API server that notes its requests, a namespace, operators one after the other."""
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pseudoreal_dev.cluster.certificates import Authority
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+
+from tests.benchmarks.operator.audit import AuditLog, policy
+from tests.benchmarks.operator.usage import Usage, usage
+from tests.integration.operator.cluster import Cluster
+from tests.integration.operator.conftest import USER, Operator, install, make_namespace
+
+NAMESPACE = "load"
+_LOG_MEGABYTES = 100_000
+
+
+@dataclass
+class Site:
+    control_plane: ControlPlane
+    cluster: Cluster
+    kubeconfig: Path
+    tls: Path
+    audit: AuditLog
+    operators: list[Operator] = field(default_factory=list)
+
+    def start_operator(self) -> Operator:
+        number = len(self.operators)
+        log = self.control_plane.directory / f"operator-{number}.log"
+        self.operators.append(Operator(self.kubeconfig, NAMESPACE, log, self.tls, pod=f"operator-{number}"))
+        self.operators[-1].start()
+        return self.operators[-1]
+
+    def transitions(self) -> int:
+        """How often the Lease went from one operator to another."""
+        (lease,) = self.cluster.list("apis/coordination.k8s.io/v1 leases")
+        return int(lease["spec"].get("leaseTransitions", 0))
+
+
+def usage_of(operator: Operator) -> Usage:
+    assert operator.process is not None, "it was started"
+    return usage(operator.process.pid)
+
+
+@contextmanager
+def site() -> Iterator[Site]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "audit.yaml").write_text(json.dumps(policy()))
+        arguments = [f"--audit-policy-file={folder / 'audit.yaml'}", f"--audit-log-path={folder / 'audit.log'}"]
+        arguments += [f"--audit-log-maxsize={_LOG_MEGABYTES}"]
+        with ControlPlane(folder, api_server_arguments=arguments) as running:
+            authority = Authority(folder / "tls")
+            authority.issue("tls", hosts=["127.0.0.1"])
+            cluster = make_namespace(install(running), NAMESPACE)
+            kubeconfig = running.user(USER)[1]
+            found = Site(running, cluster, kubeconfig, authority.folder, AuditLog(folder / "audit.log"))
+            try:
+                yield found
+            finally:
+                for operator in found.operators:
+                    if operator.is_running:
+                        operator.kill()
