@@ -133,9 +133,8 @@ def _ours(folder: Path, mode: str) -> Saving:
 def _ours_of(bench: Bench, mode: str) -> Saving:
     policy = CheckpointPolicy(every_steps=1, mode="async", buffer_bytes=BUFFER_BYTES, keep_last=1)
     store = CheckpointStore(bench.folder / "ours", _UID)
-    saver = Saver(bench.engine, store, Fence(store.work_directory, 1), policy, None)
     costs = []
-    with _growth() as grown:
+    with Saver(bench.engine, store, Fence(store.work_directory, 1), policy, None) as saver, _growth() as grown:
         for number in range(_SAVES):
             bench.step()
             saver.start(_manifest(bench, number))
@@ -145,7 +144,6 @@ def _ours_of(bench: Bench, mode: str) -> Saving:
             else:
                 saved = saver.finish()
             costs += [one.cost for one in saved]
-    saver.close()
     return Saving(
         way=f"pseudoreal, {mode}",
         seconds=median(cost.seconds for cost in costs),

@@ -88,8 +88,8 @@ class DirectFile:
 
     def _failed(self, what: str, error: OSError) -> DiskError:
         return DiskError(
-            f"offload on disk, in {self._folder}: {what}: {error.strerror}; the last committed checkpoint is intact,"
-            " training goes on from it when the disk is mended"
+            f"offload on disk, in {self._folder}: {what}: {error.strerror or error}; the last committed checkpoint is"
+            " intact, training goes on from it when the disk is mended"
         )
 
 

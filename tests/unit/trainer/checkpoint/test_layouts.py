@@ -69,20 +69,20 @@ def _do(task: Task, ranks: Ranks) -> None:
     corpus = load_corpus(config.data, config.model.sequence)
     with open_engine(config, phase_layout(config, "cpu"), ranks) as engine:
         fill(engine, config, start)
-        saver = Saver(engine, CheckpointStore(work, config.job.uid), Fence(work, 1), config.checkpoint, None)
-        stepper = Stepper(config, Stream(corpus.train, config.model.sequence, config.data.seed), engine, begin=0)
-        state = first_manifest(config) if start is None else start.manifest
-        if start is not None:
-            saver.start(state)
-        while state.step < END:
-            stepper.take(state.step + 1, state.global_cursor)
-            step, cursor = state.step + 1, state.global_cursor + config.batch.sequences
-            updates = Updates(others=step, blocks=step)
-            state = state.model_copy(update={"step": step, "global_cursor": cursor, "updates": updates})
-            if step in (SAVED, END):
+        store, fence = CheckpointStore(work, config.job.uid), Fence(work, 1)
+        with Saver(engine, store, fence, config.checkpoint, None) as saver:
+            stepper = Stepper(config, Stream(corpus.train, config.model.sequence, config.data.seed), engine, begin=0)
+            state = first_manifest(config) if start is None else start.manifest
+            if start is not None:
                 saver.start(state)
-        saver.finish()
-        saver.close()
+            while state.step < END:
+                stepper.take(state.step + 1, state.global_cursor)
+                step, cursor = state.step + 1, state.global_cursor + config.batch.sequences
+                updates = Updates(others=step, blocks=step)
+                state = state.model_copy(update={"step": step, "global_cursor": cursor, "updates": updates})
+                if step in (SAVED, END):
+                    saver.start(state)
+            saver.finish()
 
 
 def _run(tasks: list[Task]) -> None:
