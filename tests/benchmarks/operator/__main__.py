@@ -20,11 +20,12 @@ from tests.benchmarks.operator.site import site
 @click.option("--jobs", multiple=True, default=(200, 1000, 5000), show_default=True, help="Jobs in flight; repeatable.")
 @click.option("--rate", default=1.0, show_default=True, help="Jobs whose first pods end, a second.")
 @click.option("--sample", default=100, show_default=True, help="Jobs that come to their ends at that rate.")
+@click.option("--together", default=200, show_default=True, help="Jobs that then come to their ends together.")
 @click.option("--quiet", default=70.0, show_default=True, help="Seconds in which nothing changes.")
 @click.option("--write/--no-write", default=True, show_default=True, help="Results and report.")
-def main(jobs: tuple[int, ...], rate: float, sample: int, quiet: float, write: bool) -> None:
+def main(jobs: tuple[int, ...], rate: float, sample: int, together: int, quiet: float, write: bool) -> None:
     for number in jobs:
-        settings = Settings(number, rate, min(sample, number // 2), quiet)
+        settings = Settings(number, rate, min(sample, number // 2), together, quiet)
         record = _measured(settings)
         progress.note(record.model_dump_json(indent=1))
         if write:

@@ -45,6 +45,9 @@ class Settings:
     jobs: int
     rate: float
     sample: int
+    """Jobs that come to their ends at that rate."""
+    together: int
+    """Jobs that come to their ends all at once, afterwards; what is left then runs on."""
     quiet_seconds: float
 
 
@@ -67,7 +70,7 @@ class Course:
                 quiet = await self._rest()
                 first = usage_of(self.site.operators[-1])
                 start_up = await self._replace(names)
-                sample, rest = names[: self.settings.sample], names[self.settings.sample :]
+                sample, rest = names[: self.settings.sample], names[self.settings.sample :][: self.settings.together]
                 await self._end_one_by_one(sample)
                 bulk = await self._end_together(rest)
                 second = usage_of(self.site.operators[-1])
@@ -88,6 +91,7 @@ class Course:
             "reaction": _quantiles(answer.seconds for answer in answers),
             "job_controller": _quantiles(answer.job_controller for answer in answers),
             "answers": _quantiles(r.done - r.begun for r in asked),
+            "complaints": self.site.complaints(),
             "others": round(others, 2),
             "peak_bytes": max(first.peak_bytes, second.peak_bytes),
             "processor_seconds": round(first.seconds + second.seconds, 2),
@@ -154,7 +158,7 @@ class Course:
         with progress.step(f"{len(names)} jobs come to their ends together"):
             for name in names:
                 self._release(name)
-            await self._until(self.settings.jobs, _succeeded)
+            await self._until(self.settings.sample + len(names), _succeeded)
         seconds, processor = round(time.time() - begun, 2), round(self._processor() - before, 2)
         wanted = set(names)
         answers = reactions(r for r in self.site.audit.requests() if r.job in wanted)

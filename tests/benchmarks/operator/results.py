@@ -91,6 +91,8 @@ class Record(BaseModel, frozen=True):
     peak_bytes: int
     processor_seconds: float
     """Of both operators together, from the first to the last moment."""
+    complaints: dict[str, int] | None = None
+    """Of both operators: what they logged as a warning or an error, and how often. None: that was not noted."""
 
     @property
     def processor_seconds_per_life(self) -> float:
@@ -146,11 +148,13 @@ _FIGURES: tuple[tuple[str, Callable[[Record], str]], ...] = (
     ("start-up: every job looked at, s", lambda r: f"{r.start_up.drained_seconds:,.1f}"),
     ("… processor, s", lambda r: f"{r.start_up.processor_seconds:,.1f}"),
     ("… longest time between renewals of the Lease, s", lambda r: f"{r.start_up.longest_gap:,.1f}"),
+    ("jobs that come to their ends, per second", lambda r: f"{r.rate:g}"),
     ("pod's end to reaction, p50 and p99, s", lambda r: _quantiles(r.reaction)),
     ("… of it the Job controller, s", lambda r: _quantiles(r.job_controller)),
     ("… the API server's answer to one request, s", lambda r: _quantiles(r.answers)),
-    ("… when all jobs end together, s", lambda r: _quantiles(r.bulk.reaction)),
-    ("jobs to their ends together, per second", lambda r: f"{r.bulk.jobs / r.bulk.seconds:,.1f}"),
+    ("jobs that come to their ends together", lambda r: f"{r.bulk.jobs:,}"),
+    ("… per second", lambda r: f"{r.bulk.jobs / r.bulk.seconds:,.1f}"),
+    ("… pod's end to reaction, p50 and p99, s", lambda r: _quantiles(r.bulk.reaction)),
 )
 
 _TEXT = """A real etcd, API server and controller manager on one machine, and the operator as a process with the rights
@@ -160,7 +164,7 @@ kwok does not know; they report nothing. Requests and moments are those of the A
 share the machine's processors, and the operator gets what the others leave.
 
 First all jobs are applied, and train. Then nothing happens; then the operator is ended and another one started. Then
-jobs come to their ends, one after the other, and at last the others all together."""
+some jobs come to their ends at a steady rate, and at last some more together."""
 
 
 def read() -> Records:
@@ -211,10 +215,13 @@ def _kinds(records: Sequence[Record]) -> str:
 
 
 def _measured(records: Sequence[Record]) -> str:
-    lines = (
-        f"- {r.jobs:,} jobs: {r.date}, commit {r.commit}, {r.machine}; other programs took {r.others:.1f} processors"
+    lines = [
+        f"- {r.jobs:,} jobs: {r.date}, commit {r.commit}, {r.machine}; other programs took {r.others:.1f} processors."
         for r in records
-    )
+    ]
+    for r in (r for r in records if r.complaints is not None):
+        said = ", ".join(f"{event} {count} times" for event, count in (r.complaints or {}).items())
+        lines.append(f"- Operators of {r.jobs:,} jobs complained: {said or 'of nothing'}.")
     busy = any(r.others > _QUIET for r in records)
     warning = "\n\n**The machine was not quiet**: do not quote seconds of these figures." if busy else ""
     return "Measured:\n\n" + "\n".join(lines) + warning

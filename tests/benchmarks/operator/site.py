@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -34,6 +35,12 @@ class Site:
         self.operators.append(Operator(self.kubeconfig, NAMESPACE, log, self.tls, pod=f"operator-{number}"))
         self.operators[-1].start()
         return self.operators[-1]
+
+    def complaints(self) -> dict[str, int]:
+        """What the operators logged as a warning or an error, and how often."""
+        texts = [operator.log.read_text().splitlines() for operator in self.operators]
+        said = [json.loads(line) for text in texts for line in text if line.startswith("{") and line.endswith("}")]
+        return dict(Counter(line["event"] for line in said if line.get("level") in ("warning", "error", "critical")))
 
     def transitions(self) -> int:
         """How often the Lease went from one operator to another."""

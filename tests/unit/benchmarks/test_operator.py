@@ -166,6 +166,7 @@ def record(jobs: int, **changes: Any) -> Record:
         "bulk": Bulk(jobs=jobs // 2, seconds=10.0, processor_seconds=3.0, reaction=few),
         "peak_bytes": 100_000_000 + 10_000 * jobs,
         "processor_seconds": 20.0,
+        "complaints": {"event_lost": 3},
     }
     return Record(**made | changes)
 
