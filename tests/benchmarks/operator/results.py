@@ -122,10 +122,13 @@ class Bar:
         wanted = [record for record in records if not self.at_most_jobs or record.jobs >= MOST_JOBS]
         bad = [record for record in records if self.value(record) > self.limit]
         if bad:
-            return f"**not reached**: {self.value(bad[-1]):,.2f} {self.unit} at {bad[-1].jobs:,} jobs"
+            return f"**not reached**: {self.shown(self.value(bad[-1]))} at {bad[-1].jobs:,} jobs"
         if not wanted:
             return f"not measured at {MOST_JOBS:,} jobs"
-        return f"reached: {max(self.value(record) for record in wanted):,.2f} {self.unit}"
+        return f"reached: {self.shown(max(self.value(record) for record in wanted))}"
+
+    def shown(self, value: float) -> str:
+        return f"{value:.4g} {self.unit}".rstrip()
 
 
 BARS = (
@@ -185,7 +188,7 @@ def _table(records: Sequence[Record]) -> str:
 
 
 def _bars(records: Sequence[Record]) -> str:
-    rows = [[bar.what, f"{bar.limit:g} {bar.unit}".rstrip(), bar.verdict(records)] for bar in BARS]
+    rows = [[bar.what, bar.shown(bar.limit), bar.verdict(records)] for bar in BARS]
     return _markdown(["bar", "at most", ""], rows) + _outlook(records)
 
 
