@@ -2,7 +2,7 @@
 
 import re
 
-_DIGEST = re.compile(r"-[a-z2-7]{6}(?=-a\d)")
+_DIGEST = re.compile(r"-[a-z2-7]{6}(?=-a\d{1,4}\b)")
 _LAST = re.compile(r"-[a-z2-7]{6}$")
 
 

@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pseudoreal_api.names import execution_name, network_name
@@ -52,3 +53,11 @@ def test_people_can_read_them() -> None:
     assert [*map(bare, names)] == ["llm-real-a12", "llm-real-delink-a12"] != names
     long = execution_name("a" * 22, _LLM[1], "b" * 23, "delink", 999)
     assert bare(long) == f"{'a' * 22}-{'b' * 23}-a999", "what does not fit is left out, and the digest tells it apart"
+
+
+@pytest.mark.parametrize(
+    "name", ["llm-pseudo-a4zov2-a1", "llm-pseudo-a2zzzz-a12", "llm-pseudo-k3x7qa-a1", "llm-pseudo-a44444-a9999"]
+)
+def test_names_without_their_digest_keep_the_phase(name: str) -> None:
+    """A digest may begin as the number of an execution does."""
+    assert bare(f"{name}-0-9g7d9") == f"llm-pseudo-{name.rpartition('-')[2]}-0-9g7d9"
