@@ -177,14 +177,21 @@ def test_who_reads_while_it_is_written_never_reads_two_records_as_one(path: Path
     writer = subprocess.Popen([sys.executable, "-c", _WRITER, str(path)])
     try:
         wait_for("a record", lambda: path.exists() and read_stamp(path) is not None)
-        found = [stamp for stamp in (read_stamp(path) for _ in range(20_000)) if stamp is not None]
+        read: list[Stamp | None] = []
+
+        def enough() -> bool:
+            read.extend(read_stamp(path) for _ in range(20_000))
+            return len({stamp.step for stamp in read if stamp}) > 100
+
+        # More than once where the writer had no processor meanwhile.
+        wait_for("a hundred records", enough, pause=0.001)
         assert writer.poll() is None
     finally:
         writer.kill()
         writer.wait()
+    found = [stamp for stamp in read if stamp is not None]
     assert all(stamp.doing == str(stamp.step) and stamp.since == stamp.step == stamp.waits for stamp in found)
-    assert len(found) > 19_900, "it is between two words for a moment only"
-    assert len({stamp.step for stamp in found}) > 100
+    assert len(found) > 0.995 * len(read), "it is between two words for a moment only"
 
 
 def test_a_rank_whose_import_hangs_is_starting(config: Any, tmp_path: Path) -> None:
