@@ -73,7 +73,7 @@ class TerminationMessage(ApiModel):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Of what a later release calls otherwise: that of a failure."""
+        """Exit code of a failure for an outcome that only a later release knows."""
         return _EXIT_CODES.get(self.outcome, ExitCode.FAILED)
 
 
@@ -103,7 +103,7 @@ class ProgressReport(BaseModel):
     """Step at which the last phase of the job ends at the latest."""
     tokens: int
     loss: float | None
-    """Of the newest step with a finite one."""
+    """Loss of the newest step that had a finite one."""
     validation_loss: float | None = None
     """In the log the newest known; in metrics.jsonl only on lines where it was measured."""
     learning_rate: float

@@ -237,7 +237,7 @@ def _identity(job: PseudoRealJob) -> JobIdentity:
 
 
 def gpus_of(phase: Phase) -> int:
-    """That each pod asks for. Raises UnresolvableJob when some of them are no whole number."""
+    """GPUs that each pod asks for. Raises UnresolvableJob when some of them are no whole number."""
     return sum(_count(phase, name) for name in phase.resources.limits if name.endswith("/gpu"))
 
 

@@ -140,7 +140,7 @@ def read_config(path: Path) -> PhaseConfig | DelinkConfig:
 
 
 def read_phase_config(path: Path) -> PhaseConfig:
-    """Of a process that trains."""
+    """The configuration of a process that trains."""
     config = read_config(path)
     assert isinstance(config, PhaseConfig), "a delink has no ranks"
     return config

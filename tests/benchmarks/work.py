@@ -35,6 +35,20 @@ class Work:
         return batch.chunk(world)[rank].chunk(self.micro_batches)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """Micro-batches of [B, T + 1] as our engine takes them, where the passes are made."""
+
+    parts: tuple[Tensor, ...]
+
+    def shape(self, micro_batch: int) -> tuple[int, int]:
+        sequences, length = self.parts[micro_batch].shape
+        return sequences, length - 1
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        return self.parts[micro_batch]
+
+
 class Stack(Protocol):
     """One way to train on several ranks; `dist` has its gloo group when it is called."""
 

@@ -19,7 +19,7 @@ STARTED_BY_NAME = ("tests.unit.trainer.warm",)
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Besides Python's own modules, on the machine."""
 OPTIONAL = frozenset({"s3fs", "botocore", "aiobotocore"})
-"""Of checkpoints in an object storage."""
+"""Modules that only checkpoints in an object storage need."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})
 """From Python's own modules, since 3.11."""
 _SEARCHED = tuple(paths.REPOSITORY / name for name in ("crds", "trainer", "dev", "."))

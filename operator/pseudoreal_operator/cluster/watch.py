@@ -23,7 +23,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Watch:
-    """Of the objects of one kind that have a label. `namespace`: None for all."""
+    """Watches the objects of one kind that have a label. `namespace`: None for all."""
 
     api: Api
     kind: str

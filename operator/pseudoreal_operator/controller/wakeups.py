@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 class Name(NamedTuple):
-    """Of a job. Another job of that name is another one, and a pass reads which it is."""
+    """Where a job is. Another job of that name may come later; a pass reads which one it is."""
 
     namespace: str
     name: str
@@ -56,7 +56,7 @@ class Wakeups:
             self._add(name, wait)
 
     def child_changed(self, change: str, body: Json) -> None:
-        """Of a job that has ended only what lives is news."""
+        """For a job that has ended, only what still lives is news."""
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
         wishes = self._wishes.get(name, {}).values()

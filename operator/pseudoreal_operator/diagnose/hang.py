@@ -21,7 +21,7 @@ from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase
 _NAMED = 4
 """Ranks that a sentence names."""
 _STILL = 0.8
-"""Of the factor at which a rank is called a straggler: below it, it is none any more."""
+"""Share of the straggler factor below which a rank is no straggler any more."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ _LEAST = 2**30
 """Bytes; files are rounded up, and a disk has its own."""
 _TOKENS = 256
 _WORDS = 5
-"""Of the master type for each parameter, at most: weight, two moments, gradient, and a copy in the compute type."""
+"""Words of the master type for each parameter, at most: weight, two moments, gradient, a copy in the compute type."""
 
 
 def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:

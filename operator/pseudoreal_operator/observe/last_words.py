@@ -13,13 +13,13 @@ from pseudoreal_operator.observe.observed import Pod, Run
 class _Said:
     run: Run
     first: Pod | None = None
-    """That of rank 0, which has the result."""
+    """The pod of rank 0, which has the result."""
     newest: Pod | None = None
-    """That with the newest checkpoint."""
+    """The pod with the newest checkpoint."""
 
 
 class LastWords:
-    """Of the newest execution of each job."""
+    """What pods of the newest execution of each job said last."""
 
     def __init__(self) -> None:
         self._said: dict[JobKey, _Said] = {}

@@ -40,8 +40,11 @@ _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
 def belongs_to(uid: str, child: Json) -> bool:
-    """As its labels and its owner say. Anybody may give other objects these labels, so that their logs come with the
-    others', but owners are what the garbage collector goes by: a pod's is a Job, every other child's the job itself."""
+    """Whether its labels and its owner say so.
+
+    Anybody may give other objects these labels, so that their logs come with the others'; but owners are what the
+    garbage collector goes by. A pod's is a Job, every other child's the job itself.
+    """
     owners = child["metadata"].get("ownerReferences") or []
     owner: Json = next((owner for owner in owners if owner.get("controller")), {})
     is_owned = owner.get("uid") == uid if owner.get("kind") == KIND else owner.get("kind") == "Job"

@@ -95,7 +95,7 @@ async def _pods(api: Api, job: PseudoRealJob, selector: str) -> tuple[list[Pod],
 
 
 def _claim_name(job: PseudoRealJob) -> str | None:
-    """Of the claim that the job asks for. One that somebody else made is used as it is."""
+    """Name of the claim that the job asks for. One that somebody else made is used as it is."""
     volume = job.spec.checkpoint.volume
     return None if volume is None or volume.claim is None else claim_name(job.metadata.name)
 

@@ -88,7 +88,7 @@ class Listener:
 
 
 def _socket(port: int) -> socket.socket:
-    """Of both families, where the machine has both."""
+    """Sockets of both address families, where the machine has both."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     return socket.create_server(("", port), backlog=_BACKLOG)

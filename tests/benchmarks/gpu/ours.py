@@ -1,6 +1,5 @@
 """This project's engine on one GPU: bfloat16 with float32 masters, every unit in one home."""
 
-from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
 
@@ -23,24 +22,10 @@ from torch import Tensor
 
 from tests.benchmarks.gpu.cases import Case
 from tests.benchmarks.gpu.results import Forecast
-from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY
+from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Batch
 
 NORM = "1.0"
 _SEED = 7
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Micro-batches of [B, T + 1], on the device."""
-
-    parts: tuple[Tensor, ...]
-
-    def shape(self, micro_batch: int) -> tuple[int, int]:
-        sequences, length = self.parts[micro_batch].shape
-        return sequences, length - 1
-
-    def tokens(self, micro_batch: int) -> Tensor:
-        return self.parts[micro_batch]
 
 
 class Ours:

@@ -1,7 +1,7 @@
 """This project's engine: layered order, fully sharded state, in each home."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -19,7 +19,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
-from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Stack, Work
+from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Batch, Stack, Work
 
 
 def at(home: Home, window: int = 2, sharding: StateSharding = "full") -> Stack:
@@ -40,21 +40,9 @@ def at(home: Home, window: int = 2, sharding: StateSharding = "full") -> Stack:
 def train_step(engine: Engine, work: Work, step: int) -> float:
     """The loss of one step, nats per token."""
     grid, sequences = engine.grid, work.batches[step]
-    batch = _Batch(work.micro_batches_of(sequences, grid.data_rank, grid.layout.data))
+    batch = Batch(work.micro_batches_of(sequences, grid.data_rank, grid.layout.data))
     tokens = sequences[:, 1:].numel()
     return engine.train(batch, Training(tokens, LEARNING_RATE, stop=False), step).loss_sum / tokens
-
-
-@dataclass(frozen=True)
-class _Batch:
-    parts: tuple[Tensor, ...]
-
-    def shape(self, micro_batch: int) -> tuple[int, int]:
-        sequences, length = self.parts[micro_batch].shape
-        return sequences, length - 1
-
-    def tokens(self, micro_batch: int) -> Tensor:
-        return self.parts[micro_batch]
 
 
 def layout_of(work: Work, ranks: int, home: Home, window: int) -> Layout:

@@ -29,7 +29,7 @@ def permute(indices: Words, count: int, *key: int) -> Words:
 
 
 def _encrypted(indices: Words, half: int, rounds: list[np.uint64]) -> Words:
-    """Of words of 2 * `half` bits."""
+    """The image of each index: words of 2 * `half` bits."""
     bits, mask = np.uint64(half), np.uint64(2**half - 1)
     left, right = indices >> bits, indices & mask
     for key in rounds:

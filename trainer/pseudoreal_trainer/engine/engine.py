@@ -81,7 +81,7 @@ class Engine:
         return kept
 
     def crossing_bytes(self) -> int:
-        """Of the host memory that crosses the bus, all of which is pinned where there is a GPU."""
+        """Bytes of host memory that cross the bus, all of which is pinned where there is a GPU."""
         return self._parts.region.size
 
     def window_bytes(self) -> int:

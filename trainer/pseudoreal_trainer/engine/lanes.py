@@ -47,7 +47,7 @@ class Lanes:
         return self._recorded(torch.cuda.Event())
 
     def timed_mark(self) -> torch.cuda.Event:
-        """As `mark`, of which times can be told; of real lanes only."""
+        """Like `mark`, but with a time that can be read; for real lanes only."""
         return self._recorded(torch.cuda.Event(enable_timing=True))
 
     def _recorded(self, event: torch.cuda.Event) -> torch.cuda.Event:

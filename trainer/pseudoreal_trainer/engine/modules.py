@@ -25,7 +25,7 @@ class UnitModule:
 
     @property
     def numel(self) -> int:
-        """Of all parameters."""
+        """Elements of all parameters together."""
         return sum(torch.Size(shape).numel() for shape in self._shapes)
 
     def bind(self, flat: Tensor) -> None:

@@ -24,7 +24,7 @@ class Allocator(Protocol):
 
 
 class PlainMemory:
-    """Of the process."""
+    """Ordinary memory of the process."""
 
     def allocate(self, size: int) -> Tensor:
         # Private, as all other memory of the process: a limit on its data counts it.

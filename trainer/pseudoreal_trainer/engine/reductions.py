@@ -31,7 +31,7 @@ _TINY = 1e-6
 """Keeps the clipping factor finite, as torch.nn.utils.clip_grad_norm_ does."""
 
 _PART_ELEMENTS = 2**22
-"""Of a gradient on its way through the device: 16 MiB in float32."""
+"""Elements of a gradient that pass through the device at a time: 16 MiB in float32."""
 
 REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
 

@@ -80,7 +80,7 @@ class Trace:
 
     @contextmanager
     def executed(self, lane: str, done: Step, lanes: Lanes) -> Iterator[None]:
-        """As `span`, of kernels that are called on the present lane of a GPU: when it executes them, which is later."""
+        """Like `span`, for kernels that are called on the present lane of a GPU: from when it executes them."""
         if not (self.records and lanes.are_real):
             with self.span(lane, done):
                 yield

@@ -21,13 +21,13 @@ from pseudoreal_trainer.plan.hardware import Collectives, Transfer
 _SMALL = 2**14
 """Bytes of the smaller of two transfers."""
 MOST_BYTES = 2**31
-"""Of a vector in memory. Units are as large, and no cache holds them; one of a few MiB would measure the cache."""
+"""Bytes of a vector in memory. Units are as large, and no cache holds them; a few MiB would measure the cache."""
 _SHARE_OF_MEMORY = 8
-"""Of the free memory, what all vectors of one measurement may take together."""
+"""One part in so many of the free memory is what all vectors of one measurement may take together."""
 DISK_BYTES = 2**26
-"""Of a transfer to a disk: enough to keep as many requests under way as the engine does, for a while."""
+"""Bytes of a transfer to a disk: enough to keep as many requests under way as the engine does, for a while."""
 _COLLECTIVE_BYTES = {"cuda": 2**29, "cpu": 2**23}
-"""Of a collective's vector. Between processes of a CPU, messages are far slower than any cache."""
+"""Bytes of a collective's vector. Between processes of a CPU, messages are far slower than any cache."""
 _CLIP = 0.999
 _CPU = torch.device("cpu")
 
@@ -39,7 +39,7 @@ def vector_bytes(device: torch.device, ranks: int, vectors: float) -> int:
 
 
 def _available_bytes() -> int:
-    """Of the host, with what caches of files would give back."""
+    """Free bytes of the host, with what caches of files would give back."""
     line = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemAvailable"))
     return int(line.split()[1]) * 1024
 
@@ -52,7 +52,7 @@ def memory_bytes_per_second(device: torch.device, ranks: int) -> float:
 
 
 def update_seconds_per_element(device: torch.device, ranks: int) -> float:
-    """Of what an update of a unit in bfloat16 is: the gradient is clipped, and the new weights are cast."""
+    """What an update of a unit in bfloat16 takes: the gradient is clipped, and the new weights are cast."""
     elements = vector_bytes(device, ranks, 4.5) // 4
     weights, first, second, gradient = (torch.ones(elements, device=device) for _ in range(4))
     compute = torch.empty(elements, dtype=torch.bfloat16, device=device)

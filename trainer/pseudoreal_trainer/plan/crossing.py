@@ -64,7 +64,7 @@ class Crossing:
 
 
 def crossing(layout: Layout, sizes: Sizes, rank: int) -> Crossing:
-    """Of each data rank of a pipeline rank."""
+    """What crosses the bus on each data rank of a pipeline rank."""
     return Crossing((*_buffers(layout, sizes, rank), *_of_units(layout, sizes, rank)))
 
 
