@@ -20,12 +20,15 @@ _HUNGRY = """
 import sys
 from pathlib import Path
 
-group, limit, use = map(Path, sys.argv[1:])
+group, limit, use, rank = map(Path, sys.argv[1:])
 (group / "cgroup.procs").write_text("0")
 limit.write_text(use.read_text())
-held = [bytearray(2**20) for _ in range(64)]
+held = []
+while rank.exists():
+    held.append(bytearray(2**20))
 """
-"""A process that joins a control group, lets it have no more than it has, and takes of it."""
+"""A process that joins a control group, lets it have no more than it has, and takes of it until a rank is gone. What
+the kernel remembers of files it gives up first, and that may be much."""
 
 
 def volume(claim: str) -> Path:
@@ -59,7 +62,8 @@ def starve(pod: Mapping[str, Any]) -> None:
     unified = (group / "memory.max").exists()
     files = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     # Where the kernel ends all processes of the group, this one may be among them.
-    subprocess.run([sys.executable, "-c", _HUNGRY, group, *(group / name for name in files)], check=False)
+    arguments = [group, *(group / name for name in files), f"/proc/{ranks[0]}"]
+    subprocess.run([sys.executable, "-c", _HUNGRY, *arguments], check=False)
 
 
 def _memory_group(pid: int) -> Path:

@@ -27,7 +27,9 @@ def register(registry: kopf.OperatorRegistry, loop: Loop, counts: Counts, settin
     @kopf.on.probe(registry=registry, id="watchers")
     async def watchers(**_: Any) -> int:
         starting = time.monotonic() - begun < _START_SECONDS
-        return live_watchers(0 if starting else (1 + len(WATCHED_CHILDREN)) * max(1, len(settings.namespaces)))
+        # Those of jobs and of their children in each namespace, and the one that notices silence.
+        kinds = (1 + len(WATCHED_CHILDREN)) * max(1, len(settings.namespaces))
+        return live_watchers(0 if starting else kinds + 1)
 
     for name in vars(counts):
         kopf.on.probe(registry=registry, id=name)(_count(counts, name))

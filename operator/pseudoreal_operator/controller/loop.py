@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from random import random
-from typing import Any
+from typing import Any, NoReturn
 
 import structlog
 from kubernetes.aio.client import ApiException
@@ -24,6 +24,8 @@ Json = dict[str, Any]
 
 WORKERS = 16
 WATCHED_CHILDREN = ("Job", "Pod")
+LISTEN_SECONDS = 10.0
+"""Between two looks at which pods are silent; they cost no request."""
 WATCH_TASK = "watch of "
 _BEGIN_SECONDS = 5.0
 """Until the watches run; one that cannot, as in a namespace without rights, must not hold up the others."""
@@ -35,7 +37,7 @@ class Loop:
     def __init__(self, means: Means) -> None:
         self._means = means
         self._queue: WorkQueue[Name] = WorkQueue(self._pass, _failed)
-        self._wakeups = Wakeups(self._queue.add, self._queue.forget)
+        self._wakeups = Wakeups(self._queue)
 
     @asynccontextmanager
     async def running(self, watching: Api) -> AsyncIterator[None]:
@@ -54,6 +56,7 @@ class Loop:
                 )
                 begun.append(asyncio.Event())
                 tasks.append(asyncio.create_task(watch.run(begun[-1]), name=f"{WATCH_TASK}{kind} in {namespace}"))
+        tasks.append(asyncio.create_task(self._listen(), name=f"{WATCH_TASK}silent pods"))
         try:
             # Before jobs are looked at: what changes after a look is told.
             with suppress(TimeoutError):
@@ -65,6 +68,11 @@ class Loop:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
+
+    async def _listen(self) -> NoReturn:
+        while True:
+            await asyncio.sleep(LISTEN_SECONDS)
+            self._means.board.wake_silent(datetime.now(UTC))
 
     def job_changed(self, change: str | None, body: Json) -> None:
         if change == "DELETED":

@@ -1,11 +1,12 @@
 """A work queue: keys that are to be passed over, at once or later, by a few workers.
 
 What holds: a key has one pass at a time; one that is added during its pass gets another one after it, so no wake-up is
-lost; what was to come later is served by a pass that comes earlier, and that pass says when the next is due.
+lost; what was to come later is served by a pass that comes earlier, and that pass says when the next is due; what is
+news comes before a backlog.
 """
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import asynccontextmanager
 from typing import Generic, TypeVar
@@ -23,20 +24,31 @@ class WorkQueue(Generic[Key]):
         self, work: Callable[[Key], Awaitable[float | None]], failed: Callable[[Key, Exception, int], Pause]
     ) -> None:
         self._work, self._failed = work, failed
-        self._ready: asyncio.Queue[Key] = asyncio.Queue()
-        self._wanted: set[Key] = set()
-        """Keys that are to have a pass now: those in `_ready`, and those whose pass goes on."""
+        self._news: deque[Key] = deque()
+        self._backlog: deque[Key] = deque()
+        """Both may hold keys that were served or forgotten meanwhile."""
+        self._ready = asyncio.Semaphore(0)
+        """As many as both hold."""
+        self._wanted: dict[Key, deque[Key]] = {}
+        """Keys that are to have a pass now, those whose pass goes on among them, and the line where they wait."""
         self._running: set[Key] = set()
         self._later: dict[Key, asyncio.TimerHandle] = {}
         self._failures: Counter[Key] = Counter()
         self._not_before: dict[Key, float] = {}
+
+    def add_backlog(self, key: Key) -> None:
+        """A pass when there is nothing else to do."""
+        if key in self._not_before:
+            self.add(key)
+        elif key not in self._wanted:
+            self._want(key, self._backlog)
 
     def add(self, key: Key, after: float = 0.0) -> None:
         """A pass in so many seconds, or earlier."""
         loop = asyncio.get_running_loop()
         moment = max(loop.time() + after, self._not_before.get(key, 0.0))
         known = self._later.get(key)
-        if key in self._wanted or (known and known.when() <= moment):
+        if self._wanted.get(key) is self._news or (known and known.when() <= moment):
             return
         if moment <= loop.time():
             self._ripen(key)
@@ -47,7 +59,7 @@ class WorkQueue(Generic[Key]):
     def forget(self, key: Key) -> None:
         """There will be nothing to do for it any more; a pass that goes on ends."""
         self._drop_timer(key)
-        self._wanted.discard(key)
+        self._wanted.pop(key, None)
         self._recover(key)
 
     @asynccontextmanager
@@ -63,28 +75,32 @@ class WorkQueue(Generic[Key]):
 
     def _ripen(self, key: Key) -> None:
         self._drop_timer(key)
-        if key not in self._wanted:
-            self._wanted.add(key)
-            if key not in self._running:
-                self._ready.put_nowait(key)
+        if self._wanted.get(key) is not self._news:
+            self._want(key, self._news)
+
+    def _want(self, key: Key, line: deque[Key]) -> None:
+        self._wanted[key] = line
+        if key not in self._running:
+            line.append(key)
+            self._ready.release()
 
     async def _serve(self) -> None:
         while True:
-            key = await self._ready.get()
-            # Forgotten meanwhile, or added once more after that.
+            await self._ready.acquire()
+            key = (self._news or self._backlog).popleft()
+            # Served from the other line, or forgotten, or added once more after that.
             if key in self._wanted and key not in self._running:
                 await self._serve_one(key)
 
     async def _serve_one(self, key: Key) -> None:
-        self._wanted.discard(key)
+        del self._wanted[key]
         self._drop_timer(key)
         self._running.add(key)
         try:
             wait = await self._pass(key)
         finally:
             self._running.discard(key)
-        if key in self._wanted:
-            self._wanted.discard(key)
+        if self._wanted.pop(key, None) is not None:
             wait = 0.0
         if wait is not None:
             self.add(key, wait)

@@ -3,9 +3,8 @@
 Of a job only a few words are kept, and none of its children: a pass reads what it needs.
 """
 
-from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB
 
@@ -13,6 +12,9 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.finalizer import has_finalizer
 
 Json = dict[str, Any]
+
+GATHER_SECONDS = 0.1
+"""After which a change of a child is looked at: changes of a Job and of its pods come together."""
 
 
 class Name(NamedTuple):
@@ -34,11 +36,21 @@ class Wish(NamedTuple):
     """It has a status."""
 
 
-class Wakeups:
-    """`add` asks for a pass, in so many seconds; after `forget` there will be none."""
+class Queue(Protocol):
+    """Of passes over jobs."""
 
-    def __init__(self, add: Callable[[Name, float], None], forget: Callable[[Name], None]) -> None:
-        self._add, self._forget = add, forget
+    def add(self, key: Name, after: float = 0.0) -> None: ...
+
+    def add_backlog(self, key: Name) -> None: ...
+
+    def forget(self, key: Name) -> None: ...
+
+
+class Wakeups:
+    """What jobs and their children tell a queue."""
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
         self._wishes: dict[Name, dict[str, Wish]] = {}
         """By uid as well: events of a job that is gone may come after those of its successor."""
 
@@ -51,9 +63,16 @@ class Wakeups:
             return
         self._wishes.setdefault(name, {})[uid] = wish
         if known is not None and known != wish:
-            self._add(name, 0.0)
+            self._queue.add(name)
         elif known is None and (wait := first_pass(body, now)) is not None:
-            self._add(name, wait)
+            self._begin(name, wait, was_there=change is None)
+
+    def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
+        """After a start there may be thousands of those that were there before."""
+        if was_there and wait == 0:
+            self._queue.add_backlog(name)
+        else:
+            self._queue.add(name, wait)
 
     def child_changed(self, change: str, body: Json) -> None:
         """For a job that has ended, only what still lives is news."""
@@ -61,21 +80,21 @@ class Wakeups:
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
         wishes = self._wishes.get(name, {}).values()
         if any(not wish.ended for wish in wishes) or (wishes and change != "DELETED" and _lives(body)):
-            self._add(name, 0.0)
+            self._queue.add(name, GATHER_SECONDS)
 
     def child_changes_missed(self) -> None:
         for name, wishes in self._wishes.items():
             if any(not wish.ended for wish in wishes.values()):
-                self._add(name, 0.0)
+                self._queue.add_backlog(name)
 
     def _drop(self, name: Name, uid: str) -> None:
         wishes = self._wishes.get(name, {})
         wishes.pop(uid, None)
         if wishes:
-            self._add(name, 0.0)
+            self._queue.add(name)
         else:
             self._wishes.pop(name, None)
-            self._forget(name)
+            self._queue.forget(name)
 
 
 def name_of(body: Json) -> Name:

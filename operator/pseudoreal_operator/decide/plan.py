@@ -15,7 +15,6 @@ from pseudoreal_api.status import PseudoRealJobStatus, Replicas
 from pseudoreal_operator import clock
 from pseudoreal_operator.decide.endings import refuse, unforeseen
 from pseudoreal_operator.decide.rules import (
-    LOOK_SECONDS,
     RULES,
     active_deadline,
     hindered_deadline,
@@ -122,11 +121,9 @@ def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
 
 def _hindered(seen: Observed, why: Claim, now: datetime) -> Plan:
     """Each wait is as long as all that were before, so that jobs behind a quota ask little."""
-    standing = _standing(seen.job.metadata, seen.status, why, now)
-    if conditions.has_ended(seen.status):
-        return standing
-    since = seen.status.hindered_since or clock.to_text(now)
-    status = standing.status.model_copy(update={"hindered_since": since})
+    standing, ended = _standing(seen.job.metadata, seen.status, why, now), conditions.has_ended(seen.status)
+    since = (seen.status.completion_time if ended else seen.status.hindered_since) or clock.to_text(now)
+    status = standing.status.model_copy(update={} if ended else {"hindered_since": since})
     waits = [max(HINDERED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_HINDERED_SECONDS]
     deadline = hindered_deadline(Case(replace(seen, status=status), now))
     if deadline is not None and deadline > now:
@@ -137,15 +134,15 @@ def _hindered(seen: Observed, why: Claim, now: datetime) -> Plan:
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: Claim, now: datetime) -> Plan:
     """Nothing is decided: all that was said stays, but for why the job does not go on."""
     if conditions.has_ended(status):
-        return Plan(status, wake_after=LOOK_SECONDS)
+        return Plan(status)
     said = conditions.with_claim(status.conditions, why, metadata.generation, now)
-    return Plan(status.model_copy(update={"conditions": said}), wake_after=LOOK_SECONDS)
+    return Plan(status.model_copy(update={"conditions": said}))
 
 
 def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
     status = _described(case.seen.status, step, case.metadata.generation, case.now)
     status = status.model_copy(update={"replicas": _replicas(case, step)})
-    status = _unhurried(case.seen.status, status, case.now)
+    status, unhurried_by = _unhurried(case.seen.status, status, case.now)
     run = step.children.run(step.memory.execution_attempt) if step.children else None
     made = _made(case, step, settings) if settings else []
     # The number of a new execution must be safe before anything of the old one goes: it says why.
@@ -157,7 +154,7 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
         delete=() if announced else (*_running_jobs(case.seen, except_for=run), *_old_failures(case.seen)),
         apply=tuple(made),
         events=tuple(transitions(case.seen.status, status)),
-        wake_after=_before_deadlines(case, step),
+        wake_after=min([*_waits(case, step), *unhurried_by], default=None),
     )
 
 
@@ -193,16 +190,21 @@ def _replicas(case: Case, step: Step) -> Replicas:
     return Replicas(desired=desired, ready=sum(pod.ready for pod in case.pods), failed=failed)
 
 
-def _unhurried(old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime) -> PseudoRealJobStatus:
-    """Without a change of progress that is no progress, or that follows too soon and comes alone."""
+def _unhurried(
+    old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
+) -> tuple[PseudoRealJobStatus, list[float]]:
+    """Without a change of progress that is no progress, or that follows too soon and comes alone; the seconds after
+    which that one is due."""
     if not old.progress or not new.progress:
-        return new
+        return new, []
     same_time = new.progress.model_copy(update={"last_updated_time": old.progress.last_updated_time})
     if same_time == old.progress:
         new = new.model_copy(update={"progress": old.progress})
     alone = new.model_copy(update={"progress": old.progress, "checkpoint": old.checkpoint}) == old
-    soon = now < clock.from_text(old.progress.last_updated_time) + timedelta(seconds=PROGRESS_SECONDS)
-    return old if alone and soon else new
+    due = clock.from_text(old.progress.last_updated_time) + timedelta(seconds=PROGRESS_SECONDS)
+    if new == old or not alone or now >= due:
+        return new, []
+    return old, [(due - now).total_seconds()]
 
 
 def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
@@ -225,13 +227,14 @@ def _old_failures(seen: Observed) -> tuple[str, ...]:
     return tuple(job.name for job in newest_first[KEPT_FAILURES:] if not job.deleting)
 
 
-def _before_deadlines(case: Case, step: Step) -> float | None:
-    """Not later than the next moment at which a clock runs out."""
+def _waits(case: Case, step: Step) -> list[float]:
+    """Seconds to when the step wants to go on, and to each moment at which a clock runs out. Of all else watches and
+    reports tell: a job of which nothing changes is not looked at."""
     waits = [] if step.wake_after is None else [step.wake_after]
     waits += [(moment - case.now).total_seconds() for moment in moments(case.seen, case.now)]
     if not step.ended and step.suspended.status != "True":
         waits += _deadlines(case, step)
-    return max(0.0, min(waits)) if waits else None
+    return [max(0.0, wait) for wait in waits]
 
 
 def _deadlines(case: Case, step: Step) -> Iterator[float]:

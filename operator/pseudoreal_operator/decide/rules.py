@@ -22,8 +22,6 @@ from pseudoreal_operator.observe.stages import Stage, current_stage, first_phase
 from pseudoreal_operator.tell import conditions
 from pseudoreal_operator.tell.conditions import Claim
 
-LOOK_SECONDS = 60.0
-"""Between two looks at a running execution. Watches and reports tell of all that is urgent."""
 UNWATCHED_SECONDS = 5.0
 """Between two looks at what others are to remove: not all of it is watched."""
 
@@ -198,7 +196,7 @@ def running(case: Case) -> Step | None:
     if memory.attempt_time is None:
         # The pass that asked for the pods did not live to say so.
         memory = memory.model_copy(update={"attempt_time": case.job.begun or clock.to_text(case.now)})
-    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=LOOK_SECONDS)
+    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=None)
 
 
 def lost(case: Case) -> Step | None:
@@ -247,7 +245,7 @@ def backing_off(case: Case) -> Step | None:
 
 def leftovers(case: Case) -> Step | None:
     """Executions must not overlap, nor must a job and a deleted one of the same name share children's names."""
-    old, wait = next((pod for pod in case.seen.pods if pod.is_alive), None), LOOK_SECONDS
+    old, wait = next((pod for pod in case.seen.pods if pod.is_alive), None), None
     if old:
         text = (
             f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
@@ -268,7 +266,7 @@ def start(case: Case) -> Step:
         _summary(case),
         progresses("Starting", f"Execution {case.run.attempt} at {case.stage.title} starts."),
         children=case.stage,
-        wake_after=LOOK_SECONDS,
+        wake_after=None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from pseudoreal_api.messages import ProgressReport
 from pseudoreal_api.reports import PodReport, RankSign
@@ -16,6 +16,11 @@ SOON_SECONDS = 1.0
 """After which a job is woken by a pod that began or ended its steps."""
 NEWS_SECONDS = 10.0
 """After which it is woken by progress: as often as that is written."""
+NEWS_PER_SECOND = 20.0
+"""Wake-ups for progress of all jobs together; with more than 200 of them, each waits longer."""
+LOG_SECONDS = 60.0
+"""Between two looks at the log of a pod that is silent. Each wait is as long as it has been silent before, as long as
+the log has nothing new either."""
 
 JobKey = tuple[str, str]
 """Namespace and uid. Anybody may label a pod with the uid of a job in another namespace: it is not heard."""
@@ -35,10 +40,34 @@ def _nobody(_after: float) -> None:
 
 
 @dataclass
+class _Listening:
+    """To the pod of rank 0 of an execution, while it runs: it tells of the progress."""
+
+    run: Run
+    since: datetime
+    looked: datetime | None = None
+    """When its log was last looked at."""
+
+    def log_is_due(self, heard: Heard | None, now: datetime) -> bool:
+        """Whether it is silent, and its log was not looked at for long."""
+        since = max(self.since, heard.last) if heard else self.since
+        if (now - since).total_seconds() <= QUIET_SECONDS:
+            return False
+        if self.looked is None or self.looked < since:
+            return True
+        return now - self.looked >= max(timedelta(seconds=LOG_SECONDS), self.looked - since)
+
+
+@dataclass
 class _Followed:
     wake: Callable[[float], None] = _nobody
     finish_phase: str | None = None
     heard: dict[tuple[Run, int], Heard] = field(default_factory=dict)
+    listening: _Listening | None = None
+
+    def log_is_due(self, now: datetime) -> bool:
+        to = self.listening
+        return to is not None and to.log_is_due(self.heard.get((to.run, 0)), now)
 
 
 class Board:
@@ -64,8 +93,29 @@ class Board:
         known = followed.heard.get(key)
         followed.heard[key] = heard = updated(known, speaker, report, now)
         if (after := _wake_after(known, heard)) is not None:
-            followed.wake(after)
+            followed.wake(after if after <= SOON_SECONDS else max(after, len(self._jobs) / NEWS_PER_SECOND))
         return True
+
+    def listen(self, job: JobKey, speaker: Run | None, now: datetime) -> None:
+        """To the pod of rank 0 of that execution; to none of them, where it does not run."""
+        followed = self._jobs.get(job)
+        if followed is None or (followed.listening and followed.listening.run == speaker):
+            return
+        followed.listening = None if speaker is None else _Listening(speaker, now)
+
+    def look_at_log(self, job: JobKey, now: datetime) -> bool:
+        """Whether the log of that pod is to be looked at now, which is noted."""
+        followed = self._jobs.get(job)
+        if followed is None or followed.listening is None or not followed.log_is_due(now):
+            return False
+        followed.listening.looked = now
+        return True
+
+    def wake_silent(self, now: datetime) -> None:
+        """Asks for a pass over each job whose log is due."""
+        for followed in self._jobs.values():
+            if followed.log_is_due(now):
+                followed.wake(0.0)
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
         """What a pod that does not report has logged: that it makes steps, and no more."""

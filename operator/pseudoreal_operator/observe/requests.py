@@ -12,9 +12,9 @@ from pseudoreal_api.spec import PseudoRealJob
 from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
-from pseudoreal_operator.observe.board import QUIET_SECONDS, Board, JobKey, Speaker
+from pseudoreal_operator.observe.board import Board, JobKey, Speaker
 from pseudoreal_operator.observe.last_words import LastWords
-from pseudoreal_operator.observe.observed import ChildJob, Heard, Observed, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.observed import ChildJob, Observed, Pod, PodPhase, Role, Run
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
@@ -54,9 +54,7 @@ async def observe(
         elif found is not None:
             existing.add(("PersistentVolumeClaim", claim))
     key, runs = (namespace, uid), {pod.run for pod in pods if pod.is_alive} | ({present} if present else set())
-    heard = board.of_job(key, runs)
-    if await _read_log(api, board, key, _unheard(pods, heard, now), now):
-        heard = board.of_job(key, runs)
+    await _read_log(api, board, key, _speaker(pods, present), now)
     return Observed(
         job=job,
         status=status,
@@ -64,7 +62,7 @@ async def observe(
         pods=tuple(pods),
         existing=frozenset(existing),
         foreign=(*others, *strangers),
-        heard=heard,
+        heard=board.of_job(key, runs),
         gone=words.of_job(key, [pod.name for pod in pods]),
     )
 
@@ -100,27 +98,25 @@ def _claim_name(job: PseudoRealJob) -> str | None:
     return None if volume is None or volume.claim is None else claim_name(job.metadata.name)
 
 
-def _unheard(pods: Sequence[Pod], heard: tuple[Heard, ...], now: datetime) -> Pod | None:
-    """The pod of rank 0, if it runs and does not report."""
-    speaker = next((p for p in pods if p.phase is PodPhase.RUNNING and p.run.role is Role.TRAIN and p.index == 0), None)
-    if speaker is None:
+def _speaker(pods: Sequence[Pod], present: Run | None) -> Pod | None:
+    """The pod of rank 0, which tells of the progress, if it runs."""
+    if present is None or present.role is not Role.TRAIN:
         return None
-    last = next((h.last for h in heard if (h.run, h.index) == (speaker.run, 0)), None)
-    return speaker if last is None or (now - last).total_seconds() > QUIET_SECONDS else None
+    return next((p for p in pods if p.phase is PodPhase.RUNNING and p.run == present and p.index == 0), None)
 
 
-async def _read_log(api: Api, board: Board, job: JobKey, speaker: Pod | None, now: datetime) -> bool:
-    """Whether the log of that pod had something to say. Nothing depends on it."""
-    if speaker is None:
-        return False
+async def _read_log(api: Api, board: Board, job: JobKey, speaker: Pod | None, now: datetime) -> None:
+    """What a pod says that does not report. Nothing depends on it."""
+    board.listen(job, speaker.run if speaker else None, now)
+    if speaker is None or not board.look_at_log(job, now):
+        return
     try:
         report = newest_report(await api.log_tail(job[0], speaker.name, CONTAINER, LOG_LINES))
     except (ApiException, ClientError, OSError) as error:
         log.debug("log_unreadable", pod=speaker.name, error=str(error))
-        return False
+        return
     if report is not None:
         board.read_log(Speaker(job, speaker.run, 0), report, now)
-    return report is not None
 
 
 def _name(body: Json) -> str:

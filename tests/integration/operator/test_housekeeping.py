@@ -148,9 +148,9 @@ def test_an_upgrade_takes_the_finalizer_of_older_releases_off(cluster: Cluster, 
 
 
 def test_health_says_whether_the_watches_run(cluster: Cluster, operator: Operator) -> None:
-    # Its jobs are seen only once both watches run.
+    # Its jobs are seen only once all watches run: those of jobs, child Jobs and pods, and that of silence.
     cluster.create("seen").pods("seen-pseudo-a1")
-    expected = {"watchers": 3, "refused_statuses": 0, "internal_errors": 0, "lost_events": 0}
+    expected = {"watchers": 4, "refused_statuses": 0, "internal_errors": 0, "lost_events": 0}
     assert operator.health() == expected
 
 

@@ -147,6 +147,48 @@ def test_what_the_api_server_asked_for_no_event_makes_shorter() -> None:
     assert work.queue._not_before == {}, "nothing is kept of it"
 
 
+def test_news_come_before_a_backlog_and_serve_it() -> None:
+    work = Work(seconds=1)
+    backlog = [f"old-{number}" for number in range(3 * WORKERS)]
+
+    async def main() -> None:
+        for key in backlog:
+            work.queue.add_backlog(key)
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            for key in ("news", backlog[-1]):
+                work.queue.add(key)
+
+    work.run(main())
+    first, then = backlog[:WORKERS], [backlog[WORKERS]]
+    assert [key for key, _ in work.begun] == [*first, "news", backlog[-1], *then, *backlog[WORKERS + 1 : -1]]
+
+
+def test_a_timer_does_not_wait_for_the_backlog() -> None:
+    work = Work(seconds=10)
+
+    async def main() -> None:
+        for key in (*"bcdefgh", "a"):
+            work.queue.add_backlog(key)
+        work.queue.add("a", 5)
+
+    work.run(main())
+    assert work.times() == [10]
+
+
+def test_a_backlog_does_not_ask_again_before_the_api_server_wants_it() -> None:
+    work = Work(seconds=1, failures=1)
+    work.binding = True
+
+    async def main() -> None:
+        work.queue.add("a")
+        await asyncio.sleep(2)
+        work.queue.add_backlog("a")
+
+    work.run(main())
+    assert work.times() == [0, 11]
+
+
 def test_a_key_that_is_forgotten_is_left_alone() -> None:
     work = Work(seconds=1)
 
@@ -175,7 +217,7 @@ def test_the_end_cuts_passes_off() -> None:
 _ACTIONS = st.lists(
     st.tuples(
         st.sampled_from("abcdef"),
-        st.sampled_from(["add", "later", "forget", "sleep"]),
+        st.sampled_from(["add", "later", "backlog", "forget", "sleep"]),
         st.integers(0, 20).map(lambda tenths: tenths / 10),
     ),
     max_size=40,

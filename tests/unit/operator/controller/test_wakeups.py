@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 from pseudoreal_operator import clock
-from pseudoreal_operator.controller.wakeups import Name, Wakeups, first_pass
+from pseudoreal_operator.controller.wakeups import GATHER_SECONDS, Name, Wakeups, first_pass
 
 Json = dict[str, Any]
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = Name("default", "llm")
+BACKLOG = None
+"""Not after some seconds, but when there is nothing else to do."""
 
 
 class Asked:
@@ -18,19 +20,28 @@ class Asked:
 
     def __init__(self) -> None:
         self.forgotten: list[Name] = []
-        self.wakeups = Wakeups(lambda name, after: self._asked.append((name, after)), self.forgotten.append)
-        self._asked: list[tuple[Name, float]] = []
+        self.wakeups = Wakeups(self)
+        self._asked: list[tuple[Name, float | None]] = []
 
-    def job(self, change: str | None = "MODIFIED", **body: Any) -> list[tuple[Name, float]]:
+    def add(self, key: Name, after: float = 0.0) -> None:
+        self._asked.append((key, after))
+
+    def add_backlog(self, key: Name) -> None:
+        self._asked.append((key, BACKLOG))
+
+    def forget(self, key: Name) -> None:
+        self.forgotten.append(key)
+
+    def job(self, change: str | None = "MODIFIED", **body: Any) -> list[tuple[Name, float | None]]:
         self.wakeups.job_changed(change, job(**body), NOW)
         return self.look()
 
-    def child(self, change: str = "MODIFIED", name: str = "llm", **status: Any) -> list[tuple[Name, float]]:
+    def child(self, change: str = "MODIFIED", name: str = "llm", **status: Any) -> list[tuple[Name, float | None]]:
         labels = {"pseudoreal.dev/job-name": name}
         self.wakeups.child_changed(change, {"metadata": {"namespace": "default", "labels": labels}, "status": status})
         return self.look()
 
-    def look(self) -> list[tuple[Name, float]]:
+    def look(self) -> list[tuple[Name, float | None]]:
         asked, self._asked = self._asked, []
         return asked
 
@@ -44,7 +55,7 @@ def job(uid: str = "one", ended: str = "", spec: Json | None = None, **metadata:
 
 def test_the_echo_of_our_own_status_wakes_nobody() -> None:
     asked = Asked()
-    assert asked.job(None) == [(JOB, 0.0)]
+    assert asked.job("ADDED") == [(JOB, 0.0)]
     assert asked.job() == []
     assert asked.job(resourceVersion="8", managedFields=[]) == []
 
@@ -66,6 +77,13 @@ def test_a_wish_wakes_a_job_once(wish: Json) -> None:
     assert asked.job(**wish) == []
 
 
+def test_jobs_that_were_there_before_give_way_to_news() -> None:
+    asked = Asked()
+    assert asked.job(None) == [(JOB, BACKLOG)]
+    later = {"ended": "Failed", "spec": {"deadlines": {"ttlSecondsAfterFinished": 60}}}
+    assert asked.job(None, uid="two", **later) == [(JOB, 60.0)]
+
+
 def test_a_deleted_job_is_forgotten_and_its_children_wake_nobody() -> None:
     asked = Asked()
     asked.job(None)
@@ -80,24 +98,24 @@ def test_a_job_of_the_same_name_that_comes_before_the_old_one_is_gone_is_not_for
     assert asked.job("ADDED", uid="two") == [(JOB, 0.0)]
     assert asked.job("DELETED", uid="one") == [(JOB, 0.0)]
     assert asked.forgotten == []
-    assert asked.child() == [(JOB, 0.0)]
+    assert asked.child() == [(JOB, GATHER_SECONDS)]
 
 
 def test_children_wake_their_job_and_no_other() -> None:
     asked = Asked()
     asked.job(None)
-    assert asked.child() == [(JOB, 0.0)]
-    assert asked.child("DELETED") == [(JOB, 0.0)]
+    assert asked.child() == [(JOB, GATHER_SECONDS)]
+    assert asked.child("DELETED") == [(JOB, GATHER_SECONDS)]
     assert asked.child(name="another") == []
     asked.wakeups.child_changes_missed()
-    assert asked.look() == [(JOB, 0.0)]
+    assert asked.look() == [(JOB, BACKLOG)]
 
 
 def test_of_an_ended_job_only_what_lives_is_news() -> None:
     asked = Asked()
     asked.job(None, ended="Succeeded")
-    assert asked.child(phase="Running") == [(JOB, 0.0)]
-    assert asked.child(active=1) == [(JOB, 0.0)]
+    assert asked.child(phase="Running") == [(JOB, GATHER_SECONDS)]
+    assert asked.child(active=1) == [(JOB, GATHER_SECONDS)]
     assert asked.child(phase="Succeeded") == []
     assert asked.child(phase="Failed") == []
     assert asked.child(conditions=[{"type": "Complete", "status": "True"}]) == []

@@ -114,7 +114,7 @@ class Life(RuleBasedStateMachine):
         self.world.settle()
         again = self.world.plan()
         assert not self.world.changes(again), "planning twice changes nothing"
-        assert _waits_for_something_named(self.world.status, again)
+        assert _waits_for_something_named(self.world, again)
         if self.world.job.spec.suspend:
             assert not self.world.active_jobs()
 
@@ -284,11 +284,13 @@ def _covers(rule: Discard, other: Discard) -> bool:
     return later and (rule.continued or not other.continued)
 
 
-def _waits_for_something_named(status: PseudoRealJobStatus, again: Plan) -> bool:
-    """Without a moment at which it looks again, the operator waits for ever: for the user, who is told so."""
+def _waits_for_something_named(world: World, again: Plan) -> bool:
+    """Without a moment at which it looks again, the operator waits for ever: for the user, who is told so, or for a Job
+    or a pod that goes on, which are watched."""
     if again.wake_after is not None:
         return again.wake_after <= LOOKS_LATER
-    return has_ended(status) or holds(status, "Suspended")
+    goes_on = bool(world.active_jobs() or world.alive())
+    return goes_on or has_ended(world.status) or holds(world.status, "Suspended")
 
 
 def _judge(world: World) -> None:

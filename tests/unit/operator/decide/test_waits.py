@@ -9,13 +9,14 @@ import pytest
 from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.reports import PodReport, RankSign, SavedCheckpoint
 from pseudoreal_operator import clock
-from pseudoreal_operator.decide.plan import Plan, plan
-from pseudoreal_operator.decide.rules import LOOK_SECONDS, UNWATCHED_SECONDS
+from pseudoreal_operator.decide.plan import PROGRESS_SECONDS, Plan, plan
+from pseudoreal_operator.decide.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.decide.stopping import ORIGIN_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.observed import Heard, Observed, Pod, PodPhase, Termination
 
 from tests.unit.operator.decide.test_again import until
 from tests.unit.operator.decide.test_plan import begun
+from tests.unit.operator.observe.test_board import progress
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 LOST_PEER: dict[str, Any] = {"outcome": "Failed", "peer_lost": True}
@@ -53,9 +54,9 @@ def latest(wanted: Plan) -> str | None:
     return wanted.status.checkpoint.latest if wanted.status.checkpoint else None
 
 
-def test_a_running_job_is_looked_at_rarely_and_a_suspended_one_not_at_all() -> None:
+def test_a_job_is_not_looked_at_before_something_changes_whether_it_runs_or_is_suspended() -> None:
     world = begun()
-    assert world.plan().wake_after == LOOK_SECONDS
+    assert world.plan().wake_after is None
     world.set(suspend=True)
     world.settle()
     assert world.plan().wake_after is None
@@ -76,7 +77,6 @@ def test_a_job_that_has_ended_is_not_looked_at() -> None:
     [
         ({"spec__hang": {"startSeconds": 7}}, 7.1),
         ({"spec__hang": {"startSeconds": 7}, "spec__deadlines": {"activeSeconds": 5}}, 5),
-        ({"spec__deadlines": {"startupSeconds": 9}}, LOOK_SECONDS),
     ],
 )
 def test_a_clock_that_runs_out_wakes_the_job(limits: dict[str, Any], wait: float) -> None:
@@ -84,6 +84,30 @@ def test_a_clock_that_runs_out_wakes_the_job(limits: dict[str, Any], wait: float
     (pod,) = world.alive()
     world.report(pod, 0, "starting")
     assert world.plan().wake_after == pytest.approx(wait)
+
+
+def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
+    world = begun(spec__hang={"stepSeconds": 1000})
+    (pod,) = world.observe().pods
+
+    def said(step: int) -> Observed:
+        report = PodReport(ranks=[RankSign(rank=0, place="ended", seconds=0, step=step)], progress=progress(step))
+        return replace(world.observe(), heard=(Heard(pod.run, 0, world.now, world.now, report, begun=world.now),))
+
+    world.carry_out(planned(world, said(1)))
+    assert planned(world, said(1)).wake_after is None
+    world.tick(3)
+    wanted = planned(world, said(2))
+    assert (wanted.status, wanted.wake_after) == (world.status, PROGRESS_SECONDS - 3)
+    world.tick(PROGRESS_SECONDS - 3)
+    wanted = planned(world, said(2))
+    assert wanted.status.progress is not None
+    assert (wanted.status.progress.step, wanted.wake_after) == (2, None)
+
+
+def test_a_deadline_that_was_kept_wakes_nobody() -> None:
+    world = begun(spec__deadlines={"startupSeconds": 9})
+    assert world.plan().wake_after is None
 
 
 def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
@@ -126,7 +150,7 @@ def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_
     world.objects.pop(("Job", world.active_jobs()[0]))
     world.carry_out(world.plan())
     world.tick(60)
-    assert (world.plan().apply, world.plan().wake_after) == ((), LOOK_SECONDS), "the pod of the deleted Job runs"
+    assert (world.plan().apply, world.plan().wake_after) == ((), None), "the pod of the deleted Job runs"
     seen = replace(world.observe(), pods=(), foreign=("sim-pseudo-a2",))
     assert planned(world, seen).wake_after == UNWATCHED_SECONDS
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.messages import ProgressReport
 from pseudoreal_api.reports import Place, PodReport, RankSign, SavedCheckpoint
-from pseudoreal_operator.observe.board import NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
+from pseudoreal_operator.observe.board import NEWS_PER_SECOND, NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
 from pseudoreal_operator.observe.observed import Heard, Role, Run
 
 JOB = ("default", "uid-1")
@@ -156,6 +156,68 @@ def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_annotation(board:
     assert not board.is_to_finish(real)
     board.follow(JOB, None)
     assert not board.is_to_finish(SPEAKER)
+
+
+def listening(at: datetime = NOON) -> tuple[Board, list[float]]:
+    board, woken = Board(), list[float]()
+    board.follow(JOB, None, woken.append)
+    board.listen(JOB, RUN, at)
+    return board, woken
+
+
+def looks(board: Board, woken: list[float], seconds: range) -> list[int]:
+    """When the job is woken for its log, which has nothing to say."""
+    found = []
+    for second in seconds:
+        woken.clear()
+        board.wake_silent(after(second))
+        assert woken == [0.0] * board.look_at_log(JOB, after(second))
+        found += [second] * len(woken)
+    return found
+
+
+def test_the_log_of_a_pod_that_stays_silent_is_looked_at_ever_more_rarely() -> None:
+    board, woken = listening()
+    assert looks(board, woken, range(0, 2000)) == [21, 81, 162, 324, 648, 1296]
+
+
+def test_a_pod_that_reports_wakes_nobody_for_its_log() -> None:
+    board, woken = listening()
+    for second in range(0, 600, 10):
+        board.hear(SPEAKER, at(1), after(second))
+        assert looks(board, woken, range(second, second + 10)) == []
+    assert looks(board, woken, range(600, 800)) == [611, 671, 752], "until it falls silent"
+
+
+def test_a_log_that_tells_of_steps_is_looked_at_every_minute() -> None:
+    board, _ = listening()
+    found = []
+    for second in range(300):
+        board.wake_silent(after(second))
+        if board.look_at_log(JOB, after(second)):
+            found.append(second)
+            board.read_log(SPEAKER, progress(second), after(second))
+    assert found == [21, 81, 141, 201, 261]
+
+
+def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_silence() -> None:
+    board, woken = listening()
+    board.listen(JOB, None, after(1))
+    assert looks(board, woken, range(100)) == []
+    board.listen(JOB, RUN, after(100))
+    board.listen(JOB, RUN, after(115))
+    assert looks(board, woken, range(100, 130)) == [121], "since it runs"
+    board.listen(("elsewhere", JOB[1]), RUN, NOON)
+    assert not board.look_at_log(("elsewhere", JOB[1]), after(500))
+
+
+def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> None:
+    board, woken = Board(), list[float]()
+    for number in range(1000):
+        board.follow(("default", str(number)), None, woken.append)
+    for step in range(3):
+        board.hear(Speaker(("default", "7"), RUN, 0), at(step), NOON)
+    assert woken == [SOON_SECONDS, 1000 / NEWS_PER_SECOND, 1000 / NEWS_PER_SECOND]
 
 
 @pytest.mark.parametrize(
