@@ -32,10 +32,10 @@ async def run(settings: Settings) -> None:
             # With connections of its own: no other request holds up a renewal.
             await stack.enter_async_context(keep_lease(await stack.enter_async_context(connect()), settings.lease))
         api = await stack.enter_async_context(connect())
-        if settings.reports:
-            reports = Reports(Identities(api, settings.namespaces), board)
-            await stack.enter_async_context(serve_reports(reports, settings.reports))
-        loop = Loop(Means(api, settings, board, counts, News(api, counts)))
+        identities = Identities(api, settings.namespaces) if settings.reports else None
+        if settings.reports and identities:
+            await stack.enter_async_context(serve_reports(Reports(identities, board), settings.reports))
+        loop = Loop(Means(api, settings, board, counts, News(api, counts)), identities)
         watching = await stack.enter_async_context(connect(connections=0))
         await stack.enter_async_context(loop.running(watching))
         register(registry, loop, counts, settings)

@@ -19,6 +19,7 @@ from pseudoreal_operator.controller.queue import WorkQueue
 from pseudoreal_operator.controller.reconcile import Gone, Means, reconcile
 from pseudoreal_operator.controller.wakeups import Name, Wakeups
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
+from pseudoreal_operator.reports.identity import Identities
 
 Json = dict[str, Any]
 
@@ -34,8 +35,9 @@ log = structlog.get_logger()
 
 
 class Loop:
-    def __init__(self, means: Means) -> None:
-        self._means = means
+    def __init__(self, means: Means, identities: Identities | None) -> None:
+        """`identities` hears of the pods as well, where pods report."""
+        self._means, self._identities = means, identities
         self._queue: WorkQueue[Name] = WorkQueue(self._pass, _failed)
         self._wakeups = Wakeups(self._queue)
 
@@ -52,7 +54,7 @@ class Loop:
                     namespace,
                     LABEL_JOB,
                     partial(self._child_changed, kind),
-                    self._wakeups.child_changes_missed,
+                    self._changes_missed,
                 )
                 begun.append(asyncio.Event())
                 tasks.append(asyncio.create_task(watch.run(begun[-1]), name=f"{WATCH_TASK}{kind} in {namespace}"))
@@ -81,12 +83,23 @@ class Loop:
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
         try:
-            if kind == "Pod" and change == "DELETED":
-                self._hear_last_words(body)
+            if kind == "Pod":
+                self._pod_changed(change, body)
             self._wakeups.child_changed(change, body)
         # Anybody may label a pod with what is no number.
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
+
+    def _changes_missed(self) -> None:
+        self._wakeups.child_changes_missed()
+        if self._identities:
+            self._identities.changes_missed()
+
+    def _pod_changed(self, change: str, pod: Json) -> None:
+        if self._identities:
+            self._identities.pod_changed(change, pod)
+        if change == "DELETED":
+            self._hear_last_words(pod)
 
     def _hear_last_words(self, pod: Json) -> None:
         uid = pod["metadata"]["labels"].get(LABEL_JOB_UID, "")

@@ -13,6 +13,7 @@ import structlog
 from aiohttp import web
 
 from pseudoreal_operator.reports.limits import Limiter
+from pseudoreal_operator.reports.tls_buffers import take_small_buffers
 
 MOST_CONNECTIONS = 4000
 MOST_HANDSHAKES = 50
@@ -29,6 +30,7 @@ log = structlog.get_logger()
 
 class Listener:
     def __init__(self, tls: ssl.SSLContext) -> None:
+        take_small_buffers()
         self._tls = tls
         self._limiter = Limiter(PER_SECOND, AT_ONCE)
         self._complaints = Limiter(per_second=0.1, burst=1)

@@ -104,8 +104,8 @@ def test_a_pod_without_labels_is_a_stranger() -> None:
         speaker_of({"metadata": {"name": "p", "namespace": "default", "uid": "u"}})
 
 
-async def test_a_token_is_reviewed_once_a_minute(identities: Identities, api: FakeApi, clock: HandClock) -> None:
-    for _ in range(12):
+async def test_a_token_is_reviewed_once_in_its_life(identities: Identities, api: FakeApi, clock: HandClock) -> None:
+    for _ in range(720):
         assert await identities.of("good", "10.0.0.1") == SPEAKER
         clock.now += 5
     assert api.reviews == 1
@@ -113,14 +113,52 @@ async def test_a_token_is_reviewed_once_a_minute(identities: Identities, api: Fa
     assert api.reviews == 2
 
 
-async def test_a_pod_that_is_deleted_is_refused_within_a_minute(
-    identities: Identities, api: FakeApi, clock: HandClock
+async def test_a_pod_that_is_deleted_is_refused_as_soon_as_its_watch_tells(
+    identities: Identities, api: FakeApi
 ) -> None:
     await identities.of("good", "10.0.0.1")
-    api.pods.clear()
-    clock.now += 60
+    identities.pod_changed("MODIFIED", pod_body())
+    body = api.pods.pop("j-pseudo-a1-0")
+    assert await identities.of("good", "10.0.0.1") == SPEAKER
+    identities.pod_changed("DELETED", body)
     refused = await refusal(identities, "good")
     assert (refused.status, str(refused)) == (403, "pod j-pseudo-a1-0 of this token is gone")
+
+
+async def test_a_pod_that_is_deleted_while_its_token_is_reviewed_is_not_believed_later(
+    identities: Identities, api: FakeApi
+) -> None:
+    identities.pod_changed("DELETED", pod_body())
+    await identities.of("good", "10.0.0.1")
+    api.pods.clear()
+    assert (await refusal(identities, "good")).status == 403
+
+
+async def test_a_pod_whose_labels_change_speaks_for_somebody_else(identities: Identities, api: FakeApi) -> None:
+    await identities.of("good", "10.0.0.1")
+    for labels, expected in (({"job-uid": "other"}, ("default", "other")), ({"phase": "real"}, SPEAKER.job)):
+        body = api.pods["j-pseudo-a1-0"] = pod_body(**labels)
+        identities.pod_changed("MODIFIED", body)
+        speaker = await identities.of("good", "10.0.0.1")
+        assert (speaker.job, speaker.run.phase) == (expected, labels.get("phase", "pseudo"))
+    identities.pod_changed("MODIFIED", pod_body(role="king"))
+    reviews = api.reviews
+    await identities.of("good", "10.0.0.1")
+    assert api.reviews == reviews + 1
+
+
+async def test_after_a_gap_of_the_watch_all_tokens_are_reviewed_anew(identities: Identities, api: FakeApi) -> None:
+    await identities.of("good", "10.0.0.1")
+    identities.changes_missed()
+    await identities.of("good", "10.0.0.1")
+    assert api.reviews == 2
+
+
+async def test_of_a_pod_one_token_is_remembered(identities: Identities, api: FakeApi) -> None:
+    api.add("newer")
+    for token in ("good", "newer", "newer", "good"):
+        await identities.of(token, "10.0.0.1")
+    assert api.reviews == 3
 
 
 async def test_a_pod_of_the_same_name_is_another_pod(identities: Identities, api: FakeApi) -> None:
@@ -158,7 +196,7 @@ async def test_who_floods_the_operator_with_wrong_tokens_silences_only_himself(
 async def test_many_good_pods_may_share_an_address(identities: Identities, api: FakeApi) -> None:
     pods = identity.REFUSALS_AT_ONCE + 10
     for number in range(pods):
-        api.add(f"good-{number}", name=f"j-pseudo-a1-{number}", index=number)
+        api.add(f"good-{number}", name=f"j-pseudo-a1-{number}", uid=f"pod-{number}", index=number)
     speakers = {await identities.of(f"good-{number}", "10.0.0.1") for number in range(pods)}
     assert len(speakers) == pods
 
@@ -192,9 +230,9 @@ async def test_the_oldest_token_is_forgotten_when_there_are_too_many(
 ) -> None:
     monkeypatch.setattr(identity, "_REMEMBERED", 2)
     for token in ("a", "b"):
-        api.add(token, name=token)
+        api.add(token, name=token, uid=token)
         await identities.of(token, "10.0.0.1")
-    clock.now += 60
+    clock.now += identity.BELIEVED_SECONDS
     await identities.of("a", "10.0.0.1")
     await identities.of("good", "10.0.0.1")
     assert api.reviews == 4

@@ -4,11 +4,13 @@ import asyncio
 import json
 import shutil
 import ssl
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import ClientError, ClientResponse, ClientSession
@@ -327,3 +329,24 @@ async def _trusts(authority: Path, port: int) -> bool:
         return False
     writer.close()
     return True
+
+
+async def test_a_pod_that_stays_connected_takes_little_memory(endpoint: Endpoint) -> None:
+    """Both ends are in this process."""
+    address, count, open_ones = urlsplit(endpoint.url), 20, []
+    tracemalloc.start()
+    try:
+        for number in range(count + 1):
+            if number == 1:
+                first, _ = tracemalloc.get_traced_memory()
+            open_ones.append(
+                await asyncio.open_connection(
+                    address.hostname, address.port, ssl=endpoint.trusted, server_hostname=HOST
+                )
+            )
+        taken = tracemalloc.get_traced_memory()[0] - first
+    finally:
+        tracemalloc.stop()
+        for _, writer in open_ones:
+            writer.close()
+    assert taken / count < 2 * 64 * 1024
