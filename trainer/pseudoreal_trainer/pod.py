@@ -39,6 +39,7 @@ from pseudoreal_trainer.tell.outcome import (
 from pseudoreal_trainer.tell.partners import Partners
 from pseudoreal_trainer.tell.pod_folder import PodFolder, memory_directory
 from pseudoreal_trainer.tell.reporting import reporting
+from pseudoreal_trainer.threads import threads_of
 
 WORKER = "pseudoreal_trainer.worker"
 _JOIN_SECONDS = 7 * 24 * 3600
@@ -133,10 +134,9 @@ def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) ->
 def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
     """What the pod has, and defaults for what it leaves open; PET_* reaches torchrun as it is."""
     processes = config.processes_per_worker
-    threads = max(1, len(os.sched_getaffinity(0)) // processes)
     defaults = {
         "PET_NPROC_PER_NODE": str(processes),
-        "OMP_NUM_THREADS": str(threads),
+        "OMP_NUM_THREADS": str(threads_of(processes)),
         # Threads that spin while they wait steal the time of the other ranks on the machine.
         "OMP_WAIT_POLICY": "passive",
         SHUTDOWN_TIMEOUT: str(_SHUTDOWN_SECONDS),

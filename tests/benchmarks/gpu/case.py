@@ -102,7 +102,7 @@ class _Runner:
             losses=tuple(losses),
             hidden_share=hidden,
             device_peak_bytes=torch.cuda.max_memory_allocated(self._device) if self._device.type == "cuda" else 0,
-            pinned_bytes=_pinned_bytes(),
+            pinned_bytes=_pinned_by_torch() + self.trainer.pinned_bytes(),
             host_peak_bytes=_resident_bytes(),
             forecast=self._forecast(point),
         )
@@ -137,7 +137,7 @@ def _with(found: Record, measured: Measured) -> Record:
     return found.model_copy(update={"measured": (*found.measured, measured), "left_out": found.left_out[1:]})
 
 
-def _pinned_bytes() -> int:
+def _pinned_by_torch() -> int:
     if not torch.cuda.is_available():
         return 0
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.peak", 0))

@@ -61,6 +61,9 @@ class Ours:
     def settle(self) -> None:
         self.engine.settle()
 
+    def pinned_bytes(self) -> int:
+        return self.engine.pinned_bytes()
+
     def close(self) -> None:
         self.engine.close()
 

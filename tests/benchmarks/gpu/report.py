@@ -51,7 +51,7 @@ _TEXT = f"""One rank, bfloat16 with float32 masters and AdamW, sequences of 2,04
 and clipping are the same for both stacks. Medians of {TIMED} steps, in brackets the quartiles.
 
 - *hidden*: of the time in which something is copied between host and device, that in which kernels run too.
-- *device*: tensors, at most. *pinned*: host memory that is pinned, with what torch rounds up to.
+- *device*: tensors, at most. *pinned*: host memory that is pinned, with what torch's allocator rounds up to.
 - *forecast*: what `pseudoreal plan` predicts with speeds measured in the same run; in brackets how far it is off.
 - fully_shard offloads by `CPUOffloadPolicy` with pinned memory. It brings all weights anew for each of the n
   micro-batches, so it is also timed with one."""

@@ -42,7 +42,7 @@ class Measured(BaseModel, frozen=True):
     device_peak_bytes: int
     """Tensors, at most. 0 without a GPU."""
     pinned_bytes: int
-    """Of torch's host allocator, with what it rounds up to."""
+    """Host memory that is pinned, by torch's allocator at most, with what it rounds up to, and besides it."""
     host_peak_bytes: int
     """Resident memory of the process so far, at most."""
     forecast: Forecast | None

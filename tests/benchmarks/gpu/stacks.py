@@ -19,6 +19,9 @@ class Trainer(Protocol):
     def settle(self) -> None:
         """Waits for what still goes on."""
 
+    def pinned_bytes(self) -> int:
+        """Of the host memory that it has pinned now, besides what comes from torch's allocator."""
+
     def close(self) -> None: ...
 
 

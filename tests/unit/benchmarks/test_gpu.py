@@ -1,14 +1,20 @@
 """The benchmark for a GPU: its order within a time, its sums, its section in the document."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from pseudoreal_trainer.plan.memory import held
+from pseudoreal_trainer.plan.sizes import Sizes
 
 from tests.benchmarks.gpu.budget import MOST_SECONDS, STOP_SECONDS, fits, within
+from tests.benchmarks.gpu.case import Request, _Runner
 from tests.benchmarks.gpu.cases import TIMED, Case, suite, warm_up
 from tests.benchmarks.gpu.report import TITLE, section, with_section
 from tests.benchmarks.gpu.results import Forecast, Machine, Measured, Record, Results, loss_differences
 from tests.benchmarks.gpu.timeline import Span, Timeline, share_of
+from tests.unit.trainer.engine.fake_memory import pretend_gpu
 
 CASES = suite(tiny=False).cases
 
@@ -59,6 +65,26 @@ def test_both_stacks_train_on_the_same_steps() -> None:
 def test_a_point_is_begun_only_if_it_would_end() -> None:
     assert fits(left=40.0, last_step=2.0, growth=2.0, steps=10)
     assert not fits(left=39.0, last_step=2.0, growth=2.0, steps=10)
+
+
+def test_pinned_bytes_are_those_of_torch_and_those_that_the_engine_pins_itself(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tiny = suite(tiny=True)
+    case = next(case for case in tiny.cases if (case.stack, case.home) == ("pseudoreal", "host"))
+    memory = pretend_gpu(monkeypatch)
+    request = Request(case=case, is_tiny=True, device="cpu", seconds=60, folder=tmp_path, profile=None, result=tmp_path)
+    runner = _Runner(request)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"allocated_bytes.peak": 1 << 30})
+    ours: Any = runner.trainer
+    for number, point in enumerate(case.points[:2]):
+        measured = runner.measure(number)
+        assert measured.pinned_bytes == memory.pinned + (1 << 30)
+        sequences = point.tokens // point.micro_batches // ours.model.sequence
+        sizes = Sizes(ours.model, ours.units, 2, 4, sequences, device="cuda")
+        assert memory.pinned == held(ours.layout, sizes, 0).pinned
+    ours.close()
 
 
 def test_the_hidden_share_counts_overlapping_copies_once() -> None:

@@ -20,6 +20,7 @@ from pseudoreal_trainer.plan.hardware import HardwareProfile, read_profile
 from pseudoreal_trainer.plan.picture import Panel, picture
 from pseudoreal_trainer.plan.report import PlannedPhase, plan_phase
 from pseudoreal_trainer.plan.sizes import Device
+from pseudoreal_trainer.threads import threads_of
 
 
 @click.command()
@@ -74,7 +75,7 @@ def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile 
     with Console(stderr=True).status("planning") as status:
         for phase, device in phases:
             status.update(f"planning phase {phase.phase}")
-            yield plan_phase(phase, device, profile)
+            yield plan_phase(phase, device, profile, threads_of(phase.processes_per_worker))
 
 
 def _say(planned: list[PlannedPhase], *, as_json: bool) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark, reach
+from pseudoreal_trainer.engine.pinned import Allocator, Block
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.plan.activations import LEAVING
 from pseudoreal_trainer.plan.steps import Stash, Unstash
@@ -41,16 +42,18 @@ class StashRoom:
     """Buffers on the host, made before the first step of a plan: to pin memory waits for all kernels of the device, and
     one of them may wait for a message that depends on what comes after."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes = lanes
+    def __init__(self, memory: Allocator) -> None:
+        self._memory = memory
+        self._block = Block(0, memory)
         self._free: list[tuple[Tensor, Mark]] = []
         self._made = (0, 0, torch.float32)
 
     def prepare(self, count: int, numel: int, dtype: torch.dtype) -> None:
         """Makes room for so many tensors of at most so many elements."""
         if self._made != (count, numel, dtype):
-            self._made, pinned = (count, numel, dtype), self._lanes.are_real
-            self._free = [(torch.empty(numel, dtype=dtype, pin_memory=pinned), None) for _ in range(count)]
+            self.close()
+            self._made, self._block = (count, numel, dtype), Block(count * numel * dtype.itemsize, self._memory)
+            self._free = [(buffer, None) for buffer in self._block.memory.view(dtype).view(count, numel)]
 
     def take(self) -> tuple[Tensor, Mark]:
         """A buffer, [numel], and when it is not read any more."""
@@ -58,6 +61,10 @@ class StashRoom:
 
     def give_back(self, buffer: Tensor, read: Mark) -> None:
         self._free.append((buffer, read))
+
+    def close(self) -> None:
+        """All buffers were given back."""
+        self._block.close()
 
 
 @dataclass

@@ -16,9 +16,10 @@ import torch
 from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
 from torch import Tensor
 
+from pseudoreal_trainer.plan.memory import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR
 
-PIECE = 1 << 18
+PIECE = PIECE_ELEMENTS
 """Elements: the scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one kernel to the next,
 and calling three kernels takes a few per cent of their time. tests/benchmarks/one_pass.py compares sizes. How much
 faster that is depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""

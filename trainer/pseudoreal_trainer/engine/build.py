@@ -17,10 +17,12 @@ from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
-from pseudoreal_trainer.engine.pinned import Region, Slots, allocator_for
+from pseudoreal_trainer.engine.pinned import Allocator, Region, Slots, allocator_for
 from pseudoreal_trainer.engine.reductions import Reductions
+from pseudoreal_trainer.engine.ring import RingRoom
 from pseudoreal_trainer.engine.runner import Parts
 from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
+from pseudoreal_trainer.engine.tokens import TokenRoom
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Updates
 from pseudoreal_trainer.plan.crossing import crossing
@@ -46,6 +48,8 @@ class Blueprint:
 class Rooms:
     """Memory of a rank."""
 
+    memory: Allocator
+    """For what crosses the bus."""
     region: Region
     slots: Slots
     states: dict[int, State]
@@ -64,6 +68,7 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
     return Parts(
         layout=grid.layout,
         grid=grid,
+        memory=rooms.memory,
         region=rooms.region,
         states=rooms.states,
         modules=modules,
@@ -72,7 +77,9 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
         reductions=reductions,
         updates=Updates(blueprint.optimizer, grid, rooms.states, reductions, lanes, trace),
         messages=Messages(grid, blueprint.compute, trace),
-        stashes=StashRoom(lanes),
+        stashes=StashRoom(rooms.memory),
+        tokens=TokenRoom(lanes, grid.device, rooms.memory),
+        captures=RingRoom(rooms.memory),
         lanes=lanes,
         trace=trace,
         hidden=blueprint.model.hidden,
@@ -83,10 +90,11 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
 
 def _rooms(blueprint: Blueprint, grid: Grid, trace: Trace) -> Rooms:
     layout, adamw = grid.layout, AdamW()
-    # Batches have no part in what crosses the bus.
+    # Batches have no part in the region.
     sizes = Sizes(blueprint.model, blueprint.units, blueprint.compute.itemsize, blueprint.master.itemsize, 1)
-    region = Region(crossing(layout, sizes, grid.pipeline_rank), allocator_for(grid.device))
-    rooms = Rooms(region, Slots(region.all_of("passing")), {}, {}, {})
+    memory = allocator_for(grid.device)
+    region = Region(crossing(layout, sizes, grid.pipeline_rank), memory)
+    rooms = Rooms(memory, region, Slots(region.all_of("passing")), {}, {}, {})
     local = layout.local_units(grid.pipeline_rank)
     for unit in local:
         if layout.home(unit) != "disk":

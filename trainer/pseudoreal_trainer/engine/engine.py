@@ -13,7 +13,6 @@ from pseudoreal_trainer.engine.capture import Capture, Sink, Source
 from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.probe import Probe, sums_of
 from pseudoreal_trainer.engine.reductions import Agreement
-from pseudoreal_trainer.engine.ring import Ring
 from pseudoreal_trainer.engine.runner import Batch, Run, Training
 from pseudoreal_trainer.engine.state import Content
 from pseudoreal_trainer.engine.trace import Trace
@@ -54,7 +53,6 @@ class Engine:
             check_plan(grid.layout, measuring)
             self._measuring_plan = measuring[grid.pipeline_rank]
         self._parts = build_parts(blueprint, grid, trace)
-        self._ring: Ring | None = None
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -81,8 +79,12 @@ class Engine:
         return kept
 
     def crossing_bytes(self) -> int:
-        """Bytes of host memory that cross the bus, all of which is pinned where there is a GPU."""
+        """Of the host memory through which state crosses the bus, all of which is pinned where there is a GPU."""
         return self._parts.region.size
+
+    def pinned_bytes(self) -> int:
+        """Of all host memory that this rank has pinned."""
+        return self._parts.memory.pinned
 
     def window_bytes(self) -> int:
         """Of the slots for working copies that come and go."""
@@ -137,10 +139,9 @@ class Engine:
         """Hands the state of the newest step to the sink, unit by unit in the order of `spans`: those ranges of the
         units' flat vectors. Training may go on meanwhile. The result is done when the sink has all."""
         sources = [self._source(unit, span) for unit, span in spans.items()]
-        if self._ring is None or self._ring.size < buffer_bytes:
-            # Kept for the next time: fresh memory costs more than what is copied into it.
-            self._ring = Ring(buffer_bytes, pinned=self._parts.lanes.are_real)
-        capture = Capture(sources, sink, self._ring, self._parts.lanes, self.trace)
+        crosses = any(self._grid.layout.home(unit) == "device" for unit in spans)
+        ring = self._parts.captures.ring(buffer_bytes, crosses=crosses)
+        capture = Capture(sources, sink, ring, self._parts.lanes, self.trace)
         self._parts.updates.holds |= capture.captured
         return capture.start()
 
@@ -163,6 +164,7 @@ class Engine:
         self._parts.updates.close()
         for state in self._parts.states.values():
             state.close()
-        # Last: no copy and no request uses it any more.
-        self._parts.region.close()
+        # Last: no copy and no request uses them any more.
+        for memory in (self._parts.stashes, self._parts.tokens, self._parts.captures, self._parts.region):
+            memory.close()
         self._grid.close()

@@ -1,7 +1,9 @@
-"""The host memory of a rank that crosses the bus: one region, pinned where there is a GPU, and views of it.
+"""The host memory of a rank that crosses the bus, pinned where there is a GPU: blocks of it, and views of these.
 
-A GPU copies from and to pinned memory by itself, while threads of this process go on. The region is asked for once and
+A GPU copies from and to pinned memory by itself, while threads of this process go on. Each block is asked for once and
 exactly as large as the plan says; torch's allocator for pinned memory would round every vector up to a power of two.
+The largest is the region, through which state passes. What depends on a batch or is there for checkpoints has blocks of
+its own, which are made when that is known.
 """
 
 import mmap
@@ -16,6 +18,10 @@ from pseudoreal_trainer.plan.crossing import Crossing, Use
 
 
 class Allocator(Protocol):
+    @property
+    def pinned(self) -> int:
+        """Bytes that are pinned now."""
+
     def allocate(self, size: int) -> Tensor:
         """Zeros, [size] bytes, that begin at a page."""
 
@@ -25,6 +31,8 @@ class Allocator(Protocol):
 
 class PlainMemory:
     """Ordinary memory of the process."""
+
+    pinned = 0
 
     def allocate(self, size: int) -> Tensor:
         # Private, as all other memory of the process: a limit on its data counts it.
@@ -43,6 +51,7 @@ class PinnedMemory:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.pinned = 0
 
     def allocate(self, size: int) -> Tensor:
         """Raises TrainingError when the system does not pin as much."""
@@ -54,33 +63,49 @@ class PinnedMemory:
                 f"{size:,} bytes of host memory cannot be pinned for copies to and from the GPU (CUDA error {failed});"
                 " give the pod more memory, or let units move to disk (offload.budget.host, offload.homes)"
             )
+        self.pinned += size
         return memory
 
     def free(self, memory: Tensor) -> None:
         # torch does not know this memory: nothing but this wait keeps a copy from reading what is free.
         torch.cuda.synchronize(self._device)
         torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+        self.pinned -= len(memory)
 
 
 def allocator_for(device: torch.device) -> Allocator:
     return PinnedMemory(device) if device.type == "cuda" else PlainMemory()
 
 
-class Region:
-    """Lives as long as the engine. Each piece of it has one owner, who knows when no copy uses it."""
+class Block:
+    """Some bytes, [size], with one owner, who knows when no copy uses them."""
 
-    def __init__(self, crossing: Crossing, allocator: Allocator) -> None:
-        self._crossing, self._allocator = crossing, allocator
-        self._memory = allocator.allocate(crossing.size) if crossing.size else torch.empty(0, dtype=torch.uint8)
+    def __init__(self, size: int, allocator: Allocator) -> None:
+        self._allocator = allocator
+        self.memory = allocator.allocate(size) if size else torch.empty(0, dtype=torch.uint8)
 
     @property
     def size(self) -> int:
         """Bytes."""
-        return len(self._memory)
+        return len(self.memory)
+
+    def close(self) -> None:
+        """Views of it are not used any more."""
+        memory, self.memory = self.memory, torch.empty(0, dtype=torch.uint8)
+        if len(memory):
+            self._allocator.free(memory)
+
+
+class Region(Block):
+    """Lives as long as the engine. Each piece of it has one owner, who knows when no copy uses it."""
+
+    def __init__(self, crossing: Crossing, allocator: Allocator) -> None:
+        super().__init__(crossing.size, allocator)
+        self._crossing = crossing
 
     def bytes_of(self, use: Use, number: int) -> Tensor:
         place = self._crossing.places[use, number]
-        return self._memory[place.start : place.stop]
+        return self.memory[place.start : place.stop]
 
     def vector(self, use: Use, number: int, dtype: torch.dtype) -> Tensor:
         return self.bytes_of(use, number).view(dtype)
@@ -88,11 +113,6 @@ class Region:
     def all_of(self, use: Use) -> list[Tensor]:
         """Pieces that are numbered, as bytes."""
         return [self.bytes_of(use, number) for number in range(self._crossing.count(use))]
-
-    def close(self) -> None:
-        """Views of it are not used any more."""
-        if len(self._memory):
-            self._allocator.free(self._memory)
 
 
 class Slots:

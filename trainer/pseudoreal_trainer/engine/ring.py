@@ -1,10 +1,11 @@
-"""A buffer of a fixed size through which portions pass in their order."""
+"""A buffer of a fixed size through which portions of a checkpoint pass in their order."""
 
 import threading
 from collections import deque
 
-import torch
 from torch import Tensor
+
+from pseudoreal_trainer.engine.pinned import Allocator, Block, PlainMemory
 
 ALIGNMENT = 8
 """Of elements of every type."""
@@ -13,9 +14,9 @@ ALIGNMENT = 8
 class Ring:
     """One thread takes room, another gives it back, oldest first."""
 
-    def __init__(self, size: int, *, pinned: bool = False) -> None:
-        """`size` in bytes; it has a little more when that is less than two elements take."""
-        self._bytes = torch.empty(max(_aligned(size), 2 * ALIGNMENT), dtype=torch.uint8, pin_memory=pinned)
+    def __init__(self, memory: Tensor) -> None:
+        """`memory`: bytes, [size]; two elements at least."""
+        self._bytes = memory
         self._end = self._used = 0
         self._lengths: deque[int] = deque()
         """Of what is taken, with what was left out before it at the buffer's end."""
@@ -52,3 +53,29 @@ class Ring:
 
 def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+class RingRoom:
+    """The ring of a rank, kept from one checkpoint to the next: fresh memory costs more than what is copied into it."""
+
+    def __init__(self, memory: Allocator) -> None:
+        """`memory`: for what crosses the bus."""
+        self._memory = memory
+        self._block = Block(0, memory)
+        self._ring: Ring | None = None
+
+    def ring(self, size: int, *, crosses: bool) -> Ring:
+        """Of at least so many bytes; the one that was asked for before is not used any more. `crosses`: some of what
+        passes through it comes over the bus; what is on the host already needs no pinned memory.
+
+        Asked for between steps: to pin memory waits for all kernels of the device, and then none waits for a message
+        that depends on what this rank calls later.
+        """
+        if self._ring is None or self._ring.size < size:
+            self.close()
+            self._block = Block(max(size, 2 * ALIGNMENT), self._memory if crosses else PlainMemory())
+            self._ring = Ring(self._block.memory)
+        return self._ring
+
+    def close(self) -> None:
+        self._block.close()

@@ -15,14 +15,17 @@ from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
-from pseudoreal_trainer.engine.pinned import Region
+from pseudoreal_trainer.engine.pinned import Allocator, Region
 from pseudoreal_trainer.engine.probe import Probe
 from pseudoreal_trainer.engine.reductions import Agreement, Reductions
+from pseudoreal_trainer.engine.ring import RingRoom
 from pseudoreal_trainer.engine.state import State
+from pseudoreal_trainer.engine.tokens import TokenRoom
 from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Updates
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.plan.activations import most_stashed
+from pseudoreal_trainer.plan.crossing import Shape, takes_tokens
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import (
     Agree,
@@ -50,11 +53,10 @@ _AHEAD = 2
 class Batch(Protocol):
     """This data rank's part of a batch."""
 
-    def shape(self, micro_batch: int) -> tuple[int, int]:
-        """Sequences, tokens in each."""
+    def shape(self, micro_batch: int) -> Shape: ...
 
     def tokens(self, micro_batch: int) -> Tensor:
-        """Inputs and, one further, targets: [B, T + 1], on the device."""
+        """Inputs and, one further, targets: [B, T + 1], on the host or the device. Asked for once in a run."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ class Parts:
 
     layout: Layout
     grid: Grid
+    memory: Allocator
+    """Of which the region and the rooms for stashes, tokens and captures are made."""
     region: Region
     states: Mapping[int, State]
     modules: Modules
@@ -72,12 +76,14 @@ class Parts:
     updates: Updates
     messages: Messages
     stashes: StashRoom
+    tokens: TokenRoom
+    captures: RingRoom
     lanes: Lanes
     trace: Trace
     hidden: int
     master: torch.dtype
     compute: torch.dtype
-    warm: set[tuple[int, int]] = field(default_factory=set)
+    warm: set[Shape] = field(default_factory=set)
     """Shapes of micro-batches whose passes have been tried."""
 
 
@@ -107,6 +113,8 @@ class Run:
     """Of a measuring plan."""
     activations: Activations = field(init=False)
     throttle: Throttle = field(init=False)
+    tokens: dict[int, Tensor] = field(default_factory=dict)
+    """Micro-batch -> [B, T + 1], on the device."""
     losses: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> sum over its tokens, nats; on the rank of the head."""
     agreement: Future[Agreement] | None = None
@@ -119,10 +127,7 @@ class Run:
     def go(self, plan: RankPlan) -> None:
         if self.parts.lanes.are_real and self.parts.layout.pipeline > 1:
             warm_up(self.parts, self.batch, plan)
-        if self.parts.layout.stash and self.training is not None:
-            shapes = [self.batch.shape(m) for m in range(self.parts.layout.micro_batches)]
-            tokens = max(sequences * length for sequences, length in shapes)
-            self.parts.stashes.prepare(most_stashed(plan), tokens * self.parts.hidden, self.parts.compute)
+        self._prepare(plan)
         for step in plan:
             _ACTIONS[type(step)](self, step)
             if isinstance(step, Forward | Backward):
@@ -130,6 +135,19 @@ class Run:
                 self.throttle.called()
         self.activations.finish()
         self.parts.messages.finish()
+
+    def _prepare(self, plan: RankPlan) -> None:
+        """Makes the host memory that depends on the batch, where there is none yet."""
+        parts, stashes = self.parts, self.parts.layout.stash and self.training is not None
+        takes = parts.lanes.are_real and takes_tokens(parts.layout, parts.grid.pipeline_rank)
+        if not (takes or stashes):
+            return
+        shapes = [self.batch.shape(m) for m in {step.micro_batch for step in plan if isinstance(step, Forward)}]
+        if takes:
+            parts.tokens.prepare(shapes)
+        if stashes:
+            tokens = max(sequences * length for sequences, length in shapes)
+            parts.stashes.prepare(most_stashed(plan), tokens * parts.hidden, parts.compute)
 
     @property
     def _training(self) -> Training:
@@ -227,7 +245,7 @@ class Run:
     def _pass(self, position: int, m: int) -> Tensor:
         """The output of a position, which keeps its input, or its graph, for the backward pass."""
         key = (position, m)
-        source = self.batch.tokens(m)[:, :-1] if position == 0 else self.activations.inputs[key]
+        source = self._tokens(m)[:, :-1] if position == 0 else self.activations.inputs[key]
         if self.parts.layout.recompute or self.training is None or position == 0:
             with torch.no_grad():
                 output = self._compute(position, source)
@@ -248,7 +266,7 @@ class Run:
         if (graph := self.activations.graphs.pop((position, m), None)) is not None:
             return graph.input, graph.output, gradient
         if position == 0:
-            source = self.batch.tokens(m)[:, :-1]
+            source = self._tokens(m)[:, :-1]
         else:
             source = self.activations.take_input((position, m)).detach().requires_grad_()
         return source, self._compute(position, source), gradient
@@ -260,7 +278,12 @@ class Run:
         return source, loss_sum / self._training.tokens, None
 
     def _loss_sum(self, hidden: Tensor, m: int) -> Tensor:
-        return self.parts.modules.loss_sum(hidden, self.batch.tokens(m)[:, 1:], self.parts.master)
+        return self.parts.modules.loss_sum(hidden, self._tokens(m)[:, 1:], self.parts.master)
+
+    def _tokens(self, m: int) -> Tensor:
+        if m not in self.tokens:
+            self.tokens[m] = self.parts.tokens.bring(self.batch.tokens(m))
+        return self.tokens[m]
 
     def _compute(self, position: int, source: Tensor) -> Tensor:
         return self.parts.modules.embed(source) if position == 0 else self.parts.modules.block(source)

@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from pseudoreal_trainer.plan.crossing import Shape
 from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan
 
 if TYPE_CHECKING:
     from pseudoreal_trainer.engine.runner import Batch, Parts
-
-Shape = tuple[int, int]
-"""Sequences, tokens in each."""
 
 
 def warm_up(parts: "Parts", batch: "Batch", plan: RankPlan) -> None:

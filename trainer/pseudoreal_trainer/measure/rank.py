@@ -12,6 +12,7 @@ from pseudoreal_trainer.measure import links
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
 from pseudoreal_trainer.plan.hardware import Collectives, PassSpeed, Speeds, Transfer
+from pseudoreal_trainer.threads import threads_of
 
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")
@@ -30,7 +31,7 @@ def measure(rank: int, world: int, device_type: str, folder: Path, say: Say) -> 
     if device_type == "cuda":
         # Before anything is pinned: that opens a context on the current device, which else is the first one's.
         torch.cuda.set_device(device)
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // world))
+    torch.set_num_threads(threads_of(world))
     ranks = Ranks(rank, world, device)
     if world > 1:
         # All ranks are on this machine.

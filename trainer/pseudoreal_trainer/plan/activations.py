@@ -1,23 +1,15 @@
 """Bytes of activations over a step: a walk of a rank's plan. Pure."""
 
-from dataclasses import dataclass
 from itertools import accumulate
 
 from pseudoreal_trainer.plan.graphs import Graphs
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.memory import Tiers
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan, Receive, Stash, Step, Unstash
 
 LEAVING = 2
 """Copies of boundary activations to the host that are under way at a time on a GPU, besides the newest one."""
-
-
-@dataclass(frozen=True)
-class Peak:
-    """Most bytes of activations at a time."""
-
-    device: int
-    host: int
 
 
 def most_stashed(steps: RankPlan) -> int:
@@ -26,20 +18,23 @@ def most_stashed(steps: RankPlan) -> int:
     return max(accumulate(changes), default=0)
 
 
-def activation_peak(layout: Layout, sizes: Sizes, rank: int, steps: RankPlan) -> Peak:
-    """Of the data rank with the largest part of a micro-batch, with what a pass needs while it runs."""
-    walk = _Walk(layout, Graphs(sizes, sizes.most_tokens(layout.data)), rank)
+def activation_peak(layout: Layout, sizes: Sizes, rank: int, steps: RankPlan) -> Tiers:
+    """Most bytes of activations at a time, of the data rank with the largest part of a micro-batch, with what a pass
+    needs while it runs."""
+    tokens = sizes.most_tokens(layout.data)
+    walk = _Walk(layout, Graphs(sizes, tokens), rank)
     for step in steps:
         walk.take(step)
-    leaving = LEAVING * sizes.boundary(sizes.most_tokens(layout.data)) if layout.stash and sizes.device == "cuda" else 0
-    return Peak(walk.device_peak + leaving, walk.host_peak)
+    leaving = LEAVING * sizes.boundary(tokens) if layout.stash and sizes.device == "cuda" else 0
+    on_host = most_stashed(steps) * sizes.boundary_on_host(tokens)
+    return Tiers(walk.peak + leaving, on_host, pinned=on_host if sizes.device == "cuda" else 0)
 
 
 class _Walk:
     def __init__(self, layout: Layout, graphs: Graphs, rank: int) -> None:
         self._layout, self._graphs, self._rank = layout, graphs, rank
-        self._device = self._host = 0
-        self.device_peak = self.host_peak = 0
+        self._held = self.peak = 0
+        """Bytes of the device."""
 
     def take(self, step: Step) -> None:
         match step:
@@ -53,18 +48,13 @@ class _Walk:
                 self._hold(0, briefly=self._during_backward(step.position))
                 self._hold(-self._freed_by_backward(step.position))
             case Stash():
-                self._to_host(self._graphs.boundary)
+                self._hold(-self._graphs.boundary)
             case Unstash():
-                self._to_host(-self._graphs.boundary)
+                self._hold(self._graphs.boundary)
 
     def _hold(self, change: int, *, briefly: int = 0) -> None:
-        self._device += change
-        self.device_peak = max(self.device_peak, self._device + briefly)
-
-    def _to_host(self, size: int) -> None:
-        self._hold(-size)
-        self._host += size
-        self.host_peak = max(self.host_peak, self._host)
+        self._held += change
+        self.peak = max(self.peak, self._held + briefly)
 
     def _during_backward(self, position: int) -> int:
         if position == 0:

@@ -1,10 +1,11 @@
 """Host memory of a rank through which everything passes that crosses the bus to its device. Pure.
 
-It is one region, so that it can be pinned by one call and to the byte: torch's own allocator for pinned memory makes
-every tensor as large as the next power of two. Masters and moments never cross the bus and are not in it.
+For state it is one region, so that it can be pinned by one call and to the byte: torch's own allocator for pinned
+memory makes every tensor as large as the next power of two. Masters and moments never cross the bus and are not in it.
+Stashed activations, tokens, and checkpoints of units on the device pass through memory of their own, pinned as exactly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,6 +20,11 @@ PAGE = 4096
 LINE = 64
 """Bytes that everything else is aligned to."""
 
+TOKEN_BYTES = 8
+"""Of a token's id."""
+
+Shape = tuple[int, int]
+"""Of a micro-batch on a rank: sequences, tokens in each."""
 Use = Literal["staging", "passing", "weights", "gradient"]
 """What a piece is for.
 
@@ -66,6 +72,22 @@ class Crossing:
 def crossing(layout: Layout, sizes: Sizes, rank: int) -> Crossing:
     """What crosses the bus on each data rank of a pipeline rank."""
     return Crossing((*_buffers(layout, sizes, rank), *_of_units(layout, sizes, rank)))
+
+
+def token_bytes(shapes: Iterable[Shape]) -> int:
+    """Of the ids of micro-batches with their last targets, [B, T + 1] each."""
+    return TOKEN_BYTES * sum(sequences * (tokens + 1) for sequences, tokens in shapes)
+
+
+def takes_tokens(layout: Layout, rank: int) -> bool:
+    """A pipeline rank has the embedding, which takes the inputs, or the head, which takes the targets."""
+    return rank in (layout.rank_of(0), layout.rank_of(layout.head))
+
+
+def captures_from_device(layout: Layout, rank: int) -> bool:
+    """Some of what a pipeline rank saves comes over the bus; the first pipeline rank that uses a unit saves it."""
+    units = layout.local_units(rank)
+    return any(layout.home(unit) == "device" and layout.users[unit][0] == rank for unit in units)
 
 
 def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from pseudoreal_api.phase_spec import Home, Offload, OffloadBudget
 from pseudoreal_api.quantity import bytes_of
 
-from pseudoreal_trainer.plan.activations import Peak, activation_peak
+from pseudoreal_trainer.plan.activations import activation_peak
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.memory import held, unit_state
+from pseudoreal_trainer.plan.memory import Tiers, held, unit_state
 from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import EMBEDDING, HEAD
 from pseudoreal_trainer.quantity import readable_bytes
@@ -33,7 +33,7 @@ def bounds_of(budget: OffloadBudget | None) -> Bounds:
     return Bounds(*(None if bound is None else bytes_of(bound) for bound in (budget.device, budget.host)))
 
 
-def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Peak, ...]:
+def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Tiers, ...]:
     """Of each pipeline rank. Homes have no part in it."""
     at_home = replace(layout, homes=(), sharding="none")
     return tuple(activation_peak(layout, sizes, rank, steps) for rank, steps in enumerate(step_plan(at_home)))

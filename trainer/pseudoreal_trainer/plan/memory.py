@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from pseudoreal_trainer.plan.crossing import PAGE, crossing
+from pseudoreal_trainer.plan.crossing import PAGE, captures_from_device, crossing, takes_tokens, token_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.orders import compute_order
 from pseudoreal_trainer.plan.sizes import Sizes
@@ -14,6 +14,8 @@ CHUNK_ELEMENTS = 2**20
 """Elements of each vector that are in memory at a time during an update of a unit on disk."""
 CHUNKS_AT_A_TIME = 3
 """One is read, one updated, one written."""
+PIECE_ELEMENTS = 1 << 18
+"""Elements that a thread updates at a time on the host; it scales their gradient in memory of its own."""
 PORTION_BYTES = 4 << 20
 """Bytes that a checkpoint takes out of a home at a time, at most."""
 PORTION_ROOM = PORTION_BYTES + 2 * PAGE
@@ -37,13 +39,14 @@ class Tiers:
 
 
 def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Of each data rank of a pipeline rank, without activations."""
+    """Of the data rank of a pipeline rank with the most, without activations."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
     room = Tiers(
         device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank) + _measuring_room(layout, sizes, rank)
     )
-    chunks = Tiers(host=_chunks(layout, sizes, rank) + sizes.checkpoint_buffer)
-    return state + room + _crossing_buffers(layout, sizes, rank) + chunks
+    updating = Tiers(host=_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
+    region, tokens = _crossing_buffers(layout, sizes, rank), _tokens(layout, sizes, rank)
+    return state + room + region + tokens + _checkpoint_ring(layout, sizes, rank) + updating
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
@@ -116,6 +119,26 @@ def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     region = crossing(layout, sizes, rank)
     of_units = sum(piece.size for piece in region.pieces if piece.use in ("weights", "gradient"))
     return Tiers(host=region.size - of_units, pinned=region.size if sizes.device == "cuda" else 0)
+
+
+def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    """Of a step, on their way to a GPU."""
+    if sizes.device == "cpu" or not takes_tokens(layout, rank):
+        return Tiers()
+    shape = (sizes.most_sequences(layout.data), sizes.model.sequence)
+    size = token_bytes([shape] * layout.micro_batches)
+    return Tiers(host=size, pinned=size)
+
+
+def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    crosses = sizes.device == "cuda" and captures_from_device(layout, rank)
+    return Tiers(host=sizes.checkpoint_buffer, pinned=sizes.checkpoint_buffer if crosses else 0)
+
+
+def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """What the threads of an update in host memory have for clipped gradients."""
+    on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "device"]
+    return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "none" else 0
 
 
 def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:

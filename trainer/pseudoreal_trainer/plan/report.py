@@ -1,7 +1,7 @@
 """What `pseudoreal plan` says of a phase; as JSON its keys are stable. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pseudoreal_api.phase_spec import Home
 from pseudoreal_api.resolved import PhaseConfig
@@ -31,7 +31,7 @@ class TierBytes(_Model):
     device: int
     """State, working copies, the window and gradient buffers, through the whole step."""
     host: int
-    """State, staging for the disk, and the most activations that wait there."""
+    """State, what updates, copies and checkpoints pass through, and the most activations that wait there."""
     disk: int
     pinned: int
     """Part of `host` that is locked for copies to and from a GPU: what crosses the bus. 0 without a GPU."""
@@ -88,9 +88,9 @@ class PlannedPhase:
     """Its times are seconds; else forward passes of a layer."""
 
 
-def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None) -> PlannedPhase:
-    """Raises ValueError when the profile lacks what the phase needs."""
-    layout, sizes = best_layout(config, device), phase_sizes(config, device)
+def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None, threads: int) -> PlannedPhase:
+    """`threads` of each rank. Raises ValueError when the profile lacks what the phase needs."""
+    layout, sizes = best_layout(config, device), replace(phase_sizes(config, device), threads=threads)
     plan = step_plan(layout)
     check_plan(layout, plan)
     ranks = _ranks(layout, sizes, plan)
@@ -129,12 +129,13 @@ def unit_time(layout: Layout) -> UnitTime:
 def _ranks(layout: Layout, sizes: Sizes, plan: Plan) -> list[RankReport]:
     reports = []
     for rank, peak in enumerate(activation_peaks(layout, sizes)):
-        tiers, moved = held(layout, sizes, rank), link_bytes(layout, sizes, plan[rank])
+        through, moved = held(layout, sizes, rank), link_bytes(layout, sizes, plan[rank])
+        most = through + peak
         reports.append(
             RankReport(
                 parameters=sum(sizes.shard(layout, unit) for unit in layout.local_units(rank)),
-                bytes=TierBytes(device=tiers.device, host=tiers.host + peak.host, disk=tiers.disk, pinned=tiers.pinned),
-                peak_device_bytes=tiers.device + peak.device,
+                bytes=TierBytes(device=through.device, host=most.host, disk=most.disk, pinned=most.pinned),
+                peak_device_bytes=most.device,
                 link_bytes_per_step={link: moved[link] for link in LINKS},
             )
         )

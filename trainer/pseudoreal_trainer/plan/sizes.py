@@ -30,15 +30,21 @@ class Sizes:
     checkpoint_buffer: int = 0
     """Bytes through which checkpoints pass."""
     device: Device = "cpu"
+    threads: int = 1
+    """Of a rank, for one operation on the host."""
 
     @property
     def has_own_copies(self) -> bool:
         """Working copies differ in type from the master weights."""
         return self.compute_bytes != self.master_bytes
 
-    def most_tokens(self, data_ranks: int) -> int:
+    def most_sequences(self, data_ranks: int) -> int:
         """Of a micro-batch, on the data rank with the largest part of it; see `stream.rank_parts`."""
-        return -(-self.micro_batch // data_ranks) * self.model.sequence
+        return -(-self.micro_batch // data_ranks)
+
+    def most_tokens(self, data_ranks: int) -> int:
+        """Inputs of these sequences."""
+        return self.most_sequences(data_ranks) * self.model.sequence
 
     def allocated(self, size: int) -> int:
         """Bytes of the device that a tensor of `size` bytes takes."""
@@ -46,8 +52,11 @@ class Sizes:
         return -(-size // unit) * unit
 
     def boundary(self, tokens: int) -> int:
-        """Bytes of what passes from position to position, [B, T, H]."""
-        return self.allocated(tokens * self.model.hidden * self.compute_bytes)
+        """Bytes of the device for what passes from position to position, [B, T, H]."""
+        return self.allocated(self.boundary_on_host(tokens))
+
+    def boundary_on_host(self, tokens: int) -> int:
+        return tokens * self.model.hidden * self.compute_bytes
 
     def block_flops(self, tokens: int) -> int:
         """Of a block's forward pass: two for each weight of a matrix that a token meets, and attention to half of the

@@ -1,6 +1,6 @@
 """One training step of a phase: the samples of this rank, the learning rate, the engine."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.reductions import Agreement
 from pseudoreal_trainer.engine.runner import Training
+from pseudoreal_trainer.plan.crossing import Shape
 from pseudoreal_trainer.training.schedule import phase_rate
 
 
@@ -34,24 +35,20 @@ class StepResult:
     """Where they were measured."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class StreamBatch:
     """This data rank's windows of a step."""
 
     stream: Stream
     parts: list[tuple[int, int]]
     """Cursors [first, end) of each micro-batch."""
-    device: torch.device
-    _windows: dict[int, Tensor] = field(default_factory=dict)
 
-    def shape(self, micro_batch: int) -> tuple[int, int]:
+    def shape(self, micro_batch: int) -> Shape:
         first, end = self.parts[micro_batch]
         return end - first, self.stream.sequence
 
     def tokens(self, micro_batch: int) -> Tensor:
-        if micro_batch not in self._windows:
-            self._windows[micro_batch] = tokens_of(self.stream.windows(*self.parts[micro_batch]), self.device)
-        return self._windows[micro_batch]
+        return tokens_of(self.stream.windows(*self.parts[micro_batch]))
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Stepper:
         parts = rank_parts(batch, cursor, grid.data_rank, grid.layout.data)
         tokens = batch.sequences * self.config.model.sequence
         rate = phase_rate(self.config, step, self.begin)
-        windows = StreamBatch(self.stream, parts, grid.device)
+        windows = StreamBatch(self.stream, parts)
         agreement: Agreement = self.engine.train(windows, Training(tokens, rate, stop, finish), step, probe)
         gradients = None if probe is None else probe.result()
         loss = agreement.loss_sum / tokens
@@ -90,10 +87,6 @@ class Stepper:
         )
 
 
-def tokens_of(windows: NDArray[Any], device: torch.device) -> Tensor:
+def tokens_of(windows: NDArray[Any]) -> Tensor:
     """Bytes [B, T + 1] -> token ids."""
-    tokens = torch.from_numpy(windows).to(torch.int64)
-    if device.type == "cuda":
-        # Only from pinned memory does a copy not wait for all passes that are called already.
-        tokens = tokens.pin_memory()
-    return tokens.to(device, non_blocking=True)
+    return torch.from_numpy(windows).to(torch.int64)

@@ -9,6 +9,7 @@ from torch import Tensor
 from pseudoreal_trainer.data.corpus import Bytes, Corpus
 from pseudoreal_trainer.data.stream import Indices, take_windows
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.plan.crossing import Shape
 from pseudoreal_trainer.training.step import tokens_of
 
 
@@ -33,7 +34,7 @@ class Validation:
             turns = range(first, min(first + self.at_once, -(-len(self.windows) // grid.layout.data)))
             # Data ranks without a window in the last turn measure one once more: all take part in every collective.
             own = [min(turn * grid.layout.data + grid.data_rank, last) for turn in turns]
-            batch = _Windows([tokens_of(self.windows[index : index + 1], grid.device) for index in own])
+            batch = _Windows([tokens_of(self.windows[index : index + 1]) for index in own])
             for turn, loss in engine.evaluate(batch, len(own)).items():
                 if (first + turn) * grid.layout.data + grid.data_rank <= last:
                     sums[own[turn]] = loss
@@ -46,7 +47,7 @@ class _Windows:
     windows: list[Tensor]
     """Each [1, T + 1]."""
 
-    def shape(self, micro_batch: int) -> tuple[int, int]:
+    def shape(self, micro_batch: int) -> Shape:
         return 1, self.windows[micro_batch].shape[1] - 1
 
     def tokens(self, micro_batch: int) -> Tensor:

@@ -92,6 +92,20 @@ def test_a_thread_that_fails_is_heard_of_when_all_have_ended(optimizer: AdamW, m
     assert len(ended) == optimizer._threads
 
 
+def test_threads_have_room_for_clipped_gradients_as_planned(optimizer: AdamW) -> None:
+    def scratch() -> int:
+        return sum(room.nbytes for room in optimizer._scratch.values())
+
+    slices, planned = make(7 * PIECE, torch.float32, torch.bfloat16, 0), optimizer._threads * 4 * PIECE
+    optimizer.update(SPEC, slices, torch.tensor(0.0), RATE, 1.0)
+    assert scratch() == 0
+    optimizer.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE)
+    assert 0 < scratch() <= planned, "a thread that found no piece left has none"
+    for worker in range(optimizer._threads):
+        optimizer._scaled(slices.gradient[:100], SCALE, worker)
+    assert scratch() == planned
+
+
 BLOCK = 4096
 
 

@@ -12,6 +12,7 @@ from pseudoreal_trainer.engine import runner
 from pseudoreal_trainer.engine.activations import Activations, StashRoom
 from pseudoreal_trainer.engine.lanes import Lane, Throttle
 from pseudoreal_trainer.engine.messages import Messages
+from pseudoreal_trainer.engine.pinned import PlainMemory
 from pseudoreal_trainer.engine.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Run, Training
 from pseudoreal_trainer.engine.trace import Trace
@@ -53,7 +54,7 @@ def test_without_stash_and_pipeline_there_is_no_limit_within_a_step(lanes: Recor
 
 
 def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(lanes: RecordedLanes) -> None:
-    room = StashRoom(lanes)
+    room = StashRoom(PlainMemory())
     room.prepare(6, 4, torch.float32)
     activations, tensors = Activations(lanes, Trace(0), room), []
     for m in range(6):
@@ -69,7 +70,7 @@ def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(lanes: Record
 
 
 def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy(lanes: RecordedLanes) -> None:
-    room = StashRoom(lanes)
+    room = StashRoom(PlainMemory())
     room.prepare(1, 4, torch.float32)
     activations = Activations(lanes, Trace(0), room)
     for m in range(3):

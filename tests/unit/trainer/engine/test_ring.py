@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.engine.ring import Ring
+from pseudoreal_trainer.engine.pinned import PlainMemory
+from pseudoreal_trainer.engine.ring import Ring, RingRoom
 
 from tests.patience import wait_for
 
@@ -17,7 +18,7 @@ from tests.patience import wait_for
 @settings(deadline=None)
 @given(st.integers(16, 200), st.lists(st.floats(0.01, 1), min_size=1, max_size=60))
 def test_what_is_put_in_comes_out(size: int, shares: list[float]) -> None:
-    ring = Ring(size)
+    ring = Ring(torch.empty(size, dtype=torch.uint8))
     sizes = [max(1, round(share * ring.largest)) for share in shares]
     full: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
 
@@ -47,7 +48,7 @@ def test_what_is_put_in_comes_out(size: int, shares: list[float]) -> None:
 
 
 def test_it_waits_while_there_is_no_room() -> None:
-    ring = Ring(32)
+    ring = Ring(torch.empty(32, dtype=torch.uint8))
     ring.take(16)
     ring.take(16)
     taken = threading.Event()
@@ -61,5 +62,9 @@ def test_it_waits_while_there_is_no_room() -> None:
 
 
 @pytest.mark.parametrize("size", [16, 17, 1000])
-def test_its_size_is_what_was_asked_for(size: int) -> None:
-    assert size <= Ring(size).size < size + 8
+def test_its_size_is_what_was_asked_for_and_is_kept(size: int) -> None:
+    room = RingRoom(PlainMemory())
+    ring = room.ring(size, crosses=False)
+    assert ring.size == size
+    assert room.ring(size - 1, crosses=False) is ring
+    assert room.ring(size + 1, crosses=False).size == size + 1

@@ -3,12 +3,13 @@
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from pseudoreal_trainer.engine.adamw import AdamW, Slices
-from pseudoreal_trainer.measure import links, passes, rank
+from pseudoreal_trainer.measure import links, machine, passes, rank
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
@@ -142,6 +143,19 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
     rank.measure(0, 1, "cuda", tmp_path, lambda _: None)
     torch.set_num_threads(threads)
     assert calls == [torch.device("cuda", 0), "measured"]
+
+
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_tensors_get_what_a_gpu_has_without_what_others_keep_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = SimpleNamespace(total_memory=80 * 2**30)
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(machine.torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(machine.torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(machine, "_measure_with", lambda ranks, *_: profile(ranks=ranks).speeds[0])
+    found = machine.measure_machine(lambda _: None)
+    assert found.device_bytes == (78 * 2**30 if gpus else None)
+    assert found.overlaps == (gpus > 0)
 
 
 def test_passes_of_a_gpu_have_the_attention_of_its_models() -> None:

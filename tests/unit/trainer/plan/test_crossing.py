@@ -17,6 +17,10 @@ MODEL = Model(layers=LAYERS, hidden=4096, heads=32, sequence=2048, ffn=FeedForwa
 SIZES = Sizes(MODEL, units_of(MODEL, LAYERS), compute_bytes=2, master_bytes=4, micro_batch=4, device="cuda")
 PARAMETERS = sum(unit.numel for unit in SIZES.units)
 BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
+TOKENS = 8 * 4 * 4 * (2048 + 1)
+"""Bytes of the ids of four micro-batches of four sequences."""
+SCALED = 4 * 2**18
+"""Bytes in which one thread scales gradients."""
 
 
 def layout(home: str, **options: Any) -> Layout:
@@ -31,15 +35,17 @@ def test_the_model_is_what_it_is_meant_to_be() -> None:
 def test_with_global_clipping_copies_and_gradients_are_pinned_to_the_byte() -> None:
     """And nothing else: of 18 bytes a parameter 12 are masters and moments."""
     tiers = held(layout("host"), SIZES, 0)
-    assert tiers.pinned == crossing(layout("host"), SIZES, 0).size == (2 + 4) * PARAMETERS
-    assert tiers.host == 18 * PARAMETERS
+    assert crossing(layout("host"), SIZES, 0).size == (2 + 4) * PARAMETERS
+    assert tiers.pinned == (2 + 4) * PARAMETERS + TOKENS
+    assert tiers.host == 18 * PARAMETERS + TOKENS + SCALED
 
 
 @pytest.mark.parametrize("clipping", ["perUnit", "none"])
 def test_gradients_whose_update_follows_at_once_share_two_rooms(clipping: Any) -> None:
     tiers = held(layout("host", clipping=clipping), SIZES, 0)
-    assert tiers.pinned == 2 * PARAMETERS + KEPT_GRADIENTS * 4 * BLOCK
-    assert tiers.host == 14 * PARAMETERS + KEPT_GRADIENTS * 4 * BLOCK
+    assert tiers.pinned == 2 * PARAMETERS + KEPT_GRADIENTS * 4 * BLOCK + TOKENS
+    scaled = SCALED if clipping == "perUnit" else 0
+    assert tiers.host == 14 * PARAMETERS + KEPT_GRADIENTS * 4 * BLOCK + TOKENS + scaled
     saved = held(layout("host"), SIZES, 0).host - tiers.host
     assert saved > 22 * 2**30
 
@@ -61,10 +67,30 @@ def test_only_a_tied_unit_keeps_its_gradient_when_others_are_updated_at_once() -
     assert kept == [1]
 
 
-def test_nothing_is_pinned_without_a_gpu_or_without_units_away_from_it() -> None:
+def test_nothing_is_pinned_without_a_gpu_and_nothing_of_units_on_it() -> None:
     assert held(layout("host"), replace(SIZES, device="cpu"), 0).pinned == 0
-    assert held(layout("device"), SIZES, 0).pinned == 0
+    assert held(layout("device"), SIZES, 0).pinned == TOKENS
     assert crossing(layout("device"), SIZES, 0).size == 0
+
+
+def test_tokens_cross_the_bus_to_the_ends_of_a_pipeline_only() -> None:
+    """In which a data rank has a part of each micro-batch, the largest of them rounded up."""
+    ranks = [held(Layout(tuple(range(LAYERS)), 4, 3, 2), SIZES, rank) for rank in range(4)]
+    assert [tiers.pinned for tiers in ranks] == [8 * 2 * 2 * (2048 + 1), 0, 0, 8 * 2 * 2 * (2048 + 1)]
+
+
+def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
+    """A tied unit is saved by the first pipeline rank that uses it."""
+    saving = replace(SIZES, checkpoint_buffer=1000)
+    assert held(layout("device"), saving, 0).pinned == 1000 + TOKENS
+    assert held(layout("host"), saving, 0).pinned == held(layout("host"), SIZES, 0).pinned
+    assert held(layout("host"), saving, 0).host == held(layout("host"), SIZES, 0).host + 1000
+    homes = ("host", "host", "device", "host")
+    tied = Layout((0, 1) * 2, 2, 1, 1, order="gpipe", homes=homes)
+    assert tied.users[2] == (0, 1)
+    found = [held(tied, replace(saving, units=units_of(MODEL, 2), checkpoint_buffer=size), rank).pinned
+             for rank in (0, 1) for size in (0, 1000)]  # fmt: skip
+    assert [found[1] - found[0], found[3] - found[2]] == [1000, 0]
 
 
 @pytest.mark.parametrize("clipping", ["global", "none"])

@@ -8,7 +8,7 @@ from pseudoreal_trainer.plan.graphs import Graphs
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.memory import Tiers, gradient_buffers, held, unit_state
-from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.plan.sizes import Device, Sizes
 
 from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
 
@@ -111,6 +111,24 @@ def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int)
 def test_checkpoints_pass_through_host_memory() -> None:
     layout, sizes = make_layout(6, 1), make_sizes(6)
     assert held(layout, replace(sizes, checkpoint_buffer=1000), 0).host == held(layout, sizes, 0).host + 1000
+
+
+@pytest.mark.parametrize(
+    ("device", "home", "clipping", "scaled"),
+    [
+        ("cpu", "device", "perUnit", True),
+        ("cpu", "disk", "none", False),
+        ("cuda", "disk", "global", True),
+        ("cuda", "device", "global", False),
+    ],
+)
+def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
+    device: Device, home: str, clipping: str, scaled: bool
+) -> None:
+    layout, sizes = make_layout(6, 1, homes=everywhere(home, 6), clipping=clipping), make_sizes(6, device=device)
+    few, many = (held(layout, replace(sizes, threads=threads), 0) for threads in (1, 5))
+    assert many.host - few.host == (4 * 2**20 if scaled else 0)
+    assert replace(many, host=0) == replace(few, host=0)
 
 
 def walked(layout: Layout, sizes: Sizes) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pseudoreal_trainer.plan.hardware import Collectives, HardwareProfile, PassS
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.predict import Prediction, predict
 from pseudoreal_trainer.plan.sizes import Sizes
-from pseudoreal_trainer.plan.steps import Backward, Forward
+from pseudoreal_trainer.plan.steps import Backward, Forward, Tie
 
 from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
 
@@ -135,6 +135,30 @@ def test_a_disk_that_is_slower_than_the_optimizer_bounds_the_update() -> None:
     slow = profile(disk_read=16, update_on_host_seconds_per_element=0.5)
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     assert weights() < seconds(layout, slow) < weights() + fetched / 4 + 1
+
+
+TIE_NETWORK = {"all_reduce": 1.0, "h2d": 2.0, "d2h": 4.0, "disk_read": 8.0, "disk_write": 16.0}
+
+
+@pytest.mark.parametrize(
+    ("home", "on_gpu", "seconds_per_byte"),
+    [
+        ("device", True, 1),
+        ("host", True, 1 + 1 / 2 + 1 / 4),
+        ("disk", True, 1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16),
+        ("host", False, 1),
+    ],
+)
+def test_a_tied_gradient_is_summed_over_the_network_of_the_devices(
+    home: str, on_gpu: bool, seconds_per_byte: float
+) -> None:
+    """Two ranks send half of it twice. What is kept elsewhere goes to the device and back."""
+    sizes = make_sizes(L, 1)
+    layout = make_layout(L, 2, N, layer_blocks=(0,) * L, order="gpipe", homes=("device", home, "device"))
+    costs = MeasuredCosts(profile(overlaps=on_gpu, **TIE_NETWORK), layout, sizes, "float32")
+    assert costs.network(Tie(1)) == pytest.approx(seconds_per_byte * 4 * sizes.units[1].numel)
+    if home == "device":
+        assert seconds(layout, profile(all_reduce=1.0), sizes) == pytest.approx(costs.network(Tie(1)))
 
 
 def found(layout: Layout, hardware: HardwareProfile) -> Prediction:

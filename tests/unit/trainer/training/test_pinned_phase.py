@@ -1,0 +1,26 @@
+"""A whole phase as on a GPU: what `pseudoreal plan` calls pinned is what is pinned, and nothing else is."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.plan.report import plan_phase
+
+from tests.unit.trainer.engine.fake_memory import pretend_gpu
+
+
+@pytest.mark.parametrize(("home", "activations"), [("device", "host"), ("host", "host"), ("disk", "device")])
+def test_a_phase_pins_what_the_plan_says(
+    home: str, activations: str, job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With validations, and checkpoints that are written meanwhile."""
+    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "bufferBytes": "100003", "mode": "async"}
+    job_body["spec"]["precision"] = {"compute": "bfloat16"}
+    job_body["spec"]["phases"][0] |= {"offload": {"home": home}, "activations": {"home": activations}}
+    phase = config(0)
+    planned = plan_phase(phase, "cuda", None, threads=1).report.bytes
+    memory = pretend_gpu(monkeypatch)
+    assert train(phase).outcome == "Succeeded"
+    assert memory.most == planned.pinned
+    assert memory.pinned == 0
+    assert (100_003 in memory.asked) == (home == "device")
+    assert planned.pinned <= planned.host

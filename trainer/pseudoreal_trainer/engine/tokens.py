@@ -1,0 +1,48 @@
+"""Token ids of micro-batches on their way to the device."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pseudoreal_trainer.engine.lanes import Lanes, Mark, reach
+from pseudoreal_trainer.engine.pinned import Allocator, Block
+from pseudoreal_trainer.plan.crossing import Shape, token_bytes
+
+
+class TokenRoom:
+    """Host memory in which the tokens of all micro-batches of a run wait: only from pinned memory does a copy not wait
+    for all passes that are called already. Without a GPU tokens are used where they are, and nothing is prepared."""
+
+    def __init__(self, lanes: Lanes, device: torch.device, memory: Allocator) -> None:
+        self._lanes, self._device, self._memory = lanes, device, memory
+        self._block = Block(0, memory)
+        self._used = 0
+        """Bytes, by this run."""
+        self._copied: Mark = None
+        """The copies of all runs so far."""
+
+    def prepare(self, shapes: Sequence[Shape]) -> None:
+        """Makes room for micro-batches of these shapes, before the first pass of a run: to pin memory waits for all
+        kernels of the device, and one of them may wait for a message that depends on what comes after."""
+        # The last copies of the run before are behind few passes, if any.
+        reach(self._copied)
+        self._used, needed = 0, token_bytes(shapes)
+        if self._block.size < needed:
+            self._block.close()
+            self._block = Block(needed, self._memory)
+
+    def bring(self, tokens: Tensor) -> Tensor:
+        """The same, [B, T + 1], on the device."""
+        if not self._lanes.are_real or tokens.device.type == "cuda":
+            return tokens
+        begin, self._used = self._used, self._used + tokens.nbytes
+        room = self._block.memory[begin : self._used].view(tokens.dtype).view(tokens.shape)
+        room.copy_(tokens)
+        there = torch.empty(tokens.shape, dtype=tokens.dtype, device=self._device)
+        there.copy_(room, non_blocking=True)
+        self._copied = self._lanes.mark()
+        return there
+
+    def close(self) -> None:
+        self._block.close()
