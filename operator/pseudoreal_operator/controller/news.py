@@ -1,13 +1,14 @@
 """Events, best effort: kept in a bounded memory until the API server takes them. No job waits for one."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from random import random
 from typing import Any
 
 import structlog
 from kubernetes.aio.client import ApiException
+from pseudoreal_api.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api, message_of
 from pseudoreal_operator.cluster.retry import Pause, pause_after
@@ -31,12 +32,25 @@ class News:
     def __init__(self, api: Api, counts: Counts) -> None:
         self._api, self._counts = api, counts
         self._waiting: dict[Name, deque[Json]] = {}
+        self._held: dict[str, tuple[PseudoRealJobStatus, Sequence[Json]]] = {}
         self._queue: WorkQueue[Name] = WorkQueue(self._post_first, self._failed)
 
     @asynccontextmanager
     async def posting(self) -> AsyncIterator[None]:
         async with self._queue.workers(_WORKERS):
             yield
+
+    def hold(self, job: str, status: PseudoRealJobStatus, events: Sequence[Json]) -> None:
+        """Of a status that may be written or not, as its answer did not come. `job`: its uid."""
+        self._held[job] = (status, events)
+
+    def settle(self, job: str, status: PseudoRealJobStatus) -> Sequence[Json]:
+        """What was held for the status that the job turned out to have."""
+        held, events = self._held.pop(job, (None, ()))
+        return events if held == status else ()
+
+    def forget(self, job: str) -> None:
+        self._held.pop(job, None)
 
     def tell(self, job: Name, events: Iterable[Json]) -> None:
         """In that order."""

@@ -64,6 +64,7 @@ class Means:
         """What is kept of a job in memory."""
         self.board.forget((namespace, uid))
         self.words.forget((namespace, uid))
+        self.news.forget(uid)
 
 
 async def reconcile(means: Means, name: Name, wake: Callable[[float], None]) -> float | None:
@@ -104,6 +105,7 @@ async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> floa
     metadata = JobMetadata.model_validate(body["metadata"])
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
     hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"])
+    means.news.tell(hands.name, means.news.settle(metadata.uid, status))
     try:
         job = PseudoRealJob.from_object(body)
     except ValidationError as error:
@@ -167,6 +169,10 @@ class _Hands:
     def api(self) -> Api:
         return self.means.api
 
+    @property
+    def name(self) -> Name:
+        return Name(self.metadata.namespace, self.metadata.name)
+
     async def expire(self) -> None:
         await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
         log.info("expired", completed=self.status.completion_time)
@@ -189,11 +195,16 @@ class _Hands:
 
     async def tell(self, wanted: Plan) -> float | None:
         """Events come after the status that records their transition, and nothing waits for them."""
-        if wanted.status != self.status:
-            await self._write(wanted.status)
         now, instance = datetime.now(UTC), socket.gethostname()
         events = [to_manifest(event, self.metadata, now, instance) for event in wanted.events]
-        self.means.news.tell(Name(self.metadata.namespace, self.metadata.name), events)
+        if wanted.status != self.status:
+            try:
+                await self._write(wanted.status)
+            except UNAVAILABLE:
+                # The API server may have taken it all the same; the next pass sees whether.
+                self.means.news.hold(self.metadata.uid, wanted.status, events)
+                raise
+        self.means.news.tell(self.name, events)
         return wanted.wake_after
 
     async def _remove(self, wanted: Plan) -> None:

@@ -69,7 +69,10 @@ _APPLICABLE = {
 _SAMPLED = {
     Target.CHILD: (Kind.HANG, Kind.DROP_REQUEST, Kind.ANSWER_410, Kind.ANSWER_500, Kind.KILL_AFTER),
     Target.NEWS: (Kind.DROP_ANSWER, Kind.DUPLICATE, Kind.ANSWER_409, Kind.KILL_BEFORE),
-    Target.STATUS: (Kind.DELAY, Kind.ANSWER_404, Kind.ANSWER_429, Kind.KILL_BEFORE, Kind.KILL_AFTER),
+    Target.STATUS: (
+        *(Kind.DELAY, Kind.ANSWER_404, Kind.ANSWER_429, Kind.DROP_ANSWER, Kind.DUPLICATE),
+        *(Kind.KILL_BEFORE, Kind.KILL_AFTER),
+    ),
     Target.CHANGE: (Kind.ERROR_500,),
     Target.READ: (Kind.ANSWER_404, Kind.ANSWER_410),
     Target.WATCH: (Kind.ANSWER_429,),

@@ -22,7 +22,8 @@ SETTINGS = Settings("trainer:1", "IfNotPresent", ())
 
 class Server:
     """One job, and what is applied. `refusal`: the code for every status; `banned`: a status with that text is refused
-    as invalid; `missing`: how many reads of the job answer 404; `gone`: it is."""
+    as invalid; `missing`: how many reads of the job answer 404; `gone`: it is; `lost`: instead of an answer to the first
+    status, which is `taken` or not."""
 
     def __init__(
         self,
@@ -31,9 +32,12 @@ class Server:
         banned: str | None = None,
         missing: int = 0,
         gone: bool = False,
+        lost: Exception | None = None,
+        taken: bool = True,
     ) -> None:
         self._refusal, self._child_refusal, self._banned = refusal, child_refusal, banned
         self._missing, self._gone = missing, gone
+        self._lost, self._taken = lost, taken
         self.body = good_job()
         self.body["metadata"] |= {"namespace": "default", "uid": "one", "resourceVersion": "7", "generation": 1}
         self.requests = 0
@@ -75,8 +79,13 @@ class Server:
             raise ApiException(status=self._refusal, reason="refused")
         if self._banned and self._banned in json.dumps(manifest):
             raise ApiException(status=400, reason="error decoding YAML")
+        lost, self._lost = self._lost, None
+        if lost and not self._taken:
+            raise lost
         self.applied.append(manifest)
         self.managers.append(manager)
+        if lost:
+            raise lost
 
     def condition(self, kind: str) -> Json:
         """As it was written last."""
@@ -87,6 +96,7 @@ class Deaf(News):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
+        super().__init__(cast(Api, None), Counts())
         self.told: list[Json] = []
 
     def tell(self, _job: Name, events: Any) -> None:
@@ -174,6 +184,31 @@ async def test_events_come_after_the_status_that_says_the_same() -> None:
     assert await _pass(server := Server(), news=(news := Deaf())) == 0.0
     assert [event["reason"] for event in news.told] == ["Accepted"]
     assert server.applied[0]["status"]["executionAttempt"] == 1
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("error", [ApiException(status=409), TimeoutError(), ApiException(status=504)])
+async def test_events_of_a_status_whose_answer_was_lost_are_told_once(error: Exception, taken: bool) -> None:
+    news = Deaf()
+    server = Server(lost=error, taken=taken)
+    with pytest.raises(type(error)):
+        await _pass(server, news=news)
+    assert news.told == []
+    if taken:
+        server.remember()
+    await _pass(server, news=news)
+    server.remember()
+    await _pass(server, news=news)
+    assert [event["reason"] for event in news.told].count("Accepted") == 1
+
+
+async def test_what_is_held_of_a_job_is_forgotten_with_it() -> None:
+    news = Deaf()
+    with pytest.raises(TimeoutError):
+        await _pass(Server(lost=TimeoutError(), taken=True), news=news)
+    assert len(news._held) == 1
+    news.forget(*news._held)
+    assert news._held == {}
 
 
 INVALID = {"reason": "Invalid", "details": {"causes": [{"reason": "FieldValueRequired", "field": "spec.template"}]}}
