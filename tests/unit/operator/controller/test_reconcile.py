@@ -22,7 +22,7 @@ SETTINGS = Settings("trainer:1", "IfNotPresent", ())
 
 class Server:
     """One job, and what is applied. `refusal`: the code for every status; `banned`: a status with that text is refused
-    as invalid; `missing`: how many reads of the job answer 404; `gone`: it is; `lost`: instead of an answer to the first
+    as invalid; `missing`: how many reads of the job answer 404; `gone`: it is; `lost`: for an answer to the first
     status, which is `taken` or not."""
 
     def __init__(
