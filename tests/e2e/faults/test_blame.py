@@ -102,10 +102,12 @@ def test_pods_on_a_node_that_vanishes_are_named(pods: int, start: Callable[..., 
             kubernetes.run("delete", "prj", name, "--namespace=default", "--wait=false")
         finally:
             network.join_second()
-        wait_for("the node", lambda: _is_ready(kubernetes))
+        wait_for("the node", lambda: _is_usable(kubernetes))
 
 
-def _is_ready(kubernetes: Kubernetes) -> bool | None:
+def _is_usable(kubernetes: Kubernetes) -> bool | None:
+    """Ready, and without the taint by which the next pods would be deleted at once."""
     node = kubernetes.find("node", network.SECOND.node)
-    conditions = node["status"]["conditions"] if node else []
-    return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions) or None
+    if node is None or node["spec"].get("taints"):
+        return None
+    return any(c["type"] == "Ready" and c["status"] == "True" for c in node["status"]["conditions"]) or None
