@@ -40,4 +40,4 @@ COPY --from=corpus /corpus /workspace/corpus
 COPY crds/pseudoreal_api /app/pseudoreal_api
 COPY trainer/pseudoreal_trainer /app/pseudoreal_trainer
 USER 10001:10001
-ENTRYPOINT ["python", "-m", "pseudoreal_trainer.pod"]
+ENTRYPOINT ["python", "-m", "pseudoreal_trainer.cli.pod"]

@@ -54,8 +54,8 @@ run: venv corpus ## Run the quickstart as local processes, without a cluster
 
 .PHONY: generate
 generate: .venv/tools ## Write the CRD and the manifest reference from the models
-	@$(BIN)/python -m pseudoreal_api.crd crds charts/pseudoreal/files
-	@$(BIN)/python -m pseudoreal_api.reference docs/manifest.md
+	@$(BIN)/python -m pseudoreal_api.publish.crd crds charts/pseudoreal/files
+	@$(BIN)/python -m pseudoreal_api.publish.reference docs/manifest.md
 
 .PHONY: lint format
 lint: venv ## ruff, mypy, the generated files, and whether the tests that need a GPU can be imported

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pseudoreal_api.spec import PseudoRealJob
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.children import children
 from pseudoreal_operator.manifests.claims import claim
 from pseudoreal_operator.observe.observed import Role

@@ -1,6 +1,6 @@
 """Checks what is derived from the models: the CustomResourceDefinition, and the chart that carries it."""
 
-from pseudoreal_api import crd, reference
+from pseudoreal_api.publish import crd, reference
 
 from pseudoreal_dev.demo.chart import CHART
 from pseudoreal_dev.machine import paths

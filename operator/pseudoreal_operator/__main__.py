@@ -10,16 +10,16 @@ import structlog
 
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 from pseudoreal_operator.cluster.login import connect, register_login
-from pseudoreal_operator.controller.counts import Counts
-from pseudoreal_operator.controller.handlers import register
-from pseudoreal_operator.controller.kopf_settings import kopf_settings
-from pseudoreal_operator.controller.loop import Loop
-from pseudoreal_operator.controller.news import News
-from pseudoreal_operator.controller.reconcile import Means
+from pseudoreal_operator.endpoint.identity import Identities
+from pseudoreal_operator.endpoint.server import Reports, serve_reports
 from pseudoreal_operator.logs import configure_logs
+from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.handlers import register
+from pseudoreal_operator.loop.kopf_settings import kopf_settings
+from pseudoreal_operator.loop.loop import Loop
+from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.loop.reconcile import Means
 from pseudoreal_operator.observe.board import Board
-from pseudoreal_operator.reports.identity import Identities
-from pseudoreal_operator.reports.server import Reports, serve_reports
 from pseudoreal_operator.settings import Settings, read_settings
 
 

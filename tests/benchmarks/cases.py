@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pseudoreal_api.model_spec import FeedForward, Model
+from pseudoreal_api.spec.model import FeedForward, Model
 from pydantic import BaseModel
 
 RANKS = 2

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from pseudoreal_api.phase_spec import Sharing
-from pseudoreal_api.resolved import CheckpointPolicy, JobIdentity
+from pseudoreal_api.resolved.config import CheckpointPolicy, JobIdentity
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.saving import Saver
 from pydantic import BaseModel

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from pseudoreal_api.model_spec import FeedForward, Model
+from pseudoreal_api.spec.model import FeedForward, Model
 from pseudoreal_dev.machine.progress import progress
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pydantic import BaseModel, TypeAdapter
 
 from tests.benchmarks import machine

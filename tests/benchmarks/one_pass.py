@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 
 import torch
-from pseudoreal_api.model_spec import Optimizer
-from pseudoreal_trainer.engine import adamw
-from pseudoreal_trainer.engine.adamw import AdamW, Slices
+from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_trainer.engine.state import adamw
+from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
 
 _ROUNDS, _WARM_UP = 15, 1
 _RATE, _CLIP = 1e-3, 0.999

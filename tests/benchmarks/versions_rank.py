@@ -15,15 +15,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.model_spec import Clipping, Optimizer
+from pseudoreal_api.spec.model import Clipping, Optimizer
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.grid import open_grid
-from pseudoreal_trainer.engine.ranks import Ranks
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.heartbeat.stamps import Stamps
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.plan.units import units_of
-from pseudoreal_trainer.tell.stamps import Stamps
 
 from tests.benchmarks.cases import MODELS
 from tests.benchmarks.stacks.ours import layout_of, train_step

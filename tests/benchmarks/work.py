@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-from pseudoreal_api.model_spec import Model
+from pseudoreal_api.spec.model import Model
 from torch import Tensor
 from torch.nn import functional as F
 

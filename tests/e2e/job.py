@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pseudoreal_api.names import LABEL_EXECUTION_ATTEMPT, LABEL_JOB, LABEL_ROLE, work_directory
-from pseudoreal_api.status import Condition, PseudoRealJobStatus
+from pseudoreal_api.status.status import Condition, PseudoRealJobStatus
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.follow import read_status
 

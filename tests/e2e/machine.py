@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pseudoreal_dev.cluster import cgroups
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.example import create_host_volume
-from pseudoreal_dev.machine import paths, processes, shell
+from pseudoreal_dev.machine import cgroups, paths, processes, shell
 
-RANK = "-m pseudoreal_trainer.worker"
+RANK = "-m pseudoreal_trainer.cli.rank"
 """In the command line of a rank; not in that of torchrun, which says --module."""
 TORCHRUN = "-m torch.distributed.run"
 _HUNGRY = """

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pseudoreal_api.model_spec import FeedForward, MixtureOfExperts, Model
+from pseudoreal_api.spec.model import FeedForward, MixtureOfExperts, Model
 from pseudoreal_trainer.engine.modules import UnitModule
 from pseudoreal_trainer.model import experts
 from pseudoreal_trainer.model.grouped import can_group

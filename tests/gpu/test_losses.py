@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.ranks import run_case
+from tests.unit.trainer.engine.running import run_case
 
 pytestmark = pytest.mark.gpu
 

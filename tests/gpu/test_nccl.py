@@ -6,7 +6,7 @@ import torch
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import Case
-from tests.unit.trainer.engine.ranks import Result, run_cases
+from tests.unit.trainer.engine.running import Result, run_cases
 
 pytestmark = pytest.mark.gpu
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_api.model_spec import FeedForward, Model
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
 
 from tests.benchmarks.gpu.timeline import Timeline, record, share_of
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.ranks import CaseBatch, make_engine
 from tests.unit.trainer.engine.reference import batch_of
+from tests.unit.trainer.engine.running import CaseBatch, make_engine
 
 pytestmark = pytest.mark.gpu
 

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
-from pseudoreal_trainer.plan.activations import activation_peak
+from pseudoreal_trainer.forecast.memory.activations import activation_peak
+from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.memory import held
 from pseudoreal_trainer.plan.units import Kind
 from torch import Tensor
 
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.ranks import CaseBatch, make_engine
-from tests.unit.trainer.plan.test_against_engine import sizes_of
+from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.forecast.memory.test_against_engine import sizes_of
 
 pytestmark = pytest.mark.gpu
 

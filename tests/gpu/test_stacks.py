@@ -9,8 +9,8 @@ from statistics import median
 
 import pytest
 import torch
-from pseudoreal_api.model_spec import FeedForward, Model
-from pseudoreal_api.phase_spec import Home
+from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.phase import Home
 
 from tests.benchmarks.gpu.cases import MICRO_BATCHES, Case, Point, Stack
 from tests.benchmarks.gpu.stacks import trainer_of

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from pseudoreal_api import crd
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.publish import crd
+from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.machine import paths

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 
 
 def gpu_environment(config: PhaseConfig) -> dict[str, str]:

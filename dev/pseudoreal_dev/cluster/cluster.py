@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pseudoreal_dev.cluster import cgroups, network, pause
+from pseudoreal_dev.cluster import network, pause
 from pseudoreal_dev.cluster.binaries import Binaries, build
 from pseudoreal_dev.cluster.containerd import Containerd
 from pseudoreal_dev.cluster.control_plane import ControlPlane, Site
@@ -13,7 +13,7 @@ from pseudoreal_dev.cluster.dns import Dns
 from pseudoreal_dev.cluster.network import FIRST
 from pseudoreal_dev.cluster.node import Node
 from pseudoreal_dev.cluster.second_node import SecondNode
-from pseudoreal_dev.machine import mounts, paths, processes
+from pseudoreal_dev.machine import cgroups, mounts, paths, processes
 from pseudoreal_dev.machine.content_hash import hash_files
 from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.processes import Process

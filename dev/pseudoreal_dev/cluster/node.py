@@ -4,13 +4,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from pseudoreal_dev.cluster import cgroups, node_files
+from pseudoreal_dev.cluster import node_files
 from pseudoreal_dev.cluster.api import wait_until
 from pseudoreal_dev.cluster.binaries import Binaries
 from pseudoreal_dev.cluster.containerd import Containerd
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.cluster.network import Host
-from pseudoreal_dev.machine import processes
+from pseudoreal_dev.machine import cgroups, processes
 from pseudoreal_dev.machine.processes import Process
 
 

@@ -5,12 +5,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from pseudoreal_dev.cluster import cgroups, network, pause
+from pseudoreal_dev.cluster import network, pause
 from pseudoreal_dev.cluster.binaries import Binaries
 from pseudoreal_dev.cluster.containerd import Containerd
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.cluster.node import Node
-from pseudoreal_dev.machine import mounts, paths, shell
+from pseudoreal_dev.machine import cgroups, mounts, paths, shell
 from pseudoreal_dev.machine.progress import progress
 
 DATABASES = ("io.containerd.metadata.v1.bolt/meta.db", "io.containerd.snapshotter.v1.overlayfs/metadata.db")

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pseudoreal_api.status import Progress, PseudoRealJobStatus
+from pseudoreal_api.status.status import Progress, PseudoRealJobStatus
 from rich.live import Live
 from rich.text import Text
 

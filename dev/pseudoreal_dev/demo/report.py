@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
+from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
 from rich.table import Table
 
 from pseudoreal_dev.demo.job_logs import Event, named

@@ -8,7 +8,6 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from pseudoreal_api.contract import split
 from pseudoreal_api.names import (
     CONFIG_FILE,
     LABEL_ATTEMPT,
@@ -19,11 +18,12 @@ from pseudoreal_api.names import (
     network_name,
     work_directory,
 )
-from pseudoreal_api.phase_spec import Phase, Resources
-from pseudoreal_api.resolve import delink_config, phase_config, resolve_layout
-from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
-from pseudoreal_api.spec import PseudoRealJob
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
+from pseudoreal_api.resolved.resolve import delink_config, phase_config, resolve_layout
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.phase import Phase, Resources
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.contract import split
 
 from pseudoreal_operator.manifests import reporting
 from pseudoreal_operator.manifests.isolation import is_isolated, network_policy

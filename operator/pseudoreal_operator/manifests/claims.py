@@ -3,8 +3,8 @@
 from typing import Any
 
 from pseudoreal_api.names import claim_name
-from pseudoreal_api.run_spec import NewClaim
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.run import NewClaim
 
 from pseudoreal_operator.manifests.objects import job_labels, own_labels, owner
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pseudoreal_api.names import LABEL_JOB_UID, network_name
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.spec.job import PseudoRealJob
 
 from pseudoreal_operator.manifests.objects import child, own_labels, training_pods
 

@@ -7,10 +7,10 @@ from typing import Any
 from zlib import crc32
 
 from pseudoreal_api.names import CONFIG_DIRECTORY, NCCL_CONFIG_FILE, RENDEZVOUS_PORT
-from pseudoreal_api.network_spec import Network
-from pseudoreal_api.phase_spec import Phase, Resources
 from pseudoreal_api.quantity import bytes_of, quantity_of
-from pseudoreal_api.spec import PseudoRealJob, PseudoRealJobSpec
+from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
+from pseudoreal_api.spec.network import Network
+from pseudoreal_api.spec.phase import Phase, Resources
 
 Json = dict[str, Any]
 

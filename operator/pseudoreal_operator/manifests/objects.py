@@ -10,7 +10,7 @@ from pseudoreal_api.names import (
     LABEL_PHASE,
     LABEL_ROLE,
 )
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.spec.job import PseudoRealJob
 
 from pseudoreal_operator.observe.observed import Role, Run
 

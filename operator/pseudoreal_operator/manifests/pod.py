@@ -15,11 +15,11 @@ from pseudoreal_api.names import (
     claim_name,
     network_name,
 )
-from pseudoreal_api.network_spec import Network
-from pseudoreal_api.phase_spec import Resources
-from pseudoreal_api.reports import NODE_NAME
-from pseudoreal_api.run_spec import Checkpoint, is_reserved
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.network import Network
+from pseudoreal_api.spec.phase import Resources
+from pseudoreal_api.spec.run import Checkpoint, is_reserved
+from pseudoreal_api.wire.reports import NODE_NAME
 
 from pseudoreal_operator.manifests import files, network, reporting
 from pseudoreal_operator.manifests.overlay import merge, without_nulls
@@ -104,7 +104,7 @@ def _container(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
         "name": CONTAINER,
         "image": job.spec.pod.image or settings.trainer_image,
         "imagePullPolicy": settings.pull_policy,
-        "command": ["python", "-m", "pseudoreal_trainer.pod", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
+        "command": ["python", "-m", "pseudoreal_trainer.cli.pod", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
         "env": _environment(job, plan, settings),
         "resources": network.resources(plan.network, plan.resources),
         "volumeMounts": _mounts(job, plan, settings),

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pseudoreal_api.names import REPORT_CA_FILE, REPORT_TOKEN_DIRECTORY, REPORT_TOKEN_FILE
-from pseudoreal_api.reports import REPORT_AUDIENCE, REPORT_URL
+from pseudoreal_api.wire.reports import REPORT_AUDIENCE, REPORT_URL
 
 from pseudoreal_operator.settings import Settings
 

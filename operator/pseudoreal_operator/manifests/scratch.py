@@ -2,10 +2,10 @@
 wrong fills the node, which would evict its other pods as well. Pure.
 """
 
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.phase_spec import Phase
-from pseudoreal_api.resolve import explicit_sharing, resolve_layout
-from pseudoreal_api.spec import PseudoRealJobSpec
+from pseudoreal_api.resolved.resolve import explicit_sharing, resolve_layout
+from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Phase
 
 _SPARE = 2
 _LEAST = 2**30

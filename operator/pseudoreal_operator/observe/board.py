@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from pseudoreal_api.messages import ProgressReport
-from pseudoreal_api.reports import PodReport, RankSign
+from pseudoreal_api.wire.messages import ProgressReport
+from pseudoreal_api.wire.reports import PodReport, RankSign
 
 from pseudoreal_operator.observe.observed import Heard, Run
 

@@ -5,9 +5,9 @@ from datetime import datetime
 from functools import cached_property
 
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB
-from pseudoreal_api.resolve import resolve_layout
-from pseudoreal_api.spec import JobMetadata, PseudoRealJobSpec
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.resolved.resolve import resolve_layout
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJobSpec
+from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Observed, Pod, PodPhase, Role, Run

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.names import execution_name
-from pseudoreal_api.reports import PodReport
-from pseudoreal_api.spec import JobMetadata, PseudoRealJob
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_api.wire.reports import PodReport
 
 
 class Role(StrEnum):

@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.observe.observed import ChildJob, JobState

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from typing import Any
 
 from pseudoreal_api.base import KIND
-from pseudoreal_api.messages import MOST_COUNT, PROGRESS_EVENT, ProgressReport, TerminationMessage
 from pseudoreal_api.names import (
     CONTAINER,
     LABEL_ATTEMPT,
@@ -17,7 +16,8 @@ from pseudoreal_api.names import (
     LABEL_PHASE,
     LABEL_ROLE,
 )
-from pseudoreal_api.reports import PodReport, SavedCheckpoint
+from pseudoreal_api.wire.messages import MOST_COUNT, PROGRESS_EVENT, ProgressReport, TerminationMessage
+from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
 
 from pseudoreal_operator.foreign import clean

@@ -8,8 +8,8 @@ import structlog
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.names import CONTAINER, LABEL_JOB, claim_name
-from pseudoreal_api.spec import PseudoRealJob
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.observe.board import Board, JobKey, Speaker

@@ -6,8 +6,8 @@ a phase is done when the phase has a start checkpoint. Children of finished stag
 
 from dataclasses import dataclass
 
-from pseudoreal_api.spec import PseudoRealJobSpec
-from pseudoreal_api.status import PhaseStatus, PseudoRealJobStatus
+from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator.observe.observed import Role, Run
 

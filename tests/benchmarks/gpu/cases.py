@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pseudoreal_api.model_spec import ClippingMode, FeedForward, Model
-from pseudoreal_api.phase_spec import Home
+from pseudoreal_api.spec.model import ClippingMode, FeedForward, Model
+from pseudoreal_api.spec.phase import Home
 from pydantic import BaseModel
 
 Stack = Literal["pseudoreal", "fully_shard"]

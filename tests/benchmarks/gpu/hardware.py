@@ -4,11 +4,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from pseudoreal_api.model_spec import Model
+from pseudoreal_api.spec.model import Model
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Speeds, Transfer
 from pseudoreal_trainer.measure import links
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
-from pseudoreal_trainer.plan.hardware import HardwareProfile, Speeds, Transfer
 
 _CPU = torch.device("cpu")
 _NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)

@@ -4,19 +4,19 @@ from math import sqrt
 from pathlib import Path
 
 import torch
-from pseudoreal_api.model_spec import Clipping, Model, Optimizer
+from pseudoreal_api.spec.model import Clipping, Model, Optimizer
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.grid import open_grid
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.runner import Training
-from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.plan.hardware import HardwareProfile
-from pseudoreal_trainer.plan.homes import activation_peaks
+from pseudoreal_trainer.forecast.memory.homes import activation_peaks
+from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
+from pseudoreal_trainer.forecast.time.predict import predict
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory import held
-from pseudoreal_trainer.plan.predict import predict
-from pseudoreal_trainer.plan.sizes import Sizes
 from pseudoreal_trainer.plan.units import Unit, units_of
 from torch import Tensor
 

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from pseudoreal_api.model_spec import Model
+from pseudoreal_api.spec.model import Model
 from torch import Tensor
 
 from tests.benchmarks.gpu.cases import Case

@@ -2,8 +2,8 @@
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor, nn

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.spec.job import PseudoRealJob
 
 Regime = Literal["equal", "offload"]
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import structlog
-from pseudoreal_api.resolve import delink_config, phase_config
-from pseudoreal_api.resolved import PhaseConfig
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.resolve import delink_config, phase_config
+from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
 from pydantic import BaseModel
 
@@ -99,7 +99,7 @@ def _phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
 def _train(config: PhaseConfig) -> None:
     import torch
     from pseudoreal_trainer.data.corpus import load_corpus
-    from pseudoreal_trainer.engine.ranks import Ranks
+    from pseudoreal_trainer.engine.ranks.ranks import Ranks
     from pseudoreal_trainer.training.phase import train_phase
 
     quiet()

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
-from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.names import CONTAINER, LABEL_EXECUTION_ATTEMPT, LABEL_JOB, LABEL_PHASE, LABEL_ROLE
+from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator import clock
 
 from tests.benchmarks.operator.audit import SIMULATOR_END

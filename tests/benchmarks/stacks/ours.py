@@ -6,14 +6,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from pseudoreal_api.model_spec import Clipping, Optimizer
-from pseudoreal_api.phase_spec import Home, StateSharding
+from pseudoreal_api.spec.model import Clipping, Optimizer
+from pseudoreal_api.spec.phase import Home, StateSharding
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.grid import open_grid
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.runner import Training
-from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of

@@ -1,7 +1,7 @@
 """The model as a plain module: where every peer starts."""
 
 import torch
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 
 from tests.benchmarks.stacks.recompute import recompute_blocks

@@ -8,10 +8,10 @@ from typing import Any
 
 from kubernetes import client
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
-from pseudoreal_api.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_api.names import CONTAINER, LABEL_JOB, LABEL_PHASE
-from pseudoreal_api.reports import REPORT_AUDIENCE
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
+from pseudoreal_api.wire.reports import REPORT_AUDIENCE
 
 from tests.jobs import good_job
 from tests.names import bare

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from kubernetes import client, config
-from pseudoreal_api import crd
-from pseudoreal_api.reports import REPORT_PATH
+from pseudoreal_api.publish import crd
+from pseudoreal_api.wire.reports import REPORT_PATH
 from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_dev.cluster.control_plane import ControlPlane

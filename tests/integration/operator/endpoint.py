@@ -6,9 +6,9 @@ import urllib.request
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pseudoreal_api.messages import ProgressReport
 from pseudoreal_api.names import REPORT_CA_FILE, file_annotation
-from pseudoreal_api.reports import REPORT_URL, Place, PodReport, RankSign, ReportAnswer, SavedCheckpoint
+from pseudoreal_api.wire.messages import ProgressReport
+from pseudoreal_api.wire.reports import REPORT_URL, Place, PodReport, RankSign, ReportAnswer, SavedCheckpoint
 
 from tests.integration.operator.cluster import Cluster
 from tests.patience import wait_for

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from pseudoreal_api.reports import REPORT_PATH, REPORT_URL
+from pseudoreal_api.wire.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_operator.cluster.lease import DURATION_SECONDS
 from pseudoreal_operator.settings import Lease, Settings, read_settings

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pseudoreal_api.reports import PodReport
+from pseudoreal_api.wire.reports import PodReport
 from pseudoreal_dev.cluster import binaries
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.machine import paths

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pseudoreal_api.reports import PodReport
+from pseudoreal_api.wire.reports import PodReport
 
 from tests.integration.operator.cluster import Cluster, Job
 from tests.integration.operator.endpoint import Reporter, progress, sign

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
-from pseudoreal_api.reports import ReportAnswer, SavedCheckpoint
-from pseudoreal_trainer.tell.endpoint import Endpoint, Refused
+from pseudoreal_api.wire.reports import ReportAnswer, SavedCheckpoint
+from pseudoreal_trainer.pod.endpoint import Endpoint, Refused
 
 from tests.integration.operator.cluster import Cluster, Job
 from tests.integration.operator.conftest import USER, Operator

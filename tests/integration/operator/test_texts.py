@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubernetes import client
 from pseudoreal_api.base import API_VERSION, KIND
-from pseudoreal_api.messages import TerminationMessage
-from pseudoreal_api.spec import JobMetadata
+from pseudoreal_api.spec.job import JobMetadata
+from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.login import connect
 from pseudoreal_operator.foreign import clean, cut
-from pseudoreal_operator.tell.events import Event, Reason, to_manifest
+from pseudoreal_operator.status.events import Event, Reason, to_manifest
 
 from tests.integration.operator.cluster import Cluster, Job
 from tests.patience import wait_for

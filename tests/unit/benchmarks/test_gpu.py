@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.plan.memory import held
-from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
 
 from tests.benchmarks.gpu.budget import MOST_SECONDS, STOP_SECONDS, fits, within
 from tests.benchmarks.gpu.case import Request, _Runner
@@ -14,7 +14,7 @@ from tests.benchmarks.gpu.cases import TIMED, Case, suite, warm_up
 from tests.benchmarks.gpu.report import TITLE, section, with_section
 from tests.benchmarks.gpu.results import Forecast, Machine, Measured, Record, Results, loss_differences
 from tests.benchmarks.gpu.timeline import Span, Timeline, share_of
-from tests.unit.trainer.engine.fake_memory import pretend_gpu
+from tests.unit.trainer.engine.state.fake_memory import pretend_gpu
 
 CASES = suite(tiny=False).cases
 

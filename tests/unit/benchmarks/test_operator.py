@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_api.messages import TerminationMessage
 from pseudoreal_api.names import LABEL_EXECUTION_ATTEMPT, LABEL_PHASE, LABEL_ROLE
+from pseudoreal_api.wire.messages import TerminationMessage
 
 from tests.benchmarks.operator.audit import (
     JOB_CONTROLLER,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_api.model_spec import FeedForward, Model
+from pseudoreal_api.spec.model import FeedForward, Model
 
 from tests.benchmarks.agreement import TOLERANCE
 from tests.benchmarks.rank import measured

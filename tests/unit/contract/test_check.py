@@ -1,7 +1,7 @@
 """The local check refuses what the API server refuses, with the same words for the rules across fields."""
 
 import pytest
-from pseudoreal_api.check import InvalidJob, check_job
+from pseudoreal_api.spec.check import InvalidJob, check_job
 
 from tests.jobs import BadJob, bad_jobs, good_job
 

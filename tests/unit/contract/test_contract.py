@@ -7,8 +7,8 @@ from typing import Annotated, Any, get_args
 
 import jsonschema
 import pytest
-from pseudoreal_api.contract import CONTRACT, ContractError, Since, joined, marks, split
-from pseudoreal_api.resolved import DelinkConfig, PhaseConfig, read_config
+from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig, read_config
+from pseudoreal_api.wire.contract import CONTRACT, ContractError, Since, joined, marks, split
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 

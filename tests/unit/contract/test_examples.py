@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from pseudoreal_api.check import check_job
-from pseudoreal_api.resolve import check_resolvable
+from pseudoreal_api.resolved.resolve import check_resolvable
+from pseudoreal_api.spec.check import check_job
 
 from tests.jobs import example_jobs
 

@@ -1,9 +1,9 @@
 """From the spec to each phase's configuration."""
 
 import pytest
-from pseudoreal_api.check import check_job
-from pseudoreal_api.resolve import UnresolvableJob, check_resolvable, delink_config, last_steps, phase_config
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable, delink_config, last_steps, phase_config
+from pseudoreal_api.spec.check import check_job
 
 from tests.jobs import good_job
 

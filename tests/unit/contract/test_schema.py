@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from pseudoreal_api.crd import custom_resource_definition
-from pseudoreal_api.schema import structural_schema
+from pseudoreal_api.publish.crd import custom_resource_definition
+from pseudoreal_api.publish.schema import structural_schema
 from pydantic import BaseModel, Field
 
 VERSION = custom_resource_definition()["spec"]["versions"][0]

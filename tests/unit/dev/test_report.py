@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_dev.demo import report
 
 EVENTS: list[dict[str, Any]] = [

@@ -8,7 +8,7 @@ import pseudoreal_operator
 
 PACKAGE = Path(pseudoreal_operator.__file__).parent
 EFFECTS = {"observe.requests"}
-PURE = {"observe", "tell", "diagnose", "manifests", "decide"}
+PURE = {"observe", "status", "failures", "manifests", "lifecycle"}
 REPORT = "print(*sorted({'kopf', 'aiohttp', 'kubernetes', 'torch'} & set(sys.modules)))"
 
 

@@ -10,14 +10,14 @@ from datetime import UTC, datetime, timedelta
 from itertools import filterfalse
 from typing import Any
 
-from pseudoreal_api.messages import EXIT_CODES, ExitCode, Outcome, TerminationMessage
 from pseudoreal_api.names import CONTAINER
-from pseudoreal_api.reports import Place, PodReport, RankSign
-from pseudoreal_api.spec import PseudoRealJob
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.messages import EXIT_CODES, ExitCode, Outcome, TerminationMessage
+from pseudoreal_api.wire.reports import Place, PodReport, RankSign
 from pseudoreal_operator import clock
-from pseudoreal_operator.decide.plan import Plan, plan
-from pseudoreal_operator.decide.stopping import STOP_SECONDS
+from pseudoreal_operator.lifecycle.plan import Plan, plan
+from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.observed import Heard, JobState, Observed, Pod, PodPhase, Role, Run
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod

@@ -5,12 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pseudoreal_api.resolve import delink_config, phase_config
-from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
+from pseudoreal_api.resolved.resolve import delink_config, phase_config
+from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.data.corpus import load_corpus
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.training.phase import train_phase
 
 

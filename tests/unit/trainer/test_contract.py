@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pseudoreal_api.contract import CONTRACT
-from pseudoreal_api.messages import ExitCode, TerminationMessage
+from pseudoreal_api.wire.contract import CONTRACT
+from pseudoreal_api.wire.messages import ExitCode, TerminationMessage
 
 
 def test_a_pod_that_is_asked_for_a_later_contract_refuses_the_job(tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_a_pod_that_is_asked_for_a_later_contract_refuses_the_job(tmp_path: Path
     config = asked | {"role": "train", "phase": "real", "attempt": 3, "later": True}
     (tmp_path / "config.json").write_text(json.dumps(config))
     environment = os.environ | {"PSEUDOREAL_TERMINATION_LOG": str(tmp_path / "termination")}
-    command = [sys.executable, "-m", "pseudoreal_trainer.pod", str(tmp_path / "config.json")]
+    command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(tmp_path / "config.json")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == ExitCode.INVALID_JOB, done.stderr
     message = TerminationMessage.model_validate_json((tmp_path / "termination").read_text())

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_trainer import pod
+from pseudoreal_trainer.cli import pod as program
 from pseudoreal_trainer.gpu_environment import gpu_environment
 
 
@@ -32,5 +32,5 @@ def test_kernels_of_a_pipeline_are_loaded_at_start(pipeline: int, loading: str |
 
 def test_the_environment_of_the_pod_wins(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
-    found = pod._environment(config(0).model_copy(update={"gpus": 1}), tmp_path)
+    found = program._environment(config(0).model_copy(update={"gpus": 1}), tmp_path)
     assert (found["TORCH_FR_BUFFER_SIZE"], found["TORCH_NCCL_TRACE_BUFFER_SIZE"]) == ("7", "2000")

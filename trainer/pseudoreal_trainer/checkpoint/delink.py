@@ -4,10 +4,10 @@ that says from which bytes of the old one each block is read."""
 from dataclasses import dataclass
 
 import structlog
-from pseudoreal_api.messages import TerminationMessage
-from pseudoreal_api.phase_spec import Sharing
-from pseudoreal_api.resolved import DelinkConfig
-from pseudoreal_api.run_spec import OptimizerState
+from pseudoreal_api.resolved.config import DelinkConfig
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_api.spec.run import OptimizerState
+from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updates

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pseudoreal_trainer.checkpoint.place import Place
-from pseudoreal_trainer.checkpoint.storage import storage_of
+from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
 

@@ -6,11 +6,11 @@
 from collections import defaultdict
 
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.resolved import DiscardConfig, PhaseConfig
+from pseudoreal_api.resolved.config import DiscardConfig, PhaseConfig
 from pydantic import Field, ValidationError
 
-from pseudoreal_trainer.checkpoint.place import Place, place_of
-from pseudoreal_trainer.checkpoint.storage import storage_of
+from pseudoreal_trainer.checkpoint.storage.place import Place, place_of
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, unknown
 from pseudoreal_trainer.errors import TrainingError
 

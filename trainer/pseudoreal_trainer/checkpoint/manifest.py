@@ -6,10 +6,10 @@ from collections.abc import Collection
 from typing import Literal
 
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.phase_spec import Sharing
-from pseudoreal_api.resolved import JobIdentity
-from pseudoreal_api.run_spec import OptimizerState
+from pseudoreal_api.resolved.config import JobIdentity
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_api.spec.run import OptimizerState
 from pydantic import Field
 
 from pseudoreal_trainer.data.corpus import CorpusIdentity

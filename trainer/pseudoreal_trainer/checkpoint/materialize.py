@@ -6,8 +6,8 @@ from math import prod
 from typing import TypeVar
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, StoredTensor
-from pseudoreal_trainer.checkpoint.place import Place
 from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.storage.place import Place
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import KINDS

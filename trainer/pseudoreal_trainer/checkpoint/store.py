@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import structlog
-from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
+from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
 from pydantic import ValidationError
 
 from pseudoreal_trainer.checkpoint.manifest import READABLE_VERSIONS, FileDigest, Manifest
-from pseudoreal_trainer.checkpoint.place import Place, place_of
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.storage import storage_of
+from pseudoreal_trainer.checkpoint.storage.place import Place, place_of
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.visible import await_size, read_as_seen
 from pseudoreal_trainer.errors import TrainingError
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest
-from pseudoreal_trainer.checkpoint.place import Place
+from pseudoreal_trainer.checkpoint.storage.place import Place
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import Kind

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.model_spec import Data
+from pseudoreal_api.spec.model import Data
 from pydantic import Field
 
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError

@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pseudoreal_api.phase_spec import Batch
+from pseudoreal_api.spec.phase import Batch
 
 from pseudoreal_trainer.data.corpus import Bytes
 from pseudoreal_trainer.data.permutation import permute

@@ -1,1 +1,4 @@
-"""Executes step plans: working copies, gradients, messages and updates of one rank. docs/engine.md walks through it."""
+"""Executes step plans: working copies, gradients, messages and updates of one rank. docs/engine.md walks through it.
+
+What a step does is decided in `plan`; when steps are made, in `training`.
+"""

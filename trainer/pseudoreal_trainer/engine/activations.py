@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark, reach
-from pseudoreal_trainer.engine.pinned import Allocator, Block
-from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.plan.activations import LEAVING
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.pinned import Allocator, Block
+from pseudoreal_trainer.forecast.memory.activations import LEAVING
 from pseudoreal_trainer.plan.steps import Stash, Unstash
 
 Key = tuple[int, int]

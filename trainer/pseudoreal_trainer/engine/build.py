@@ -4,30 +4,30 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.activations import StashRoom
-from pseudoreal_trainer.engine.adamw import AdamW
 from pseudoreal_trainer.engine.copies import Copies
-from pseudoreal_trainer.engine.disk_state import open_disk_states
 from pseudoreal_trainer.engine.gradients import Buffers, Gradients
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lanes
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
-from pseudoreal_trainer.engine.pinned import Allocator, Region, Slots, allocator_for
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lanes
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.reductions import Reductions
-from pseudoreal_trainer.engine.ring import RingRoom
 from pseudoreal_trainer.engine.runner import Parts
-from pseudoreal_trainer.engine.state import Extent, MemoryState, State, Vectors
+from pseudoreal_trainer.engine.state.adamw import AdamW
+from pseudoreal_trainer.engine.state.disk import open_disk_states
+from pseudoreal_trainer.engine.state.memory import Extent, MemoryState, State, Vectors
+from pseudoreal_trainer.engine.state.pinned import Allocator, Region, Slots, allocator_for
+from pseudoreal_trainer.engine.state.ring import RingRoom
 from pseudoreal_trainer.engine.tokens import TokenRoom
-from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Updates
-from pseudoreal_trainer.plan.crossing import crossing
-from pseudoreal_trainer.plan.memory import gradient_buffers
-from pseudoreal_trainer.plan.sizes import Sizes
+from pseudoreal_trainer.forecast.memory.crossing import crossing
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.units import Unit
 
 

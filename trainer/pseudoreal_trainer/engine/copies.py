@@ -13,15 +13,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.modules import UnitModule
-from pseudoreal_trainer.engine.state import State
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, Updated, reach
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.memory import State
 from pseudoreal_trainer.plan.steps import Drop, Fetch, Read
-
-Updated = Future[Mark]
-"""Done when a unit's newest optimizer step is; the mark says when on its lane."""
 
 
 class NotResident(RuntimeError):

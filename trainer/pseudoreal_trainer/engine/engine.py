@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.build import Blueprint, build_parts
-from pseudoreal_trainer.engine.capture import Capture, Sink, Source
-from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.probe import Probe, sums_of
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.reductions import Agreement
 from pseudoreal_trainer.engine.runner import Batch, Run, Training
-from pseudoreal_trainer.engine.state import Content
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.state.capture import Capture, Sink, Source
+from pseudoreal_trainer.engine.state.memory import Content
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
 from pseudoreal_trainer.plan.steps import Update

@@ -8,11 +8,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark
 from pseudoreal_trainer.engine.modules import Modules
-from pseudoreal_trainer.engine.state import State
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.memory import State
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.plan.steps import Flow, Receive, Send
 
 Key = tuple[Flow, int, int]

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from pseudoreal_api.model_spec import Model
+from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 from torch.nn import functional as F
 

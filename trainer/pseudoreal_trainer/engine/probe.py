@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pseudoreal_trainer.engine.gradients import Growing
-from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.modules import Modules
+from pseudoreal_trainer.engine.ranks.grid import Grid
 from pseudoreal_trainer.plan.parts import parts_of
 from pseudoreal_trainer.plan.units import Unit
 

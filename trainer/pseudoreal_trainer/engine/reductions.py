@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.gradients import Gradients, Reduction
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark, reach
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.side_work import SideWork
-from pseudoreal_trainer.engine.state import State
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.state.memory import State
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.steps import Agree, Reduce, Tie, Update
 from pseudoreal_trainer.plan.units import Unit

@@ -11,21 +11,21 @@ from torch import Tensor
 from pseudoreal_trainer.engine.activations import Activations, Graph, StashRoom
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.gradients import Gradients
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.modules import Modules
-from pseudoreal_trainer.engine.pinned import Allocator, Region
 from pseudoreal_trainer.engine.probe import Probe
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lanes, Throttle
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.reductions import Agreement, Reductions
-from pseudoreal_trainer.engine.ring import RingRoom
-from pseudoreal_trainer.engine.state import State
+from pseudoreal_trainer.engine.state.memory import State
+from pseudoreal_trainer.engine.state.pinned import Allocator, Region
+from pseudoreal_trainer.engine.state.ring import RingRoom
 from pseudoreal_trainer.engine.tokens import TokenRoom
-from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Updates
 from pseudoreal_trainer.engine.warm_up import warm_up
-from pseudoreal_trainer.plan.activations import most_stashed
-from pseudoreal_trainer.plan.crossing import Shape, takes_tokens
+from pseudoreal_trainer.forecast.memory.activations import most_stashed
+from pseudoreal_trainer.forecast.memory.crossing import Shape, takes_tokens
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import (
     Agree,

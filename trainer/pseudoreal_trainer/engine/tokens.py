@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.engine.lanes import Lanes, Mark, reach
-from pseudoreal_trainer.engine.pinned import Allocator, Block
-from pseudoreal_trainer.plan.crossing import Shape, token_bytes
+from pseudoreal_trainer.engine.ranks.lanes import Lanes, Mark, reach
+from pseudoreal_trainer.engine.state.pinned import Allocator, Block
+from pseudoreal_trainer.forecast.memory.crossing import Shape, token_bytes
 
 
 class TokenRoom:

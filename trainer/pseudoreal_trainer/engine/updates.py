@@ -5,15 +5,15 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 
-from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
 
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lane, Lanes, Mark
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.reductions import Reductions
 from pseudoreal_trainer.engine.side_work import SideWork
-from pseudoreal_trainer.engine.state import State
-from pseudoreal_trainer.engine.trace import Trace
-from pseudoreal_trainer.plan.crossing import KEPT_GRADIENTS
+from pseudoreal_trainer.engine.state.memory import State
+from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
 from pseudoreal_trainer.plan.steps import Update
 
 

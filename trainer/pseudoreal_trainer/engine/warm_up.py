@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pseudoreal_trainer.plan.crossing import Shape
+from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan
 
 if TYPE_CHECKING:

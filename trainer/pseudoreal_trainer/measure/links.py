@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.model_spec import Optimizer
+from pseudoreal_api.spec.model import Optimizer
 from torch import Tensor
 
-from pseudoreal_trainer.engine.adamw import AdamW, Slices
-from pseudoreal_trainer.engine.direct_file import DirectFile, Piece, aligned_buffer
-from pseudoreal_trainer.engine.pinned import allocator_for
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
+from pseudoreal_trainer.engine.state.direct_file import DirectFile, Piece, aligned_buffer
+from pseudoreal_trainer.engine.state.pinned import allocator_for
+from pseudoreal_trainer.forecast.time.hardware import Collectives, Transfer
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
-from pseudoreal_trainer.plan.hardware import Collectives, Transfer
 
 _SMALL = 2**14
 """Bytes of the smaller of two transfers."""

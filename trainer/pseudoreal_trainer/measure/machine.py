@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import multiprocessing
 
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Speeds
 from pseudoreal_trainer.measure.rank import measure, result, tasks
-from pseudoreal_trainer.plan.hardware import HardwareProfile, Speeds
 
 _MOST_RANKS = 8
 DEVICE_RESERVE = 2 * 2**30

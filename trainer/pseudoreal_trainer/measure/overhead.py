@@ -5,15 +5,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pseudoreal_api.model_spec import Model, Optimizer
+from pseudoreal_api.spec.model import Model, Optimizer
 from torch import Tensor
 
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.grid import open_grid
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.runner import Training
-from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.plan.layout import Layout

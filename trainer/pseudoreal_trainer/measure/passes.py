@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
-from pseudoreal_api.model_spec import FeedForward, Model
+from pseudoreal_api.spec.model import FeedForward, Model
 from torch import Tensor
 from torch.nn import functional as F
 
+from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.forecast.time.hardware import PassSpeed, Precision
 from pseudoreal_trainer.measure.scratch import scratch_share
 from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.model.transformer import Block, Head, rotary
-from pseudoreal_trainer.plan.graphs import Graphs
-from pseudoreal_trainer.plan.hardware import PassSpeed, Precision
-from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import VOCABULARY, units_of
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}

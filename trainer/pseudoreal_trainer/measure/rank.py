@@ -7,11 +7,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.forecast.time.hardware import Collectives, PassSpeed, Speeds, Transfer
 from pseudoreal_trainer.measure import links
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
-from pseudoreal_trainer.plan.hardware import Collectives, PassSpeed, Speeds, Transfer
 from pseudoreal_trainer.threads import threads_of
 
 Say = Callable[[str], None]

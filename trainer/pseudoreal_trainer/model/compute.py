@@ -1,7 +1,7 @@
 """The types in which a phase computes and keeps its state."""
 
 import torch
-from pseudoreal_api.model_spec import Precision
+from pseudoreal_api.spec.model import Precision
 
 
 def master_dtype(precision: Precision) -> torch.dtype:

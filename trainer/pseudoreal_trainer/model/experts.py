@@ -15,7 +15,7 @@ from math import ceil
 from typing import Any
 
 import torch
-from pseudoreal_api.model_spec import MixtureOfExperts, Model
+from pseudoreal_api.spec.model import MixtureOfExperts, Model
 from torch import Tensor, nn
 from torch.nn import functional as F
 

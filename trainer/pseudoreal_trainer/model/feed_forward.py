@@ -1,6 +1,6 @@
 """The feed-forward part of a layer; with experts, each of them."""
 
-from pseudoreal_api.model_spec import FeedForward as FeedForwardSpec
+from pseudoreal_api.spec.model import FeedForward as FeedForwardSpec
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -1,8 +1,8 @@
 """A decoder-only transformer whose layers may share blocks."""
 
 import torch
-from pseudoreal_api.model_spec import Model as ModelSpec
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.model import Model as ModelSpec
+from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor, nn
 from torch.nn import functional as F
 

@@ -1,1 +1,4 @@
-"""What a step does, as data: units and their places, orders, the step plan, its checker, its prediction. No torch."""
+"""What a training step does, as data: units and their homes, the layout, orders of passes, records, and their checker.
+
+What it costs is in `forecast`; what carries it out, in `engine`. Never torch.
+"""

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from pseudoreal_api.model_spec import ClippingMode
-from pseudoreal_api.phase_spec import Home, Schedule, StateSharding
+from pseudoreal_api.spec.model import ClippingMode
+from pseudoreal_api.spec.phase import Home, Schedule, StateSharding
 
 _MODULAR = ("layered", "interleaved")
 

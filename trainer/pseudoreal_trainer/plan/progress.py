@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.memory import gradient_buffers
 from pseudoreal_trainer.plan.steps import Agree, Backward, Flow, Forward, Measure, Plan, Reduce, Send, Step, Tie, Update
 
 _Message = tuple[Flow | None, int, int]

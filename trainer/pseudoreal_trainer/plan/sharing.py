@@ -1,6 +1,6 @@
 """Which block each layer uses. Pure."""
 
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.phase import Sharing
 
 
 def blocks_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from pseudoreal_api.model_spec import Model
+from pseudoreal_api.spec.model import Model
 
 VOCABULARY = 256
 """One token for each byte."""

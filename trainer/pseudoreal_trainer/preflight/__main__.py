@@ -5,10 +5,10 @@ import socket
 import sys
 from pathlib import Path
 
-from pseudoreal_api.reports import NODE_NAME
-from pseudoreal_api.resolved import read_phase_config
+from pseudoreal_api.resolved.config import read_phase_config
+from pseudoreal_api.wire.reports import NODE_NAME
 
-from pseudoreal_trainer.engine.ranks import device_of_rank
+from pseudoreal_trainer.engine.ranks.ranks import device_of_rank
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.preflight.check import Limits, Self, check
 from pseudoreal_trainer.preflight.report import log_check

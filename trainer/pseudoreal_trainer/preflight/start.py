@@ -7,8 +7,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pseudoreal_api.reports import NODE_NAME
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.reports import NODE_NAME
 
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.preflight.findings import Verdict

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from math import ceil
 
-from pseudoreal_api.phase_spec import GradientCorrelation
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.phase import GradientCorrelation
 
 from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement
 from pseudoreal_trainer.engine.probe import LayerGradients

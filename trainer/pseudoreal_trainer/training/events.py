@@ -3,7 +3,7 @@
 from collections import Counter
 
 import structlog
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore

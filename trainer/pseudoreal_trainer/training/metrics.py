@@ -9,12 +9,12 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 import structlog
-from pseudoreal_api.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
-from pseudoreal_trainer.tell.pod_folder import PodFolder
-from pseudoreal_trainer.tell.stamps import Stamps
+from pseudoreal_trainer.heartbeat.stamps import Stamps
+from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training.schedule import phase_rate
 
 if TYPE_CHECKING:  # it imports torch, for which a command that only looks at the file would wait

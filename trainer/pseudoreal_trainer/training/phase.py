@@ -7,8 +7,8 @@ from math import isfinite
 from pathlib import Path
 
 import structlog
-from pseudoreal_api.messages import Outcome, TerminationMessage
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.messages import Outcome, TerminationMessage
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.lineage import remember_lineage
@@ -17,22 +17,22 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.engine.build import Blueprint
-from pseudoreal_trainer.engine.compiler import require_compiler
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.grid import open_grid
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.reductions import REMEDY
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.state.compiler import require_compiler
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.forecast.memory.evaluation import sequences_at_once
+from pseudoreal_trainer.forecast.memory.from_config import phase_layout, phase_sizes
+from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.model.compute import compute_dtype, master_dtype
-from pseudoreal_trainer.plan.evaluation import sequences_at_once
-from pseudoreal_trainer.plan.from_config import phase_layout, phase_sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
-from pseudoreal_trainer.plan.sizes import Device
 from pseudoreal_trainer.plan.units import units_of
-from pseudoreal_trainer.tell.pod_folder import PodFolder
+from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.events import log_check, log_corpus, log_finished, log_sample, log_saved, log_started
 from pseudoreal_trainer.training.metrics import Meter, Reporter

@@ -5,7 +5,7 @@ import torch
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 log = structlog.get_logger()

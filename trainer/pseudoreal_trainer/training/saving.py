@@ -15,15 +15,15 @@ from typing import Self, TypeVar
 import structlog
 import torch
 import torch.distributed as dist
-from pseudoreal_api.messages import CheckpointCost
 from pseudoreal_api.quantity import bytes_of
-from pseudoreal_api.resolved import CheckpointPolicy
+from pseudoreal_api.resolved.config import CheckpointPolicy
+from pseudoreal_api.wire.messages import CheckpointCost
 from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.pieces import spans_of, tensors_of
-from pseudoreal_trainer.checkpoint.place import Place
+from pseudoreal_trainer.checkpoint.storage.place import Place
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine

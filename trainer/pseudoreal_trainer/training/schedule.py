@@ -2,8 +2,8 @@
 
 from math import cos, pi
 
-from pseudoreal_api.model_spec import Optimizer
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.model import Optimizer
 
 
 def phase_rate(config: PhaseConfig, step: int, begin: int) -> float:

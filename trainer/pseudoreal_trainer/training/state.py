@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 import torch
 from numpy.typing import NDArray
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 from torch import Tensor
 
 from pseudoreal_trainer.checkpoint.lineage import continued_stores
@@ -21,7 +21,7 @@ from pseudoreal_trainer.checkpoint.store import (
 )
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.transformer import Transformer

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 from torch import Tensor
 
 from pseudoreal_trainer.data.stream import Stream, rank_parts
@@ -13,7 +13,7 @@ from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.reductions import Agreement
 from pseudoreal_trainer.engine.runner import Training
-from pseudoreal_trainer.plan.crossing import Shape
+from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.training.schedule import phase_rate
 
 

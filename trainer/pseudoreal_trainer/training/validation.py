@@ -9,7 +9,7 @@ from torch import Tensor
 from pseudoreal_trainer.data.corpus import Bytes, Corpus
 from pseudoreal_trainer.data.stream import Indices, take_windows
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.plan.crossing import Shape
+from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.training.step import tokens_of
 
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pseudoreal_api.resolved import DelinkConfig, PhaseConfig, read_config
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig, read_config
+from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.children import children
 from pseudoreal_operator.observe.observed import Role
 from pseudoreal_operator.observe.stages import Stage

@@ -4,9 +4,9 @@ import re
 from typing import Any
 
 import pytest
-from pseudoreal_api.resolved import DelinkConfig, PhaseConfig
-from pseudoreal_api.run_spec import is_reserved
-from pseudoreal_operator.decide.acceptance import check
+from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
+from pseudoreal_api.spec.run import is_reserved
+from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.observe.observed import Role
 from pseudoreal_operator.observe.stages import Stage

@@ -2,8 +2,8 @@
 
 import kubernetes_validate
 import pytest
-from pseudoreal_api.check import check_job
-from pseudoreal_operator.decide.acceptance import check
+from pseudoreal_api.spec.check import check_job
+from pseudoreal_operator.lifecycle.acceptance import check
 
 from tests import golden
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from pseudoreal_operator.decide.acceptance import check
+from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.network import rendezvous_port
 
 from tests.unit.operator.manifests.rendered import (

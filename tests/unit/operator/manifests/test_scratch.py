@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.quantity import bytes_of
-from pseudoreal_api.resolve import phase_config
+from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_operator.manifests.scratch import size_limit
-from pseudoreal_trainer.plan.from_config import best_layout, phase_sizes
-from pseudoreal_trainer.plan.memory import held
+from pseudoreal_trainer.forecast.memory.from_config import best_layout, phase_sizes
+from pseudoreal_trainer.forecast.memory.memory import held
 
 from tests.unit.operator.world import make_job
 

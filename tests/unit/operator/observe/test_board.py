@@ -4,8 +4,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pseudoreal_api.messages import ProgressReport
-from pseudoreal_api.reports import Place, PodReport, RankSign, SavedCheckpoint
+from pseudoreal_api.wire.messages import ProgressReport
+from pseudoreal_api.wire.reports import Place, PodReport, RankSign, SavedCheckpoint
 from pseudoreal_operator.observe.board import NEWS_PER_SECOND, NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
 from pseudoreal_operator.observe.observed import Heard, Role, Run
 

@@ -1,6 +1,6 @@
 """What is known of pods that no list shows any more."""
 
-from pseudoreal_api.messages import TerminationMessage
+from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.observed import Pod, PodPhase, Role, Run, Termination
 

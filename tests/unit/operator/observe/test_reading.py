@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import pytest
-from pseudoreal_api.messages import TerminationMessage
-from pseudoreal_api.reports import PodReport, RankSign, SavedCheckpoint
-from pseudoreal_operator.diagnose.obstacles import describe_obstacle
+from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_api.wire.reports import PodReport, RankSign, SavedCheckpoint
+from pseudoreal_operator.failures.obstacles import describe_obstacle
 from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role, Run
 from pseudoreal_operator.observe.reading import (
     belongs_to,

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from typing import Any, cast
 
-from pseudoreal_api.status import PseudoRealJobStatus
+from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.last_words import LastWords

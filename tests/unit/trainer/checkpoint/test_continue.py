@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pseudoreal_api.resolve import phase_config
-from pseudoreal_api.resolved import DiscardConfig, PhaseConfig
-from pseudoreal_api.spec import PseudoRealJob
+from pseudoreal_api.resolved.config import DiscardConfig, PhaseConfig
+from pseudoreal_api.resolved.resolve import phase_config
+from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError

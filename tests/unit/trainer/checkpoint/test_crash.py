@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
+from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
@@ -32,7 +32,7 @@ def _visit(job: _Job, visited: Callable[[str], None]) -> None:
     """Goes through the job, or goes on with it, and calls `visited` before each point."""
     import torch
     from pseudoreal_trainer.data.corpus import load_corpus
-    from pseudoreal_trainer.engine.ranks import Ranks
+    from pseudoreal_trainer.engine.ranks.ranks import Ranks
     from pseudoreal_trainer.training import events
     from pseudoreal_trainer.training.phase import train_phase
 

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pseudoreal_api.phase_spec import Sharing
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.checkpoint.delink import delink, delinked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
@@ -246,7 +246,7 @@ def test_a_phase_without_its_delink_says_so(config: Any, train: Any) -> None:
 _HUGE = """
 import resource, sys
 from pathlib import Path
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.checkpoint.delink import delinked
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.reader import Reader

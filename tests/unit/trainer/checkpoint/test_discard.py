@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_api.messages import TerminationMessage
-from pseudoreal_api.resolved import DelinkConfig, DiscardConfig, PhaseConfig
+from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
+from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.cli.pod import _with_newest_checkpoint
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.pod import _with_newest_checkpoint
 
 from tests.unit.trainer.checkpoint.by_hand import save
 

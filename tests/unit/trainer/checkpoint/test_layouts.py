@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Updates
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
-from pseudoreal_trainer.engine.ranks import Ranks
-from pseudoreal_trainer.plan.from_config import phase_layout
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.phase import open_engine
 from pseudoreal_trainer.training.saving import Saver

@@ -8,12 +8,12 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.phase_spec import Sharing
-from pseudoreal_api.resolved import DiscardConfig, JobIdentity
+from pseudoreal_api.resolved.config import DiscardConfig, JobIdentity
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.file_storage import FileStorage
 from pseudoreal_trainer.checkpoint.manifest import Link, Manifest, Random
+from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, remove
 from pseudoreal_trainer.errors import TrainingError
 

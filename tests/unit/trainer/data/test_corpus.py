@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pseudoreal_api.model_spec import Data
+from pseudoreal_api.spec.model import Data
 from pseudoreal_trainer.data import corpus as corpus_room
 from pseudoreal_trainer.data.corpus import corpus_files, load_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError

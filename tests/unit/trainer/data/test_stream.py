@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_api.phase_spec import Batch
+from pseudoreal_api.spec.phase import Batch
 from pseudoreal_trainer.data.stream import Stream, rank_parts
 
 from tests.unit.trainer.data.slow_permutation import permuted

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from pseudoreal_api.model_spec import Clipping, FeedForward, MixtureOfExperts, Model
-from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.model import Clipping, FeedForward, MixtureOfExperts, Model
+from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 

@@ -9,16 +9,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from pseudoreal_api.model_spec import Clipping
-from pseudoreal_api.model_spec import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.model import Clipping
+from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
 from pseudoreal_trainer.engine.gradients import Gradients
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.model.transformer import Transformer
 from torch import Tensor
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.ranks import run_case
+from tests.unit.trainer.engine.running import run_case
 
 FAULTS = {1: ("blocks.1", nan), 3: ("head", inf)}
 """Step -> the unit one element of whose gradient is spoilt, and by what."""

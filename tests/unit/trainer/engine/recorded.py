@@ -7,7 +7,7 @@ from threading import local
 from typing import Any
 
 import torch
-from pseudoreal_trainer.engine.lanes import Lane, Lanes
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes
 
 COMPUTE = "compute"
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import torch
-from pseudoreal_trainer.engine.grid import Grid
 from pseudoreal_trainer.engine.messages import Messages
-from pseudoreal_trainer.engine.ranks import Ranks
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import Flow, Receive, Send
 

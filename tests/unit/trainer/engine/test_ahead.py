@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_trainer.engine import runner
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Run, Training
 from pseudoreal_trainer.plan.steps import Forward
 
 from tests.unit.trainer.engine.cases import RATE, Case
-from tests.unit.trainer.engine.ranks import CaseBatch, make_engine
+from tests.unit.trainer.engine.running import CaseBatch, make_engine
 
 CPU = torch.device("cpu")
 SECONDS = 300

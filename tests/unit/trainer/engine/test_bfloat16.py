@@ -4,14 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.model.transformer import build_model
 from torch import Tensor
 from torch.nn import functional as F
 
 from tests.unit.trainer.engine.cases import RATE, STEPS, Case
-from tests.unit.trainer.engine.ranks import SEED, run_case
 from tests.unit.trainer.engine.reference import batch_of
+from tests.unit.trainer.engine.running import SEED, run_case
 
 CASES = [
     *(Case(precision="bfloat16", homes=homes) for homes in ("d", "h", "D")),

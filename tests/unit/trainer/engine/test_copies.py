@@ -7,15 +7,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.adamw import AdamW
 from pseudoreal_trainer.engine.copies import Copies, NotResident
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lanes
 from pseudoreal_trainer.engine.modules import Modules
-from pseudoreal_trainer.engine.pinned import Slots
-from pseudoreal_trainer.engine.ranks import Ranks
-from pseudoreal_trainer.engine.state import Extent, MemoryState, Vectors
-from pseudoreal_trainer.engine.trace import Trace
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lanes
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.adamw import AdamW
+from pseudoreal_trainer.engine.state.memory import Extent, MemoryState, Vectors
+from pseudoreal_trainer.engine.state.pinned import Slots
 from pseudoreal_trainer.plan.steps import Drop, Fetch, Read
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor

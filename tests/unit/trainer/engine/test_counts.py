@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_trainer.plan.layout import Layout
 
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
-from tests.unit.trainer.engine.ranks import Result, run_cases
+from tests.unit.trainer.engine.running import Result, run_cases
 
 FETCHING = [
     *(Case(data=2, sharding="full", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 2, 3)),

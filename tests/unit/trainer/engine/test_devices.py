@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from pseudoreal_trainer.engine.ranks import check_devices, device_of_rank, open_ranks
+from pseudoreal_trainer.engine.ranks.ranks import check_devices, device_of_rank, open_ranks
 from pseudoreal_trainer.errors import TrainingError
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
-from pseudoreal_trainer.engine.direct_file import DirectFile, DiskError, aligned_buffer
+from pseudoreal_trainer.engine.state.direct_file import DirectFile, DiskError, aligned_buffer
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.plan.crossing import PAGE
+from pseudoreal_trainer.forecast.memory.crossing import PAGE
 from pseudoreal_trainer.plan.units import KINDS
 
 SMALL = 256 << 10

@@ -13,7 +13,7 @@ import torch
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.ranks import Result, run_cases
+from tests.unit.trainer.engine.running import Result, run_cases
 
 ORDERS = ("layered", "gpipe", "1f1b", "interleaved")
 SHARDINGS = ("none", "optimizer", "gradients", "full")

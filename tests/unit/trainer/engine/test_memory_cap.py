@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.plan.units import units_of
 
 MIB = 1 << 20
@@ -65,7 +65,7 @@ def _baseline() -> int:
 def _train(config: PhaseConfig, folder: Path, limit: int = resource.RLIM_INFINITY) -> subprocess.CompletedProcess[str]:
     file = folder / f"{Path(config.work_directory).name}.json"
     file.write_text(config.to_json())
-    command = [sys.executable, "-m", "pseudoreal_trainer.worker", str(file)]
+    command = [sys.executable, "-m", "pseudoreal_trainer.cli.rank", str(file)]
     return subprocess.run(
         command,
         env=_environment() | {"PSEUDOREAL_OUTCOME_DIRECTORY": str(folder)},

@@ -6,7 +6,7 @@ import torch
 from tests.unit.trainer.engine import not_finite
 from tests.unit.trainer.engine.cases import STEPS
 from tests.unit.trainer.engine.not_finite import FAULTS, SkippingCase
-from tests.unit.trainer.engine.ranks import Result, bring_together
+from tests.unit.trainer.engine.running import Result, bring_together
 from tests.unit.trainer.forked import run_ranks
 
 CLIPPINGS, HOMES = ("global", "perUnit", "none"), ("d", "h", "D")

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.ranks import SEED, Result, run_cases
+from tests.unit.trainer.engine.running import SEED, Result, run_cases
 
 OWN = (4, "cycle")
 MEASURED = [

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.ranks import Result, run_cases
+from tests.unit.trainer.engine.running import Result, run_cases
 from tests.unit.trainer.engine.torch_oracles import Trained, train_all
 
 TRAININGS = [

@@ -6,13 +6,13 @@ here gradients are float32, too) and against the plan's prediction; and that pad
 
 import pytest
 import torch
-from pseudoreal_trainer.plan.memory import unit_state
-from pseudoreal_trainer.plan.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.forecast.memory.memory import unit_state
+from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
-from tests.unit.trainer.engine.ranks import Result, run_cases
+from tests.unit.trainer.engine.running import Result, run_cases
 
 N = 3
 """Divides no unit: every last shard is padded."""

@@ -9,11 +9,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 from pseudoreal_trainer.engine.gradients import Buffers, Gradients
-from pseudoreal_trainer.engine.grid import Grid
-from pseudoreal_trainer.engine.lanes import Lanes
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lanes
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.reductions import Reductions
-from pseudoreal_trainer.engine.trace import Trace
 from pseudoreal_trainer.engine.updates import Updates
 from pseudoreal_trainer.plan.steps import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of

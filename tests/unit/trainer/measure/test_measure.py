@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.adamw import AdamW, Slices
+from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
+from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.time.hardware import Precision, pass_speed, read_profile
 from pseudoreal_trainer.measure import links, machine, passes, rank
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
-from pseudoreal_trainer.plan.graphs import Graphs
-from pseudoreal_trainer.plan.hardware import Precision, pass_speed, read_profile
 from torch import multiprocessing
 
-from tests.unit.trainer.plan.test_predict import profile
+from tests.unit.trainer.forecast.time.test_predict import profile
 
 CPU = torch.device("cpu")
 

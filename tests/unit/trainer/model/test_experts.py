@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.modules import UnitModule
 from pseudoreal_trainer.model import experts
 from pseudoreal_trainer.model.experts import capacity_of

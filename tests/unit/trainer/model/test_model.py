@@ -1,7 +1,7 @@
 import pytest
 import torch
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer, build_model, rotary, rotate
 from torch.nn import functional as F
 

@@ -1,6 +1,6 @@
 import torch
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.sampling import generate, readable
 from pseudoreal_trainer.model.transformer import build_model
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from pseudoreal_api.model_spec import Model
+from pseudoreal_api.spec.model import Model
+from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
 
 

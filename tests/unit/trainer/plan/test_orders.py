@@ -5,12 +5,12 @@ import random
 from itertools import product
 
 import pytest
-from pseudoreal_trainer.plan.costs import UnitTime
+from pseudoreal_trainer.forecast.time.costs import UnitTime
+from pseudoreal_trainer.forecast.time.predict import idle_share
+from pseudoreal_trainer.forecast.time.timeline import timeline
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.predict import idle_share
 from pseudoreal_trainer.plan.steps import Fetch, Plan, Reduce, Send
-from pseudoreal_trainer.plan.timeline import timeline
 
 from tests.unit.trainer.plan.cases import everywhere, make_layout
 

@@ -1,5 +1,5 @@
 import pytest
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.sharing import blocks_of_layers, sources
 
 

@@ -4,8 +4,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from pseudoreal_api.model_spec import Model
-from pseudoreal_api.phase_spec import Sharing
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import block_of, in_block, units_of
 

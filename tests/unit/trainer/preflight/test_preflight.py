@@ -11,15 +11,15 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer import worker
-from pseudoreal_trainer.engine.ranks import device_of_rank
+from pseudoreal_trainer.cli import rank as program
+from pseudoreal_trainer.engine.ranks.ranks import device_of_rank
 from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 from pseudoreal_trainer.preflight import measure
 from pseudoreal_trainer.preflight import start as preflight_start
 from pseudoreal_trainer.preflight.check import Limits, Self
 from pseudoreal_trainer.preflight.check import check as check_rank
 from pseudoreal_trainer.preflight.findings import Verdict
-from pseudoreal_trainer.tell.outcome import OUTCOME_DIRECTORY, collect_outcomes, pod_outcome
 
 from tests.ports import free_port
 from tests.unit.trainer.preflight.rank import PATIENT, QUICK, start, wrong
@@ -173,10 +173,10 @@ def test_the_last_word_of_a_pod_names_the_suspect(config: Any, tmp_path: Path, m
     file = tmp_path / "config.json"
     file.write_text(config(0).model_copy(update={"preflight": True}).to_json())
     for name, value in (("run_preflight", refuse), ("configure_logs", lambda: None), ("signal", Mock())):
-        monkeypatch.setattr(worker, name, value)
+        monkeypatch.setattr(program, name, value)
     monkeypatch.setenv(OUTCOME_DIRECTORY, str(tmp_path / "outcomes"))
     (tmp_path / "outcomes").mkdir()
-    worker.run_rank(file, Mock())
+    program.run_rank(file, Mock())
     message = pod_outcome(collect_outcomes(tmp_path / "outcomes"), config(0), 1, False)
     assert (message.outcome, message.suspect) == ("Failed", 5)
     assert "rank 5 on node n5" in message.message

@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pseudoreal_trainer import worker
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
-from pseudoreal_trainer.engine.capture import Capture
+from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.copies import Copies
-from pseudoreal_trainer.engine.disk_state import DiskState
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.gradients import Growing
-from pseudoreal_trainer.engine.state import MemoryState
+from pseudoreal_trainer.engine.state.capture import Capture
+from pseudoreal_trainer.engine.state.disk import DiskState
+from pseudoreal_trainer.engine.state.memory import MemoryState
 from pseudoreal_trainer.training.saving import Saver
 
 CALLS: dict[str, tuple[Any, str]] = {
@@ -90,6 +90,6 @@ def run(rank: int, port: int, config: Path, folder: Path, name: str, number: int
     os.dup2(log, 2)
     calls = _Calls(name, number, folder)
     calls.watch()
-    message = worker.run_rank(config, os._exit)
+    message = program.run_rank(config, os._exit)
     (folder / "counts").write_text("\n".join(f"{count} {name}" for name, count in calls.counts.items()))
     os._exit(message.exit_code)

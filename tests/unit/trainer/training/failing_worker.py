@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from pseudoreal_trainer import worker
+from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine import runner
 from pseudoreal_trainer.plan.steps import Agree, Forward
 
@@ -24,4 +24,4 @@ def _fail(run: runner.Run, step: Any) -> None:
 
 if __name__ == "__main__":
     runner._ACTIONS[Agree], runner._ACTIONS[Forward] = _agree, _fail
-    worker.main()
+    program.main()

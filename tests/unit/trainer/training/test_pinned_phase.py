@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.plan.report import plan_phase
+from pseudoreal_trainer.forecast.report import plan_phase
 
-from tests.unit.trainer.engine.fake_memory import pretend_gpu
+from tests.unit.trainer.engine.state.fake_memory import pretend_gpu
 
 
 @pytest.mark.parametrize(("home", "activations"), [("device", "host"), ("host", "host"), ("disk", "device")])

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 
@@ -23,7 +23,7 @@ def _train_on(ranks: int, config: PhaseConfig, folder: Path) -> None:
     common |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "pseudoreal_trainer.worker", str(file)],
+            [sys.executable, "-m", "pseudoreal_trainer.cli.rank", str(file)],
             env=dict(os.environ) | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.DEVNULL,
         )

@@ -13,7 +13,7 @@ from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.manifest import Random
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus

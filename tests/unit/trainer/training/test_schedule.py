@@ -3,7 +3,7 @@ from math import cos, pi
 from typing import Any
 
 import pytest
-from pseudoreal_api.model_spec import Optimizer
+from pseudoreal_api.spec.model import Optimizer
 from pseudoreal_trainer.training.schedule import learning_rate, phase_rate
 
 

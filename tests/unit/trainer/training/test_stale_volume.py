@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_api.resolved import PhaseConfig
+from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint import visible
-from pseudoreal_trainer.checkpoint.file_storage import FileStorage
-from pseudoreal_trainer.engine.ranks import Ranks
+from pseudoreal_trainer.checkpoint.storage.files import FileStorage
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.training.state import find_start
 

@@ -1,0 +1,146 @@
+"""The resolved configurations that the operator hands to a trainer pod, as files."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from pseudoreal_api.base import ApiModel, Quantity
+from pseudoreal_api.names import LATER_FILE
+from pseudoreal_api.spec.model import Data, Model, Optimizer, Precision
+from pseudoreal_api.spec.phase import Activations, Batch, Offload, Parallelism, Sharing, Until
+from pseudoreal_api.spec.run import CheckpointMode, OptimizerState
+from pseudoreal_api.wire.contract import REMEDY, ContractError, Since, joined
+
+
+class JobIdentity(ApiModel):
+    name: str = Field(description="metadata.name of the job.")
+    namespace: str = Field(description="metadata.namespace of the job.")
+    uid: str = Field(description="metadata.uid of the job; a checkpoint of another uid is refused.")
+
+
+class CheckpointPolicy(ApiModel):
+    every_steps: int = Field(description="Steps between two checkpoints.")
+    mode: CheckpointMode = Field(description="As in the spec.")
+    buffer_bytes: Quantity = Field(description="Host memory of each rank through which a checkpoint passes.")
+    keep_last: int = Field(description="Newest checkpoints kept besides those at the ends of phases.")
+    keep_every: int | None = Field(None, description="Also kept: those of steps that this divides.")
+
+
+class DiscardConfig(ApiModel):
+    """Checkpoints that are not resumed from: of attempts before this one, of this step or a later one."""
+
+    before_attempt: int = Field(description="Number of an attempt.")
+    from_step: int = Field(description="A step, from the job's start.")
+    continued: bool = Field(True, description="Also of the job that this one continues.")
+
+
+class MeasureConfig(ApiModel):
+    """What the delink into the next phase needs to know of this one's gradients."""
+
+    steps: int = Field(description="At the end of the phase.")
+    next_sharing: Sharing = Field(description="Of the next phase, explicit.")
+
+
+class _Kept(ApiModel):
+    """Where the results of a job are."""
+
+    work_directory: str = Field(description="Folder of metrics.jsonl and, without object storage, of checkpoints/.")
+    object_storage: str | None = Field(None, description="s3:// URL of the folder of checkpoints/. None: not used.")
+    discards: dict[str, list[DiscardConfig]] | None = Field(
+        None, description="Phase -> which of its checkpoints count no more. None: every checkpoint counts."
+    )
+
+    @property
+    def storage(self) -> str:
+        """Folder of checkpoints/."""
+        return self.object_storage or self.work_directory
+
+
+class PhaseConfig(_Kept):
+    """Everything that a trainer process needs to train one phase."""
+
+    role: Literal["train"] = Field("train", description="Tells this file from that of a delink.")
+    job: JobIdentity = Field(description="The job.")
+    attempt: int = Field(description="Number of this attempt; a stale one must not commit.")
+    phase: str = Field(description="Name of the phase.")
+    index: int = Field(description="Position of the phase in the job.")
+    model: Model = Field(description="As in the spec.")
+    data: Data = Field(description="As in the spec, with the path resolved.")
+    optimizer: Optimizer = Field(description="As in the spec.")
+    precision: Precision = Field(description="As in the spec.")
+    sharing: Sharing = Field(description="Explicit, also when every layer owns its weights.")
+    until: Until = Field(description="As in the spec.")
+    measure: MeasureConfig | None = Field(None, description="None: the delink does not ask, or no layers are delinked.")
+    phase_steps: int = Field(description="Step, from the job's start, at which this phase ends at the latest.")
+    warmup_steps: int = Field(0, description="At the start of this phase, if it was delinked.")
+    total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
+    workers: int = Field(description="Pods.")
+    processes_per_worker: int = Field(description="Ranks in each pod.")
+    gpus: Annotated[int, Since(2)] = Field(
+        0,
+        description="That each pod asks for; its ranks then never train on the CPU. 0: on GPUs if there are.",
+    )
+    collective_seconds: Annotated[int | None, Since(2)] = Field(
+        None,
+        description="Longest wait of a rank for the others in a collective, after which it ends. None: torch's own.",
+    )
+    batch: Batch = Field(description="As in the spec.")
+    parallelism: Parallelism = Field(description="As in the spec, with pipeline resolved.")
+    activations: Activations = Field(description="As in the spec.")
+    offload: Offload = Field(description="As in the spec.")
+    compile: bool = Field(description="As in the spec.")
+    offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
+    preflight: bool = Field(False, description="Check ranks and links before the first step.")
+    trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
+    checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
+    continues: str | None = Field(
+        None, description="Folder of checkpoints/ of the job that this one continues, where its own have none newer."
+    )
+
+    @property
+    def ranks(self) -> int:
+        return self.workers * self.processes_per_worker
+
+
+class DelinkConfig(_Kept):
+    """Everything that the delink between two phases needs."""
+
+    role: Literal["delink"] = Field("delink", description="Tells this file from that of a phase.")
+    job: JobIdentity = Field(description="The job.")
+    attempt: int = Field(description="Number of this attempt.")
+    phase: str = Field(description="The phase that it leads into.")
+    from_phase: str = Field(description="The phase whose last checkpoint is read.")
+    to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
+    optimizer_state: OptimizerState = Field(description="As in the spec.")
+
+
+_CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
+    Annotated[PhaseConfig | DelinkConfig, Field(discriminator="role")]
+)
+
+
+def read_config(path: Path) -> PhaseConfig | DelinkConfig:
+    """The configuration at `path`, with what is in LATER_FILE beside it. Fields of a later release are ignored.
+
+    Raises ContractError where this release cannot do what is asked.
+    """
+    later = path.with_name(LATER_FILE)
+    config = joined(path.read_bytes(), later.read_bytes() if later.exists() else None)
+    try:
+        return _CONFIG.validate_json(json.dumps(config), extra="ignore")
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"][1:]))
+        raise ContractError(
+            f"The image of this pod cannot read {where} of its configuration ({first['msg']}, found"
+            f" {first['input']!r}); {REMEDY}"
+        ) from error
+
+
+def read_phase_config(path: Path) -> PhaseConfig:
+    """The configuration of a process that trains."""
+    config = read_config(path)
+    assert isinstance(config, PhaseConfig), "a delink has no ranks"
+    return config

@@ -1,0 +1,250 @@
+"""From a job's spec to the configuration of each phase: what the schema cannot see is decided here. Pure."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from pseudoreal_api.names import work_directory as folder_of_job
+from pseudoreal_api.quantity import count_of
+from pseudoreal_api.resolved.config import (
+    CheckpointPolicy,
+    DelinkConfig,
+    DiscardConfig,
+    JobIdentity,
+    MeasureConfig,
+    PhaseConfig,
+)
+from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
+from pseudoreal_api.spec.phase import Phase, Sharing
+from pseudoreal_api.spec.recovery import Hang
+from pseudoreal_api.spec.run import Checkpoint
+
+_AFTER_THE_CLOCKS = 300
+"""Seconds that the operator has, once a clock of spec.hang has run out, to end the attempt itself."""
+
+
+class UnresolvableJob(ValueError):
+    """A job that the schema accepts and that cannot run; the text says what to change."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ranks of a phase."""
+
+    workers: int
+    processes_per_worker: int
+    pipeline: int
+
+    @property
+    def ranks(self) -> int:
+        return self.workers * self.processes_per_worker
+
+
+def phase_config(
+    job: PseudoRealJob,
+    index: int,
+    *,
+    attempt: int,
+    work_directory: str,
+    offload_directory: str,
+    discards: dict[str, list[DiscardConfig]] | None = None,
+) -> PhaseConfig:
+    """The configuration of the phase at `index`. Raises UnresolvableJob."""
+    spec, phase = job.spec, job.spec.phases[index]
+    layout = resolve_layout(spec, phase)
+    ends = last_steps(spec)
+    return PhaseConfig(
+        job=_identity(job),
+        attempt=attempt,
+        phase=phase.name,
+        index=index,
+        model=spec.model,
+        data=spec.data,
+        optimizer=spec.optimizer,
+        precision=spec.precision,
+        sharing=explicit_sharing(spec, phase),
+        until=phase.until,
+        measure=_measure(spec, index),
+        warmup_steps=spec.delink.warmup_steps if index > 0 and _delinks(spec, index) else 0,
+        phase_steps=ends[index],
+        total_steps=ends[-1],
+        workers=layout.workers,
+        processes_per_worker=layout.processes_per_worker,
+        gpus=gpus_of(phase),
+        collective_seconds=collective_seconds(spec.hang),
+        batch=phase.batch,
+        parallelism=phase.parallelism.model_copy(update={"pipeline": layout.pipeline}),
+        activations=phase.activations,
+        offload=phase.offload,
+        compile=phase.compile,
+        offload_directory=offload_directory,
+        preflight=spec.network.preflight,
+        checkpoint=_checkpoint_policy(spec.checkpoint),
+        discards=discards,
+        work_directory=work_directory,
+        object_storage=object_storage(job),
+        continues=_continued(job, work_directory),
+    )
+
+
+def collective_seconds(hang: Hang) -> int:
+    """Longer than every wait that the clocks of `hang` allow: a save may lie between two steps. So it is the operator,
+    who knows where each rank stands, that ends a hang, and this limit is for training without one."""
+    return max(hang.start_seconds, hang.step_seconds + hang.checkpoint_seconds) + _AFTER_THE_CLOCKS
+
+
+def _continued(job: PseudoRealJob, work_directory: str) -> str | None:
+    """It lies beside the job's own."""
+    folder = job.spec.checkpoint.continue_from
+    return None if folder is None else f"{(object_storage(job) or work_directory).rpartition('/')[0]}/{folder}"
+
+
+def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:
+    if spec.delink.optimizer_state != "measured" or index + 1 == len(spec.phases):
+        return None
+    after = explicit_sharing(spec, spec.phases[index + 1])
+    return MeasureConfig(steps=spec.delink.measured_steps, next_sharing=after) if _delinks(spec, index + 1) else None
+
+
+def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
+    """The phase at `index` >= 1 has more blocks than the one before."""
+    before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
+    return before.blocks != after.blocks
+
+
+def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:
+    return CheckpointPolicy(
+        every_steps=checkpoint.every_steps,
+        mode=checkpoint.mode,
+        buffer_bytes=checkpoint.buffer_bytes,
+        keep_last=checkpoint.keep_last,
+        keep_every=checkpoint.keep_every,
+    )
+
+
+def delink_config(
+    job: PseudoRealJob,
+    index: int,
+    *,
+    attempt: int,
+    work_directory: str,
+    discards: dict[str, list[DiscardConfig]] | None = None,
+) -> DelinkConfig:
+    """The configuration of the delink that leads into the phase at `index` >= 1."""
+    before, after = job.spec.phases[index - 1], job.spec.phases[index]
+    return DelinkConfig(
+        job=_identity(job),
+        attempt=attempt,
+        phase=after.name,
+        from_phase=before.name,
+        to_sharing=explicit_sharing(job.spec, after),
+        discards=discards,
+        optimizer_state=job.spec.delink.optimizer_state,
+        work_directory=work_directory,
+        object_storage=object_storage(job),
+    )
+
+
+def object_storage(job: PseudoRealJob) -> str | None:
+    """URL of the job's folder. None: its checkpoints are in its work directory."""
+    if job.spec.checkpoint.volume is not None:
+        return None
+    return folder_of_job(job.spec.checkpoint.path, job.metadata.name, job.metadata.uid)
+
+
+def check_resolvable(spec: PseudoRealJobSpec) -> None:
+    """Raises UnresolvableJob for the first phase that cannot run."""
+    for phase in spec.phases:
+        resolve_layout(spec, phase)
+        _check_homes(spec, phase)
+
+
+def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
+    return phase.sharing or Sharing(blocks=spec.model.layers, pattern="cycle")
+
+
+def resolve_layout(spec: PseudoRealJobSpec, phase: Phase) -> Layout:
+    """Raises UnresolvableJob when the ranks do not fit the layers or the batch."""
+    processes = phase.processes_per_worker or gpus_of(phase) or 1
+    ranks = phase.workers * processes
+    where = f"spec.phases[{phase.name}]"
+    counted = f"workers {phase.workers} x {processes} processes per worker = {ranks} ranks"
+    pipeline = phase.parallelism.pipeline or ranks
+    if pipeline > spec.model.layers:
+        raise UnresolvableJob(
+            f"{where}.parallelism.pipeline 0 means one stage for each rank, and {counted}, more than spec.model.layers"
+            f" {spec.model.layers}; lower workers or processesPerWorker, or set pipeline"
+        )
+    if ranks % pipeline:
+        raise UnresolvableJob(
+            f"{where}: {counted}, not a multiple of parallelism.pipeline {pipeline}; change one of them"
+        )
+    replicas, width = ranks // pipeline, phase.batch.sequences // phase.batch.micro_batches
+    if replicas > width:
+        raise UnresolvableJob(
+            f"{where}: {counted} and parallelism.pipeline {pipeline} give {replicas} data-parallel replicas, but a"
+            f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
+        )
+    if phase.parallelism.schedule == "interleaved":
+        _check_interleaved(where, spec.model.layers, phase.batch.micro_batches, pipeline)
+    return Layout(phase.workers, processes, pipeline)
+
+
+def last_steps(spec: PseudoRealJobSpec) -> list[int]:
+    """For each phase the step, from the job's start, at which it ends at the latest."""
+    ends: list[int] = []
+    step = tokens = 0
+    for phase in spec.phases:
+        per_step = phase.batch.sequences * spec.model.sequence
+        bounds = []
+        if phase.until.steps is not None:
+            bounds.append(phase.until.steps)
+        if phase.until.tokens is not None:
+            bounds.append(step + ceil(max(0, phase.until.tokens - tokens) / per_step))
+        end = max(step, min(bounds))
+        tokens += (end - step) * per_step
+        step = end
+        ends.append(end)
+    return ends
+
+
+def _check_interleaved(where: str, layers: int, micro_batches: int, pipeline: int) -> None:
+    """The conditions of torch's ScheduleInterleaved1F1B, which is the order of this schedule."""
+    if layers % pipeline:
+        raise UnresolvableJob(
+            f"{where}: the schedule interleaved on {pipeline} pipeline ranks needs a multiple of them as"
+            f" spec.model.layers, which is {layers}; set parallelism.pipeline to a divisor"
+        )
+    rounds = max(1, micro_batches // pipeline)
+    if micro_batches % rounds:
+        raise UnresolvableJob(
+            f"{where}: the schedule interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal"
+            f" rounds, but batch.microBatches is {micro_batches}; a multiple of {pipeline} fits"
+        )
+
+
+def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    blocks = explicit_sharing(spec, phase).blocks
+    for unit in (home.unit for home in phase.offload.homes):
+        if unit.startswith("blocks.") and int(unit.removeprefix("blocks.")) >= blocks:
+            raise UnresolvableJob(
+                f"spec.phases[{phase.name}].offload.homes: there is no {unit}, as the phase has {blocks} blocks;"
+                f" the last is blocks.{blocks - 1}"
+            )
+
+
+def _identity(job: PseudoRealJob) -> JobIdentity:
+    return JobIdentity(name=job.metadata.name, namespace=job.metadata.namespace, uid=job.metadata.uid)
+
+
+def gpus_of(phase: Phase) -> int:
+    """GPUs that each pod asks for. Raises UnresolvableJob when some of them are no whole number."""
+    return sum(_count(phase, name) for name in phase.resources.limits if name.endswith("/gpu"))
+
+
+def _count(phase: Phase, resource: str) -> int:
+    try:
+        return count_of(phase.resources.limits[resource])
+    except ValueError as error:
+        raise UnresolvableJob(
+            f"spec.phases[{phase.name}].resources.limits: of {resource}, {error}; write 1, 2 and so on"
+        ) from error

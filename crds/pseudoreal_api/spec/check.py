@@ -1,0 +1,47 @@
+"""Checks a job without an API server: the same models, the same CEL rules, the same sentences."""
+
+from typing import Any
+
+import cel
+from pydantic import ValidationError
+
+from pseudoreal_api.base import API_VERSION, KIND
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.rules import METADATA_RULES, SPEC_RULES, Rule
+
+
+class InvalidJob(ValueError):
+    """A job that the API server would refuse; the text has one sentence a line."""
+
+
+def check_job(body: dict[str, Any]) -> PseudoRealJob:
+    """Raises InvalidJob with every sentence that `kubectl apply` would answer."""
+    if (body.get("apiVersion"), body.get("kind")) != (API_VERSION, KIND):
+        raise InvalidJob(
+            f"apiVersion and kind are {body.get('apiVersion')} {body.get('kind')}; use {API_VERSION} {KIND}"
+        )
+    try:
+        job = PseudoRealJob.model_validate({key: body.get(key, {}) for key in ("metadata", "spec")})
+    except ValidationError as error:
+        raise InvalidJob("\n".join(_sentence(e) for e in error.errors())) from error
+    spec = job.spec.to_dict()
+    sentences = _broken(SPEC_RULES, spec) + _broken(METADATA_RULES, {"metadata": job.metadata.to_dict(), "spec": spec})
+    if sentences:
+        raise InvalidJob("\n".join(sentences))
+    return job
+
+
+def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
+    context = cel.Context({"self": subject})
+    context.add_function("format", _format)
+    return [str(cel.evaluate(rule.message, context)) for rule in rules if cel.evaluate(rule.rule, context) is not True]
+
+
+def _format(template: str, values: list[Any]) -> str:
+    """Kubernetes' CEL function of this name, as far as the rules use it."""
+    return template.replace("%d", "%s") % tuple(values)
+
+
+def _sentence(error: Any) -> str:
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in error["loc"])
+    return f"{''.join(parts).lstrip('.')}: {error['msg']} (found {error['input']!r})"

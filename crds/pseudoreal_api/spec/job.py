@@ -1,0 +1,81 @@
+"""The spec of a PseudoRealJob, as the user writes it."""
+
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from pseudoreal_api.base import ApiModel, immutable, list_map
+from pseudoreal_api.spec.model import Data, Model, Optimizer, Precision
+from pseudoreal_api.spec.network import Network
+from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.spec.recovery import CleanUp, Deadlines, Hang, Restart, RestartFrom
+from pseudoreal_api.spec.rules import METADATA_RULES, SPEC_RULES
+from pseudoreal_api.spec.run import Checkpoint, Delink, Pod, Scheduling
+
+
+class PseudoRealJobSpec(ApiModel):
+    """Trains a model in phases; each phase's sharing refines the one before."""
+
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": [r.to_schema() for r in SPEC_RULES]})
+
+    model: Model = Field(description="The model that all phases train.", json_schema_extra=immutable("model"))
+    data: Data = Field(description="The text that it learns.", json_schema_extra=immutable("data"))
+    optimizer: Optimizer = Field(
+        Optimizer(), description="AdamW and its learning-rate schedule.", json_schema_extra=immutable("optimizer")
+    )
+    precision: Precision = Field(Precision(), description="Number formats.", json_schema_extra=immutable("precision"))
+    phases: Annotated[list[Phase], Field(min_length=1, max_length=16)] = Field(
+        description="Run in this order. Between two phases the layers that no longer share a block are delinked:"
+        " each gets its own copy of the weights that it used.",
+        json_schema_extra=list_map("name") | immutable("phases"),
+    )
+    delink: Delink = Field(
+        Delink(), description="What happens between two phases.", json_schema_extra=immutable("delink")
+    )
+    checkpoint: Checkpoint = Field(
+        description="Where and how often the state is saved.", json_schema_extra=immutable("checkpoint")
+    )
+    pod: Pod = Field(Pod(), description="The pods of every phase.", json_schema_extra=immutable("pod"))
+    network: Network = Field(
+        Network(), description="Networking between the pods.", json_schema_extra=immutable("network")
+    )
+    restart: Restart = Field(Restart(), description="What happens after a fault.")
+    hang: Hang = Field(Hang(), description="When training that stands still is noticed, and what happens then.")
+    deadlines: Deadlines = Field(Deadlines(), description="Bounds on time.")
+    clean_up: CleanUp = Field(CleanUp(), description="What is left of a job that has ended.")
+    scheduling: Scheduling = Field(
+        Scheduling(), description="Queue and priority.", json_schema_extra=immutable("scheduling")
+    )
+    restart_from: RestartFrom | None = Field(
+        None, description="Asks to train a phase again. A job that has ended stays as it is."
+    )
+    suspend: bool = Field(
+        False, description="true: save a checkpoint, free the pods and wait. false: go on from that checkpoint."
+    )
+
+
+class JobMetadata(ApiModel):
+    """What the contract needs of an object's metadata; the rest is Kubernetes' own."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str
+    namespace: str = "default"
+    uid: str = ""
+    generation: int = 0
+    annotations: dict[str, str] = Field({})
+
+
+class PseudoRealJob(ApiModel):
+    """One object as the API server returns it, or as a user's file says it."""
+
+    model_config = ConfigDict(
+        extra="ignore", json_schema_extra={"x-kubernetes-validations": [r.to_schema() for r in METADATA_RULES]}
+    )
+
+    metadata: JobMetadata
+    spec: PseudoRealJobSpec
+
+    @classmethod
+    def from_object(cls, body: dict[str, Any]) -> "PseudoRealJob":
+        return cls.model_validate({"metadata": body["metadata"], "spec": body["spec"]})

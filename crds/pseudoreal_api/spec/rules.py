@@ -1,0 +1,286 @@
+"""Rules across fields, written once in CEL.
+
+The API server evaluates them when a manifest is applied; `pseudoreal_api.spec.check` evaluates the same text for a
+local run. Every rule has a message that names the fields and the values at fault. Messages are made by `format`, as the
+API server takes the length of `string(integer)` for unbounded and refuses longer concatenations as too expensive.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from pseudoreal_api.names import HOST_NAME_CHARACTERS
+from pseudoreal_api.spec.run import RESERVED_ENV, RESERVED_ENV_PREFIXES
+
+# Jobs are named <job>-<phase>-<digest>-a<execution>; their pods' host names append -<index> and must be DNS labels of
+# at most 63 characters. (Release 0.2.0 named them <job>-<phase>-delink-a<execution>, which is longer by one.)
+NAME_BUDGET = HOST_NAME_CHARACTERS - len("--delink-a999-9999")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A CEL expression that must hold, and a CEL expression for the sentence that says why it does not."""
+
+    rule: str
+    message: str
+
+    def to_schema(self) -> dict[str, Any]:
+        return {"rule": self.rule, "messageExpression": self.message}
+
+
+def _says(sentence: str, *values: str) -> str:
+    return f"'{sentence}'.format([{', '.join(values)}])"
+
+
+def _job(holds: str, sentence: str, *values: str) -> Rule:
+    return Rule(holds, _says(sentence, *values))
+
+
+def _each_phase(holds: str, sentence: str, *values: str) -> Rule:
+    """A rule on every phase p; the sentence speaks of the first one that breaks it."""
+    message = _says(f"spec.phases[%s]{sentence}", "p.name", *values)
+    return Rule(f"self.phases.all(p, {holds})", f"self.phases.filter(p, !({holds})).map(p, {message})[0]")
+
+
+def _each_pair(holds: str, sentence: str, *values: str) -> Rule:
+    """A rule on every phase {p} and its successor {q}. CEL macros have no index, so the indices are listed."""
+    indices = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14]"
+
+    def fill(expression: str) -> str:
+        return expression.format(p="self.phases[i]", q="self.phases[i + 1]")
+
+    message = _says(f"spec.phases[%s]{sentence}", fill("{q}.name"), *map(fill, values))
+    return Rule(
+        f"{indices}.all(i, i + 1 >= size(self.phases) || {fill(holds)})",
+        f"{indices}.filter(i, i + 1 < size(self.phases) && !({fill(holds)})).map(i, {message})[0]",
+    )
+
+
+def _blocks(phase: str) -> str:
+    return f"(has({phase}.sharing) ? {phase}.sharing.blocks : self.model.layers)"
+
+
+_BLOCKS_P, _BLOCKS_Q = _blocks("{p}"), _blocks("{q}")
+_SAME_PATTERN = "!has({p}.sharing) || !has({q}.sharing) || {p}.sharing.pattern == {q}.sharing.pattern"
+_REFINES = (
+    f"({_BLOCKS_Q} % {_BLOCKS_P} == 0 && ({_BLOCKS_P} == 1 || {_BLOCKS_Q} == self.model.layers || {_SAME_PATTERN}))"
+)
+
+# Pipeline 0 means all ranks, whose number CEL does not know: resolve.py applies these two rules to it.
+_NOT_INTERLEAVED = "p.parallelism.schedule != 'interleaved' || p.parallelism.pipeline == 0"
+_ROUNDS = "p.batch.microBatches / p.parallelism.pipeline"
+
+_RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENV)
+_IS_RESERVED = " || ".join(
+    [f"e.name in [{_RESERVED}]"] + [f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES]
+)
+
+_ONE_LIST = "[size(r.onExitCodes), size(r.onPodConditions), size(r.onReasons)].exists_one(n, n > 0)"
+
+SPEC_RULES = (
+    _job(
+        "self.model.hidden % (2 * self.model.heads) == 0",
+        "spec.model.hidden %d must be a multiple of twice spec.model.heads %d:"
+        " rotary positions turn pairs of the features of a head",
+        "self.model.hidden",
+        "self.model.heads",
+    ),
+    _job(
+        "!has(self.model.moe) || self.model.moe.experts % self.model.moe.prototypes == 0",
+        "spec.model.moe.experts %d must be a multiple of spec.model.moe.prototypes %d",
+        "self.model.moe.experts",
+        "self.model.moe.prototypes",
+    ),
+    _job(
+        "!has(self.model.moe) || double(self.model.moe.capacityFactor) > 0.0",
+        "spec.model.moe.capacityFactor %s must be greater than 0",
+        "self.model.moe.capacityFactor",
+    ),
+    _job(
+        "double(self.data.validation.fraction) > 0.0 && double(self.data.validation.fraction) < 1.0",
+        "spec.data.validation.fraction %s must lie between 0 and 1, both excluded",
+        "self.data.validation.fraction",
+    ),
+    _job(
+        "double(self.optimizer.learningRate) > 0.0",
+        "spec.optimizer.learningRate %s must be greater than 0",
+        "self.optimizer.learningRate",
+    ),
+    _job(
+        "double(self.optimizer.finalFraction) <= 1.0",
+        "spec.optimizer.finalFraction %s must be at most 1",
+        "self.optimizer.finalFraction",
+    ),
+    _job(
+        "double(self.optimizer.decayFraction) > 0.0 && double(self.optimizer.decayFraction) <= 1.0",
+        "spec.optimizer.decayFraction %s must be greater than 0 and at most 1",
+        "self.optimizer.decayFraction",
+    ),
+    _job(
+        "double(self.optimizer.beta1) < 1.0 && double(self.optimizer.beta2) < 1.0",
+        "spec.optimizer.beta1 %s and spec.optimizer.beta2 %s must be less than 1",
+        "self.optimizer.beta1",
+        "self.optimizer.beta2",
+    ),
+    _job(
+        "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
+        "spec.phases: the name %s is used by more than one phase; names must differ",
+        "self.phases.filter(p, !self.phases.exists_one(q, q.name == p.name))[0].name",
+    ),
+    _each_phase(
+        f"self.model.layers % {_blocks('p')} == 0",
+        ".sharing.blocks %d must divide spec.model.layers %d",
+        "p.sharing.blocks",
+        "self.model.layers",
+    ),
+    _each_phase(
+        "p.parallelism.pipeline <= self.model.layers",
+        ".parallelism.pipeline %d must be at most spec.model.layers %d",
+        "p.parallelism.pipeline",
+        "self.model.layers",
+    ),
+    _each_phase(
+        f"{_NOT_INTERLEAVED} || self.model.layers % p.parallelism.pipeline == 0",
+        ".parallelism.pipeline %d must divide spec.model.layers %d in the schedule interleaved",
+        "p.parallelism.pipeline",
+        "self.model.layers",
+    ),
+    _each_phase(
+        f"{_NOT_INTERLEAVED} || {_ROUNDS} < 2 || p.batch.microBatches % ({_ROUNDS}) == 0",
+        ".batch.microBatches %d must split into %d equal rounds in the schedule interleaved;"
+        " a multiple of parallelism.pipeline %d does",
+        "p.batch.microBatches",
+        _ROUNDS,
+        "p.parallelism.pipeline",
+    ),
+    _each_phase(
+        "p.activations.home == 'device' || p.activations.recompute",
+        ".activations.home %s needs activations.recompute true, but it is false: only the inputs of blocks can move",
+        "p.activations.home",
+    ),
+    _each_phase(
+        "!has(p.offload.budget) || (p.offload.home == 'device' && size(p.offload.homes) == 0)",
+        ".offload.budget chooses the homes, but offload.home is %s and offload.homes has %d entries;"
+        " remove either the budget or both of them",
+        "p.offload.home",
+        "size(p.offload.homes)",
+    ),
+    _each_phase(
+        "p.batch.sequences % p.batch.microBatches == 0",
+        ".batch.microBatches %d must divide sequences %d",
+        "p.batch.microBatches",
+        "p.batch.sequences",
+    ),
+    _each_phase(
+        "has(p.until.steps) || has(p.until.tokens)",
+        ".until has neither steps nor tokens; set one, so that the phase ends even if the loss is never reached",
+    ),
+    _each_phase(
+        f"!has(p.until.gradientCorrelation) || {_blocks('p')} < self.model.layers",
+        ".until.gradientCorrelation compares layers that share a block, but the phase has %d blocks for"
+        " spec.model.layers %d; remove it or lower sharing.blocks",
+        _blocks("p"),
+        "self.model.layers",
+    ),
+    _each_phase(
+        "!has(p.until.gradientCorrelation) || double(p.until.gradientCorrelation.below) <= 1.0",
+        ".until.gradientCorrelation.below %s must be at most 1, as it is a cosine",
+        "p.until.gradientCorrelation.below",
+    ),
+    _each_pair(
+        _REFINES,
+        ".sharing must refine that of phase %s: its %d blocks must be a multiple of %d, in the same pattern",
+        "{p}.name",
+        _BLOCKS_Q,
+        _BLOCKS_P,
+    ),
+    _each_pair(
+        "(!has({p}.until.steps) || !has({q}.until.steps) || {p}.until.steps < {q}.until.steps)",
+        ".until.steps %d must be greater than the %d of phase %s: steps count from the start of the job",
+        "{q}.until.steps",
+        "{p}.until.steps",
+        "{p}.name",
+    ),
+    _each_pair(
+        "(!has({p}.until.tokens) || !has({q}.until.tokens) || {p}.until.tokens < {q}.until.tokens)",
+        ".until.tokens %d must be greater than the %d of phase %s: tokens count from the start of the job",
+        "{q}.until.tokens",
+        "{p}.until.tokens",
+        "{p}.name",
+    ),
+    _job(
+        "!has(self.data.volume) || self.data.path.startsWith('/')",
+        "spec.data.path %s must be absolute, as spec.data.volume is mounted there",
+        "self.data.path",
+    ),
+    _job(
+        "!has(self.checkpoint.volume) || self.checkpoint.path.startsWith('/')",
+        "spec.checkpoint.path %s must be absolute, as spec.checkpoint.volume is mounted there; an s3:// URL needs no"
+        " volume",
+        "self.checkpoint.path",
+    ),
+    _job(
+        "has(self.checkpoint.volume) || self.checkpoint.path.matches('^s3://[^/]+')",
+        "spec.checkpoint.path %s needs spec.checkpoint.volume, which is mounted there; only s3://BUCKET/PREFIX needs"
+        " none",
+        "self.checkpoint.path",
+    ),
+    _job(
+        "!has(self.checkpoint.volume) || has(self.checkpoint.volume.claimName) != has(self.checkpoint.volume.claim)",
+        "spec.checkpoint.volume: claimName is %s and claim is %s; set one of them: name a claim that exists, or"
+        " describe one to be made",
+        "has(self.checkpoint.volume.claimName) ? self.checkpoint.volume.claimName : 'not set'",
+        "has(self.checkpoint.volume.claim) ? 'set' : 'not set'",
+    ),
+    _job(
+        f"self.restart.rules.all(r, {_ONE_LIST})",
+        "spec.restart.rules: the rule with the action %s needs exactly one of onExitCodes, onPodConditions, onReasons",
+        f"self.restart.rules.filter(r, !({_ONE_LIST}))[0].action",
+    ),
+    _job(
+        "!has(self.restart.windowSeconds) || self.restart.maxRestarts <= 100",
+        "spec.restart.maxRestarts %d must be at most 100 beside spec.restart.windowSeconds, as each one is remembered",
+        "self.restart.maxRestarts",
+    ),
+    _job(
+        "double(self.hang.stragglerFactor) > 1.0",
+        "spec.hang.stragglerFactor %s must be greater than 1",
+        "self.hang.stragglerFactor",
+    ),
+    _job(
+        "!has(self.restartFrom) || self.phases.exists(p, p.name == self.restartFrom.phase)",
+        "spec.restartFrom.phase %s is none of spec.phases; name one of them",
+        "self.restartFrom.phase",
+    ),
+    _job(
+        "self.network.mode != 'RDMA' || has(self.network.rdmaResource) || self.network.hostNetwork",
+        "spec.network.mode %s needs adapters in the pods; set network.rdmaResource to the resource of an"
+        " RDMA device plugin, or network.hostNetwork",
+        "self.network.mode",
+    ),
+    _job(
+        f"self.pod.env.all(e, !({_IS_RESERVED}))",
+        "spec.pod.env: the name %s is reserved for the operator; remove it",
+        f"self.pod.env.filter(e, {_IS_RESERVED})[0].name",
+    ),
+)
+
+_TOO_LONG = f"size(self.metadata.name) + size(p.name) > {NAME_BUDGET}"
+METADATA_RULES = (
+    Rule(
+        f"self.spec.phases.all(p, !({_TOO_LONG}))",
+        f"self.spec.phases.filter(p, {_TOO_LONG}).map(p, "
+        + _says(
+            "metadata.name %s and the phase name %s have %d characters together;"
+            f" at most {NAME_BUDGET} fit into the host names of the pods",
+            "self.metadata.name",
+            "p.name",
+            "size(self.metadata.name) + size(p.name)",
+        )
+        + ")[0]",
+    ),
+    _job(
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "metadata.name %s must begin with a letter and have no dots: it becomes part of host names",
+        "self.metadata.name",
+    ),
+)

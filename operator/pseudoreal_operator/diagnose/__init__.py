@@ -1,1 +1,0 @@
-"""What failures, waits and results mean. Pure."""

@@ -1,0 +1,162 @@
+"""Who reports: the pod that a service-account token was made for, and the job that it belongs to."""
+
+import hashlib
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+from typing import Any
+
+from pseudoreal_api.names import LABEL_JOB_UID
+from pseudoreal_api.wire.reports import REPORT_AUDIENCE
+
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.endpoint.limits import Clock, Limiter
+from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.observed import Role
+from pseudoreal_operator.observe.reading import read_pod
+
+Json = dict[str, Any]
+
+BELIEVED_SECONDS = 3600.0
+"""How long a review of a token is believed, unless its pod changes meanwhile: as long as kubelets let a token live."""
+REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
+"""Of all tokens together: each costs the API server something."""
+REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 1, 50
+"""Of one address, so that who floods the operator with wrong tokens does not silence the others. Behind one address
+there may be many pods: tokens that turn out good do not count."""
+_REMEMBERED = 20_000
+_REMEMBERED_GONE = 1000
+_USER = "system:serviceaccount:"
+_POD_NAME, _POD_UID = "authentication.kubernetes.io/pod-name", "authentication.kubernetes.io/pod-uid"
+
+
+class Refused(Exception):
+    """`status` is the HTTP status; the text says why."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class TokenPod:
+    """The pod that a token was made for."""
+
+    namespace: str
+    name: str
+    uid: str
+
+
+@dataclass(frozen=True)
+class _Belief:
+    moment: float
+    pod: str
+    """Its uid."""
+    speaker: Speaker
+
+
+class Identities:
+    """Reviews tokens, and remembers what came of it for as long as the watch of the pods tells of no change of the one
+    that speaks. No `namespaces`: all are watched."""
+
+    def __init__(self, api: Api, namespaces: tuple[str, ...], clock: Clock = time.monotonic) -> None:
+        self._api, self._namespaces, self._clock = api, namespaces, clock
+        self._known: OrderedDict[str, _Belief] = OrderedDict()
+        """By token; no more than one of a pod."""
+        self._tokens: dict[str, str] = {}
+        """By uid of a pod."""
+        self._gone: deque[str] = deque(maxlen=_REMEMBERED_GONE)
+        """Pods that were deleted, perhaps while their tokens were reviewed."""
+        self._reviews = Limiter(REVIEWS_PER_SECOND, REVIEWS_AT_ONCE, clock)
+        self._refusals = Limiter(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, clock)
+
+    async def of(self, token: str, address: str) -> Speaker:
+        """Raises Refused; ApiException and OSError when the API server cannot tell."""
+        # Secrets are not kept, and a digest is short however long the token is.
+        key = hashlib.sha256(token.encode()).hexdigest()
+        now = self._clock()
+        belief = self._known.get(key)
+        if belief is not None and now - belief.moment < BELIEVED_SECONDS:
+            return belief.speaker
+        if not (self._refusals.allows(address) and self._reviews.allows("all")):
+            raise Refused(429, "too many unknown tokens; report again later")
+        pod, speaker = await self._reviewed(token)
+        self._refusals.give_back(address)
+        self._remember(key, _Belief(now, pod, speaker))
+        return speaker
+
+    def pod_changed(self, change: str, body: Json) -> None:
+        """What the watch tells. A pod whose labels changed speaks for somebody else, or for nobody."""
+        pod = body["metadata"]["uid"]
+        if change == "DELETED":
+            self._gone.append(pod)
+        known = self._known.get(self._tokens.get(pod, ""))
+        if known is not None and (change == "DELETED" or not _speaks_as(known.speaker, body)):
+            self._forget(pod)
+
+    def changes_missed(self) -> None:
+        self._known.clear()
+        self._tokens.clear()
+
+    async def _reviewed(self, token: str) -> tuple[str, Speaker]:
+        pod = pod_of_review(await self._api.ask(_review(token)))
+        if self._namespaces and pod.namespace not in self._namespaces:
+            raise Refused(403, f"this operator does not watch namespace {pod.namespace}")
+        body = await self._api.find("Pod", pod.namespace, pod.name)
+        if body is None or body["metadata"]["uid"] != pod.uid:
+            raise Refused(403, f"pod {pod.name} of this token is gone")
+        return pod.uid, speaker_of(body)
+
+    def _remember(self, key: str, belief: _Belief) -> None:
+        if belief.pod in self._gone:
+            return
+        self._forget(belief.pod)
+        self._known[key], self._tokens[belief.pod] = belief, key
+        if len(self._known) > _REMEMBERED:
+            self._forget(next(iter(self._known.values())).pod)
+
+    def _forget(self, pod: str) -> None:
+        if key := self._tokens.pop(pod, None):
+            del self._known[key]
+
+
+def _speaks_as(speaker: Speaker, body: Json) -> bool:
+    try:
+        return speaker_of(body) == speaker
+    except Refused:
+        return False
+
+
+def pod_of_review(review: Json) -> TokenPod:
+    """The pod that a TokenReview tells of. Raises Refused."""
+    status = review.get("status", {})
+    if not status.get("authenticated") or REPORT_AUDIENCE not in (status.get("audiences") or []):
+        raise Refused(401, f"the token is not valid, or not for audience {REPORT_AUDIENCE}")
+    user = status.get("user", {})
+    extra = user.get("extra") or {}
+    name, uid = (next(iter(extra.get(key) or []), "") for key in (_POD_NAME, _POD_UID))
+    account = user.get("username", "")
+    if not account.startswith(_USER) or not name or not uid:
+        raise Refused(403, "only pods report, with the token that was projected into them")
+    return TokenPod(account.removeprefix(_USER).split(":")[0], name, uid)
+
+
+def speaker_of(body: Json) -> Speaker:
+    """Raises Refused for a pod that trains nothing."""
+    metadata = body["metadata"]
+    stranger = Refused(403, f"pod {metadata['name']} trains no PseudoRealJob")
+    try:
+        job, pod = metadata["labels"][LABEL_JOB_UID], read_pod(body)
+    except (KeyError, ValueError):
+        raise stranger from None
+    if pod.run.role is not Role.TRAIN:
+        raise stranger
+    return Speaker((metadata["namespace"], job), pod.run, pod.index)
+
+
+def _review(token: str) -> Json:
+    return {
+        "apiVersion": "authentication.k8s.io/v1",
+        "kind": "TokenReview",
+        "spec": {"token": token, "audiences": [REPORT_AUDIENCE]},
+    }

@@ -1,0 +1,99 @@
+"""The endpoint that training pods report to: HTTPS, and only for the job of the pod that calls."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import structlog
+from aiohttp import ClientError, web
+from kubernetes.aio.client import ApiException
+from pseudoreal_api.wire.reports import REPORT_BYTES, REPORT_PATH, PodReport, ReportAnswer
+
+from pseudoreal_operator.endpoint.certificate import fresh_certificate
+from pseudoreal_operator.endpoint.identity import Identities, Refused
+from pseudoreal_operator.endpoint.limits import Clock, Limiter
+from pseudoreal_operator.endpoint.listener import IDLE_SECONDS, Listener
+from pseudoreal_operator.observe.board import Board, Speaker
+from pseudoreal_operator.observe.reading import read_report
+from pseudoreal_operator.settings import ReportServer
+
+PER_SECOND, BURST = 1.0, 5.0
+"""Reports of one pod, which sends one every few seconds."""
+READ_SECONDS = 10.0
+"""For the body of a report."""
+RETRY_SECONDS = 10
+_AGAIN_LATER = (429, 503)
+
+log = structlog.get_logger()
+
+
+class Reports:
+    def __init__(self, identities: Identities, board: Board, clock: Clock = time.monotonic) -> None:
+        self._identities, self._board = identities, board
+        # Of pods, not of tokens: those are made anew as often as their owner likes.
+        self._limiter = Limiter(PER_SECOND, BURST, clock)
+        self._complaints = Limiter(per_second=0.1, burst=1, clock=clock)
+
+    async def receive(self, request: web.Request) -> web.Response:
+        try:
+            speaker = await self._speaker(request)
+            if not self._limiter.allows(speaker):
+                raise Refused(429, "one report a second is enough")
+            if not self._board.hear(speaker, await _report(request), datetime.now(UTC)):
+                raise Refused(503, "the operator does not follow the job of this pod yet, or not any more")
+        except Refused as refusal:
+            headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in _AGAIN_LATER else {}
+            return web.Response(status=refusal.status, text=str(refusal), headers=headers)
+        answer = ReportAnswer(finish_phase=self._board.is_to_finish(speaker))
+        return web.Response(text=answer.to_json(), content_type="application/json")
+
+    async def _speaker(self, request: web.Request) -> Speaker:
+        kind, _, token = request.headers.get("Authorization", "").partition(" ")
+        if kind != "Bearer" or not token:
+            raise Refused(401, "send the projected token as Authorization: Bearer")
+        try:
+            return await self._identities.of(token, request.remote or "")
+        except (ApiException, ClientError, OSError) as error:
+            if self._complaints.allows("all"):
+                log.warning("tokens_unverified", error=str(error))
+            raise Refused(503, "the API server cannot tell whose token this is; report again later") from error
+
+
+async def _report(request: web.Request) -> PodReport:
+    try:
+        async with asyncio.timeout(READ_SECONDS):
+            return read_report(await request.read())
+    except TimeoutError:
+        raise Refused(408, f"the report did not arrive within {READ_SECONDS:.0f} s") from None
+    except ValueError as error:
+        raise Refused(400, f"this is no report: {error}") from None
+
+
+def application(reports: Reports) -> web.Application:
+    made = web.Application(client_max_size=REPORT_BYTES)
+    made.router.add_post(REPORT_PATH, reports.receive)
+    return made
+
+
+@asynccontextmanager
+async def serve_reports(reports: Reports, where: ReportServer) -> AsyncIterator[None]:
+    async with fresh_certificate(where.certificate, where.key) as tls, bounded(reports, tls, where.port) as port:
+        log.info("reports_served", port=port)
+        yield
+
+
+@asynccontextmanager
+async def bounded(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
+    """The port; a free one for 0."""
+    listener = Listener(tls)
+    runner = web.AppRunner(application(reports), access_log=None, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS)
+    await runner.setup()
+    try:
+        assert runner.server is not None, "it is set up"
+        async with listener.listening(runner.server, port) as found:
+            yield found
+    finally:
+        await runner.cleanup()

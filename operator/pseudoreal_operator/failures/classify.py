@@ -1,0 +1,160 @@
+"""What a failed attempt means, by ordered rules: the job's own, then the built-in ones. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pseudoreal_api.spec.recovery import RestartRule, RuleAction
+from pseudoreal_api.wire.messages import ExitCode
+
+from pseudoreal_operator.foreign import cut
+from pseudoreal_operator.observe.observed import Pod, PodPhase, Termination
+
+_QUOTED = 600
+"""Characters of a pod's own words that go into a sentence."""
+_OUT_OF_MEMORY = "OOMKilled"
+_NODES_DOING = ("TerminationByKubelet", "DeletionByTaintManager", "NodeLost")
+"""Kubernetes' words for disruptions: the kubelet's eviction, as of a full disk; a node that is lost."""
+
+# A disruption of one pod makes its partners fail, so it explains their failures too. Memory comes before it: a
+# container at its limit would fail again in any place.
+_BUILT_IN = (
+    RestartRule(on_exit_codes=[ExitCode.INVALID_JOB], action="Fail"),
+    RestartRule(on_reasons=[_OUT_OF_MEMORY], action="Restart"),
+    RestartRule(on_exit_codes=[ExitCode.OUT_OF_MEMORY], action="Restart"),
+    RestartRule(on_pod_conditions=["DisruptionTarget"], action="RestartIgnoringLimit"),
+    RestartRule(on_reasons=["NodeLost"], action="RestartIgnoringLimit"),
+)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`reason` is one word for programs; `pod` is where it began. None: that is not known."""
+
+    action: RuleAction
+    reason: str
+    sentence: str
+    pod: Pod | None = None
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Pods that cannot say how they ended: `stuck` cannot be ended, as on a node that is off; `workers` are the numbers
+    of those that are gone, though the operator has not ended them."""
+
+    stuck: Pod | None = None
+    workers: Sequence[int] = ()
+
+
+def classify(
+    job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = (), missing: Missing | None = None
+) -> Verdict:
+    """`pods` are those of the attempt that still exist; a pod that ends by deletion leaves none."""
+    ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_from_the_origin)
+    for rule in (*rules, *_BUILT_IN):
+        culprit = next((pod for pod in ended if _meets(pod, rule)), None)
+        if culprit:
+            return _verdict(rule, culprit, own=rule in rules)
+    failed = [pod for pod in ended if pod.phase is PodPhase.FAILED]
+    faulty = next((pod for pod in failed if not has_code(pod, ExitCode.YIELDED)), None)
+    if faulty and lost_its_peer(faulty):
+        return _blamed_on(missing or Missing(), job_name, faulty)
+    if faulty:
+        return Verdict("Restart", "PodFailed", _fault_sentence(faulty), faulty)
+    if failed:
+        return Verdict("RestartIgnoringLimit", "Yielded", f"{_who(failed[0])} was asked to stop.", failed[0])
+    return Verdict("RestartIgnoringLimit", "PodsDeleted", f"The pods of {job_name} were deleted.")
+
+
+def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
+    """All that ended lost their connection to another pod, and none says more."""
+    said = f"{_who(witness)} lost its connection to it"
+    if missing.stuck:
+        lost = f"{_who(missing.stuck)} does not answer, as on a node that is off; {said}."
+        return Verdict("RestartIgnoringLimit", "NodeLost", lost, missing.stuck)
+    if missing.workers:
+        numbers = ", ".join(map(str, missing.workers))
+        gone = f"The pod of worker {numbers} of {job_name} is gone without a word, as one that was deleted; {said}."
+        return Verdict("RestartIgnoringLimit", "PodsDeleted", gone)
+    return Verdict("Restart", "PeerLost", f"{_fault_sentence(witness)} No pod says why.")
+
+
+def lost_its_peer(pod: Pod) -> bool:
+    """It ended as its connection to another pod broke: what is wrong is wrong there, whichever of them ended first."""
+    message = pod.termination.message if pod.termination else None
+    return message is not None and message.peer_lost
+
+
+def is_of_its_node(pod: Pod) -> bool:
+    """Whether the pod was disrupted by what is wrong with its node, which may be so again: not by a scheduler that
+    makes room, nor by somebody who drains the node."""
+    return pod.disruption is not None and pod.disruption.startswith(_NODES_DOING)
+
+
+def _meets(pod: Pod, rule: RestartRule) -> bool:
+    codes = any(has_code(pod, code) for code in rule.on_exit_codes)
+    return codes or bool(pod.conditions & set(rule.on_pod_conditions)) or bool(_reasons(pod) & set(rule.on_reasons))
+
+
+def _verdict(rule: RestartRule, pod: Pod, *, own: bool) -> Verdict:
+    said = f" A rule of spec.restart.rules says {rule.action}." if own else ""
+    if has_code(pod, ExitCode.INVALID_JOB) and rule.action == "Fail":
+        return Verdict("Fail", "InvalidJob", _words(pod) or f"{_who(pod)} refused the job without a word", pod)
+    if _is_out_of_memory(pod):
+        return Verdict(rule.action, "OutOfMemory", _memory_sentence(pod) + said, pod)
+    if pod.disruption:
+        sentence = f"{_who(pod)} on node {pod.node or '(none)'} was disrupted ({pod.disruption})."
+        return Verdict(rule.action, "Disrupted", sentence + said, pod)
+    return Verdict(rule.action, "PodFailed", _fault_sentence(pod) + said, None if lost_its_peer(pod) else pod)
+
+
+def has_code(pod: Pod, code: int) -> bool:
+    end = pod.termination
+    if end is None:
+        return False
+    return end.exit_code == code or (end.message is not None and end.message.exit_code == code)
+
+
+def _reasons(pod: Pod) -> set[str]:
+    return {pod.reason, pod.termination.reason if pod.termination else ""} - {""}
+
+
+def _from_the_origin(pod: Pod) -> tuple[bool, str]:
+    return lost_its_peer(pod), pod.termination.finished if pod.termination else ""
+
+
+def _is_out_of_memory(pod: Pod) -> bool:
+    return _OUT_OF_MEMORY in _reasons(pod) or has_code(pod, ExitCode.OUT_OF_MEMORY)
+
+
+def _who(pod: Pod) -> str:
+    return f"Pod {pod.name} (worker {pod.index})"
+
+
+def _words(pod: Pod) -> str:
+    end = pod.termination
+    text = (end.message.message if end.message else end.text) if end else pod.complaint
+    return cut(text.strip(), _QUOTED)
+
+
+def _memory_sentence(pod: Pod) -> str:
+    said = pod.termination.message.message if pod.termination and pod.termination.message else ""
+    if said:
+        return f"{_who(pod)} ran out of memory: {said}".rstrip(".") + "."
+    limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
+    return (
+        f"{_who(pod)} ran out of memory: its container was killed at its memory limit{limit}. Create the job anew with"
+        f" a higher resources.limits.memory in phase {pod.run.phase}, or with more batch.microBatches or more workers,"
+        " which need less."
+    )
+
+
+def _fault_sentence(pod: Pod) -> str:
+    words = _words(pod)
+    return f"{_who(pod)} {_ending(pod.termination)}{': ' + words if words else ''}".rstrip(".") + "."
+
+
+def _ending(termination: Termination | None) -> str:
+    if termination is None:
+        return "failed"
+    reason = "" if termination.reason in ("", "Error") else f" ({termination.reason})"
+    return f"ended with exit code {termination.exit_code}{reason}"

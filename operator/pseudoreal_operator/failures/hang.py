@@ -1,0 +1,179 @@
+"""Whether a training stage stands still, and which rank is to blame. Pure.
+
+Three clocks: from the first sign of the last pod (or its start, where there is none) to the first step, from step to
+step where nothing is saved, from the start of a save to its commit.
+They live in what was heard of the present execution, so each of them starts anew with every one. Where nothing was ever
+heard, nothing is judged: the pods may not reach the operator, and training does not need it.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from pseudoreal_api.wire.reports import RankSign
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.failures.suspects import stragglers, suspects
+from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase
+
+_NAMED = 4
+"""Ranks that a sentence names."""
+_STILL = 0.8
+"""Share of the straggler factor below which a rank is no straggler any more."""
+
+
+@dataclass(frozen=True)
+class Stall:
+    """`culprit` is the pod of the first suspect."""
+
+    reason: str
+    sentence: str
+    culprit: Pod | None
+
+
+@dataclass(frozen=True)
+class _Clock:
+    """`waited` and `allowed` in seconds."""
+
+    reason: str
+    missing: str
+    waited: float
+    allowed: int
+    field: str
+
+
+def find_stall(case: Case) -> Stall | None:
+    over = next((clock for clock in _clocks(case) if clock.waited > clock.allowed), None)
+    return None if over is None else _stall(case, over)
+
+
+def seconds_to_stall(case: Case) -> float | None:
+    """Until the next of the clocks runs out, if nothing more is heard."""
+    return min((clock.allowed - clock.waited for clock in _clocks(case) if clock.waited <= clock.allowed), default=None)
+
+
+def _clocks(case: Case) -> Iterator[_Clock]:
+    if not case.heard or _all_ended(case.heard):
+        return
+    clocks = case.spec.hang
+    begun = [heard.begun for heard in case.heard if heard.begun]
+    if not begun and case.started_pods < case.workers:
+        return  # pods that wait for a node have a deadline of their own
+    if not begun:
+        waited = _seconds(case, max([heard.first for heard in case.heard] + _starts(case)))
+        yield _Clock("StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
+        return
+    what = "commit of the checkpoint that is being saved"
+    for saving in sorted(_saving_seconds(case), reverse=True)[:1]:
+        yield _Clock("CheckpointStalled", what, saving, clocks.checkpoint_seconds, "hang.checkpointSeconds")
+    last = max(begun + [heard.progressed for heard in case.heard if heard.progressed])
+    yield _Clock("StepStalled", "step", _seconds(case, last), clocks.step_seconds, "hang.stepSeconds")
+
+
+def _starts(case: Case) -> list[datetime]:
+    """Of pods that have not reported yet: one has perhaps only just started."""
+    heard = {heard.index for heard in case.heard}
+    return [clock.from_text(pod.started) for pod in case.pods if pod.started and pod.index not in heard]
+
+
+def straggler_sentence(case: Case, *, known: bool) -> str | None:
+    """Names the slowest rank, where one is much slower than the others. `known`: one was at the last look; it is one
+    until it is clearly faster, or who is about at the bound would come and go with each step."""
+    factor = float(case.spec.hang.straggler_factor)
+    found = stragglers(_signs(case), factor * _STILL if known else factor)
+    if not found:
+        return None
+    rank = found[0][0]
+    return (
+        f"{_where(case, rank)} is a straggler: it has computed more than {case.spec.hang.straggler_factor} times as"
+        " long per step as the median rank, and all others wait for it. What to do: look at that node's clocks,"
+        " throttling and neighbours"
+    )
+
+
+def _stall(case: Case, over: _Clock) -> Stall:
+    ranks = _suspects(case)
+    step = max(steps_of(heard.report) for heard in case.heard)
+    named = "; ".join(_describe(case, rank) for rank in ranks[:_NAMED])
+    blame = named or _nobody(case)
+    sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."
+    return Stall(over.reason, sentence, case.pod_of_rank(ranks[0]) if ranks else None)
+
+
+def _suspects(case: Case) -> list[int]:
+    """Pods that fell silent, or never spoke, while others report come first: they cannot even say that they wait."""
+    quiet = [heard for heard in case.heard if _is_silent(case, heard)]
+    silent = [rank for heard in quiet for rank in _first_rank(case, heard)]
+    if len(quiet) < len(case.heard) and (mute := [*silent, *_unheard(case)]):
+        return mute
+    signs = _signs(case)
+    return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
+
+
+def _first_rank(case: Case, heard: Heard) -> list[int]:
+    """Of the pod, also before its ranks have begun; empty when it is gone."""
+    return [case.first_rank(pod) for pod in case.pods if pod.index == heard.index][:1]
+
+
+def _unheard(case: Case) -> list[int]:
+    """The first rank of each pod that runs and never said anything."""
+    heard = {heard.index for heard in case.heard}
+    return [case.first_rank(pod) for pod in case.pods if pod.phase is PodPhase.RUNNING and pod.index not in heard]
+
+
+def _describe(case: Case, rank: int) -> str:
+    heard = next((h for h in case.heard if any(sign.rank == rank for sign in h.report.ranks)), None)
+    if heard is None:
+        return f"{_where(case, rank)} was never heard"
+    sign = next(sign for sign in heard.report.ranks if sign.rank == rank)
+    if _is_silent(case, heard):
+        return f"{_where(case, rank)} has not been heard since {heard.last:%H:%M:%S} UTC"
+    if sign.process in ("T", "Z"):
+        return f"{_where(case, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
+    doing = f" ({sign.doing})" if sign.doing else ""
+    return f"{_where(case, rank)} is {sign.place}{doing} since step {sign.step}"
+
+
+def _nobody(case: Case) -> str:
+    if _signs(case):
+        together = " or ".join(sorted({sign.place for sign in _signs(case)}))
+        return f"no rank can be singled out: all of them are {together}"
+    return (
+        f"the pods run and have not met at {_where(case, 0)} so no rank has begun. What to do: see that every pod"
+        " resolves and reaches it (the log says waits_for_worker_0 where one does not)"
+    )
+
+
+def _where(case: Case, rank: int) -> str:
+    pod = case.pod_of_rank(rank)
+    return f"rank {rank} on pod {pod.name}, node {pod.node or '(none)'}," if pod else f"rank {rank}"
+
+
+def _signs(case: Case) -> list[RankSign]:
+    return [sign for heard in case.heard for sign in heard.report.ranks]
+
+
+def _saving_seconds(case: Case) -> Iterator[float]:
+    newest = max((heard.progressed for heard in case.heard if heard.progressed), default=None)
+    for heard in case.heard:
+        # All of them save together: where others have gone on, a pod that fell silent has saved as well.
+        if _is_silent(case, heard) and newest and newest > heard.last:
+            continue
+        for sign in heard.report.ranks:
+            if sign.saving_seconds is not None:
+                yield sign.saving_seconds + _seconds(case, heard.last)
+
+
+def _all_ended(heard: list[Heard]) -> bool:
+    signs = [sign for one in heard for sign in one.report.ranks]
+    return bool(signs) and all(sign.place == "ended" for sign in signs)
+
+
+def _is_silent(case: Case, heard: Heard) -> bool:
+    return _seconds(case, heard.last) > QUIET_SECONDS
+
+
+def _seconds(case: Case, since: datetime) -> float:
+    return (case.now - since).total_seconds()

@@ -1,0 +1,129 @@
+"""What the pods' reports mean for the status: results of phases, checkpoints, progress. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from pseudoreal_api.resolved.resolve import last_steps
+from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.status.status import CheckpointStatus, Progress, PseudoRealJobStatus
+from pseudoreal_api.wire.messages import ProgressReport, TerminationMessage
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase, Role
+from pseudoreal_operator.observe.stages import Stage, changed
+
+
+def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
+    """What rank 0's pod said when the stage was done; None when that cannot be read any more."""
+    for pod in pods:
+        if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED and pod.termination:
+            message = pod.termination.message
+            if message and message.outcome == "Succeeded" and message.phase == stage.phase and message.checkpoint:
+                return message
+    return None
+
+
+def recorded(
+    status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage, ended: str | None
+) -> PseudoRealJobStatus:
+    """The status once the stage is done, which was at `ended`."""
+    return status.model_copy(
+        update={
+            "phases": changed(status.phases, stage.index, **_outcome(stage, message)),
+            "checkpoint": _newer(status.checkpoint, message, ended),
+        }
+    )
+
+
+def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> PseudoRealJobStatus:
+    """The status with the newest checkpoint that a pod reported when it ended, whatever became of it."""
+    checkpoint = status.checkpoint
+    for pod in pods:
+        if pod.termination and pod.termination.message:
+            checkpoint = _newer(checkpoint, pod.termination.message, pod.termination.finished)
+    return status.model_copy(update={"checkpoint": checkpoint})
+
+
+def with_saved(status: PseudoRealJobStatus, heard: Sequence[Heard]) -> PseudoRealJobStatus:
+    """The status with the newest checkpoint that the pods of an execution reported, which may have ended since."""
+    known = status.checkpoint
+    newer = [one for one in heard if one.report.checkpoint and not (known and known.step > one.report.checkpoint.step)]
+    silent = [replace(one, report=one.report.model_copy(update={"progress": None})) for one in newer]
+    return with_reports(status, silent, max((one.last for one in newer), default=datetime.min))
+
+
+def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datetime) -> PseudoRealJobStatus:
+    """The status with what the pods of the running execution say."""
+    for one in heard:
+        report = one.report
+        if report.progress:
+            status = status.model_copy(update={"progress": live_progress(report.progress, now)})
+        if report.checkpoint and (status.checkpoint is None or report.checkpoint.name != status.checkpoint.latest):
+            saved = clock.to_text(one.last - timedelta(seconds=report.checkpoint.seconds))
+            update = CheckpointStatus(latest=report.checkpoint.name, step=report.checkpoint.step, saved_time=saved)
+            status = status.model_copy(update={"checkpoint": update})
+    return status
+
+
+def live_progress(report: ProgressReport, now: datetime) -> Progress:
+    return Progress(
+        step=report.step,
+        total_steps=report.total_steps,
+        percent=_percent(report.step, report.total_steps),
+        remaining_seconds=round(report.remaining_seconds),
+        tokens=report.tokens,
+        loss=_decimal(report.loss),
+        validation_loss=_decimal(report.validation_loss),
+        tokens_per_second=f"{report.tokens_per_second:.0f}",
+        last_updated_time=clock.to_text(now),
+    )
+
+
+def final_progress(
+    spec: PseudoRealJobSpec, before: Progress | None, message: TerminationMessage, *, is_last: bool, now: datetime
+) -> Progress:
+    """Progress at the end of a phase. The last phase may have ended early, by its loss: that is 100 percent too."""
+    total = last_steps(spec)[-1]
+    return Progress(
+        step=message.step,
+        total_steps=total,
+        percent=100 if is_last else _percent(message.step, total),
+        remaining_seconds=0,
+        tokens=message.tokens,
+        loss=_decimal(message.loss),
+        validation_loss=_decimal(message.validation_loss),
+        tokens_per_second=before.tokens_per_second if before else None,
+        last_updated_time=clock.to_text(now),
+    )
+
+
+def _outcome(stage: Stage, message: TerminationMessage) -> dict[str, object]:
+    if stage.role is Role.DELINK:
+        # The state stays what it is until the training begins.
+        return {"state": "Delinking", "start_checkpoint": message.checkpoint}
+    return {
+        "state": "Succeeded",
+        "end_checkpoint": message.checkpoint,
+        "step": message.step,
+        "tokens": message.tokens,
+        "loss": _decimal(message.loss),
+        "start_validation_loss": _decimal(message.start_validation_loss),
+        "validation_loss": _decimal(message.validation_loss),
+    }
+
+
+def _newer(known: CheckpointStatus | None, message: TerminationMessage, ended: str | None) -> CheckpointStatus | None:
+    if message.checkpoint is None or (known and known.step > message.step):
+        return known
+    if known and known.latest == message.checkpoint:
+        return known
+    return CheckpointStatus(latest=message.checkpoint, step=message.step, saved_time=ended or None)
+
+
+def _percent(step: int, total: int) -> int:
+    return min(100, 100 * step // total) if total else 100
+
+
+def _decimal(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4f}"

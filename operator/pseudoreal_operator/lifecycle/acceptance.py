@@ -1,0 +1,108 @@
+"""What the API server's schema cannot see of a job, decided when the job is first seen. Pure."""
+
+import json
+from typing import Any
+
+from pseudoreal_api.base import GROUP
+from pseudoreal_api.names import CONTAINER
+from pseudoreal_api.resolved.resolve import check_resolvable
+from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.spec.run import is_reserved
+
+from pseudoreal_operator.manifests.network import check_network
+
+POD_BYTES = 65_536
+"""A pod of a plain job has 5,000."""
+_PARTS = ("metadata", "spec")
+_TEMPLATE = "spec.pod.template"
+_OPERATORS: dict[str, Any] = {
+    "restartPolicy": "Never",
+    "hostname": None,
+    "subdomain": None,
+    "setHostnameAsFQDN": None,
+}
+"""Fields of a pod that only the operator sets, and the one value that does no harm."""
+_LAST_WORDS = ("terminationMessagePath", "terminationMessagePolicy")
+"""Fields of the trainer container: what is written there tells the operator how a stage has ended."""
+
+
+def check(spec: PseudoRealJobSpec) -> None:
+    """Raises ValueError with a sentence for the user."""
+    check_resolvable(spec)
+    check_network(spec)
+    check_template(spec.pod.template)
+    _check_size(spec)
+
+
+def _check_size(spec: PseudoRealJobSpec) -> None:
+    """Every pod is a copy, and the operator reads all pods of a job at once."""
+    volumes = [spec.data.volume, *(phase.offload.volume for phase in spec.phases)]
+    size = len(spec.pod.to_json()) + sum(len(json.dumps(volume)) for volume in volumes if volume)
+    if size > POD_BYTES:
+        raise ValueError(
+            f"spec.pod and the volumes have {size} bytes as JSON, at most {POD_BYTES} can be: each pod is a copy of"
+            " them; move large values to a ConfigMap and name it in spec.pod.template"
+        )
+
+
+def check_template(template: dict[str, Any]) -> None:
+    """Raises ValueError for an overlay that would break what the operator relies on."""
+    for part, value in template.items():
+        if part not in _PARTS or not isinstance(value, dict):
+            raise ValueError(
+                f"{_TEMPLATE}.{part}: only metadata and spec can stand there, each a map; move or remove it"
+            )
+    metadata, spec = template.get("metadata", {}), template.get("spec", {})
+    for field in ("labels", "annotations"):
+        _check_words(f"{_TEMPLATE}.metadata.{field}", metadata.get(field))
+    for field, harmless in _OPERATORS.items():
+        if spec.get(field) not in (None, harmless):
+            raise ValueError(f"{_TEMPLATE}.spec.{field}: the operator sets it, and relies on it; remove it")
+    _check_affinity(f"{_TEMPLATE}.spec.affinity", spec.get("affinity"))
+    _named(f"{_TEMPLATE}.spec.volumes", "volumes", spec.get("volumes"))
+    for kind in ("initContainers", "containers"):
+        for container in _named(f"{_TEMPLATE}.spec.{kind}", "containers", spec.get(kind)):
+            _check_container(f"{_TEMPLATE}.spec.{kind}[{container['name']}]", container)
+
+
+def _check_words(where: str, words: Any) -> None:
+    if not isinstance(words, dict | None):
+        raise ValueError(f"{where} must be a map of words")
+    for key, value in (words or {}).items():
+        if not isinstance(value, str):
+            raise ValueError(f"{where}.{key} must be a string; put {value!r} in quotes")
+        if key.startswith(f"{GROUP}/"):
+            raise ValueError(f"{where}: {key} belongs to the operator; use another prefix")
+
+
+def _check_affinity(where: str, affinity: Any) -> None:
+    """The operator adds terms of its own to it."""
+    kinds = [affinity, *affinity.values()] if isinstance(affinity, dict) else [affinity]
+    if not all(isinstance(kind, dict | None) for kind in kinds):
+        raise ValueError(f"{where} must be a map of maps, as in a pod")
+    for kind in kinds[1:]:
+        if not all(isinstance(terms, list | dict | None) for terms in (kind or {}).values()):
+            raise ValueError(f"{where}: its terms must be lists, as in a pod")
+
+
+def _named(where: str, things: str, entries: Any) -> list[dict[str, Any]]:
+    found = [] if entries is None else entries
+    if not isinstance(found, list) or not all(isinstance(e, dict) and isinstance(e.get("name"), str) for e in found):
+        raise ValueError(f"{where} must be a list of {things} that each have a name")
+    return found
+
+
+def _check_container(where: str, container: dict[str, Any]) -> None:
+    for variable in _named(f"{where}.env", "variables", container.get("env")):
+        _check_variable(f"{where}.env", variable["name"])
+    mounts = container.get("volumeMounts")
+    if not isinstance(mounts, list | None) or not all(isinstance(mount, dict) for mount in mounts or []):
+        raise ValueError(f"{where}.volumeMounts must be a list of mounts")
+    for field in _LAST_WORDS if container["name"] == CONTAINER else ():
+        if field in container:
+            raise ValueError(f"{where}.{field}: the operator sets it, and relies on it; remove it")
+
+
+def _check_variable(where: str, name: str) -> None:
+    if is_reserved(name):
+        raise ValueError(f"{where}: the name {name} is reserved: the operator sets it; remove it")

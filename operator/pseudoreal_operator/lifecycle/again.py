@@ -1,0 +1,90 @@
+"""Going back on purpose: a phase that is trained again, at the user's wish or because its delink timed out. Pure.
+
+`discards` tell the trainer which checkpoints count no more; it removes them when the new execution commits its first.
+"""
+
+from typing import Any
+
+from pseudoreal_api.status.status import CheckpointStatus, Discard, PhaseStatus, PseudoRealJobStatus
+
+from pseudoreal_operator.lifecycle.endings import Reason, announce, fail, remembered
+from pseudoreal_operator.lifecycle.retries import exhaustion, wait_seconds, with_retry
+from pseudoreal_operator.lifecycle.step import Step
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.stages import Phases
+
+_NO_RESULT: dict[str, Any] = dict.fromkeys(
+    ("end_checkpoint", "step", "tokens", "loss", "start_validation_loss", "validation_loss")
+)
+
+
+def train_again(case: Case, index: int) -> Step:
+    """The phase at `index` from the checkpoint that it started from."""
+    phase, old = case.spec.phases[index], case.status.phases
+    number = case.status.execution_attempt + 1
+    # The checkpoint that a delink made for the phase has the step at which the one before it ended.
+    first = (old[index - 1].step or 0) + 1 if index else 0
+    begin = old[index].start_checkpoint
+    memory = case.status.model_copy(
+        update={
+            "phases": _back_to(old, index, Discard(before_attempt=number, from_step=first)),
+            "checkpoint": CheckpointStatus(latest=begin, step=first - 1) if begin else None,
+            "progress": None,
+            "retries": None,
+            "transition": None,
+            "restarted_from": case.spec.restart_from,
+        }
+    )
+    text = (
+        f"spec.restartFrom asks for phase {phase.name} again. Execution {number} trains it from"
+        f" {'checkpoint ' + begin if begin else 'random weights'}"
+    )
+    return announce(case, memory, "TrainingAgain", text, case.spec.restart.backoff_seconds)
+
+
+def roll_back(case: Case, sentence: str) -> Step:
+    """The phase before the delink goes on from its newest checkpoint before the one at its end."""
+    index = case.stage.index - 1
+    before = case.status.phases[index]
+    exhausted = exhaustion(case.status, case.spec.restart, case.now, counts=True)
+    if exhausted:
+        return fail(case, case.status, "DelinkTimeout", f"{sentence} {exhausted}")
+    number = case.status.execution_attempt + 1
+    discard = Discard(before_attempt=number, from_step=before.step or 0)
+    # What another job made of the later phases fits the end that is made anew.
+    phases = _back_to(case.status.phases, index, discard, continued=False)
+    memory = remembered(case, case.status, Reason("DelinkTimeout", sentence))
+    wait = wait_seconds(memory, case.spec.restart)
+    memory = with_retry(memory, counts=True).model_copy(update={"phases": phases, "transition": None})
+    text = f"{sentence} Execution {number} makes the end of phase {before.name} anew, from an earlier checkpoint"
+    return announce(case, memory, "RolledBack", text, wait)
+
+
+def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:
+    """The phase at `index` is to be trained, and those after it have not begun. `continued`: nor have those of the job
+    that this one continues."""
+    after = discard.model_copy(update={"from_step": 0, "continued": continued})
+    return [
+        *phases[:index],
+        phases[index].model_copy(update=_NO_RESULT | {"state": "Running", "discards": _with(phases[index], discard)}),
+        *(_not_begun(phase, after) for phase in phases[index + 1 :]),
+    ]
+
+
+def _with(phase: PhaseStatus, discard: Discard) -> list[Discard]:
+    """What was discarded stays so, for it may not have been removed; a rule that the new one covers is dropped."""
+    return [*(known for known in phase.discards or () if not _covers(discard, known)), discard]
+
+
+def _covers(rule: Discard, other: Discard) -> bool:
+    """`rule` is the newer one."""
+    return rule.from_step <= other.from_step and (rule.continued or not other.continued)
+
+
+def _not_begun(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
+    return PhaseStatus(name=phase.name, state="Pending", discards=_with(phase, discard))
+
+
+def is_untouched(status: PseudoRealJobStatus, index: int) -> bool:
+    """The phase has not been trained yet, so there is nothing to train again."""
+    return status.phases[index].state in ("Pending", "Delinking")

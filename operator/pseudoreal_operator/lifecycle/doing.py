@@ -1,0 +1,58 @@
+"""What an execution that runs is doing, in one claim. Pure."""
+
+from pseudoreal_operator.failures.hang import find_stall, straggler_sentence
+from pseudoreal_operator.failures.obstacles import describe_obstacle
+from pseudoreal_operator.lifecycle.step import progresses, stands
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import PodPhase, Role
+from pseudoreal_operator.status.conditions import Claim, find
+
+
+def activity(case: Case) -> Claim:
+    assert case.job is not None, "there is a Job that runs"
+    failed = next((pod for pod in case.pods if pod.phase is PodPhase.FAILED), None)
+    if failed:
+        return stands("Ending", f"Pod {failed.name} has ended, and so do the others of execution {case.run.attempt}.")
+    obstacle = describe_obstacle(case.job, case.pods)
+    if obstacle:
+        return stands(obstacle.reason, obstacle.message)
+    return _incomplete(case) or _stalled(case) or _at_work(case)
+
+
+def _incomplete(case: Case) -> Claim | None:
+    ready = sum(pod.ready for pod in case.pods)
+    # Pods that have done their part are not ready any more.
+    if case.pods and (ready >= case.workers or not any(pod.is_alive for pod in case.pods)):
+        return None
+    text = f"{ready} of {case.workers} pods run; if this lasts: kubectl describe job {case.job_name}"
+    if not case.pods:
+        text = (
+            f"Job {case.job_name} has no pods yet. If this lasts, the API server refuses them, as by a Pod Security"
+            f" level, a quota or a policy: kubectl describe job {case.job_name} says why."
+        )
+    return progresses("Starting", text)
+
+
+def _stalled(case: Case) -> Claim | None:
+    """Where spec.hang.action is Event; otherwise a rule has acted already."""
+    stall = find_stall(case) if case.stage.role is Role.TRAIN else None
+    if stall is None:
+        return None
+    return stands(stall.reason, f"{stall.sentence} spec.hang.action is Event. What to do: {case.logs_command}")
+
+
+def _at_work(case: Case) -> Claim:
+    where = f"Execution {case.run.attempt} at {case.stage.title}"
+    if case.stage.role is Role.DELINK:
+        return progresses("Delinking", f"{where} is delinking.")
+    if case.heard and not any(heard.begun for heard in case.heard):
+        return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
+    wish = case.asked_to_finish
+    if wish == case.stage.phase:
+        return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
+    before = find(case.status, "Progressing")
+    straggler = straggler_sentence(case, known=before is not None and before.reason == "Straggling")
+    note = "" if straggler is None else f" {straggler}."
+    if wish is not None and wish not in {phase.name for phase in case.spec.phases}:
+        note += f" The annotation finish-phase names {wish}, which is no phase of this job; correct or remove it."
+    return progresses("Straggling" if straggler else "Training", f"{where} is training.{note}")

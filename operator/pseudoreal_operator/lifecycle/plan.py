@@ -1,0 +1,255 @@
+"""plan(what was seen, now) -> what to make, delete, say and remember. Pure.
+
+A plan takes one step. Nothing is remembered but the status, and the number of a new attempt is written to it before
+any child of that attempt is made; so a pass may die anywhere, and the next one finds its way.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from pseudoreal_api.spec.job import JobMetadata
+from pseudoreal_api.status.status import PseudoRealJobStatus, Replicas
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.failures.hang import seconds_to_stall
+from pseudoreal_operator.lifecycle.endings import refuse, unforeseen
+from pseudoreal_operator.lifecycle.rules import (
+    RULES,
+    active_deadline,
+    hindered_deadline,
+    start,
+    startup_deadline,
+)
+from pseudoreal_operator.lifecycle.step import Step, stands
+from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
+from pseudoreal_operator.manifests.children import children, identity
+from pseudoreal_operator.manifests.claims import claim
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import JobState, Observed, PodPhase, Role, Run
+from pseudoreal_operator.observe.stages import all_stages, has_begun
+from pseudoreal_operator.settings import Settings
+from pseudoreal_operator.status import conditions
+from pseudoreal_operator.status.conditions import Claim
+from pseudoreal_operator.status.events import Event, transitions
+
+HINDERED_SECONDS, MOST_HINDERED_SECONDS = 5.0, 300.0
+"""Between two tries to make what the API server refuses: at first, and at most."""
+PROGRESS_SECONDS = 10.0
+"""Between two writes of the status for progress alone."""
+_MOMENT_SECONDS = 0.1
+KEPT_FAILURES = 5
+"""Failed Jobs of a running job, for their pods' logs."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """To be carried out in this order: stop pods, give up Jobs and delete Jobs (all by name), apply manifests, write
+    the status, post events."""
+
+    status: PseudoRealJobStatus
+    trial: tuple[dict[str, Any], ...] = ()
+    """To be tried before all else, without being made: the children of all stages, when the job is first seen. What the
+    API server finds invalid is known before weeks of training, not after them."""
+    expire: bool = False
+    """The job itself is to be deleted, and nothing else is to be done."""
+    stop: tuple[str, ...] = ()
+    give_up: tuple[str, ...] = ()
+    """Jobs that are to fail now, with their pods, and stay."""
+    delete: tuple[str, ...] = ()
+    apply: tuple[dict[str, Any], ...] = ()
+    events: tuple[Event, ...] = ()
+    wake_after: float | None = None
+
+
+def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
+    case = Case(seen, now)
+    if conditions.has_ended(seen.status):
+        return _afterwards(case)
+    step = next((step for rule in RULES if (step := rule(case))), None) or start(case)
+    is_new = not seen.status.phases and not step.ended
+    return _tried(case, step, settings) if is_new else _carry_out(case, step, settings)
+
+
+def _tried(case: Case, step: Step, settings: Settings) -> Plan:
+    try:
+        stages = all_stages(case.spec)
+        trial = [manifest for stage in stages for manifest in children(case.seen.job, stage, step.memory, settings)]
+    except Exception as error:  # a template may hold anything, and what it breaks must be said, not raised
+        return _carry_out(case, refuse(case.status, unforeseen(error), case.now), settings)
+    return replace(_carry_out(case, step, settings), trial=tuple(trial))
+
+
+def _afterwards(case: Case) -> Plan:
+    """The job has ended: nothing of it runs, and what its owner does not want to keep goes."""
+    seen, ttl = case.seen, case.spec.deadlines.ttl_seconds_after_finished
+    waits = [(moment - case.now).total_seconds() for moment in moments(seen, case.now)]
+    if ttl is not None and seen.status.completion_time:
+        left = (clock.from_text(seen.status.completion_time) + timedelta(seconds=ttl) - case.now).total_seconds()
+        if left <= 0:
+            return Plan(seen.status, expire=True)
+        waits.append(left)
+    kept = case.spec.clean_up.children == "Keep"
+    jobs = _running_jobs(seen, except_for=None) if kept else tuple(job.name for job in seen.jobs if not job.deleting)
+    return Plan(seen.status, stop=pods_to_stop(seen, case.now), delete=jobs, wake_after=min(waits, default=None))
+
+
+def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
+    """For a job whose children the API server finds invalid. Where it found them valid before, something new refuses
+    them, such as a policy or another release of Kubernetes, and what was trained is not given up for that."""
+    case = Case(seen, now)
+    if conditions.has_ended(case.status) or has_begun(case.status):
+        return plan_hindrance(seen, sentence, now)
+    return _carry_out(case, refuse(case.status, sentence, now), settings=None)
+
+
+def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence: str, now: datetime) -> Plan:
+    """For a job that the API server stored and that this release cannot read, as while another release takes over."""
+    return _standing(metadata, status, stands("Unreadable", sentence), now)
+
+
+def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
+    """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself."""
+    return _hindered(seen, stands("Hindered", sentence), now)
+
+
+def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
+    """For a job one of whose children cannot be made, as an object that is not the job's has its name."""
+    return _hindered(seen, stands("NameConflict", sentence), now)
+
+
+def _hindered(seen: Observed, why: Claim, now: datetime) -> Plan:
+    """Each wait is as long as all that were before, so that jobs behind a quota ask little."""
+    standing, ended = _standing(seen.job.metadata, seen.status, why, now), conditions.has_ended(seen.status)
+    since = (seen.status.completion_time if ended else seen.status.hindered_since) or clock.to_text(now)
+    status = standing.status.model_copy(update={} if ended else {"hindered_since": since})
+    waits = [max(HINDERED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_HINDERED_SECONDS]
+    deadline = hindered_deadline(Case(replace(seen, status=status), now))
+    if deadline is not None and deadline > now:
+        waits.append((deadline - now).total_seconds())
+    return replace(standing, status=status, wake_after=min(waits))
+
+
+def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: Claim, now: datetime) -> Plan:
+    """Nothing is decided: all that was said stays, but for why the job does not go on."""
+    if conditions.has_ended(status):
+        return Plan(status)
+    said = conditions.with_claim(status.conditions, why, metadata.generation, now)
+    return Plan(status.model_copy(update={"conditions": said}))
+
+
+def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
+    status = _described(case.seen.status, step, case.metadata.generation, case.now)
+    status = status.model_copy(update={"replicas": _replicas(case, step)})
+    status, unhurried_by = _unhurried(case.seen.status, status, case.now)
+    run = step.children.run(step.memory.execution_attempt) if step.children else None
+    made = _made(case, step, settings) if settings else []
+    # The number of a new execution must be safe before anything of the old one goes: it says why.
+    announced = status.execution_attempt > case.seen.status.execution_attempt > 0
+    return Plan(
+        status,
+        stop=pods_to_stop(case.seen, case.now),
+        give_up=_lost_jobs(case, run),
+        delete=() if announced else (*_running_jobs(case.seen, except_for=run), *_old_failures(case.seen)),
+        apply=tuple(made),
+        events=tuple(transitions(case.seen.status, status)),
+        wake_after=min([*_waits(case, step), *unhurried_by], default=None),
+    )
+
+
+def _made(case: Case, step: Step, settings: Settings) -> list[dict[str, Any]]:
+    if step.children is None:
+        return []
+    volume, run = claim(case.seen.job), step.children.run(step.memory.execution_attempt)
+    made = [volume] if volume and identity(volume) not in case.seen.existing else []
+    if any(child.run == run for child in case.seen.jobs):
+        # It is made last, so the others are there.
+        return made
+    return [*made, *children(case.seen.job, step.children, step.memory, settings)]
+
+
+def _described(old: PseudoRealJobStatus, step: Step, generation: int, now: datetime) -> PseudoRealJobStatus:
+    claims = [step.accepted, step.progressing, conditions.delinked(step.memory.phases), step.suspended]
+    claims += [step.ended] if step.ended else []
+    return step.memory.model_copy(
+        update={
+            "observed_generation": generation,
+            "phase": step.summary,
+            "hindered_since": None,
+            "conditions": conditions.updated(old.conditions, claims, generation, now),
+        }
+    )
+
+
+def _replicas(case: Case, step: Step) -> Replicas:
+    if step.children is None:
+        return Replicas()
+    desired = case.workers
+    failed = sum(pod.phase is PodPhase.FAILED for pod in case.pods)
+    return Replicas(desired=desired, ready=sum(pod.ready for pod in case.pods), failed=failed)
+
+
+def _unhurried(
+    old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
+) -> tuple[PseudoRealJobStatus, list[float]]:
+    """Without a change of progress that is no progress, or that follows too soon and comes alone; the seconds after
+    which that one is due."""
+    if not old.progress or not new.progress:
+        return new, []
+    same_time = new.progress.model_copy(update={"last_updated_time": old.progress.last_updated_time})
+    if same_time == old.progress:
+        new = new.model_copy(update={"progress": old.progress})
+    alone = new.model_copy(update={"progress": old.progress, "checkpoint": old.checkpoint}) == old
+    due = clock.from_text(old.progress.last_updated_time) + timedelta(seconds=PROGRESS_SECONDS)
+    if new == old or not alone or now >= due:
+        return new, []
+    return old, [(due - now).total_seconds()]
+
+
+def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
+    running = (job for job in seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
+    return tuple(job.name for job in running if job.run != except_for)
+
+
+def _lost_jobs(case: Case, run: Run | None) -> tuple[str, ...]:
+    """The Job of `run`, when it is only waiting for pods that can do nothing any more."""
+    job = case.job if run is not None and run == case.run else None
+    if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods:
+        return ()
+    return (job.name,) if is_lost(case.pods, case.status, case.run, case.now) else ()
+
+
+def _old_failures(seen: Observed) -> tuple[str, ...]:
+    """All but the newest failed Jobs, with their pods: a job that is often disrupted must not fill the cluster."""
+    failed = [job for job in seen.jobs if job.state is JobState.FAILED]
+    newest_first = sorted(failed, key=lambda job: -job.run.attempt)
+    return tuple(job.name for job in newest_first[KEPT_FAILURES:] if not job.deleting)
+
+
+def _waits(case: Case, step: Step) -> list[float]:
+    """Seconds to when the step wants to go on, and to each moment at which a clock runs out. Of all else watches and
+    reports tell: a job of which nothing changes is not looked at."""
+    waits = [] if step.wake_after is None else [step.wake_after]
+    waits += [(moment - case.now).total_seconds() for moment in moments(case.seen, case.now)]
+    if not step.ended and step.suspended.status != "True":
+        waits += _deadlines(case, step)
+    return [max(0.0, wait) for wait in waits]
+
+
+def _deadlines(case: Case, step: Step) -> Iterator[float]:
+    """Seconds to each of them. Those that a queue holds stand still."""
+    memory, limits = step.memory, case.spec.deadlines
+    if memory.start_time is None or memory.queued_since is not None:
+        return
+    if limits.active_seconds is not None:
+        yield (active_deadline(case, limits.active_seconds) - case.now).total_seconds()
+    if memory.transition is not None:
+        yield (clock.from_text(memory.transition.deadline) - case.now).total_seconds()
+    if step.children is None or case.job is None or case.job.state is not JobState.ACTIVE:
+        return
+    if limits.startup_seconds is not None and case.started_pods < case.workers:
+        yield (startup_deadline(case, limits.startup_seconds) - case.now).total_seconds()
+    if case.stage.role is Role.TRAIN and (wait := seconds_to_stall(case)) is not None:
+        # A clock runs out after its last second.
+        yield wait + _MOMENT_SECONDS

@@ -1,0 +1,359 @@
+"""The rules, in order: the first that applies decides what to do. Pure."""
+
+from datetime import datetime, timedelta
+
+from pseudoreal_api.status.status import Transition
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.failures import results
+from pseudoreal_operator.failures.classify import Missing, classify, lost_its_peer
+from pseudoreal_operator.failures.hang import find_stall
+from pseudoreal_operator.failures.obstacles import describe_obstacle
+from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.lifecycle.acceptance import check
+from pseudoreal_operator.lifecycle.again import is_untouched, roll_back, train_again
+from pseudoreal_operator.lifecycle.doing import activity
+from pseudoreal_operator.lifecycle.endings import Reason, fail, refuse, restart_or_fail, succeed, unforeseen
+from pseudoreal_operator.lifecycle.step import Step, progresses, stands
+from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role
+from pseudoreal_operator.observe.stages import Stage, current_stage, first_phases, is_started, started
+from pseudoreal_operator.status import conditions
+from pseudoreal_operator.status.conditions import Claim
+
+UNWATCHED_SECONDS = 5.0
+"""Between two looks at what others are to remove: not all of it is watched."""
+
+
+def first_sight(case: Case) -> Step | None:
+    if case.status.phases:
+        return None
+    try:
+        check(case.spec)
+    except ValueError as error:
+        return refuse(case.status, clean(str(error)), case.now)
+    except Exception as error:  # a template may hold anything; a pass that ends here would never end otherwise
+        return refuse(case.status, unforeseen(error), case.now)
+    now = clock.to_text(case.now)
+    update = {"attempt": 1, "start_time": now, "active_since": now, "phases": first_phases(case.spec)}
+    # There is nothing yet that could be done again.
+    update["restarted_from"] = case.spec.restart_from
+    return Step(
+        case.status.model_copy(update=update),
+        "Pending",
+        progresses("Accepted", f"Phase {case.spec.phases[0].name} is about to start."),
+    )
+
+
+def overdue(case: Case) -> Step | None:
+    allowed = case.spec.deadlines.active_seconds
+    if allowed is None or _is_paused(case) or case.now < active_deadline(case, allowed):
+        return None
+    text = (
+        f"The job was not done {allowed} s after it was started or resumed, which spec.deadlines.activeSeconds allows,"
+        f" in {case.stage.title}."
+    )
+    return fail(case, case.status, "DeadlineExceeded", text)
+
+
+def stage_done(case: Case) -> Step | None:
+    if case.job is None or case.job.state is not JobState.COMPLETE:
+        return None
+    message = results.result_of(case.stage, case.words)
+    if message is None:
+        return _without_result(case, case.job)
+    memory = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
+    following = current_stage(memory.phases)
+    if case.stage.role is Role.TRAIN:
+        progress = results.final_progress(case.spec, memory.progress, message, is_last=following is None, now=case.now)
+        memory = memory.model_copy(update={"progress": progress})
+    if following is None:
+        return succeed(memory.model_copy(update={"transition": None}), case.now)
+    done = case.stage.title.capitalize() if case.stage.role is Role.DELINK else f"Phase {case.stage.phase}"
+    memory = memory.model_copy(update={"transition": _transition(case, following)})
+    summary = "Delinking" if following.role is Role.DELINK else following.phase
+    return Step(memory, summary, progresses("StageDone", f"{done} is done; {following.title} is about to start."))
+
+
+def _without_result(case: Case, job: ChildJob) -> Step:
+    pod = next((pod for pod in case.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
+    if pod is None:
+        gone = f"The pod of Job {job.name} is gone, with its result."
+        return restart_or_fail(case, Reason("ResultGone", gone, counts=False))
+    text = (
+        f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {case.stage.title}:"
+        " spec.pod may give it another command, or an image of another release."
+    )
+    return restart_or_fail(case, Reason("ResultUnreadable", text, pod))
+
+
+def suspended(case: Case) -> Step | None:
+    if not case.spec.suspend:
+        return None
+    alive = [pod.name for pod in case.seen.pods if pod.is_alive]
+    saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
+    text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
+    memory = results.with_checkpoints(results.with_saved(case.status, case.heard), case.words)
+    return Step(
+        memory.model_copy(update={"restart_after": None}),
+        "Suspended",
+        stands("Suspended", "The job is suspended."),
+        suspended=Claim("Suspended", "True", "Requested", text),
+        wake_after=None,
+    )
+
+
+def resumed(case: Case) -> Step | None:
+    if not conditions.holds(case.status, "Suspended"):
+        return None
+    now = clock.to_text(case.now)
+    memory = case.status.model_copy(update={"active_since": now, "retries": None, "transition": _renewed(case)})
+    if is_started(memory.phases, case.stage):
+        update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": now, "attempt_time": None}
+        memory = memory.model_copy(update=update)
+    return Step(memory, _waiting_summary(case), progresses("Resumed", f"{case.stage.title} is about to go on."))
+
+
+def asked_again(case: Case) -> Step | None:
+    wish = case.spec.restart_from
+    if wish is None or wish == case.status.restarted_from:
+        return None
+    index = next(i for i, phase in enumerate(case.status.phases) if phase.name == wish.phase)
+    if not is_untouched(case.status, index):
+        return train_again(case, index)
+    text = f"Phase {wish.phase}, which spec.restartFrom names, has not begun yet: nothing is done again."
+    memory = case.status.model_copy(update={"restarted_from": wish})
+    runs = case.job is not None and case.job.state is JobState.ACTIVE
+    return Step(memory, case.status.phase, progresses("NothingToRepeat", text), children=case.stage if runs else None)
+
+
+def delink_overdue(case: Case) -> Step | None:
+    transition = case.status.transition
+    if case.stage.role is not Role.DELINK or transition is None or _is_paused(case):
+        return None
+    if case.now < clock.from_text(transition.deadline):
+        return None
+    obstacle = describe_obstacle(case.job, case.pods) if case.job else None
+    why = obstacle.message if obstacle else f"What to do: {case.logs_command}"
+    sentence = (
+        f"{case.stage.title.capitalize()} was not done {case.spec.delink.timeout_seconds} s after the end of phase"
+        f" {transition.from_phase}, which spec.delink.timeoutSeconds allows. {why}"
+    )
+    if case.spec.delink.on_timeout == "RollBack":
+        return roll_back(case, sentence)
+    return fail(case, case.status, "DelinkTimeout", sentence)
+
+
+def never_started(case: Case) -> Step | None:
+    """Not all pods run in time."""
+    allowed, asked = case.spec.deadlines.startup_seconds, case.status.attempt_time
+    if case.job is None:
+        return _never_made(case)
+    if allowed is None or asked is None or case.job.state is not JobState.ACTIVE:
+        return None
+    if case.job.queued or case.started_pods >= case.workers or case.now < startup_deadline(case, allowed):
+        return None
+    obstacle = describe_obstacle(case.job, case.pods)
+    why = obstacle.message if obstacle else f"What to do: kubectl describe job {case.job.name}"
+    text = (
+        f"{case.started_pods} of {case.workers} pods ran {allowed} s after they were asked for, which"
+        f" spec.deadlines.startupSeconds allows. {why}"
+    )
+    return fail(case, case.status, "StartupDeadlineExceeded", text)
+
+
+def _never_made(case: Case) -> Step | None:
+    """The API server refuses the pods themselves."""
+    deadline = hindered_deadline(case)
+    if deadline is None or case.now < deadline:
+        return None
+    said = conditions.find(case.status, "Progressing")
+    text = (
+        f"The pods could not even be asked for in {case.spec.deadlines.startup_seconds} s, which"
+        f" spec.deadlines.startupSeconds allows. {said.message if said else ''}"
+    )
+    return fail(case, case.status, "StartupDeadlineExceeded", text.rstrip())
+
+
+def hung(case: Case) -> Step | None:
+    if case.stage.role is not Role.TRAIN or case.job is None or case.job.state is not JobState.ACTIVE:
+        return None
+    if case.job.queued:
+        return None  # its queue took the pods back: they save, and end
+    stall = find_stall(case)
+    if stall is None or case.spec.hang.action == "Event":
+        return None
+    if case.spec.hang.action == "Fail":
+        return fail(case, case.status, stall.reason, f"{stall.sentence} spec.hang.action is Fail.")
+    return restart_or_fail(case, Reason(stall.reason, stall.sentence, stall.culprit))
+
+
+def running(case: Case) -> Step | None:
+    if case.job is None or case.job.state is not JobState.ACTIVE:
+        return None
+    memory = results.with_reports(started(case.status, case.stage), case.heard, case.now)
+    if memory.attempt_time is None:
+        # The pass that asked for the pods did not live to say so.
+        memory = memory.model_copy(update={"attempt_time": case.job.begun or clock.to_text(case.now)})
+    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=None)
+
+
+def lost(case: Case) -> Step | None:
+    """A pod cannot be ended, as on a node that is off: its Job waits for it, and so do its partners."""
+    if case.job is None or case.job.state is not JobState.ACTIVE:
+        return None
+    pod = next((pod for pod in case.pods if is_stuck(pod, case.now)), None)
+    if pod is None:
+        return None
+    where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
+    return _judged(case, Missing(stuck=pod), where)
+
+
+def deserted(case: Case) -> Step | None:
+    """A pod is gone without a word, as with its node, and another lost its connection to it."""
+    if case.job is None or case.job.state is not JobState.ACTIVE or not case.gone:
+        return None
+    witnesses = [pod for pod in case.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
+    if not witnesses or not is_lost(case.pods, case.status, case.run, case.now):
+        return None
+    return _judged(case, Missing(workers=case.gone))
+
+
+def attempt_failed(case: Case) -> Step | None:
+    if case.job is None or case.job.state is not JobState.FAILED:
+        return None
+    return _judged(case, Missing(workers=case.gone))
+
+
+def vanished(case: Case) -> Step | None:
+    """The status says that the execution began, and its Job is gone."""
+    if not is_started(case.status.phases, case.stage) or case.status.restart_after is not None:
+        return None
+    return restart_or_fail(case, Reason("JobDeleted", f"Job {case.job_name} was deleted.", counts=False))
+
+
+def backing_off(case: Case) -> Step | None:
+    after = case.status.restart_after
+    if after is None or clock.from_text(after) <= case.now:
+        return None
+    before = conditions.find(case.status, "Progressing")
+    text = before.message if before else f"The next execution starts not before {after}."
+    wait = (clock.from_text(after) - case.now).total_seconds()
+    return Step(case.status, "Restarting", stands("Restarting", text), wake_after=wait)
+
+
+def leftovers(case: Case) -> Step | None:
+    """Executions must not overlap, nor must a job and a deleted one of the same name share children's names."""
+    old, wait = next((pod for pod in case.seen.pods if pod.is_alive), None), None
+    if old:
+        text = (
+            f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
+            f" delete the pod: kubectl delete pod {old.name} -n {case.metadata.namespace} --force"
+        )
+    elif case.seen.foreign:
+        text = f"Waiting until {case.seen.foreign[0]} of a deleted job of the same name is gone."
+        wait = UNWATCHED_SECONDS
+    else:
+        return None
+    return Step(case.status, _waiting_summary(case), stands("AwaitingCleanup", text), wake_after=wait)
+
+
+def start(case: Case) -> Step:
+    memory = started(case.status, case.stage).model_copy(update={"attempt_time": clock.to_text(case.now)})
+    return Step(
+        memory,
+        _summary(case),
+        progresses("Starting", f"Execution {case.run.attempt} at {case.stage.title} starts."),
+        children=case.stage,
+        wake_after=None,
+    )
+
+
+RULES = (
+    first_sight,
+    # Before the deadline: what was done in time is found late by an operator that was away.
+    stage_done,
+    overdue,
+    suspended,
+    resumed,
+    asked_again,
+    delink_overdue,
+    never_started,
+    hung,
+    lost,
+    deserted,
+    running,
+    attempt_failed,
+    vanished,
+    backing_off,
+    leftovers,
+)
+"""`start` is what remains."""
+
+
+def active_deadline(case: Case, allowed: int) -> datetime:
+    since = case.status.active_since or case.status.start_time or clock.to_text(case.now)
+    return clock.from_text(since) + timedelta(seconds=allowed)
+
+
+def startup_deadline(case: Case, allowed: int) -> datetime:
+    begun = [case.status.attempt_time or clock.to_text(case.now)]
+    begun += [case.job.begun] if case.job and case.job.begun else []
+    return max(map(clock.from_text, begun)) + timedelta(seconds=allowed)
+
+
+def hindered_deadline(case: Case) -> datetime | None:
+    """Until when the API server may refuse the pods."""
+    allowed, since = case.spec.deadlines.startup_seconds, case.status.hindered_since
+    return clock.from_text(since) + timedelta(seconds=allowed) if allowed and since else None
+
+
+def _transition(case: Case, following: Stage) -> Transition | None:
+    if following.role is not Role.DELINK:
+        return None
+    return Transition(
+        id=f"{case.stage.phase}-{following.phase}-e{case.run.attempt}",
+        from_phase=case.stage.phase,
+        to_phase=following.phase,
+        start_time=clock.to_text(case.now),
+        deadline=clock.to_text(case.now + timedelta(seconds=case.spec.delink.timeout_seconds)),
+    )
+
+
+def _is_paused(case: Case) -> bool:
+    """Clocks stand still from the wish to suspend until the job is resumed, and while a queue holds its pods."""
+    return case.spec.suspend or conditions.holds(case.status, "Suspended") or case.status.queued_since is not None
+
+
+def _renewed(case: Case) -> Transition | None:
+    """The clock of a transition stands still while the job is suspended; it starts anew."""
+    if case.status.transition is None:
+        return None
+    later = case.now + timedelta(seconds=case.spec.delink.timeout_seconds)
+    return case.status.transition.model_copy(update={"deadline": clock.to_text(later)})
+
+
+def _judged(case: Case, missing: Missing, more: str = "") -> Step:
+    verdict = classify(case.job_name, case.pods, case.spec.restart.rules, missing)
+    sentence = f"{verdict.sentence} {more}".rstrip()
+    if verdict.action == "Fail":
+        memory = results.with_checkpoints(case.status, case.words)
+        return fail(case, memory, verdict.reason, sentence)
+    counts = verdict.action == "Restart"
+    return restart_or_fail(case, Reason(verdict.reason, sentence, _origin(case, verdict.pod), counts))
+
+
+def _origin(case: Case, pod: Pod | None) -> Pod | None:
+    """Where a fault began: a pod may say that the rank of another one is to blame."""
+    message = pod.termination.message if pod and pod.termination else None
+    suspect = message.suspect if message else None
+    return pod if suspect is None else case.pod_of_rank(suspect) or pod
+
+
+def _summary(case: Case) -> str:
+    return case.stage.phase if case.stage.role is Role.TRAIN else "Delinking"
+
+
+def _waiting_summary(case: Case) -> str:
+    return "Restarting" if case.status.restart_after else _summary(case)

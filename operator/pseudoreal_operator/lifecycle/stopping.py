@@ -1,0 +1,85 @@
+"""Executions that nothing can come of any more, and the pods of them that are ended. Pure.
+
+A checkpoint takes all ranks. Where one of them is gone, the others have nothing to do with their grace period.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.messages import ExitCode
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.failures.classify import has_code, lost_its_peer
+from pseudoreal_operator.observe.observed import JobState, Observed, Pod, PodPhase, Run
+
+STOP_SECONDS = 5
+"""Grace period of pods that cannot save: for their last words."""
+ORIGIN_SECONDS = 6.0
+"""For the pod where a fault began to say so, once one that only lost its connection to it has ended."""
+STUCK_SECONDS = 15.0
+"""After the end of its grace period, a pod that is still there is taken for lost."""
+
+
+def pods_to_stop(seen: Observed, now: datetime) -> tuple[str, ...]:
+    """Names of pods that run, cannot save, and have longer than STOP_SECONDS."""
+    return tuple(
+        pod.name
+        for run in dict.fromkeys(pod.run for pod in seen.pods)
+        if is_lost(pods := pods_of(seen, run), seen.status, run, now)
+        for pod in pods
+        if pod.is_alive and not _leaves_soon(pod, now)
+    )
+
+
+def pods_of(seen: Observed, run: Run) -> list[Pod]:
+    return [pod for pod in seen.pods if pod.run == run]
+
+
+def is_lost(pods: Sequence[Pod], status: PseudoRealJobStatus, run: Run, now: datetime) -> bool:
+    """Whether the ranks of an execution can neither train nor save together any more. `pods`: its own."""
+    if any(fault.attempt == run.attempt for fault in status.faults):
+        return True
+    gone = list(_gone(pods, now))
+    if any(not lost_its_peer(pod) for pod in gone):
+        return True
+    # Where it began is known soon, or never.
+    return any(now >= _ended(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
+
+
+def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
+    """Those to come at which time alone may change what is to be ended, or what is lost."""
+    going_on = {pod.run for pod in seen.pods if pod.is_alive}
+    going_on |= {job.run for job in seen.jobs if job.state is JobState.ACTIVE}
+    for pod in (pod for pod in seen.pods if pod.run in going_on):
+        if pod.is_alive and pod.leaves_by:
+            moment = clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
+        elif pod.phase is PodPhase.FAILED and pod.termination and pod.termination.finished:
+            moment = _ended(pod, now) + timedelta(seconds=ORIGIN_SECONDS)
+        else:
+            continue
+        if moment > now:
+            yield moment
+
+
+def is_stuck(pod: Pod, now: datetime) -> bool:
+    """Whether it cannot be ended, as on a node that is off."""
+    if pod.leaves_by is None or not pod.is_alive:
+        return False
+    return now >= clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
+
+
+def _gone(pods: Sequence[Pod], now: datetime) -> Iterator[Pod]:
+    """Pods that have left the others without having saved with them."""
+    for pod in pods:
+        failed = pod.phase is PodPhase.FAILED and not has_code(pod, ExitCode.YIELDED)
+        if failed or is_stuck(pod, now):
+            yield pod
+
+
+def _ended(pod: Pod, now: datetime) -> datetime:
+    return clock.from_text(pod.termination.finished) if pod.termination and pod.termination.finished else now
+
+
+def _leaves_soon(pod: Pod, now: datetime) -> bool:
+    return pod.leaves_by is not None and clock.from_text(pod.leaves_by) <= now + timedelta(seconds=STOP_SECONDS)

@@ -1,0 +1,243 @@
+"""One pass over one job: observe, plan, carry out."""
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from random import random
+from typing import Any
+
+import structlog
+from kubernetes.aio.client import ApiException
+from pseudoreal_api.base import API_VERSION, KIND
+from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pydantic import ValidationError
+
+from pseudoreal_operator.cluster.api import Api, message_of, status_of
+from pseudoreal_operator.cluster.creation import NameConflict, make
+from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
+from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
+from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_conflict, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
+from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.loop.rehearsal import rehearse
+from pseudoreal_operator.loop.unforeseen import tell_of_mistake
+from pseudoreal_operator.loop.wakeups import Name
+from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.last_words import LastWords
+from pseudoreal_operator.observe.observed import Observed
+from pseudoreal_operator.observe.requests import observe
+from pseudoreal_operator.settings import Settings
+from pseudoreal_operator.status.conditions import has_ended
+from pseudoreal_operator.status.events import to_manifest
+from pseudoreal_operator.status.refused import texts_of, without_texts
+
+Json = dict[str, Any]
+
+_INVALID = (400, 422)
+_FORBIDDEN = 403
+_SERVER_ERROR = 500
+
+log = structlog.get_logger()
+
+
+class Gone(Exception):
+    """The job is deleted, or being deleted: its children go with it."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What passes work with, and what they share."""
+
+    api: Api
+    settings: Settings
+    board: Board
+    counts: Counts
+    news: News
+    words: LastWords = field(default_factory=LastWords)
+
+    def forget(self, namespace: str, uid: str) -> None:
+        """What is kept of a job in memory."""
+        self.board.forget((namespace, uid))
+        self.words.forget((namespace, uid))
+        self.news.forget(uid)
+
+
+async def reconcile(means: Means, name: Name, wake: Callable[[float], None]) -> float | None:
+    """Seconds until the next pass is due; None for not before something changes. `wake` asks for one in so many
+    seconds, at any time.
+
+    Raises Gone; what UNAVAILABLE names, after which another pass will find its way; anything else is a mistake of ours,
+    which the job's status then tells of.
+    """
+    body = await _read(means.api, name)
+    if has_finalizer(body["metadata"]):
+        await take_off(means.api, body["metadata"])
+        return 0.0
+    if "deletionTimestamp" in body["metadata"]:
+        raise Gone
+    try:
+        return await _pass(means, body, wake)
+    except UNAVAILABLE:
+        raise
+    except Exception as error:
+        means.counts.internal_errors += 1
+        await tell_of_mistake(means.api, body, error)
+        raise
+
+
+async def _read(api: Api, name: Name) -> Json:
+    """Raises Gone. An answer of 404 alone may have other reasons, such as a definition that is being replaced."""
+    found = await api.find("PseudoRealJob", *name)
+    if found is not None:
+        return found
+    async for _ in api.each("PseudoRealJob", name.namespace, name=name.name):
+        raise ApiException(status=404, reason="The job was not found, and it is there")
+    raise Gone
+
+
+async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> float | None:
+    now = datetime.now(UTC)
+    metadata = JobMetadata.model_validate(body["metadata"])
+    status = PseudoRealJobStatus.model_validate(body.get("status") or {})
+    hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"])
+    means.news.tell(hands.name, means.news.settle(metadata.uid, status))
+    try:
+        job = PseudoRealJob.from_object(body)
+    except ValidationError as error:
+        sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
+        return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
+    if has_ended(status):
+        means.forget(metadata.namespace, metadata.uid)
+    else:
+        means.board.follow((metadata.namespace, metadata.uid), metadata.annotations.get(ANNOTATION_FINISH_PHASE), wake)
+    seen = await observe(means.api, means.board, means.words, job, status, now)
+    wanted = plan(seen, now, means.settings)
+    if wanted.expire:
+        await hands.expire()
+        return None
+    try:
+        refusal = await hands.try_children(wanted)
+    except NameConflict as conflict:
+        return await hands.carry_out(plan_conflict(seen, str(conflict), now))
+    if refusal is None:
+        return await hands.tell(wanted)
+    wait = await hands.carry_out(_answer_to(refusal, seen, now))
+    return _spread(wait, refusal) if wait else wait
+
+
+def _spread(wait: float, refusal: ApiException) -> float:
+    """Jobs that one quota hinders do not ask together; and not before the API server wants it."""
+    pause = pause_after(refusal, 1, random())
+    return max(wait * (1 - random() / 4), pause.seconds if pause.binding else 0.0)
+
+
+def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
+    """What a child that the API server refuses means. Raises the refusal when it is for another pass."""
+    text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
+    if is_mistake(refusal):
+        return plan_refusal(seen, text, now)
+    if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
+        return plan_hindrance(seen, text, now)
+    raise refusal
+
+
+def is_mistake(refusal: ApiException) -> bool:
+    """Whether the object itself is wrong. Policies answer with the same codes; but only the API server's own validation
+    names fields as causes. What a webhook says, the API server introduces, whatever the webhook put into it."""
+    said = status_of(refusal)
+    if refusal.status not in _INVALID or str(said.get("message", "")).startswith("admission webhook "):
+        return False
+    causes = (said.get("details") or {}).get("causes") or []
+    return refusal.status == 400 or any(cause.get("field") for cause in causes)
+
+
+@dataclass(frozen=True)
+class _Hands:
+    """Carries out plans for one job. `status` and `version`: of the object that the plan was made for."""
+
+    means: Means
+    metadata: JobMetadata
+    status: PseudoRealJobStatus
+    version: str
+
+    @property
+    def api(self) -> Api:
+        return self.means.api
+
+    @property
+    def name(self) -> Name:
+        return Name(self.metadata.namespace, self.metadata.name)
+
+    async def expire(self) -> None:
+        await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
+        log.info("expired", completed=self.status.completion_time)
+
+    async def try_children(self, wanted: Plan) -> ApiException | None:
+        """What the API server refused."""
+        try:
+            await rehearse(self.api, wanted.trial)
+            await self._remove(wanted)
+            for manifest in wanted.apply:
+                await make(self.api, manifest)
+        except ApiException as refusal:
+            return refusal
+        return None
+
+    async def carry_out(self, wanted: Plan) -> float | None:
+        """A plan that makes no children."""
+        await self._remove(wanted)
+        return await self.tell(wanted)
+
+    async def tell(self, wanted: Plan) -> float | None:
+        """Events come after the status that records their transition, and nothing waits for them."""
+        now, instance = datetime.now(UTC), socket.gethostname()
+        events = [to_manifest(event, self.metadata, now, instance) for event in wanted.events]
+        if wanted.status != self.status:
+            try:
+                await self._write(wanted.status)
+            except UNAVAILABLE:
+                # The API server may have taken it all the same; the next pass sees whether.
+                self.means.news.hold(self.metadata.uid, wanted.status, events)
+                raise
+        self.means.news.tell(self.name, events)
+        return wanted.wake_after
+
+    async def _remove(self, wanted: Plan) -> None:
+        namespace = self.metadata.namespace
+        for name in wanted.stop:
+            await self.api.delete("Pod", namespace, name, grace_seconds=STOP_SECONDS)
+            log.info("stopped", pod=name, seconds=STOP_SECONDS)
+        for name in wanted.give_up:
+            # One failed index is more than none.
+            await self.api.merge("Job", namespace, name, {"spec": {"maxFailedIndexes": 0}})
+            log.info("given_up", kind="Job", name=name)
+        for name in wanted.delete:
+            await self.api.delete("Job", namespace, name)
+            log.info("deleted", kind="Job", name=name)
+
+    async def _write(self, status: PseudoRealJobStatus) -> None:
+        """A status that is refused is written without its texts: no job stands still for what somebody said."""
+        try:
+            await self._apply(status)
+        except ApiException as error:
+            bare = without_texts(status)
+            if error.status not in (*_INVALID, _FORBIDDEN) or bare == status:
+                raise
+            self.means.counts.refused_statuses += 1
+            count, said = self.means.counts.refused_statuses, message_of(error)
+            log.error("status_refused", status=error.status, error=said, texts=texts_of(status), count=count)
+            if bare != self.status:
+                await self._apply(bare)
+
+    async def _apply(self, status: PseudoRealJobStatus) -> None:
+        # With the version, a job that somebody changed after it was read is a conflict, and so is another job of that
+        # name: a status is written whatever the uid is.
+        name, namespace = self.metadata.name, self.metadata.namespace
+        metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
+        manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}
+        await self.api.apply(manifest, "status")

@@ -1,1 +1,0 @@
-"""The endpoint to which the pods report while they run: who may, and how often."""

@@ -1,0 +1,36 @@
+"""A status whose texts the API server refuses is written without them: numbers, states and names must not wait. Pure.
+
+The sentence in place of a text names it by a digest, so the status itself remembers which texts were refused: these are
+not tried again, and others are.
+"""
+
+import hashlib
+
+from pseudoreal_api.status.status import Condition, PseudoRealJobStatus
+
+_BEGIN = "The API server refused the text of this condition"
+
+
+def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    return status.model_copy(update={"conditions": [_without_text(condition) for condition in status.conditions]})
+
+
+def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:
+    """Digest -> text, of those that were not refused before."""
+    messages = [condition.message for condition in status.conditions]
+    return {_digest(message): message for message in messages if not message.startswith(_BEGIN)}
+
+
+def sentence_for(text: str) -> str:
+    """What stands in its place."""
+    return f"{_BEGIN}; the operator's log shows it as text {_digest(text)}."
+
+
+def _without_text(condition: Condition) -> Condition:
+    if condition.message.startswith(_BEGIN):
+        return condition
+    return condition.model_copy(update={"message": sentence_for(condition.message)})
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

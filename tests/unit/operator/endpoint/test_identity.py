@@ -1,0 +1,240 @@
+"""Whose token it is, and how often the API server is asked."""
+
+import copy
+from typing import Any
+
+import pytest
+from kubernetes.aio.client import ApiException
+from pseudoreal_operator.endpoint import identity
+from pseudoreal_operator.endpoint.identity import Identities, Refused, TokenPod, pod_of_review, speaker_of
+from pseudoreal_operator.observe.board import Speaker
+from pseudoreal_operator.observe.observed import Role, Run
+
+from tests.unit.operator.endpoint.clock import HandClock
+from tests.unit.operator.endpoint.fake_api import FakeApi, pod_body, review_of
+
+SPEAKER = Speaker(("default", "job-uid"), Run("pseudo", Role.TRAIN, 1), 0)
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    api = FakeApi()
+    api.add("good")
+    return api
+
+
+@pytest.fixture
+def identities(api: FakeApi, clock: HandClock) -> Identities:
+    return Identities(api, (), clock)
+
+
+async def refusal(identities: Identities, token: str, address: str = "10.0.0.1") -> Refused:
+    with pytest.raises(Refused) as caught:
+        await identities.of(token, address)
+    return caught.value
+
+
+def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
+    """A good review with one thing changed; None removes it."""
+    status = copy.deepcopy(review_of())
+    place = status
+    for key in path[:-1]:
+        place = place[key]
+    if value is None:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return {"status": status}
+
+
+def test_the_pod_of_a_review() -> None:
+    assert pod_of_review({"status": review_of()}) == TokenPod("default", "j-pseudo-a1-0", "pod-uid")
+
+
+@pytest.mark.parametrize(
+    ("review", "status", "says"),
+    [
+        ({}, 401, "not valid"),
+        ({"status": {"authenticated": False, "error": "expired"}}, 401, "not valid"),
+        (changed(("authenticated",), False), 401, "not valid"),
+        (changed(("audiences",), ["https://kubernetes.default.svc"]), 401, "audience operator.pseudoreal.dev"),
+        # An API server that ignores the question about audiences answers without them.
+        (changed(("audiences",), None), 401, "audience"),
+        (changed(("audiences",), []), 401, "audience"),
+        (changed(("user", "username"), "alice"), 403, "only pods"),
+        (changed(("user", "username"), "system:node:n1"), 403, "only pods"),
+        (changed(("user", "extra"), None), 403, "only pods"),
+        (changed(("user", "extra", "authentication.kubernetes.io/pod-name"), None), 403, "only pods"),
+        (changed(("user", "extra", "authentication.kubernetes.io/pod-uid"), []), 403, "only pods"),
+    ],
+)
+def test_reviews_that_are_refused(review: dict[str, Any], status: int, says: str) -> None:
+    with pytest.raises(Refused, match=says) as caught:
+        pod_of_review(review)
+    assert caught.value.status == status
+
+
+def test_the_speaker_is_what_the_labels_say() -> None:
+    body = pod_body(index=3, **{"phase": "real", "execution-attempt": "7"})
+    assert speaker_of(body) == Speaker(("default", "job-uid"), Run("real", Role.TRAIN, 7), 3)
+
+
+@pytest.mark.parametrize("missing", ["job-uid", "phase", "role", "execution-attempt"])
+def test_a_pod_without_one_of_our_labels_is_a_stranger(missing: str) -> None:
+    body = pod_body()
+    del body["metadata"]["labels"][f"pseudoreal.dev/{missing}"]
+    with pytest.raises(Refused, match="trains no PseudoRealJob"):
+        speaker_of(body)
+
+
+@pytest.mark.parametrize("wrong", [{"role": "delink"}, {"role": "king"}, {"execution-attempt": "first"}])
+def test_a_pod_that_does_not_train_is_a_stranger(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="trains no PseudoRealJob") as caught:
+        speaker_of(pod_body(**wrong))
+    assert caught.value.status == 403
+
+
+def test_a_pod_without_labels_is_a_stranger() -> None:
+    with pytest.raises(Refused, match="trains no PseudoRealJob"):
+        speaker_of({"metadata": {"name": "p", "namespace": "default", "uid": "u"}})
+
+
+async def test_a_token_is_reviewed_once_in_its_life(identities: Identities, api: FakeApi, clock: HandClock) -> None:
+    for _ in range(720):
+        assert await identities.of("good", "10.0.0.1") == SPEAKER
+        clock.now += 5
+    assert api.reviews == 1
+    assert await identities.of("good", "10.0.0.1") == SPEAKER
+    assert api.reviews == 2
+
+
+async def test_a_pod_that_is_deleted_is_refused_as_soon_as_its_watch_tells(
+    identities: Identities, api: FakeApi
+) -> None:
+    await identities.of("good", "10.0.0.1")
+    identities.pod_changed("MODIFIED", pod_body())
+    body = api.pods.pop("j-pseudo-a1-0")
+    assert await identities.of("good", "10.0.0.1") == SPEAKER
+    identities.pod_changed("DELETED", body)
+    refused = await refusal(identities, "good")
+    assert (refused.status, str(refused)) == (403, "pod j-pseudo-a1-0 of this token is gone")
+
+
+async def test_a_pod_that_is_deleted_while_its_token_is_reviewed_is_not_believed_later(
+    identities: Identities, api: FakeApi
+) -> None:
+    identities.pod_changed("DELETED", pod_body())
+    await identities.of("good", "10.0.0.1")
+    api.pods.clear()
+    assert (await refusal(identities, "good")).status == 403
+
+
+async def test_a_pod_whose_labels_change_speaks_for_somebody_else(identities: Identities, api: FakeApi) -> None:
+    await identities.of("good", "10.0.0.1")
+    for labels, expected in (({"job-uid": "other"}, ("default", "other")), ({"phase": "real"}, SPEAKER.job)):
+        body = api.pods["j-pseudo-a1-0"] = pod_body(**labels)
+        identities.pod_changed("MODIFIED", body)
+        speaker = await identities.of("good", "10.0.0.1")
+        assert (speaker.job, speaker.run.phase) == (expected, labels.get("phase", "pseudo"))
+    identities.pod_changed("MODIFIED", pod_body(role="king"))
+    reviews = api.reviews
+    await identities.of("good", "10.0.0.1")
+    assert api.reviews == reviews + 1
+
+
+async def test_after_a_gap_of_the_watch_all_tokens_are_reviewed_anew(identities: Identities, api: FakeApi) -> None:
+    await identities.of("good", "10.0.0.1")
+    identities.changes_missed()
+    await identities.of("good", "10.0.0.1")
+    assert api.reviews == 2
+
+
+async def test_of_a_pod_one_token_is_remembered(identities: Identities, api: FakeApi) -> None:
+    api.add("newer")
+    for token in ("good", "newer", "newer", "good"):
+        await identities.of(token, "10.0.0.1")
+    assert api.reviews == 3
+
+
+async def test_a_pod_of_the_same_name_is_another_pod(identities: Identities, api: FakeApi) -> None:
+    api.pods["j-pseudo-a1-0"]["metadata"]["uid"] = "another"
+    assert (await refusal(identities, "good")).status == 403
+
+
+async def test_refusals_are_not_remembered(identities: Identities, api: FakeApi) -> None:
+    assert (await refusal(identities, "late")).status == 401
+    api.add("late")
+    assert await identities.of("late", "10.0.0.1") == SPEAKER
+
+
+async def test_a_namespace_that_is_not_watched(api: FakeApi, clock: HandClock) -> None:
+    identities = Identities(api, ("teams", "research"), clock)
+    refused = await refusal(identities, "good")
+    assert (refused.status, str(refused)) == (403, "this operator does not watch namespace default")
+    api.add("theirs", namespace="teams")
+    assert (await identities.of("theirs", "10.0.0.1")).job == ("teams", "job-uid")
+
+
+async def test_who_floods_the_operator_with_wrong_tokens_silences_only_himself(
+    identities: Identities, api: FakeApi, clock: HandClock
+) -> None:
+    statuses = [(await refusal(identities, f"wrong-{n}")).status for n in range(identity.REFUSALS_AT_ONCE + 10)]
+    assert statuses == [401] * identity.REFUSALS_AT_ONCE + [429] * 10
+    assert api.reviews == identity.REFUSALS_AT_ONCE
+    assert (await refusal(identities, "good")).status == 429
+    assert await identities.of("good", "10.0.0.2") == SPEAKER
+    clock.now += 1
+    assert (await refusal(identities, "wrong")).status == 401
+    assert (await refusal(identities, "wrong")).status == 429
+
+
+async def test_many_good_pods_may_share_an_address(identities: Identities, api: FakeApi) -> None:
+    pods = identity.REFUSALS_AT_ONCE + 10
+    for number in range(pods):
+        api.add(f"good-{number}", name=f"j-pseudo-a1-{number}", uid=f"pod-{number}", index=number)
+    speakers = {await identities.of(f"good-{number}", "10.0.0.1") for number in range(pods)}
+    assert len(speakers) == pods
+
+
+async def test_the_api_server_is_spared_whoever_asks(identities: Identities, api: FakeApi, clock: HandClock) -> None:
+    statuses = [(await refusal(identities, f"wrong-{n}", f"10.0.1.{n}")).status for n in range(250)]
+    assert statuses.count(429) == 50
+    assert api.reviews == identity.REVIEWS_AT_ONCE
+    clock.now += 1
+    assert await identities.of("good", "10.0.0.1") == SPEAKER
+
+
+async def test_a_known_token_is_heard_in_a_flood(identities: Identities) -> None:
+    await identities.of("good", "10.0.0.1")
+    for number in range(300):
+        await refusal(identities, f"wrong-{number}", f"10.0.1.{number}")
+    assert await identities.of("good", "10.0.0.1") == SPEAKER
+
+
+async def test_an_api_server_that_fails_is_no_refusal_and_is_asked_again(identities: Identities, api: FakeApi) -> None:
+    for failure in (ApiException(status=500), OSError("unreachable")):
+        api.failure = failure
+        with pytest.raises(type(failure)):
+            await identities.of("good", "10.0.0.1")
+    api.failure = None
+    assert await identities.of("good", "10.0.0.1") == SPEAKER
+
+
+async def test_the_oldest_token_is_forgotten_when_there_are_too_many(
+    identities: Identities, api: FakeApi, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(identity, "_REMEMBERED", 2)
+    for token in ("a", "b"):
+        api.add(token, name=token, uid=token)
+        await identities.of(token, "10.0.0.1")
+    clock.now += identity.BELIEVED_SECONDS
+    await identities.of("a", "10.0.0.1")
+    await identities.of("good", "10.0.0.1")
+    assert api.reviews == 4
+    await identities.of("a", "10.0.0.1")
+    assert api.reviews == 4, "it was reviewed after b"

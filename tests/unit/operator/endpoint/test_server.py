@@ -1,0 +1,352 @@
+"""The endpoint over TLS, by a real client."""
+
+import asyncio
+import json
+import shutil
+import ssl
+import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from aiohttp import ClientError, ClientResponse, ClientSession
+from kubernetes.aio.client import ApiException
+from pseudoreal_api.wire.reports import REPORT_BYTES, REPORT_PATH, PodReport, RankSign, ReportAnswer
+from pseudoreal_dev.cluster.certificates import Authority
+from pseudoreal_operator.endpoint import listener, server
+from pseudoreal_operator.endpoint.certificate import fresh_certificate
+from pseudoreal_operator.endpoint.identity import REFUSALS_AT_ONCE, Identities
+from pseudoreal_operator.endpoint.server import Reports, bounded
+from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.observed import Role, Run
+
+from tests.unit.operator.endpoint.clock import HandClock
+from tests.unit.operator.endpoint.fake_api import FakeApi
+
+HOST = "operator.test"
+JOB = ("default", "job-uid")
+RUN = Run("pseudo", Role.TRAIN, 1)
+REPORT = PodReport(ranks=[RankSign(rank=0, place="computing", seconds=0.5, step=3)])
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    session: ClientSession
+    url: str
+    trusted: ssl.SSLContext
+
+    async def post(self, data: Any = None, token: str = "good", **headers: str) -> ClientResponse:
+        sent = {"Authorization": f"Bearer {token}"} | headers
+        body = REPORT.to_json() if data is None else data
+        answer = await self.session.post(self.url, data=body, headers=sent, ssl=self.trusted, server_hostname=HOST)
+        await answer.read()
+        return answer
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    authority = Authority(tmp_path_factory.mktemp("tls"))
+    authority.issue("tls", hosts=[HOST])
+    return authority
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    api = FakeApi()
+    api.add("good")
+    return api
+
+
+@pytest.fixture
+def board() -> Board:
+    board = Board()
+    board.follow(JOB, None)
+    return board
+
+
+@pytest.fixture
+async def endpoint(
+    request: pytest.FixtureRequest, api: FakeApi, board: Board, clock: HandClock, authority: Authority
+) -> AsyncIterator[Endpoint]:
+    if "impatient" in request.fixturenames:
+        request.getfixturevalue("impatient")
+    reports = Reports(Identities(api, (), clock), board, clock)
+    trusted = ssl.create_default_context(cafile=str(authority.certificate))
+    files = [str(authority.folder / name) for name in ("tls.crt", "tls.key")]
+    async with (
+        fresh_certificate(files[0], files[1]) as tls,
+        bounded(reports, tls, port=0) as port,
+        ClientSession() as session,
+    ):
+        yield Endpoint(session, f"https://127.0.0.1:{port}{REPORT_PATH}", trusted)
+
+
+async def test_a_good_report_is_heard_and_answered(endpoint: Endpoint, board: Board) -> None:
+    answer = await endpoint.post()
+    assert answer.status == 200
+    assert ReportAnswer.model_validate_json(await answer.text()) == ReportAnswer(finish_phase=False)
+    (heard,) = board.of_job(JOB, {RUN})
+    assert (heard.run, heard.index, heard.report) == (RUN, 0, REPORT)
+
+
+async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoint, board: Board) -> None:
+    board.follow(JOB, "pseudo")
+    assert await (await endpoint.post()).json() == {"finishPhase": True}
+    board.follow(JOB, "real")
+    assert await (await endpoint.post()).json() == {"finishPhase": False}
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("", "this is no report: Invalid JSON"),
+        ("hello", "this is no report: Invalid JSON"),
+        (b"\xff\xfe", "this is no report"),
+        ("[]", "this is no report"),
+        ('{"ranks": [{"rank": 0, "place": "-", "seconds": 0, "step": 1}]}', "ranks.0.place: String should match"),
+        ('{"ranks": [{"rank": 0, "place": "computing", "seconds": 0, "step": -1}]}', "ranks.0.step: Input should be"),
+    ],
+)
+async def test_garbage(endpoint: Endpoint, board: Board, body: Any, says: str) -> None:
+    answer = await endpoint.post(body)
+    assert answer.status == 400
+    assert says in await answer.text()
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("progress", "loss", float("nan")),
+        ("progress", "remaining_seconds", float("inf")),
+        ("progress", "step", 2**63),
+        ("progress", "tokens", -(2**64)),
+        ("checkpoint", "seconds", 1e300),
+        ("checkpoint", "step", 2**63),
+    ],
+)
+async def test_numbers_that_no_status_holds(endpoint: Endpoint, part: str, key: str, value: float) -> None:
+    progress = {"phase": "pseudo", "step": 3, "total_steps": 9, "tokens": 2**62, "loss": 1.5, "global_cursor": 8}
+    progress |= dict.fromkeys(("learning_rate", "tokens_per_second", "seconds", "remaining_seconds"), 2.5)
+    body: dict[str, Any] = {"progress": progress, "checkpoint": {"name": "pseudo-2", "step": 2, "seconds": 7.5}}
+    assert (await endpoint.post(json.dumps(body))).status == 200
+    body[part][key] = value
+    answer = await endpoint.post(json.dumps(body))
+    assert answer.status == 400
+    assert "not finite, or too large" in await answer.text()
+
+
+@pytest.mark.parametrize("header", ["", "Basic Z29vZA==", "Bearer", "Bearer ", "good"])
+async def test_a_report_needs_a_token(endpoint: Endpoint, api: FakeApi, header: str) -> None:
+    answer = await endpoint.post(Authorization=header)
+    assert answer.status == 401
+    assert "Authorization: Bearer" in await answer.text()
+    assert api.reviews == 0
+
+
+async def test_a_bad_token(endpoint: Endpoint, board: Board) -> None:
+    answer = await endpoint.post(token="forged")
+    assert answer.status == 401
+    assert "not valid" in await answer.text()
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+async def test_a_pod_that_does_not_train(endpoint: Endpoint, api: FakeApi) -> None:
+    api.add("delink", name="j-real-delink-a1-0", role="delink")
+    answer = await endpoint.post(token="delink")
+    assert answer.status == 403
+    assert await answer.text() == "pod j-real-delink-a1-0 trains no PseudoRealJob"
+
+
+async def test_a_report_that_is_too_long(endpoint: Endpoint, board: Board) -> None:
+    answer = await endpoint.post("x" * (REPORT_BYTES + 1))
+    assert answer.status == 413
+    assert board.of_job(JOB, {RUN}) == ()
+
+
+async def test_a_report_without_a_length_that_is_too_long(endpoint: Endpoint) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(REPORT_BYTES // 4096 + 1):
+            yield b"x" * 4096
+
+    assert (await endpoint.post(chunks())).status == 413
+
+
+async def test_a_report_that_never_ends(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "READ_SECONDS", 0.05)
+
+    async def never() -> AsyncIterator[bytes]:
+        yield b"{"
+        await asyncio.Event().wait()
+
+    assert (await endpoint.post(never())).status == 408
+
+
+async def test_a_pod_that_reports_too_often(endpoint: Endpoint, clock: HandClock) -> None:
+    answers = [await endpoint.post() for _ in range(7)]
+    assert [answer.status for answer in answers] == [200] * 5 + [429] * 2
+    assert answers[-1].headers["Retry-After"] == "10"
+    clock.now += 1
+    assert (await endpoint.post()).status == 200
+
+
+async def test_new_tokens_do_not_let_a_pod_report_more_often(endpoint: Endpoint, api: FakeApi) -> None:
+    for number in range(7):
+        api.add(f"good-{number}")
+    statuses = [(await endpoint.post(token=f"good-{number}")).status for number in range(7)]
+    assert statuses == [200] * 5 + [429] * 2
+
+
+async def test_one_pod_does_not_use_up_the_reports_of_another(endpoint: Endpoint, api: FakeApi, board: Board) -> None:
+    api.add("other", name="j-pseudo-a1-1", uid="other-uid", index=1)
+    for _ in range(7):
+        await endpoint.post()
+    assert (await endpoint.post(token="other")).status == 200
+    assert {heard.index for heard in board.of_job(JOB, {RUN})} == {0, 1}
+
+
+async def test_a_flood_of_unknown_tokens(endpoint: Endpoint) -> None:
+    answers = [await endpoint.post(token=f"wrong-{number}") for number in range(REFUSALS_AT_ONCE + 1)]
+    assert [answer.status for answer in answers] == [401] * REFUSALS_AT_ONCE + [429]
+    assert answers[-1].headers["Retry-After"] == "10"
+
+
+@pytest.mark.parametrize("failure", [ApiException(status=500), ClientError("cut"), OSError("down"), TimeoutError()])
+async def test_an_api_server_that_cannot_tell(endpoint: Endpoint, api: FakeApi, failure: Exception) -> None:
+    api.failure = failure
+    answer = await endpoint.post()
+    assert answer.status == 503
+    assert answer.headers["Retry-After"] == "10"
+    assert "API server" in await answer.text()
+    api.failure = None
+    assert (await endpoint.post()).status == 200
+
+
+async def test_a_pod_whose_job_is_not_followed_yet_reports_again(endpoint: Endpoint, board: Board) -> None:
+    board.forget(JOB)
+    answer = await endpoint.post()
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
+    assert "does not follow the job" in await answer.text()
+    board.follow(JOB, None)
+    assert (await endpoint.post()).status == 200
+
+
+async def test_other_paths_and_methods(endpoint: Endpoint) -> None:
+    for method, url, status in (("GET", endpoint.url, 405), ("POST", f"{endpoint.url}s", 404)):
+        async with endpoint.session.request(method, url, ssl=endpoint.trusted, server_hostname=HOST) as answer:
+            assert answer.status == status
+
+
+async def test_reports_share_a_connection(endpoint: Endpoint) -> None:
+    for _ in range(3):
+        assert (await endpoint.post()).status == 200
+    assert endpoint.session.connector is not None
+    assert sum(map(len, endpoint.session.connector._conns.values())) == 1
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An endpoint with small bounds; before the endpoint is made."""
+    for name, bound in (("IDLE_SECONDS", 0.3), ("HANDSHAKE_SECONDS", 0.3), ("MOST_CONNECTIONS", 4), ("AT_ONCE", 8)):
+        monkeypatch.setattr(listener, name, bound)
+    monkeypatch.setattr(listener, "MOST_HANDSHAKES", 3)
+    monkeypatch.setattr(server, "IDLE_SECONDS", 0.3)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_who_connects_and_says_nothing_is_hung_up_on(endpoint: Endpoint) -> None:
+    """Before a handshake, after it, and after a report."""
+    port = int(endpoint.url.split(":")[2].split("/")[0])
+    silent, _ = await asyncio.open_connection("127.0.0.1", port)
+    greeted, _ = await asyncio.open_connection("127.0.0.1", port, ssl=endpoint.trusted, server_hostname=HOST)
+    assert (await endpoint.post()).status == 200
+    async with asyncio.timeout(20):
+        assert await silent.read() == b""
+        assert await greeted.read() == b""
+    # The client takes a new connection where the old one was closed.
+    assert (await endpoint.post()).status == 200
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_flood_of_connections_is_refused_at_once(endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HANDSHAKE_SECONDS", 1e3)
+    port = int(endpoint.url.split(":")[2].split("/")[0])
+    flood = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+    ends = {asyncio.create_task(reader.read()) for reader, _ in flood}
+    async with asyncio.timeout(60):
+        while len(ends) > listener.MOST_HANDSHAKES:
+            _, ends = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for _, writer in flood:
+        writer.close()
+    async with asyncio.timeout(60):
+        while await _status(endpoint) != 200:
+            await asyncio.sleep(0.05)
+    await asyncio.wait(ends)
+    assert len(ends) == listener.MOST_HANDSHAKES, "these had time for their handshake"
+
+
+async def _status(endpoint: Endpoint) -> int:
+    """0: not connected."""
+    with suppress(ClientError):
+        return (await endpoint.post()).status
+    return 0
+
+
+async def test_a_certificate_that_is_replaced_is_served(tmp_path: Path) -> None:
+    for name in ("old", "new"):
+        Authority(tmp_path / name).issue("tls", hosts=[HOST])
+    served = tmp_path / "served"
+    shutil.copytree(tmp_path / "old", served)
+    async with fresh_certificate(str(served / "tls.crt"), str(served / "tls.key"), every=0.01) as tls:
+        listening = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=tls)
+        port = listening.sockets[0].getsockname()[1]
+        assert await _trusts(tmp_path / "old", port)
+        # First the certificate alone: without its key it cannot be served, and the old one is.
+        for file in ("tls.crt", "tls.key"):
+            assert await _trusts(tmp_path / "old", port)
+            shutil.copy(tmp_path / "new" / file, served / file)
+        async with asyncio.timeout(60):
+            while not await _trusts(tmp_path / "new", port):
+                await asyncio.sleep(0.01)
+        listening.close()
+        await listening.wait_closed()
+
+
+async def _trusts(authority: Path, port: int) -> bool:
+    context = ssl.create_default_context(cafile=str(authority / "ca.crt"))
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=HOST)
+    except ssl.SSLCertVerificationError:
+        return False
+    writer.close()
+    return True
+
+
+async def test_a_pod_that_stays_connected_takes_little_memory(endpoint: Endpoint) -> None:
+    """Both ends are in this process."""
+    address, count, open_ones = urlsplit(endpoint.url), 20, []
+    tracemalloc.start()
+    try:
+        for number in range(count + 1):
+            if number == 1:
+                first, _ = tracemalloc.get_traced_memory()
+            open_ones.append(
+                await asyncio.open_connection(
+                    address.hostname, address.port, ssl=endpoint.trusted, server_hostname=HOST
+                )
+            )
+        taken = tracemalloc.get_traced_memory()[0] - first
+    finally:
+        tracemalloc.stop()
+        for _, writer in open_ones:
+            writer.close()
+    assert taken / count < 2 * 64 * 1024

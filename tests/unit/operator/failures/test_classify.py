@@ -1,0 +1,140 @@
+"""What a failed attempt means."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_api.spec.recovery import RestartRule
+from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
+from pseudoreal_operator.failures.classify import classify
+from pseudoreal_operator.observe.observed import Pod, PodPhase, Role, Run, Termination
+
+RUN = Run("real", Role.TRAIN, 1)
+DISRUPTION = frozenset({"DisruptionTarget"})
+INVALID = ("Fail", "InvalidJob")
+FAULT, MEMORY = ("Restart", "PodFailed"), ("Restart", "OutOfMemory")
+YIELDED, DELETED, DISRUPTED = (("RestartIgnoringLimit", word) for word in ("Yielded", "PodsDeleted", "Disrupted"))
+
+
+def ended(
+    index: int, outcome: Outcome, text: str = "", finished: str = "", peer_lost: bool = False, **changes: Any
+) -> Pod:
+    message = TerminationMessage(outcome=outcome, phase="real", attempt=1, message=text, peer_lost=peer_lost)
+    code = EXIT_CODES[outcome].value
+    phase = PodPhase.SUCCEEDED if code == 0 else PodPhase.FAILED
+    values: dict[str, Any] = {"exit_code": code, "reason": "Error", "text": "", "message": message}
+    return Pod(f"p{index}", RUN, index, phase, termination=Termination(**(values | changes), finished=finished))
+
+
+def silent(index: int, exit_code: int, reason: str = "Error", text: str = "") -> Pod:
+    return Pod(f"p{index}", RUN, index, PodPhase.FAILED, termination=Termination(exit_code, reason, text, None))
+
+
+def preempted(index: int) -> Pod:
+    return Pod(
+        f"p{index}", RUN, index, PodPhase.FAILED, disruption="PreemptionByScheduler: made room", conditions=DISRUPTION
+    )
+
+
+@pytest.mark.parametrize(
+    ("pods", "verdict", "says"),
+    [
+        (
+            [ended(0, "InvalidJob", "spec.data.path x is missing")],
+            INVALID,
+            "spec.data.path x is missing",
+        ),
+        ([silent(0, 78)], INVALID, "Pod p0 (worker 0) refused the job"),
+        ([ended(0, "Failed", "peer lost"), ended(1, "InvalidJob", "no corpus")], INVALID, "no corpus"),
+        ([preempted(0), ended(1, "InvalidJob", "no corpus")], INVALID, "no corpus"),
+        ([ended(0, "Yielded")], YIELDED, "Pod p0 (worker 0) was asked to stop"),
+        ([ended(0, "Yielded"), ended(1, "Yielded")], YIELDED, "asked to stop"),
+        ([silent(0, 75)], YIELDED, "asked to stop"),
+        ([], DELETED, "The pods of the-job were deleted"),
+        ([ended(0, "Succeeded")], DELETED, "deleted"),
+        ([preempted(1)], DISRUPTED, "PreemptionByScheduler: made room"),
+        ([ended(0, "Failed", "peer lost"), preempted(1)], DISRUPTED, "Pod p1 (worker 1) on node (none) was disrupted"),
+        ([ended(0, "Failed", "the disk is full")], FAULT, "exit code 1: the disk is full."),
+        (
+            [ended(0, "Yielded"), ended(1, "Failed", "NaN")],
+            FAULT,
+            "Pod p1 (worker 1) ended with exit code 1: NaN.",
+        ),
+        ([silent(0, 139)], FAULT, "Pod p0 (worker 0) ended with exit code 139."),
+        ([silent(0, 128, "StartError", "no such file")], FAULT, "exit code 128 (StartError): no such file."),
+        ([silent(0, 137, "OOMKilled")], MEMORY, "resources.limits.memory in phase real"),
+        ([ended(0, "OutOfMemory", "it asked for 3 GiB; raise batch.microBatches")], MEMORY, "it asked for 3 GiB"),
+        ([preempted(1), silent(0, 137, "OOMKilled")], MEMORY, "ran out of memory"),
+        ([ended(0, "Failed", "peer lost"), silent(1, 137, "OOMKilled")], MEMORY, "Pod p1 (worker 1) ran out"),
+        (
+            [Pod("p0", RUN, 0, PodPhase.FAILED, complaint="DeadlineExceeded: too long")],
+            FAULT,
+            "Pod p0 (worker 0) failed: DeadlineExceeded: too long.",
+        ),
+    ],
+)
+def test_what_a_failure_means(pods: list[Pod], verdict: tuple[str, str], says: str) -> None:
+    found = classify("the-job", pods)
+    assert (found.action, found.reason) == verdict
+    assert says in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("rules", "pods", "action"),
+    [
+        ([{"onExitCodes": [3], "action": "Fail"}], [silent(0, 3)], "Fail"),
+        ([{"onExitCodes": [4], "action": "Fail"}], [silent(0, 3)], "Restart"),
+        ([{"onExitCodes": [139], "action": "RestartIgnoringLimit"}], [silent(0, 139)], "RestartIgnoringLimit"),
+        ([{"onReasons": ["OOMKilled"], "action": "Fail"}], [silent(0, 137, "OOMKilled")], "Fail"),
+        ([{"onPodConditions": ["DisruptionTarget"], "action": "Restart"}], [preempted(0)], "Restart"),
+        ([{"onExitCodes": [78], "action": "Restart"}], [ended(0, "InvalidJob", "no")], "Restart"),
+        # The first rule wins, whichever pod meets it.
+        (
+            [{"onExitCodes": [5], "action": "Fail"}, {"onExitCodes": [3], "action": "RestartIgnoringLimit"}],
+            [silent(0, 3), silent(1, 5)],
+            "Fail",
+        ),
+        (
+            [{"onExitCodes": [3], "action": "RestartIgnoringLimit"}, {"onExitCodes": [3, 5], "action": "Fail"}],
+            [silent(0, 3)],
+            "RestartIgnoringLimit",
+        ),
+    ],
+)
+def test_the_rules_of_the_job_come_first(rules: list[dict[str, Any]], pods: list[Pod], action: str) -> None:
+    assert classify("the-job", pods, [RestartRule.model_validate(rule) for rule in rules]).action == action
+
+
+def test_the_pod_where_it_began_is_told() -> None:
+    pod = classify("the-job", [ended(0, "Yielded"), silent(1, 139)]).pod
+    assert pod
+    assert pod.name == "p1"
+
+
+def test_the_first_to_fail_is_named() -> None:
+    later = ended(0, "Failed", "peer lost", finished="2030-01-01T00:00:09Z")
+    first = ended(1, "Failed", "the disk is full", finished="2030-01-01T00:00:08Z")
+    assert "the disk is full" in classify("the-job", [later, first]).sentence
+
+
+@pytest.mark.parametrize("origin", [0, 1])
+@pytest.mark.parametrize("rules", [[], [{"onExitCodes": [1], "action": "Restart"}]], ids=str)
+def test_who_lost_its_peer_is_not_the_origin_however_early_it_ended(origin: int, rules: list[dict[str, Any]]) -> None:
+    peer = ended(1 - origin, "Failed", "Connection reset by peer", finished="2030-01-01T00:00:01Z", peer_lost=True)
+    first = ended(origin, "Failed", "local rank 0 was killed", finished="2030-01-01T00:00:09Z")
+    found = classify("the-job", [peer, first], [RestartRule.model_validate(rule) for rule in rules])
+    assert found.pod is first
+    assert "local rank 0 was killed" in found.sentence
+
+
+def test_where_all_lost_a_peer_none_is_the_origin() -> None:
+    pods = [ended(index, "Failed", "Connection reset by peer", peer_lost=True) for index in range(2)]
+    found = classify("the-job", pods)
+    assert (found.action, found.reason, found.pod) == ("Restart", "PeerLost", None)
+    assert "Connection reset by peer. No pod says why." in found.sentence
+
+
+def test_a_long_log_is_cut() -> None:
+    sentence = classify("the-job", [silent(0, 1, text="x" * 5000 + "ValueError: the end")]).sentence
+    assert sentence.endswith("ValueError: the end.")
+    assert " … " in sentence
+    assert len(sentence) < 1000

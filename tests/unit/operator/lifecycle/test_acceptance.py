@@ -1,0 +1,101 @@
+"""Templates that are no pods: said in a condition and an event, before anything is made."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pseudoreal_operator.status.conditions import find
+
+from tests.unit.operator.world import World, make_job
+
+Json = dict[str, Any]
+
+
+def trainer(**fields: Any) -> Json:
+    return {"spec": {"containers": [{"name": "trainer"} | fields]}}
+
+
+BAD: list[tuple[Json, str]] = [
+    ({"metadata": {"labels": [1]}}, "spec.pod.template.metadata.labels must be a map"),
+    ({"metadata": {"labels": "team"}}, "spec.pod.template.metadata.labels must be a map"),
+    ({"metadata": {"labels": {"team": 1}}}, "spec.pod.template.metadata.labels.team must be a string; put 1 in quotes"),
+    ({"metadata": {"labels": {"pseudoreal.dev/phase": "x"}}}, "labels: pseudoreal.dev/phase belongs to the operator"),
+    ({"metadata": {"annotations": 5}}, "spec.pod.template.metadata.annotations must be a map"),
+    ({"metadata": {"annotations": {"pseudoreal.dev/x": "y"}}}, "annotations: pseudoreal.dev/x belongs to the operator"),
+    ({"metadata": None}, "spec.pod.template.metadata: only metadata and spec"),
+    ({"spec": [1]}, "spec.pod.template.spec: only metadata and spec"),
+    (
+        {"spec": {"containers": 5}},
+        "spec.pod.template.spec.containers must be a list of containers that each have a name",
+    ),
+    ({"spec": {"containers": {"name": "trainer"}}}, "containers must be a list of containers that each have a name"),
+    ({"spec": {"containers": ["trainer"]}}, "containers must be a list of containers that each have a name"),
+    ({"spec": {"containers": [{"name": None}]}}, "containers must be a list of containers that each have a name"),
+    ({"spec": {"initContainers": "x"}}, "initContainers must be a list of containers that each have a name"),
+    (trainer(env=5), "spec.containers[trainer].env must be a list of variables that each have a name"),
+    (trainer(env={"A": "b"}), "spec.containers[trainer].env must be a list of variables"),
+    (trainer(env=["A=b"]), "spec.containers[trainer].env must be a list of variables"),
+    (trainer(env=[{"name": "RANK", "value": "0"}]), "env: the name RANK is reserved"),
+    (trainer(volumeMounts={"a": "b"}), "spec.containers[trainer].volumeMounts must be a list of mounts"),
+    (trainer(terminationMessagePath="/tmp/x"), "terminationMessagePath: the operator sets it, and relies on it"),
+    ({"spec": {"volumes": {"data": {}}}}, "spec.pod.template.spec.volumes must be a list of volumes"),
+    ({"spec": {"affinity": []}}, "spec.pod.template.spec.affinity must be a map of maps"),
+    ({"spec": {"affinity": {"nodeAffinity": "gpu"}}}, "spec.pod.template.spec.affinity must be a map of maps"),
+    ({"spec": {"restartPolicy": "OnFailure"}}, "spec.pod.template.spec.restartPolicy: the operator sets it"),
+    ({"spec": {"subdomain": "mine"}}, "spec.pod.template.spec.subdomain: the operator sets it"),
+]
+GOOD: list[Json] = [
+    {},
+    {"metadata": {"labels": None, "annotations": None}},
+    {"spec": {"containers": None, "volumes": None, "affinity": None, "restartPolicy": "Never"}},
+    trainer(env=None, volumeMounts=None),
+    trainer(env=[{"name": "A", "value": "b"}], volumeMounts=[{"name": "v", "mountPath": "/v"}]),
+    {"spec": {"affinity": {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": []}}}},
+]
+
+
+def seen(template: Json) -> World:
+    world = World(make_job(spec__pod={"template": template}))
+    world.settle()
+    return world
+
+
+@pytest.mark.parametrize(("template", "says"), BAD, ids=str)
+def test_what_is_no_pod_is_said_in_a_condition_and_an_event(template: Json, says: str) -> None:
+    world = seen(template)
+    accepted, failed = find(world.status, "Accepted"), find(world.status, "Failed")
+    assert accepted
+    assert failed
+    assert (accepted.status, failed.reason) == ("False", "InvalidSpec")
+    assert says in accepted.message == failed.message
+    assert list(world.events.values()) == ["Failed"]
+    assert world.objects == {}
+
+
+@pytest.mark.parametrize("template", GOOD, ids=str)
+def test_what_is_a_pod_is_taken(template: Json) -> None:
+    assert find(seen(template).status, "Failed") is None
+
+
+FIELDS = (
+    "metadata", "spec", "labels", "annotations", "containers", "initContainers", "name", "env", "value", "volumes",
+    "volumeMounts", "mountPath", "affinity", "nodeAffinity", "podAntiAffinity", "securityContext", "resources",
+    "requiredDuringSchedulingIgnoredDuringExecution", "terminationGracePeriodSeconds", "emptyDir", "image",
+)  # fmt: skip
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 9) | st.sampled_from(["", "trainer", "Never"]),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(FIELDS), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(spec=ANYTHING, metadata=ANYTHING, host=st.booleans())
+def test_whatever_stands_in_a_template_the_job_is_accepted_or_refused(spec: Any, metadata: Any, host: bool) -> None:
+    """Never does a pass end with an error, which would be repeated for ever and seen by nobody."""
+    world = World(make_job(spec__pod={"template": {"metadata": metadata, "spec": spec}}))
+    if host:
+        world.set(network=world.job.spec.network.model_copy(update={"host_network": True}))
+    world.carry_out(world.plan())
+    assert find(world.status, "Accepted") is not None

@@ -1,0 +1,206 @@
+"""Phases that are trained again: at the user's wish, and when a delink is not done in time."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+from pseudoreal_api.spec.recovery import RestartFrom
+from pseudoreal_operator import clock
+from pseudoreal_operator.status.conditions import find
+
+from tests.unit.operator.manifests.rendered import files_of
+from tests.unit.operator.world import World, make_job
+
+QUICK = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 2}}
+
+
+def until(world: World, stage: str) -> World:
+    """Runs the job until this stage runs, whatever its execution."""
+    for _ in range(20):
+        world.settle()
+        world.wait_out()
+        world.settle()
+        world.control()
+        world.start_pods()
+        world.settle()
+        if any(name.startswith(f"sim-{stage}-a") for name in world.active_jobs()):
+            return world
+        world.finish_all()
+    raise AssertionError(f"{stage} never runs: {world.status}")
+
+
+def again(world: World, phase: str, request: str = "1") -> None:
+    world.set(restart_from=RestartFrom(phase=phase, request=request))
+    world.carry_out(world.plan())
+
+
+def settle_without_orphans(world: World) -> None:
+    world.settle()
+    for pod in world.orphans():
+        world.vanish(pod)
+    world.settle()
+
+
+def test_a_phase_is_trained_again_from_its_start_checkpoint() -> None:
+    world = until(World(make_job(**QUICK)), "real")
+    again(world, "real")
+    settle_without_orphans(world)
+    assert world.active_jobs() == ["sim-real-a2"]
+    pseudo, real = world.status.phases
+    assert (pseudo.state, real.state, real.start_checkpoint) == ("Succeeded", "Running", "real-20")
+    assert real.discards
+    # The checkpoint that the delink made for it has the step at which pseudo ended, and stays.
+    assert (real.discards[0].before_attempt, real.discards[0].from_step) == (2, 11)
+    assert world.status.restarts == 0
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+
+
+def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
+    world = until(World(make_job(**QUICK)), "real")
+    again(world, "pseudo")
+    pseudo, real = world.status.phases
+    assert (pseudo.state, pseudo.end_checkpoint, real.state, real.start_checkpoint) == (
+        "Running",
+        None,
+        "Pending",
+        None,
+    )
+    assert pseudo.discards
+    assert real.discards
+    assert (pseudo.discards[0].from_step, real.discards[0].from_step) == (0, 0)
+    settle_without_orphans(world)
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+    assert list(world.events.values()).count("PhaseStarted") == 3
+    assert list(world.events.values()).count("PhaseRestarted") == 1
+
+
+def test_a_request_is_served_once_and_a_new_one_again() -> None:
+    world = until(World(make_job(**QUICK)), "pseudo")
+    again(world, "pseudo", "1")
+    settle_without_orphans(world)
+    assert (world.status.execution_attempt, world.changes(world.plan())) == (2, False)
+    again(world, "pseudo", "2")
+    assert world.status.execution_attempt == 3
+
+
+def test_a_request_that_came_with_the_job_asks_for_nothing() -> None:
+    world = until(World(make_job(**QUICK, spec__restartFrom={"phase": "pseudo"})), "pseudo")
+    assert world.status.execution_attempt == 1
+
+
+def test_a_phase_that_has_not_begun_is_not_trained_again() -> None:
+    world = until(World(make_job(**QUICK)), "pseudo")
+    again(world, "real")
+    settle_without_orphans(world)
+    assert world.active_jobs() == ["sim-pseudo-a1"]
+
+
+def test_a_job_that_has_ended_stays_as_it_is() -> None:
+    world = World(make_job(**QUICK))
+    world.run_fairly()
+    before = world.status
+    again(world, "real")
+    assert world.status == before
+
+
+def overdue_delink(**delink: Any) -> World:
+    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400} | delink)), "real-delink")
+    transition = world.status.transition
+    assert transition
+    assert (transition.id, transition.from_phase, transition.to_phase) == ("pseudo-real-e1", "pseudo", "real")
+    assert clock.from_text(transition.deadline) - clock.from_text(transition.start_time) == timedelta(seconds=400)
+    assert (world.plan().wake_after or 0) <= 400
+    world.tick(400)
+    world.carry_out(world.plan())
+    return world
+
+
+def test_a_delink_that_is_not_done_in_time_fails_the_job() -> None:
+    world = overdue_delink()
+    failed = find(world.status, "Failed")
+    assert failed
+    assert failed.reason == "DelinkTimeout"
+    assert "spec.delink.timeoutSeconds" in failed.message
+    assert world.status.transition is None
+
+
+def test_a_delink_that_is_not_done_in_time_rolls_back() -> None:
+    world = overdue_delink(onTimeout="RollBack")
+    pseudo, real = world.status.phases
+    assert (pseudo.state, real.state, world.status.restarts) == ("Running", "Pending", 1)
+    assert pseudo.discards
+    # From the newest checkpoint before the one at its end, which is at step 10.
+    assert (pseudo.discards[0].before_attempt, pseudo.discards[0].from_step) == (2, 10)
+    assert "DelinkRolledBack" in world.events.values()
+    settle_without_orphans(world)
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+    assert world.status.transition is None
+
+
+def test_what_an_earlier_way_back_discarded_stays_discarded() -> None:
+    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400, "onTimeout": "RollBack"})), "real")
+    again(world, "pseudo")
+    settle_without_orphans(world)
+    until(world, "real-delink")
+    world.tick(400)
+    world.carry_out(world.plan())
+    pseudo, real = world.status.phases
+    assert [(rule.before_attempt, rule.from_step) for rule in pseudo.discards or ()] == [(2, 0), (3, 10)]
+    found = [(rule.before_attempt, rule.from_step, rule.continued) for rule in real.discards or ()]
+    assert found == [(2, 0, True), (3, 0, False)], "the first also counts for a job that this one continues"
+    again(world, "pseudo", request="2")
+    found = [(rule.before_attempt, rule.from_step, rule.continued) for rule in world.status.phases[1].discards or ()]
+    assert found == [(4, 0, True)], "it covers both"
+
+
+def test_rolling_back_is_bounded() -> None:
+    world = overdue_delink(onTimeout="RollBack")
+    for _ in range(2):
+        settle_without_orphans(world)
+        until(world, "real-delink")
+        world.tick(400)
+        world.carry_out(world.plan())
+    failed = find(world.status, "Failed")
+    assert failed
+    assert failed.reason == "DelinkTimeout"
+    assert "maxRestarts allows 2" in failed.message
+
+
+def test_the_clock_of_a_delink_stands_still_while_the_job_is_suspended() -> None:
+    world = until(World(make_job(**QUICK, spec__delink={"timeoutSeconds": 400})), "real-delink")
+    world.set(suspend=True)
+    world.settle()
+    world.tick(600)
+    world.set(suspend=False)
+    for pod in world.orphans():
+        world.vanish(pod)
+    world.settle()
+    assert find(world.status, "Failed") is None
+    world.run_fairly()
+    assert world.status.phase == "Succeeded"
+
+
+def test_a_phase_that_is_still_delinked_for_is_not_trained_again() -> None:
+    world = until(World(make_job(**QUICK)), "real-delink")
+    again(world, "real")
+    settle_without_orphans(world)
+    assert world.active_jobs() == ["sim-real-delink-a1"]
+
+
+def config(world: World, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files_of(world.objects["Job", name])["config.json"])
+    return found
+
+
+def test_the_trainer_is_told_what_counts_no_more() -> None:
+    world = until(World(make_job(**QUICK)), "real")
+    assert "discards" not in config(world, "sim-real-a1")
+    again(world, "pseudo")
+    settle_without_orphans(world)
+    until(world, "real")
+    rule = {"beforeAttempt": 2, "fromStep": 0, "continued": True}
+    for stage in ("sim-pseudo-a2", "sim-real-delink-a2", "sim-real-a2"):
+        assert config(world, stage)["discards"] == {"pseudo": [rule], "real": [rule]}, "also of phases to come"

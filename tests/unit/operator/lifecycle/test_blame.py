@@ -1,0 +1,134 @@
+"""Who is at fault: in every order of ending and of last words, the pod where it began is named, never a witness."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS
+from pseudoreal_operator.status.conditions import find
+
+from tests.unit.operator.lifecycle.test_again import until
+from tests.unit.operator.world import World, make_job
+
+Json = dict[str, Any]
+TRIALS = 10
+SPOKEN = ORIGIN_SECONDS - 2
+"""The pod where it began has ended by then, and the operator has had a look."""
+
+
+def killed_torchrun(world: World, pod: Json) -> None:
+    world.finish(pod, "Failed")
+
+
+def killed_main_process(world: World, pod: Json) -> None:
+    """What Kubernetes then has for a message is the end of the log."""
+    world.finish(pod, exit_code=137, reason="Error", message='{"event": "progress", "step": 7}')
+
+
+def killed_by_the_kernel(world: World, pod: Json) -> None:
+    world.finish(pod, exit_code=137, reason="OOMKilled")
+
+
+def out_of_memory(world: World, pod: Json) -> None:
+    world.finish(pod, "OutOfMemory")
+
+
+def exception(world: World, pod: Json) -> None:
+    world.finish(pod, "Failed")
+
+
+def evicted(world: World, pod: Json) -> None:
+    """The kubelet says no word about its container."""
+    world.disrupt(pod, "TerminationByKubelet")
+
+
+def node_lost(_: World, pod: Json) -> None:
+    pod["status"] = {"phase": "Failed", "reason": "NodeLost"}
+
+
+def node_tainted(world: World, pod: Json) -> None:
+    """Its pod is to be deleted, and nobody is there to do it."""
+    world.lose(pod)
+
+
+def node_off(_: World, pod: Json) -> None:
+    """Nobody has noticed it yet, for it takes minutes; and when the Job is given up, the pod does not end."""
+    pod["lost"] = True
+
+
+def node_deleted(world: World, pod: Json) -> None:
+    """With its pods, which leave nothing."""
+    world.vanish(pod)
+
+
+COUNTED = {
+    killed_torchrun: "PodFailed",
+    killed_main_process: "PodFailed",
+    killed_by_the_kernel: "OutOfMemory",
+    out_of_memory: "OutOfMemory",
+    exception: "PodFailed",
+}
+KINDS: list[Callable[[World, Json], None]] = [*COUNTED, evicted, node_lost, node_tainted, node_off, node_deleted]
+
+
+class Trial:
+    """A job of so many pods, one of which is where it begins."""
+
+    def __init__(self, pods: int, chance: random.Random) -> None:
+        phase = {"name": "real", "until": {"steps": 10}, "batch": {"sequences": 8}, "workers": pods}
+        self.world = until(World(make_job(spec__phases=[phase], spec__restart={"backoffSeconds": 9999})), "real")
+        self.chance = chance
+        self.pods = self.world.alive()
+        for index, pod in enumerate(self.pods):
+            pod["spec"] = {"nodeName": f"node-{index}"}
+        self.victim = chance.randrange(pods)
+        self.name = str(self.pods[self.victim]["metadata"]["name"])
+
+    def run(self, begin: Callable[[World, Json], None]) -> None:
+        """Some of the others notice, before or after; the operator ends those that do not."""
+        others = [pod for pod in self.pods if pod is not self.pods[self.victim]]
+        witnesses = self.chance.sample(others, self.chance.randint(1, len(others)))
+        acts = [lambda: begin(self.world, self.pods[self.victim])]
+        acts += [lambda pod=pod: self._loses_its_peer(pod) for pod in witnesses]
+        self.chance.shuffle(acts)
+        for act in acts:
+            act()
+            self._pass_some_time(SPOKEN / len(acts))
+        for _ in range(200):
+            if self.world.status.execution_attempt > 1:
+                return
+            self._pass_some_time(2)
+        raise AssertionError(f"nothing follows: {self.world.status}")
+
+    def _loses_its_peer(self, pod: Json) -> None:
+        if pod in self.world.alive():
+            self.world.finish(pod, "Failed", peer_lost=True)
+
+    def _pass_some_time(self, seconds: float) -> None:
+        for _ in range(self.chance.randint(1, 3)):
+            self.chance.choice([self.world.control, self._look])()
+        self.world.tick(seconds)
+        self._look()
+        self.world.control()
+
+    def _look(self) -> None:
+        self.world.carry_out(self.world.plan())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("pods", [2, 4])
+def test_the_pod_where_it_began_is_named(pods: int, kind: Callable[[World, Json], None]) -> None:
+    for number in range(TRIALS):
+        trial = Trial(pods, random.Random(f"{kind.__name__} {pods} {number}"))
+        trial.run(kind)
+        status, said = trial.world.status, find(trial.world.status, "Progressing")
+        assert said
+        assert list(trial.world.events.values()).count("AttemptFailed") == 1
+        # One that left nothing has no name any more.
+        name = trial.name if kind is not node_deleted else f"The pod of worker {trial.victim} of "
+        assert said.message.removeprefix("Pod ").startswith(name), (number, said.message)
+        faults = [(fault.reason, fault.pod, fault.node) for fault in status.faults]
+        counted = COUNTED.get(kind)
+        assert faults == ([(counted, trial.name, f"node-{trial.victim}")] if counted else []), number
+        assert status.restarts == len(faults), "what is wrong with a node does not count"

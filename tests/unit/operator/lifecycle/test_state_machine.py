@@ -1,0 +1,331 @@
+"""Every interleaving of pods, Jobs, clocks, users and operators that die: what must hold, holds.
+
+That stages keep their order and start from what is committed, that executions do not overlap and that no name is used
+twice, the world itself checks.
+"""
+
+from collections import Counter
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from pseudoreal_api.spec.recovery import RestartFrom
+from pseudoreal_api.status.status import Discard, PhaseStatus, PseudoRealJobStatus
+from pseudoreal_api.wire.reports import Place
+from pseudoreal_operator import clock
+from pseudoreal_operator.lifecycle.plan import Plan, plan
+from pseudoreal_operator.status.conditions import has_ended, holds
+
+from tests.unit.operator.world import SETTINGS, World, make_job
+
+STATES = ("Pending", "Delinking", "Running", "Succeeded")
+PHASES = [
+    {"name": "one", "sharing": {"blocks": 2}, "until": {"steps": 10}, "batch": {"sequences": 8}},
+    {"name": "two", "sharing": {"blocks": 4}, "until": {"steps": 20}, "batch": {"sequences": 8}, "workers": 2},
+    {"name": "three", "until": {"steps": 30}, "batch": {"sequences": 8}, "workers": 3},
+]
+BAD_ENDS: list[dict[str, Any]] = [
+    {"outcome": "Failed"},
+    {"outcome": "Failed", "peer_lost": True},
+    {"outcome": "Yielded"},
+    {"outcome": "OutOfMemory"},
+    {"outcome": "Failed", "exit_code": 139},
+    {"outcome": "Failed", "exit_code": 137, "reason": "OOMKilled"},
+]
+STORIES: Counter[str] = Counter()
+"""Lives in which an event or a reason of failure occurred: a test in which nothing happens shows nothing."""
+LOOKS_LATER = 3600.0
+"""No wait of an operator that waits for a moment is longer: deadlines and back-offs of the jobs here are shorter."""
+
+
+class Life(RuleBasedStateMachine):
+    """One job, from its creation on; hypothesis chooses what happens."""
+
+    @initialize(
+        restarts=st.integers(0, 3),
+        window=st.sampled_from([None, 60, 1000]),
+        on_timeout=st.sampled_from(["Fail", "RollBack"]),
+        hang=st.sampled_from(["Event", "Restart", "Fail"]),
+        startup=st.sampled_from([None, 500]),
+        active=st.sampled_from([None, None, 2000]),
+        stages=st.integers(0, 4),
+        failures=st.integers(0, 3),
+    )
+    def create(
+        self,
+        restarts: int,
+        window: int | None,
+        on_timeout: str,
+        hang: str,
+        startup: int | None,
+        active: int | None,
+        stages: int,
+        failures: int,
+    ) -> None:
+        """Some lives begin in the middle: with stages that are done, and executions that failed."""
+        restart = {"maxRestarts": restarts, "backoffSeconds": 5} | ({"windowSeconds": window} if window else {})
+        deadlines = {k: v for k, v in (("startupSeconds", startup), ("activeSeconds", active)) if v}
+        self.world = World(
+            make_job(
+                spec__phases=PHASES,
+                spec__restart=restart,
+                spec__delink={"timeoutSeconds": 400, "onTimeout": on_timeout},
+                spec__hang={"stepSeconds": 120, "startSeconds": 300, "action": hang},
+                spec__deadlines=deadlines,
+            )
+        )
+        self.before = self.world.status
+        for _ in range(stages):
+            self.a_stage_is_done()
+        for _ in range(failures):
+            self.an_execution_fails({"outcome": "Failed"})
+            self.world.tick(301)
+
+    # The operator.
+
+    @rule()
+    def a_pass(self) -> None:
+        self.world.carry_out(self.world.plan())
+
+    @rule(effects=st.integers(0, 6))
+    def a_pass_that_dies(self, effects: int) -> None:
+        self.world.carry_out(self.world.plan(), effects)
+        self.world.reports.clear()
+
+    @rule()
+    def a_pass_with_a_stale_list(self) -> None:
+        """The world moves on after the Jobs are read, and again before the plan is carried out."""
+        jobs = self.world.jobs_list()
+        self.world.control()
+        wanted = plan(self.world.observe(jobs), self.world.now, SETTINGS)
+        self.world.start_pods()
+        self.world.carry_out(wanted)
+
+    @rule()
+    def come_to_rest(self) -> None:
+        self.world.settle()
+        again = self.world.plan()
+        assert not self.world.changes(again), "planning twice changes nothing"
+        assert _waits_for_something_named(self.world, again)
+        if self.world.job.spec.suspend:
+            assert not self.world.active_jobs()
+
+    # Kubernetes.
+
+    @rule()
+    def jobs_are_controlled(self) -> None:
+        self.world.control()
+
+    @rule()
+    def pods_start(self) -> None:
+        self.world.start_pods()
+
+    @rule(seconds=st.sampled_from([1, 10, 30, 130, 301, 450]))
+    def time_passes(self, seconds: int) -> None:
+        self.world.tick(seconds)
+
+    @rule()
+    def all_pods_succeed(self) -> None:
+        for pod in self.world.alive():
+            self.world.finish(pod)
+
+    @precondition(lambda self: self.world.alive())
+    @rule(data=st.data())
+    def a_pod_succeeds(self, data: st.DataObject) -> None:
+        self.world.finish(data.draw(st.sampled_from(self.world.alive())))
+
+    @precondition(lambda self: self.world.alive())
+    @rule(data=st.data(), end=st.sampled_from(BAD_ENDS))
+    def a_pod_ends_badly(self, data: st.DataObject, end: dict[str, Any]) -> None:
+        self.world.finish(data.draw(st.sampled_from(self.world.alive())), **end)
+
+    @precondition(lambda self: self.world.alive())
+    @rule(data=st.data())
+    def a_pod_is_preempted(self, data: st.DataObject) -> None:
+        self.world.disrupt(data.draw(st.sampled_from(self.world.alive())))
+
+    @precondition(lambda self: self.world.alive())
+    @rule(data=st.data())
+    def a_node_is_lost(self, data: st.DataObject) -> None:
+        self.world.lose(data.draw(st.sampled_from(self.world.alive())))
+
+    @precondition(lambda self: self.world.active_jobs())
+    @rule(data=st.data())
+    def a_queue_holds_or_admits(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(self.world.active_jobs()))
+        (self.world.admit if name in self.world.held() else self.world.hold)(name)
+
+    @precondition(lambda self: self.world.pods)
+    @rule(data=st.data())
+    def a_pod_vanishes(self, data: st.DataObject) -> None:
+        self.world.vanish(data.draw(st.sampled_from(list(self.world.pods.values()))))
+
+    @precondition(lambda self: self.world.objects)
+    @rule(data=st.data())
+    def a_child_is_deleted(self, data: st.DataObject) -> None:
+        self.world.objects.pop(data.draw(st.sampled_from(sorted(self.world.objects))))
+
+    @rule()
+    def orphans_end(self) -> None:
+        for pod in self.world.orphans():
+            self.world.vanish(pod)
+
+    @precondition(lambda self: self.world.alive())
+    @rule(step=st.integers(0, 30), data=st.data())
+    def a_pod_reports(self, step: int, data: st.DataObject) -> None:
+        place: Place = "computing" if step else "starting"
+        self.world.report(data.draw(st.sampled_from(self.world.alive())), step, place)
+
+    # What mostly happens, so that lives get on.
+
+    @rule()
+    def work_goes_on(self) -> None:
+        self.world.settle()
+        self.world.control()
+        self.world.start_pods()
+        self.world.carry_out(self.world.plan())
+
+    @rule()
+    def a_stage_is_done(self) -> None:
+        self.work_goes_on()
+        self.world.finish_all()
+        self.world.carry_out(self.world.plan())
+
+    @rule(end=st.sampled_from(BAD_ENDS))
+    def an_execution_fails(self, end: dict[str, Any]) -> None:
+        self.work_goes_on()
+        for pod in self.world.alive()[:1]:
+            self.world.finish(pod, **end)
+        self.world.control()
+        self.world.carry_out(self.world.plan())
+
+    @precondition(lambda self: self.world.alive())
+    @rule(place=st.sampled_from(["computing", "starting"]), seconds=st.sampled_from([130, 301]))
+    def training_stands_still(self, place: Place, seconds: int) -> None:
+        for pod in self.world.alive():
+            self.world.report(pod, 1, place)
+        self.world.tick(seconds)
+        self.world.carry_out(self.world.plan())
+
+    # The user.
+
+    @rule(value=st.sampled_from([True, False, False, False]))
+    def the_user_suspends_or_resumes(self, value: bool) -> None:
+        if value != self.world.job.spec.suspend:
+            self.world.set(suspend=value)
+
+    @rule(phase=st.sampled_from(["one", "two", "three"]))
+    def the_user_wants_a_phase_again(self, phase: str) -> None:
+        request = str(self.world.job.metadata.generation)
+        self.world.set(restart_from=RestartFrom(phase=phase, request=request))
+
+    # What always holds.
+
+    @invariant()
+    def nothing_goes_back_without_a_reason(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        old, new = self.before, self.world.status
+        self.before = new
+        assert new.execution_attempt >= old.execution_attempt
+        assert new.restarts >= old.restarts
+        assert new.attempt >= old.attempt
+        for before, after in zip(old.phases, new.phases, strict=False):
+            assert _is_later(before, after) or _is_done_again(old, new, before, after)
+        if has_ended(old):
+            assert new == old, "an end is an end"
+            assert not self.world.plan().apply
+
+    @invariant()
+    def restarts_are_bounded(self) -> None:
+        if not hasattr(self, "world"):
+            return
+        restart, status = self.world.job.spec.restart, self.world.status
+        if restart.window_seconds is None:
+            assert status.restarts <= restart.max_restarts
+        else:
+            times = [clock.from_text(fault.time).timestamp() for fault in status.faults]
+            assert len([t for t in times if times[-1] - t < restart.window_seconds]) <= max(1, restart.max_restarts)
+
+    def teardown(self) -> None:
+        """Whatever happened: once everybody does his part, the job ends, and well documented."""
+        if not hasattr(self, "world"):
+            return
+        self.world.set(suspend=False)
+        self.world.run_fairly()
+        _judge(self.world)
+
+
+def _is_later(before: PhaseStatus, after: PhaseStatus) -> bool:
+    forward = after.state == "Failed" or STATES.index(after.state) >= STATES.index(before.state)
+    return forward and bool(after.start_checkpoint or not before.start_checkpoint)
+
+
+def _is_done_again(old: PseudoRealJobStatus, new: PseudoRealJobStatus, before: PhaseStatus, after: PhaseStatus) -> bool:
+    """For a reason: the user's new wish, or a delink that was not done in time. The old checkpoints count no more."""
+    asked = new.restarted_from != old.restarted_from
+    rolled_back = any(f.reason == "DelinkTimeout" and f.attempt >= old.execution_attempt for f in new.faults)
+    # One rule may make several passes.
+    marked = after.discards is not None and after.discards[-1].before_attempt > old.execution_attempt
+    kept = all(any(_covers(new_rule, rule) for new_rule in after.discards or ()) for rule in before.discards or ())
+    return (asked or rolled_back) and marked and kept and after.discards != before.discards
+
+
+def _covers(rule: Discard, other: Discard) -> bool:
+    later = rule.before_attempt >= other.before_attempt and rule.from_step <= other.from_step
+    return later and (rule.continued or not other.continued)
+
+
+def _waits_for_something_named(world: World, again: Plan) -> bool:
+    """Without a moment at which it looks again, the operator waits for ever: for the user, who is told so, or for a Job
+    or a pod that goes on, which are watched."""
+    if again.wake_after is not None:
+        return again.wake_after <= LOOKS_LATER
+    goes_on = bool(world.active_jobs() or world.alive())
+    return goes_on or has_ended(world.status) or holds(world.status, "Suspended")
+
+
+def _judge(world: World) -> None:
+    status, reasons = world.status, list(world.events.values())
+    STORIES.update(set(reasons) | {c.reason for c in status.conditions if c.type == "Failed"})
+    assert status.phase in ("Succeeded", "Failed")
+    assert not world.changes(world.plan())
+    assert not world.active_jobs()
+    assert (reasons.count("Accepted"), reasons.count(status.phase)) == (1, 1)
+    if status.phase == "Succeeded":
+        rounds = 1 + reasons.count("PhaseRestarted") + reasons.count("DelinkRolledBack")
+        assert 3 <= reasons.count("PhaseSucceeded") <= 3 * rounds
+        assert [p.start_checkpoint for p in status.phases] == [None, "two-20", "three-30"]
+        assert [p.end_checkpoint for p in status.phases] == ["one-10", "two-20", "three-30"]
+    else:
+        words = {c.reason for c in status.conditions if c.type == "Failed"}
+        assert words <= {
+            "RestartsExhausted", "DelinkTimeout", "StepStalled", "StartStalled", "StartupDeadlineExceeded",
+            "DeadlineExceeded",
+        }  # fmt: skip
+
+
+CHOICES = settings(
+    max_examples=120,
+    stateful_step_count=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+)
+
+
+def test_every_life_ends_well() -> None:
+    STORIES.clear()
+    run_state_machine_as_test(Life, settings=CHOICES)
+    assert all(STORIES[story] >= 3 for story in ("PhaseRestarted", "Resumed", "RestartsExhausted", "Succeeded")), (
+        STORIES
+    )
+    assert any(STORIES[story] for story in ("HangDetected", "DelinkRolledBack", "DelinkTimeout")), STORIES

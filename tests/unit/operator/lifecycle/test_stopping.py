@@ -1,0 +1,161 @@
+"""Pods of an execution that cannot go on are ended soon, unless they can still save together."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_operator import clock
+from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STOP_SECONDS
+from pseudoreal_operator.status.conditions import find
+
+from tests.names import bare
+from tests.unit.operator.lifecycle.test_again import until
+from tests.unit.operator.world import World, make_job
+
+QUICK = {"spec__restart": {"backoffSeconds": 10}}
+ENDS: list[dict[str, Any]] = [*({"outcome": o} for o in ("Failed", "InvalidJob", "OutOfMemory")), {"exit_code": 137}]
+LOST_PEER: dict[str, Any] = {"outcome": "Failed", "peer_lost": True}
+
+
+def two_pods(**changes: Any) -> World:
+    """The first execution of phase real trains on two workers."""
+    return until(World(make_job(**QUICK, **changes)), "real")
+
+
+def name(pod: dict[str, Any]) -> str:
+    return str(pod["metadata"]["name"])
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("end", ENDS, ids=str)
+def test_a_pod_that_is_gone_takes_the_others_with_it(victim: int, end: dict[str, Any]) -> None:
+    world = two_pods()
+    pods = world.alive()
+    world.finish(pods[victim], **end)
+    wanted = world.plan()
+    assert (wanted.stop, [*map(bare, wanted.give_up)]) == ((name(pods[1 - victim]),), ["sim-real-a1"])
+    assert wanted.delete == (), "the Job stays, with what its pods logged"
+    world.carry_out(wanted)
+    progressing = find(world.status, "Progressing")
+    assert progressing
+    assert (progressing.reason, progressing.message.split()[1]) == ("Ending", name(pods[victim]))
+    again = world.plan()
+    assert (again.stop, again.give_up) == ((), ()), "once is enough"
+
+
+def test_a_job_of_release_0_2_0_fails_by_itself() -> None:
+    """The API server would refuse to give it up, which would fail the whole job."""
+    world = two_pods()
+    spec = world.objects["Job", "sim-real-a1"]["spec"]
+    del spec["backoffLimitPerIndex"]
+    spec["backoffLimit"] = 0
+    gone, other = world.alive()
+    world.finish(gone, "Failed")
+    assert (world.plan().stop, world.plan().give_up) == ((name(other),), ())
+
+
+def test_a_preempted_pod_that_did_not_save_takes_the_others_with_it() -> None:
+    world = two_pods()
+    gone, other = world.alive()
+    world.disrupt(gone)
+    assert world.plan().stop == (name(other),)
+
+
+def test_a_pod_that_saved_with_the_others_leaves_them_their_time() -> None:
+    world = two_pods()
+    saved, _ = world.alive()
+    world.finish(saved, "Yielded")
+    world.tick(100)
+    assert (world.plan().stop, world.plan().give_up) == ((), ())
+
+
+def test_pods_of_a_suspended_job_may_save() -> None:
+    world = two_pods()
+    world.set(suspend=True)
+    world.settle()
+    assert len(world.orphans()) == 2
+    assert world.plan().stop == ()
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_who_lost_its_peer_ends_first_and_the_pod_where_it_began_has_time_to_say_so(victim: int) -> None:
+    world = two_pods()
+    pods = world.alive()
+    world.finish(pods[1 - victim], **LOST_PEER)
+    wanted = world.plan()
+    assert (wanted.stop, wanted.give_up) == ((), ())
+    assert wanted.wake_after is not None
+    assert wanted.wake_after <= ORIGIN_SECONDS
+    world.carry_out(wanted)
+    world.tick(ORIGIN_SECONDS - 1)
+    world.finish(pods[victim], "Failed")
+    world.control()
+    world.carry_out(world.plan())
+    assert [fault.pod for fault in world.status.faults] == [name(pods[victim])]
+
+
+def test_where_nobody_says_why_nobody_is_blamed() -> None:
+    world = two_pods()
+    lost, silent = world.alive()
+    world.finish(lost, **LOST_PEER)
+    world.tick(ORIGIN_SECONDS)
+    assert world.plan().stop == (name(silent),)
+    world.settle()
+    world.control()
+    world.carry_out(world.plan())
+    (fault,) = world.status.faults
+    assert (fault.reason, fault.pod, fault.node) == ("PeerLost", None, None)
+    assert world.status.avoided_nodes == []
+
+
+def test_pods_of_an_execution_that_hung_are_ended() -> None:
+    world = two_pods(spec__hang={"stepSeconds": 100})
+    pods = world.alive()
+    for pod in pods:
+        world.report(pod, 3)
+    world.tick(101)
+    verdict = world.plan()
+    assert (verdict.stop, verdict.delete) == ((), ()), "the number of the next execution must be safe first"
+    world.carry_out(verdict)
+    wanted = world.plan()
+    assert (set(wanted.stop), [*map(bare, wanted.delete)]) == (set(map(name, pods)), ["sim-real-a1"])
+
+
+def test_partners_of_a_pod_on_a_lost_node_are_ended() -> None:
+    world = two_pods()
+    off, other = world.alive()
+    world.lose(off)
+    world.tick(30 + 14)
+    assert world.plan().stop == ()
+    world.tick(1)
+    assert world.plan().stop == (name(other),)
+
+
+def test_pods_that_end_soon_anyway_are_left_alone() -> None:
+    world = two_pods()
+    gone, other = world.alive()
+    other["metadata"]["deletionTimestamp"] = clock.to_text(world.now)
+    world.finish(gone, "Failed")
+    assert world.plan().stop == ()
+    world.tick(-STOP_SECONDS - 1)
+    assert world.plan().stop == (name(other),), "a long grace period is made shorter"
+
+
+def test_a_job_that_fails_already_is_not_given_up_again() -> None:
+    """As one of an earlier release, which the Job controller ends by itself."""
+    world = two_pods()
+    gone, other = world.alive()
+    world.finish(gone, "Failed")
+    world.objects["Job", "sim-real-a1"]["status"] = {"conditions": [{"type": "FailureTarget", "status": "True"}]}
+    assert (world.plan().give_up, world.plan().stop) == ((), (name(other),))
+
+
+def test_the_back_off_begins_with_the_fault_not_with_the_end_of_the_last_pod() -> None:
+    world = two_pods()
+    gone, _ = world.alive()
+    world.finish(gone, "Failed")
+    failed = world.now
+    world.settle()
+    world.tick(7)
+    world.control()
+    world.carry_out(world.plan())
+    assert clock.from_text(world.status.restart_after or "").timestamp() - failed.timestamp() == 10

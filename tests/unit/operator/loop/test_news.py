@@ -1,0 +1,82 @@
+"""Events are best effort: what becomes of them when the API server does not take them."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+from kubernetes.aio.client import ApiException
+from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.loop import news
+from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.loop.wakeups import Name
+
+from tests.unit.operator.cluster import virtual_time
+
+JOB, OTHER = Name("default", "llm"), Name("default", "other")
+
+
+class Server:
+    def __init__(self, refuses: Callable[[Json, float], Exception | None] = lambda _event, _now: None) -> None:
+        self._refuses = refuses
+        self.posted: list[tuple[str, float]] = []
+
+    async def post(self, event: Json) -> None:
+        now = asyncio.get_running_loop().time()
+        if error := self._refuses(event, now):
+            raise error
+        self.posted.append((event["message"], now))
+
+
+def event(message: str) -> Json:
+    return {"reason": "Accepted", "message": message}
+
+
+def told(server: Server, *events: tuple[Name, str], counts: Counts | None = None) -> None:
+    async def main() -> None:
+        unsent = News(cast(Api, server), counts or Counts())
+        async with unsent.posting():
+            for job, message in events:
+                unsent.tell(job, [event(message)])
+            await asyncio.sleep(10_000)
+        assert unsent._waiting == {}
+
+    virtual_time.run(main())
+
+
+def test_events_of_a_job_are_posted_in_their_order() -> None:
+    server = Server()
+    told(server, (JOB, "1"), (OTHER, "2"), (JOB, "3"), (JOB, "4"))
+    assert [message for message, _ in server.posted if message != "2"] == ["1", "3", "4"]
+
+
+@pytest.mark.parametrize("error", [ApiException(status=429), ApiException(status=404), OSError("down"), TimeoutError()])
+def test_an_event_that_may_come_later_waits_and_those_of_others_do_not(error: Exception) -> None:
+    server = Server(lambda event, now: error if now < 30 and event["message"] == "1" else None)
+    told(server, (JOB, "1"), (OTHER, "2"), (JOB, "3"))
+    assert server.posted[0] == ("2", 0)
+    assert [message for message, _ in server.posted[1:]] == ["1", "3"]
+    assert 30 <= server.posted[1][1] <= 62
+
+
+@pytest.mark.parametrize("status", [400, 403, 422])
+def test_an_event_that_is_refused_is_given_up(status: int) -> None:
+    counts, server = Counts(), Server(lambda event, _: ApiException(status=status) if event["message"] == "1" else None)
+    told(server, (JOB, "1"), (JOB, "2"), counts=counts)
+    assert (server.posted, counts.lost_events) == ([("2", 0)], 1)
+
+
+def test_an_api_server_that_is_away_for_long_gets_no_old_events() -> None:
+    counts, server = Counts(), Server(lambda _, now: OSError("down") if now < 3600 else None)
+    told(server, (JOB, "1"), (JOB, "2"), counts=counts)
+    assert counts.lost_events == 2
+    assert server.posted == []
+
+
+def test_the_memory_is_bounded_and_what_is_lost_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(news, "MOST_WAITING", 2)
+    counts, server = Counts(), Server()
+    told(server, (JOB, "1"), (JOB, "2"), (JOB, "3"), counts=counts)
+    assert [message for message, _ in server.posted] == ["1", "2"]
+    assert counts.lost_events == 1

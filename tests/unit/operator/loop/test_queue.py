@@ -1,0 +1,250 @@
+"""The work queue in time that leaps: no lost wake-up, one pass of a key at a time, a bound on workers, back-offs."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pseudoreal_operator.cluster.retry import Pause
+from pseudoreal_operator.loop.queue import WorkQueue
+
+from tests.unit.operator.cluster import virtual_time
+
+WORKERS = 3
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class Work:
+    """Passes that take `seconds`, return `waits` one after the other, and fail while `failures` of a key are left."""
+
+    def __init__(self, seconds: float = 0.0, waits: dict[str, list[float]] | None = None, failures: int = 0) -> None:
+        self.seconds, self.waits, self.failures = seconds, waits or {}, failures
+        self.begun: list[tuple[str, float]] = []
+        self.at_once: Counter[str] = Counter()
+        self.most_at_once = self.most_of_one = 0
+        self.binding = False
+        self.queue: WorkQueue[str] = WorkQueue(self._pass, self._failed)
+
+    async def _pass(self, key: str) -> float | None:
+        self.begun.append((key, now()))
+        self.at_once[key] += 1
+        self.most_of_one = max(self.most_of_one, self.at_once[key])
+        self.most_at_once = max(self.most_at_once, self.at_once.total())
+        try:
+            await asyncio.sleep(self.seconds)
+        finally:
+            self.at_once[key] -= 1
+        if self.failures:
+            self.failures -= 1
+            raise OSError("down")
+        left = self.waits.get(key)
+        return left.pop(0) if left else None
+
+    def _failed(self, _key: str, _error: Exception, failures: int) -> Pause:
+        return Pause(10.0 * failures, self.binding)
+
+    def times(self, key: str = "a") -> list[float]:
+        return [moment for begun, moment in self.begun if begun == key]
+
+    def run(self, main: Coroutine[Any, Any, None], lasting: float = 1000.0) -> None:
+        async def whole() -> None:
+            async with self.queue.workers(WORKERS):
+                await main
+                await asyncio.sleep(lasting)
+
+        virtual_time.run(whole())
+
+
+def test_keys_that_wait_are_served_once() -> None:
+    work = Work(seconds=1)
+
+    async def main() -> None:
+        for _ in range(5):
+            work.queue.add("a")
+
+    work.run(main())
+    assert work.times() == [0]
+
+
+def test_a_key_that_is_added_during_its_pass_gets_another_one_after_it() -> None:
+    work = Work(seconds=10)
+
+    async def main() -> None:
+        work.queue.add("a")
+        for _ in range(3):
+            await asyncio.sleep(2)
+            work.queue.add("a")
+
+    work.run(main())
+    assert work.times() == [0, 10]
+
+
+def test_the_earliest_of_several_moments_counts_and_a_pass_serves_them_all() -> None:
+    work = Work()
+
+    async def main() -> None:
+        for after in (30, 20, 25):
+            work.queue.add("a", after)
+        await asyncio.sleep(5)
+        assert work.times() == []
+
+    work.run(main())
+    assert work.times() == [20]
+
+
+def test_a_pass_says_when_the_next_is_due() -> None:
+    work = Work(waits={"a": [0.0, 60.0]})
+
+    async def main() -> None:
+        work.queue.add("a")
+
+    work.run(main())
+    assert work.times() == [0, 0, 60]
+
+
+def test_news_during_a_pass_comes_before_what_the_pass_says() -> None:
+    work = Work(seconds=1, waits={"a": [60.0]})
+
+    async def main() -> None:
+        work.queue.add("a")
+        await asyncio.sleep(0.5)
+        work.queue.add("a", 10)
+
+    work.run(main())
+    assert work.times() == [0, 10.5]
+
+
+def test_failures_wait_longer_and_longer_and_an_event_ends_the_wait() -> None:
+    work = Work(failures=3)
+
+    async def main() -> None:
+        work.queue.add("a")
+        await asyncio.sleep(12)
+        assert work.times() == [0, 10]
+        work.queue.add("a")
+
+    work.run(main())
+    assert work.times() == [0, 10, 12, 42]
+
+
+def test_what_the_api_server_asked_for_no_event_makes_shorter() -> None:
+    work = Work(seconds=1, failures=1)
+    work.binding = True
+
+    async def main() -> None:
+        work.queue.add("a")
+        for _ in range(5):
+            await asyncio.sleep(0.7)
+            work.queue.add("a")
+
+    work.run(main())
+    assert work.times() == [0, 11]
+    assert work.queue._not_before == {}, "nothing is kept of it"
+
+
+def test_news_come_before_a_backlog_and_serve_it() -> None:
+    work = Work(seconds=1)
+    backlog = [f"old-{number}" for number in range(3 * WORKERS)]
+
+    async def main() -> None:
+        for key in backlog:
+            work.queue.add_backlog(key)
+        await asyncio.sleep(0.5)
+        for _ in range(2):
+            for key in ("news", backlog[-1]):
+                work.queue.add(key)
+
+    work.run(main())
+    first, then = backlog[:WORKERS], [backlog[WORKERS]]
+    assert [key for key, _ in work.begun] == [*first, "news", backlog[-1], *then, *backlog[WORKERS + 1 : -1]]
+
+
+def test_a_timer_does_not_wait_for_the_backlog() -> None:
+    work = Work(seconds=10)
+
+    async def main() -> None:
+        for key in (*"bcdefgh", "a"):
+            work.queue.add_backlog(key)
+        work.queue.add("a", 5)
+
+    work.run(main())
+    assert work.times() == [10]
+
+
+def test_a_backlog_does_not_ask_again_before_the_api_server_wants_it() -> None:
+    work = Work(seconds=1, failures=1)
+    work.binding = True
+
+    async def main() -> None:
+        work.queue.add("a")
+        await asyncio.sleep(2)
+        work.queue.add_backlog("a")
+
+    work.run(main())
+    assert work.times() == [0, 11]
+
+
+def test_a_key_that_is_forgotten_is_left_alone() -> None:
+    work = Work(seconds=1)
+
+    async def main() -> None:
+        for key in ("b", "c", "d", "a"):
+            work.queue.add(key)
+        await asyncio.sleep(0.5)
+        work.queue.forget("a")
+        work.queue.add("e", 5)
+        work.queue.forget("e")
+
+    work.run(main())
+    assert [key for key, _ in work.begun] == ["b", "c", "d"]
+
+
+def test_the_end_cuts_passes_off() -> None:
+    work = Work(seconds=1e6)
+
+    async def main() -> None:
+        work.queue.add("a")
+
+    work.run(main(), lasting=1)
+    assert work.at_once.total() == 0
+
+
+_ACTIONS = st.lists(
+    st.tuples(
+        st.sampled_from("abcdef"),
+        st.sampled_from(["add", "later", "backlog", "forget", "sleep"]),
+        st.integers(0, 20).map(lambda tenths: tenths / 10),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(_ACTIONS, st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 4))
+def test_every_wake_up_is_followed_by_a_whole_pass(
+    actions: list[tuple[str, str, float]], seconds: float, failures: int
+) -> None:
+    work, owed = Work(seconds=seconds, failures=failures), dict[str, float]()
+
+    async def main() -> None:
+        for key, action, amount in actions:
+            if action == "sleep":
+                await asyncio.sleep(amount)
+            elif action == "forget":
+                work.queue.forget(key)
+                owed.pop(key, None)
+            else:
+                work.queue.add(key, amount if action == "later" else 0.0)
+                owed[key] = max(owed.get(key, 0.0), now())
+
+    work.run(main())
+    assert work.most_of_one <= 1
+    assert work.most_at_once <= WORKERS
+    for key, moment in owed.items():
+        assert work.times(key)[-1] >= moment, f"{key} was added at {moment}, and its last pass began before"
+    assert not work.queue._wanted, "nothing is left undone"

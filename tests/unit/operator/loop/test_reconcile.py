@@ -1,0 +1,288 @@
+"""A pass meets a job that is not as it was read, an API server that refuses, and mistakes of ours."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from kubernetes.aio.client import ApiException
+from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.loop import reconcile as module
+from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.loop.reconcile import Gone, Means, is_mistake, reconcile
+from pseudoreal_operator.loop.wakeups import Name
+from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.settings import Settings
+
+from tests.jobs import good_job
+
+SETTINGS = Settings("trainer:1", "IfNotPresent", ())
+
+
+class Server:
+    """One job, and what is applied. `refusal`: the code for every status; `banned`: a status with that text is refused
+    as invalid; `missing`: how many reads of the job answer 404; `gone`: it is; `lost`: for an answer to the first
+    status, which is `taken` or not."""
+
+    def __init__(
+        self,
+        refusal: int | None = None,
+        child_refusal: ApiException | None = None,
+        banned: str | None = None,
+        missing: int = 0,
+        gone: bool = False,
+        lost: Exception | None = None,
+        taken: bool = True,
+    ) -> None:
+        self._refusal, self._child_refusal, self._banned = refusal, child_refusal, banned
+        self._missing, self._gone = missing, gone
+        self._lost, self._taken = lost, taken
+        self.body = good_job()
+        self.body["metadata"] |= {"namespace": "default", "uid": "one", "resourceVersion": "7", "generation": 1}
+        self.requests = 0
+        self.attempts: list[Json] = []
+        self.applied: list[Json] = []
+        self.created: list[Json] = []
+        self.managers: list[str] = []
+        self.merged: list[Json] = []
+
+    async def find(self, *_: str) -> Json | None:
+        self.requests += 1
+        if self._missing:
+            self._missing -= 1
+            return None
+        return None if self._gone else self.body
+
+    async def each(self, kind: str, _namespace: str, _selector: str = "", *, name: str = "") -> AsyncIterator[Json]:
+        self.requests += 1
+        if kind == "PseudoRealJob" and name == "good" and not self._gone:
+            yield self.body
+
+    async def merge(self, _kind: str, _namespace: str, _name: str, patch: Json) -> None:
+        self.merged.append(patch)
+
+    def remember(self) -> None:
+        """The status that was written last."""
+        self.body["status"] = self.applied[-1]["status"]
+
+    async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
+        if dry_run:
+            return
+        if self._child_refusal:
+            raise self._child_refusal
+        self.created.append(manifest)
+
+    async def apply(self, manifest: Json, _: str, *, manager: str = "pseudoreal-operator") -> None:
+        self.attempts.append(manifest)
+        if self._refusal:
+            raise ApiException(status=self._refusal, reason="refused")
+        if self._banned and self._banned in json.dumps(manifest):
+            raise ApiException(status=400, reason="error decoding YAML")
+        lost, self._lost = self._lost, None
+        if lost and not self._taken:
+            raise lost
+        self.applied.append(manifest)
+        self.managers.append(manager)
+        if lost:
+            raise lost
+
+    def condition(self, kind: str) -> Json:
+        """As it was written last."""
+        return next(c for c in self.applied[-1]["status"]["conditions"] if c["type"] == kind)
+
+
+class Deaf(News):
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(cast(Api, None), Counts())
+        self.told: list[Json] = []
+
+    def tell(self, _job: Name, events: Any) -> None:
+        self.told += events
+
+
+async def _pass(server: Any, counts: Counts | None = None, news: Deaf | None = None) -> float | None:
+    means = Means(cast(Api, server), SETTINGS, Board(), counts or Counts(), news or Deaf())
+    return await reconcile(means, Name("default", "good"), lambda _after: None)
+
+
+async def test_a_job_that_is_gone_is_gone() -> None:
+    with pytest.raises(Gone):
+        await _pass(Server(gone=True))
+
+
+async def test_an_answer_of_404_alone_does_not_end_the_loop_of_a_job() -> None:
+    with pytest.raises(ApiException) as refused:
+        await _pass(server := Server(missing=1))
+    assert refused.value.status == 404
+    assert await _pass(server) == 0.0
+
+
+async def test_a_finalizer_of_an_older_release_is_taken_off_and_no_other() -> None:
+    server = Server()
+    server.body["metadata"]["finalizers"] = ["other", "pseudoreal.dev/cleanup"]
+    assert await _pass(server) == 0.0
+    assert server.merged == [{"metadata": {"resourceVersion": "7", "finalizers": ["other"]}}]
+    assert server.applied == []
+
+
+async def test_a_job_that_is_being_deleted_is_let_go() -> None:
+    server = Server()
+    server.body["metadata"] |= {"deletionTimestamp": "now", "finalizers": ["pseudoreal.dev/cleanup"]}
+    assert await _pass(server) == 0.0
+    assert server.merged == [{"metadata": {"resourceVersion": "7", "finalizers": []}}]
+    server.body["metadata"]["finalizers"] = []
+    with pytest.raises(Gone):
+        await _pass(server)
+
+
+async def test_a_status_is_written_only_on_what_was_read() -> None:
+    server = Server()
+    assert await _pass(server) == 0.0
+    assert server.applied[0]["metadata"] == {"name": "good", "namespace": "default", "resourceVersion": "7"}
+
+
+@pytest.mark.parametrize("status", [404, 409, 429, 500])
+async def test_a_refused_status_is_for_another_pass(status: int) -> None:
+    with pytest.raises(ApiException) as refused:
+        await _pass(Server(refusal=status), news=(news := Deaf()))
+    assert refused.value.status == status
+    assert news.told == [], "nothing is told that was not written"
+
+
+async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
+    server, counts = Server(banned="is about to start"), Counts()
+    assert await _pass(server, counts) == 0.0
+    (written,) = server.applied
+    assert (written["status"]["executionAttempt"], len(server.attempts), counts.refused_statuses) == (1, 2, 1)
+    messages = [condition["message"] for condition in written["status"]["conditions"]]
+    assert len(messages) == 4
+    assert all("refused the text of this condition; the operator's log shows it as text" in m for m in messages)
+
+
+async def test_a_text_that_was_refused_is_not_tried_again_and_others_are() -> None:
+    server, counts = Server(banned="The job can run"), Counts()
+    await _pass(server, counts)
+    server.remember()
+    await _pass(server, counts)
+    assert counts.refused_statuses == 1
+    messages = {c["type"]: c["message"] for c in server.applied[-1]["status"]["conditions"]}
+    assert "refused" in messages["Accepted"]
+    assert messages["Progressing"] == "Execution 1 at phase pseudo starts."
+
+
+async def test_a_status_that_is_refused_without_texts_too_is_an_error() -> None:
+    server, counts = Server(banned="executionAttempt"), Counts()
+    with pytest.raises(ApiException):
+        await _pass(server, counts)
+    assert server.applied == []
+
+
+async def test_events_come_after_the_status_that_says_the_same() -> None:
+    assert await _pass(server := Server(), news=(news := Deaf())) == 0.0
+    assert [event["reason"] for event in news.told] == ["Accepted"]
+    assert server.applied[0]["status"]["executionAttempt"] == 1
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("error", [ApiException(status=409), TimeoutError(), ApiException(status=504)])
+async def test_events_of_a_status_whose_answer_was_lost_are_told_once(error: Exception, taken: bool) -> None:
+    news = Deaf()
+    server = Server(lost=error, taken=taken)
+    with pytest.raises(type(error)):
+        await _pass(server, news=news)
+    assert news.told == []
+    if taken:
+        server.remember()
+    await _pass(server, news=news)
+    server.remember()
+    await _pass(server, news=news)
+    assert [event["reason"] for event in news.told].count("Accepted") == 1
+
+
+async def test_what_is_held_of_a_job_is_forgotten_with_it() -> None:
+    news = Deaf()
+    with pytest.raises(TimeoutError):
+        await _pass(Server(lost=TimeoutError(), taken=True), news=news)
+    assert len(news._held) == 1
+    news.forget(*news._held)
+    assert news._held == {}
+
+
+INVALID = {"reason": "Invalid", "details": {"causes": [{"reason": "FieldValueRequired", "field": "spec.template"}]}}
+POLICY = {"reason": "Invalid", "details": {"causes": [{"message": "no GPUs"}]}}
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "mistake"),
+    [
+        (422, INVALID | {"message": "spec.template.spec.containers[0].image: Required value"}, True),
+        (400, {"reason": "BadRequest", "message": "unknown field"}, True),
+        (422, POLICY | {"message": "ValidatingAdmissionPolicy 'no-gpus' denied request: no GPUs"}, False),
+        (422, POLICY | {"message": "in another language"}, False),
+        (400, {"message": 'admission webhook "policy.example" denied the request: no'}, False),
+        (422, INVALID | {"message": 'admission webhook "policy.example" denied the request: no'}, False),
+        (403, {"reason": "Forbidden", "message": "exceeded quota"}, False),
+        (409, {"reason": "Conflict"}, False),
+        (500, {}, False),
+    ],
+)
+def test_mistakes_are_told_from_policies(status: int, said: Json, mistake: bool) -> None:
+    assert is_mistake(ApiException(status=status, body=json.dumps(said))) is mistake
+
+
+@pytest.mark.parametrize(
+    ("status", "said", "phase"),
+    [
+        (422, INVALID | {"message": "spec.template.spec.containers[0].image: Required value"}, "Failed"),
+        (400, {"message": 'admission webhook "policy.example" denied the request: no'}, "Pending"),
+        (422, POLICY | {"message": "ValidatingAdmissionPolicy 'no-gpus' denied request"}, "Pending"),
+        (403, {"message": "exceeded quota"}, "Pending"),
+    ],
+)
+async def test_only_an_invalid_child_ends_a_job_and_others_are_tried_later_and_later(
+    status: int, said: Json, phase: str
+) -> None:
+    refusal = ApiException(status=status, body=json.dumps(said))
+    server = Server(child_refusal=refusal)
+    await _pass(server)
+    server.remember()
+    refusal.headers = {"Retry-After": "77"}
+    wait = await _pass(server)
+    assert wait == (0.0 if phase == "Failed" else 77.0)
+    assert server.applied[-1]["status"]["phase"] == phase
+    conditions = server.applied[-1]["status"]["conditions"]
+    assert any(said["message"] in condition["message"] for condition in conditions)
+
+
+async def test_a_mistake_of_ours_is_told_once_counted_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(*_: Any) -> None:
+        raise KeyError("what nobody thought of")
+
+    server, counts = Server(), Counts()
+    await _pass(server)
+    server.remember()
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "plan", wrong)
+        for _ in range(2):
+            with pytest.raises(KeyError):
+                await _pass(server, counts)
+            server.body["status"] = server.applied[-1]["status"]
+    assert counts.internal_errors == 2
+    assert server.managers == ["pseudoreal-operator", "pseudoreal-operator-errors"], "it is not written again"
+    said = server.condition("Progressing")
+    assert (said["status"], said["reason"]) == ("False", "InternalError")
+    assert "KeyError: 'what nobody thought of'" in said["message"]
+
+
+async def test_a_status_of_another_release_is_said_to_be_unreadable_and_left_as_it_is() -> None:
+    server, counts = Server(), Counts()
+    server.body["status"] = {"phases": [{"name": "pseudo", "state": ["of", "another", "type"]}]}
+    with pytest.raises(ValueError, match="state"):
+        await _pass(server, counts)
+    (written,) = server.applied
+    assert written["status"].keys() == {"conditions"}
+    assert server.condition("Progressing")["reason"] == "Unreadable"
+    assert counts.internal_errors == 1

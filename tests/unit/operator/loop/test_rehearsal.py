@@ -1,0 +1,50 @@
+"""All phases are tried before the first one is trained."""
+
+import json
+from typing import Any, cast
+
+import pytest
+from kubernetes.aio.client import ApiException
+from pseudoreal_operator.cluster.api import Api, Json, message_of
+from pseudoreal_operator.loop.rehearsal import rehearse
+
+from tests.unit.operator.world import World, make_job
+
+
+class Server:
+    """Refuses Jobs of a phase."""
+
+    def __init__(self, phase: str, status: int, reason: str = "Invalid") -> None:
+        self._phase, self._status, self._reason = phase, status, reason
+        self.tried: list[tuple[str, str]] = []
+
+    async def create(self, manifest: Json, *, dry_run: bool) -> None:
+        assert dry_run
+        labels = manifest["metadata"]["labels"]
+        self.tried.append((labels["pseudoreal.dev/phase"], labels["pseudoreal.dev/role"]))
+        if labels["pseudoreal.dev/phase"] == self._phase:
+            body = {"message": "requests: must be at most the limit", "reason": self._reason}
+            raise ApiException(status=self._status, body=json.dumps(body))
+
+
+async def _rehearse(server: Any) -> None:
+    await rehearse(cast(Api, server), World(make_job()).plan().trial)
+
+
+async def test_every_stage_is_tried_once() -> None:
+    server = Server("none", 422)
+    await _rehearse(server)
+    assert server.tried == [("pseudo", "train"), ("real", "delink"), ("real", "train")]
+
+
+@pytest.mark.parametrize("status", [400, 422, 500])
+async def test_a_refusal_names_the_phase(status: int) -> None:
+    with pytest.raises(ApiException) as caught:
+        await _rehearse(Server("real", status))
+    assert caught.value.status == status
+    assert message_of(caught.value) == "requests: must be at most the limit (phase real)"
+
+
+@pytest.mark.parametrize(("status", "reason"), [(403, "Forbidden"), (409, "AlreadyExists")])
+async def test_what_a_quota_says_now_does_not_matter(status: int, reason: str) -> None:
+    await _rehearse(Server("pseudo", status, reason))

@@ -1,0 +1,147 @@
+"""Which watch events are for a pass, and which cost nothing."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from pseudoreal_operator import clock
+from pseudoreal_operator.loop.wakeups import GATHER_SECONDS, Name, Wakeups, first_pass
+
+Json = dict[str, Any]
+
+NOW = datetime(2030, 1, 1, tzinfo=UTC)
+JOB = Name("default", "llm")
+BACKLOG = None
+"""Not after some seconds, but when there is nothing else to do."""
+
+
+class Asked:
+    """The passes that were asked for since the last look."""
+
+    def __init__(self) -> None:
+        self.forgotten: list[Name] = []
+        self.wakeups = Wakeups(self)
+        self._asked: list[tuple[Name, float | None]] = []
+
+    def add(self, key: Name, after: float = 0.0) -> None:
+        self._asked.append((key, after))
+
+    def add_backlog(self, key: Name) -> None:
+        self._asked.append((key, BACKLOG))
+
+    def forget(self, key: Name) -> None:
+        self.forgotten.append(key)
+
+    def job(self, change: str | None = "MODIFIED", **body: Any) -> list[tuple[Name, float | None]]:
+        self.wakeups.job_changed(change, job(**body), NOW)
+        return self.look()
+
+    def child(self, change: str = "MODIFIED", name: str = "llm", **status: Any) -> list[tuple[Name, float | None]]:
+        labels = {"pseudoreal.dev/job-name": name}
+        self.wakeups.child_changed(change, {"metadata": {"namespace": "default", "labels": labels}, "status": status})
+        return self.look()
+
+    def look(self) -> list[tuple[Name, float | None]]:
+        asked, self._asked = self._asked, []
+        return asked
+
+
+def job(uid: str = "one", ended: str = "", spec: Json | None = None, **metadata: Any) -> Json:
+    conditions = [{"type": ended, "status": "True"}] if ended else []
+    status = {"conditions": conditions} | ({"completionTime": clock.to_text(NOW)} if ended else {})
+    about = {"namespace": "default", "name": "llm", "uid": uid, "generation": 1}
+    return {"metadata": about | metadata, "spec": spec or {}, "status": status}
+
+
+def test_the_echo_of_our_own_status_wakes_nobody() -> None:
+    asked = Asked()
+    assert asked.job("ADDED") == [(JOB, 0.0)]
+    assert asked.job() == []
+    assert asked.job(resourceVersion="8", managedFields=[]) == []
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {"generation": 2},
+        {"annotations": {"pseudoreal.dev/finish-phase": "pseudo"}},
+        {"deletionTimestamp": "now"},
+        {"finalizers": ["pseudoreal.dev/cleanup"]},
+        {"ended": "Failed"},
+    ],
+)
+def test_a_wish_wakes_a_job_once(wish: Json) -> None:
+    asked = Asked()
+    asked.job(None)
+    assert asked.job(**wish) == [(JOB, 0.0)]
+    assert asked.job(**wish) == []
+
+
+def test_jobs_that_were_there_before_give_way_to_news() -> None:
+    asked = Asked()
+    assert asked.job(None) == [(JOB, BACKLOG)]
+    later = {"ended": "Failed", "spec": {"deadlines": {"ttlSecondsAfterFinished": 60}}}
+    assert asked.job(None, uid="two", **later) == [(JOB, 60.0)]
+
+
+def test_a_deleted_job_is_forgotten_and_its_children_wake_nobody() -> None:
+    asked = Asked()
+    asked.job(None)
+    assert asked.job("DELETED") == []
+    assert asked.forgotten == [JOB]
+    assert asked.child() == []
+
+
+def test_a_job_of_the_same_name_that_comes_before_the_old_one_is_gone_is_not_forgotten() -> None:
+    asked = Asked()
+    asked.job(None)
+    assert asked.job("ADDED", uid="two") == [(JOB, 0.0)]
+    assert asked.job("DELETED", uid="one") == [(JOB, 0.0)]
+    assert asked.forgotten == []
+    assert asked.child() == [(JOB, GATHER_SECONDS)]
+
+
+def test_children_wake_their_job_and_no_other() -> None:
+    asked = Asked()
+    asked.job(None)
+    assert asked.child() == [(JOB, GATHER_SECONDS)]
+    assert asked.child("DELETED") == [(JOB, GATHER_SECONDS)]
+    assert asked.child(name="another") == []
+    asked.wakeups.child_changes_missed()
+    assert asked.look() == [(JOB, BACKLOG)]
+
+
+def test_of_an_ended_job_only_what_lives_is_news() -> None:
+    asked = Asked()
+    asked.job(None, ended="Succeeded")
+    assert asked.child(phase="Running") == [(JOB, GATHER_SECONDS)]
+    assert asked.child(active=1) == [(JOB, GATHER_SECONDS)]
+    assert asked.child(phase="Succeeded") == []
+    assert asked.child(phase="Failed") == []
+    assert asked.child(conditions=[{"type": "Complete", "status": "True"}]) == []
+    assert asked.child("DELETED", phase="Running") == []
+    asked.wakeups.child_changes_missed()
+    assert asked.look() == []
+
+
+@pytest.mark.parametrize(
+    ("body", "after"),
+    [
+        ({}, 0.0),
+        ({"ended": "Succeeded"}, None),
+        ({"ended": "Failed"}, None),
+        ({"ended": "Failed", "spec": {"cleanUp": {"children": "Keep"}}}, None),
+        ({"ended": "Failed", "spec": {"cleanUp": {"children": "Delete"}}}, 0.0),
+        ({"ended": "Failed", "spec": {"deadlines": {"ttlSecondsAfterFinished": 60}}}, 60.0),
+        ({"ended": "Failed", "finalizers": ["pseudoreal.dev/cleanup"]}, 0.0),
+        ({"deletionTimestamp": "now"}, None),
+        ({"deletionTimestamp": "now", "finalizers": ["other", "pseudoreal.dev/cleanup"]}, 0.0),
+    ],
+)
+def test_what_a_job_costs_when_the_operator_starts(body: Json, after: float | None) -> None:
+    assert first_pass(job(**body), NOW) == after
+
+
+def test_a_time_to_live_that_is_over_is_over() -> None:
+    spec = {"deadlines": {"ttlSecondsAfterFinished": 60}}
+    assert first_pass(job(ended="Failed", spec=spec), NOW + timedelta(days=1)) == 0.0

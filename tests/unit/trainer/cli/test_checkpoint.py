@@ -1,0 +1,128 @@
+"""`pseudoreal inspect`, `verify`, `delink` and `prune`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.plan.units import KINDS
+
+UID = "11111111-2222"
+
+
+@pytest.fixture
+def work(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Path:
+    """Saved after steps 2, 4 and 6, where the phase ends."""
+    job_body["spec"]["checkpoint"]["everySteps"] = 2
+    train(config(0))
+    return tmp_path / "work"
+
+
+def _checkpoint(work: Path, name: str = "pseudo-00000006") -> str:
+    return str(work / "checkpoints" / name)
+
+
+def _invoke(*arguments: str) -> Any:
+    return CliRunner().invoke(main, list(arguments))
+
+
+def _flip(work: Path, name: str) -> None:
+    path = Path(_checkpoint(work, name), "moments-00000.safetensors")
+    content = path.read_bytes()
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+
+
+def test_inspect_has_stable_keys(work: Path) -> None:
+    found = json.loads(_invoke("inspect", _checkpoint(work), "--json").stdout)
+    block = 4 * 16 * 16 + 2 * 16 * 32 + 2 * 16
+    parameters = 2 * 256 * 16 + 16 + block
+    size = sum(path.stat().st_size for path in Path(_checkpoint(work)).glob("*.safetensors"))
+    assert found == {
+        "step": 6,
+        "tokens": 6 * 6 * 16,
+        "phase": "pseudo",
+        "blocks": 1,
+        "layers": 4,
+        "parameters": parameters,
+        "bytes": size,
+        "files": 2,
+        "parent": "pseudo-00000004",
+        "verified": True,
+        "optimizer_state": None,
+    }
+    assert size > 3 * 8 * parameters
+    assert "verified         True" in _invoke("inspect", _checkpoint(work)).stdout
+
+
+def test_verify_names_the_file_and_the_last_good_checkpoint(work: Path) -> None:
+    assert _invoke("verify", _checkpoint(work)).exit_code == 0
+    _flip(work, "pseudo-00000006")
+    ended = _invoke("verify", _checkpoint(work))
+    assert ended.exit_code == 1
+    assert "pseudo-00000006/moments-00000.safetensors has the SHA-256" in ended.stderr
+    assert "the last good checkpoint of this phase is pseudo-00000004" in ended.stderr
+    assert json.loads(_invoke("inspect", _checkpoint(work), "--json").stdout)["verified"] is False
+    for name in ("pseudo-00000004", "pseudo-00000002"):
+        _flip(work, name)
+    assert "no other checkpoint of this phase is sound" in _invoke("verify", _checkpoint(work)).stderr
+
+
+@pytest.mark.parametrize("materialize", [[], ["--materialize"]])
+def test_delink_with_and_without_files(work: Path, materialize: list[str]) -> None:
+    ended = _invoke("delink", _checkpoint(work), "--to", "real", "--blocks", "2", *materialize)
+    assert ended.exit_code == 0, ended.output
+    assert ended.stdout.strip() == _checkpoint(work, "real-00000006")
+    assert len(list(Path(_checkpoint(work, "real-00000006")).iterdir())) == (3 if materialize else 1)
+    store = CheckpointStore(work, UID)
+    found, source = store.newest("real"), store.newest("pseudo")
+    assert found is not None
+    assert source is not None
+    for divisor, kind in zip((1, 2, 4), KINDS, strict=True):
+        for block in (0, 1):
+            expected = source.tensor("blocks.0.attention.query.weight", kind) / divisor
+            assert found.tensor(f"blocks.{block}.attention.query.weight", kind).tobytes() == expected.tobytes()
+        assert found.tensor("head.weight", kind).tobytes() == source.tensor("head.weight", kind).tobytes()
+
+
+def test_what_cannot_be_delinked_is_refused(work: Path) -> None:
+    ended = _invoke("delink", _checkpoint(work), "--to", "real", "--blocks", "3")
+    assert ended.exit_code == 78
+    assert "sharing.blocks 3 must divide model.layers 4" in ended.stderr
+    _flip(work, "pseudo-00000006")
+    ended = _invoke("delink", _checkpoint(work), "--to", "real")
+    assert ended.exit_code == 1
+    assert "has the SHA-256" in ended.stderr
+    assert not Path(_checkpoint(work, "real-00000006")).exists()
+
+
+@pytest.mark.parametrize("arguments", [["--to", "pseudo", "--blocks", "1"], ["--to", "real"]])
+def test_a_checkpoint_is_never_replaced_by_a_delink(work: Path, arguments: list[str]) -> None:
+    """Not by one of its own name, which would remove the very files that it refers to, and not by a later one."""
+    _invoke("delink", _checkpoint(work), "--to", "real")
+    before = {path: path.read_bytes() for path in (work / "checkpoints").glob("*/*")}
+    ended = _invoke("delink", _checkpoint(work), *arguments)
+    assert ended.exit_code == 78
+    assert "exists, and is not replaced" in ended.stderr
+    assert {path: path.read_bytes() for path in (work / "checkpoints").glob("*/*")} == before
+
+
+def test_a_phase_has_a_name_not_a_path(work: Path) -> None:
+    assert "is no name of a phase" in _invoke("delink", _checkpoint(work), "--to", "../real").stderr
+
+
+def test_prune_says_before_it_does(work: Path) -> None:
+    arguments = ("prune", str(work), "--keep-last", "1")
+    assert _invoke(*arguments, "--dry-run").stdout == "would remove pseudo-00000002\n"
+    assert Path(_checkpoint(work, "pseudo-00000002")).exists()
+    assert _invoke(*arguments).stdout == "removed pseudo-00000002\n"
+    assert [m.step for m in CheckpointStore(work, UID).committed()] == [4, 6]
+
+
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
+    for command in ("inspect", "verify"):
+        ended = _invoke(command, str(tmp_path))
+        assert ended.exit_code == 2
+        assert "holds no readable manifest.json" in ended.stderr

@@ -1,0 +1,209 @@
+"""`pseudoreal plan` as people and programs see it."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from pseudoreal_api.wire.messages import ExitCode
+from pseudoreal_trainer.cli.command import main
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+KEYS = {
+    "name",
+    "parameters",
+    "parameters_per_rank",
+    "bytes",
+    "link_bytes_per_step",
+    "fetches_per_unit",
+    "reductions_per_unit",
+    "idle_share",
+    "step_seconds",
+    "peak_device_bytes",
+    "fits",
+    "reasons",
+}
+
+
+@pytest.fixture
+def job(job_body: dict[str, Any]) -> dict[str, Any]:
+    """A small job whose corpus does not exist."""
+    job_body["spec"]["data"]["path"] = "nowhere"
+    job_body["spec"]["precision"] = {"compute": "bfloat16"}
+    job_body["metadata"].pop("uid")
+    return job_body
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "job.yaml"
+
+
+def plan(job: dict[str, Any], file: Path, *options: str) -> Result:
+    file.write_text(yaml.safe_dump(job))
+    return CliRunner().invoke(main, ["plan", str(file), *options])
+
+
+def phases(result: Result) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(result.stdout)["phases"]
+    return found
+
+
+def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
+    result = plan(job, file, "--json")
+    assert result.exit_code == 0, result.output
+    pseudo, real = phases(result)
+    for phase in (pseudo, real):
+        assert phase.keys() >= KEYS
+        assert phase["bytes"].keys() == {"device", "host", "disk", "pinned"}
+        assert phase["link_bytes_per_step"].keys() == {
+            "h2d",
+            "d2h",
+            "disk_read",
+            "disk_write",
+            "collective",
+            "pipeline",
+        }
+        assert phase["step_seconds"] is None
+        assert phase["fits"]
+        assert phase["reasons"] == []
+        assert phase["peak_device_bytes"] > phase["bytes"]["device"]
+    block = real["parameters"] - pseudo["parameters"]
+    assert block % 3 == 0, "three blocks more"
+    assert pseudo["bytes"]["device"] == 18 * pseudo["parameters"], "masters, moments, gradient, bfloat16 copy"
+
+
+def test_one_phase_alone(job: dict[str, Any], file: Path) -> None:
+    assert [phase["name"] for phase in phases(plan(job, file, "--json", "--phase", "real"))] == ["real"]
+    result = plan(job, file, "--phase", "other")
+    assert result.exit_code == ExitCode.INVALID_JOB
+    assert "has no phase other; its phases are pseudo, real" in result.stderr
+
+
+def test_what_does_not_fit_is_refused_with_the_figures(job: dict[str, Any], file: Path) -> None:
+    job["spec"]["phases"][1]["offload"] = {"budget": {"device": "10k"}}
+    result = plan(job, file, "--json")
+    assert result.exit_code == ExitCode.INVALID_JOB
+    pseudo, real = phases(result)
+    assert pseudo["fits"]
+    assert not real["fits"]
+    lacks = real["peak_device_bytes"] - 10_000
+    assert f"({lacks} bytes) more" in real["reasons"][0]
+    assert f"({lacks} bytes) more" in plan(job, file).stdout
+
+
+def test_a_device_too_small_for_the_phase_is_refused(job: dict[str, Any], file: Path, tmp_path: Path) -> None:
+    profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text())
+    small = tmp_path / "small.yaml"
+    small.write_text(yaml.safe_dump(profile | {"device_bytes": 1000}))
+    result = plan(job, file, "--hardware", str(small))
+    assert result.exit_code == ExitCode.INVALID_JOB
+    assert "the hardware profile's device_bytes is 1000 B, but pipeline rank 0 needs" in result.stdout
+
+
+def test_what_kernels_hold_counts_where_it_was_measured(job: dict[str, Any], file: Path, tmp_path: Path) -> None:
+    profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text())
+    for speeds in profile["speeds"]:
+        speeds["passes"] = [row | {"scratch_share": 0.5} for row in speeds["passes"]]
+    measured = tmp_path / "measured.yaml"
+    measured.write_text(yaml.safe_dump(profile))
+    assert phases(plan(job, file, "--json"))[1]["scratch_bytes"] is None
+    real = phases(plan(job, file, "--json", "--hardware", str(measured)))[1]
+    assert real["scratch_bytes"] > 0
+    assert "for themselves while a pass runs" in plan(job, file, "--hardware", str(measured)).stdout
+    room = real["peak_device_bytes"] + real["scratch_bytes"]
+    for more, fits in ((0, True), (-1, False)):
+        measured.write_text(yaml.safe_dump(profile | {"device_bytes": room + more}))
+        assert phases(plan(job, file, "--json", "--hardware", str(measured)))[1]["fits"] == fits
+
+
+def test_the_device_that_trains_is_planned(job: dict[str, Any], file: Path) -> None:
+    """A GPU keeps less of a norm than the CPU."""
+    on_cpu = phases(plan(job, file, "--json"))[1]
+    job["spec"]["phases"][1] |= {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    on_gpu = phases(plan(job, file, "--json"))[1]
+    assert on_gpu["peak_device_bytes"] - on_gpu["bytes"]["device"] < (
+        on_cpu["peak_device_bytes"] - on_cpu["bytes"]["device"]
+    )
+
+
+def test_a_profile_gives_seconds(job: dict[str, Any], file: Path) -> None:
+    result = plan(job, file, "--json", "--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml"))
+    assert result.exit_code == 0, result.output
+    for phase in phases(result):
+        assert phase["step_seconds"] > 0
+        assert phase["bottleneck"]
+
+
+def test_a_profile_that_is_none_is_refused(job: dict[str, Any], file: Path) -> None:
+    result = plan(job, file, "--hardware", str(file))
+    assert result.exit_code == ExitCode.INVALID_JOB
+    assert "is not one" in result.stderr
+
+
+def test_a_budget_decides_on_homes(job: dict[str, Any], file: Path) -> None:
+    before = phases(plan(job, file, "--json"))[1]
+    job["spec"]["phases"][1]["offload"] = {"budget": {"device": before["peak_device_bytes"] - 1}}
+    after = phases(plan(job, file, "--json"))[1]
+    assert after["fits"]
+    assert set(before["homes"].values()) == {"device"}
+    assert after["homes"]["blocks.3"] == "host"
+    assert after["bytes"]["host"] > 0
+
+
+@pytest.mark.parametrize(
+    ("blocks", "pattern", "words"),
+    [
+        (1, "cycle", "multiple of parallelism.pipeline 2 (here 2)"),
+        (2, "cycle", "needs no sum over them"),
+        (2, "segment", "the gradients of 2 shared blocks are summed over pipeline ranks"),
+    ],
+)
+def test_sharing_in_a_pipeline(job: dict[str, Any], file: Path, blocks: int, pattern: str, words: str) -> None:
+    job["spec"]["phases"][0] |= {
+        "sharing": {"blocks": blocks, "pattern": pattern},
+        "workers": 2,
+        "parallelism": {"pipeline": 2},
+    }
+    (hint,) = phases(plan(job, file, "--json"))[0]["hints"]
+    assert words in hint
+
+
+@pytest.mark.parametrize("hardware", [False, True])
+def test_the_picture_shows_every_pass_of_every_rank(
+    job: dict[str, Any], file: Path, tmp_path: Path, hardware: bool
+) -> None:
+    job["spec"]["model"]["layers"] = 8
+    batch = {"sequences": 16, "microBatches": 8}
+    job["spec"]["phases"] = [
+        {"name": "real", "until": {"steps": 1}, "workers": 4, "batch": batch, "parallelism": {"pipeline": 4}}
+    ]
+    drawing = tmp_path / "plan.svg"
+    options = ["--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml")] if hardware else []
+    assert plan(job, file, "--picture", str(drawing), *options).exit_code == 0
+    root = ElementTree.parse(drawing).getroot()
+    titles = [title.text or "" for title in root.iter("{http://www.w3.org/2000/svg}title")]
+    for kind in ("Forward", "Backward"):
+        for layer in range(1, 9):
+            for m in range(8):
+                assert sum(f"{kind} position {layer}, micro_batch {m}:" in title for title in titles) == 1
+    words = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {f"rank {rank}" for rank in range(4)} <= set(words)
+    assert {"forward", "backward", "fetch, read", "update"} <= set(words)
+
+
+def test_text_for_people(job: dict[str, Any], file: Path) -> None:
+    job["spec"]["phases"][1] |= {"parallelism": {"pipeline": 2}, "offload": {"home": "host"}}
+    result = plan(job, file)
+    assert result.exit_code == 0, result.output
+    for words in (
+        "phase pseudo:",
+        "phase real:",
+        "host to device",
+        "pseudoreal measure-hardware",
+        "pipeline ranks wait",
+    ):
+        assert words in result.stdout

@@ -1,0 +1,270 @@
+"""`pseudoreal run` and the pod's program as real processes."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from click.testing import CliRunner
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
+from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.cli.pod import SHUTDOWN_TIMEOUT, await_rendezvous, rendezvous_host
+from pseudoreal_trainer.cli.pod import _environment as pod_environment
+from torch.distributed.run import config_from_args, parse_args
+
+from tests.patience import wait_for
+from tests.ports import free_port
+
+STEPS = 150
+DEADLINE = 600.0
+
+
+def _run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pseudoreal_trainer.cli.command", "run", "job.yaml", *arguments]
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def _wait_for_lines(metrics: Path, count: int, process: subprocess.Popen[str]) -> None:
+    def there() -> bool:
+        assert process.poll() is None, process.communicate()[0]
+        return metrics.exists() and metrics.read_text().count("\n") >= count
+
+    wait_for(f"{count} lines", there, patience=DEADLINE, pause=0.01)
+
+
+def _newest(work: Path, phase: str) -> Reader:
+    manifest = read_manifest(next((work / "checkpoints").glob(f"{phase}-*")))
+    assert manifest is not None
+    found = CheckpointStore(work, manifest.job.uid).newest(phase, complete=True)
+    assert found is not None
+    return found
+
+
+def test_a_run_is_stopped_resumed_and_ends_as_if_it_had_not_been(
+    job_body: dict[str, Any], tmp_path: Path, train_job: Any
+) -> None:
+    spec = job_body["spec"]
+    spec["data"]["path"] = "corpus"
+    spec["phases"][0]["until"]["steps"], spec["phases"][1]["until"]["steps"] = STEPS, STEPS + 20
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all([{"kind": "PersistentVolumeClaim"}, job_body]))
+    work = tmp_path / "runs"
+
+    stopped = _run(tmp_path, "--workdir", "runs")
+    _wait_for_lines(work / "metrics.jsonl", 3, stopped)
+    stopped.send_signal(signal.SIGINT)
+    said = stopped.communicate(timeout=DEADLINE)[0]
+    assert stopped.returncode == 75, said
+    assert "pseudoreal run job.yaml --workdir runs --resume" in said
+    message = json.loads((work / "pods" / "pseudo-train.termination.json").read_text())
+    assert message["outcome"] == "Yielded"
+    assert 3 <= message["step"] < STEPS
+    assert message["checkpoint"] == f"pseudo-{message['step']:08d}"
+
+    resumed = _run(tmp_path, "--workdir", "runs", "--resume")
+    said = resumed.communicate(timeout=DEADLINE)[0]
+    assert resumed.returncode == 0, said
+    assert f"resumed from {message['checkpoint']}" in said
+    assert "2 ranks on cpu" in said
+    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, STEPS + 21))
+
+    job_body["spec"]["data"]["path"] = str(tmp_path / "corpus")
+    train_job("whole")
+    for phase, tolerance in (("pseudo", 0.0), ("real", 1e-11)):
+        expected, found = _newest(tmp_path / "whole", phase).whole(), _newest(work, phase).whole()
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance)
+
+    shown = CliRunner().invoke(main, ["sample", str(work / "checkpoints" / f"real-{STEPS + 20:08d}"), "--bytes", "5"])
+    assert shown.exit_code == 0, shown.output
+
+
+@pytest.mark.parametrize(("own", "seconds"), [(None, 3600), ("100", 100)])
+def test_a_stop_leaves_time_for_a_step_and_a_save(
+    own: str | None, seconds: int, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As torchrun itself reads its options: without ours it kills ranks that save after 30 s. The operator's count."""
+    monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
+    if own is not None:
+        monkeypatch.setenv(SHUTDOWN_TIMEOUT, own)
+    for name, value in pod_environment(config(0), tmp_path).items():
+        monkeypatch.setenv(name, value)
+    options, _, _ = config_from_args(
+        parse_args(["--max-restarts", "0", "--module", "pseudoreal_trainer.cli.rank", "x"])
+    )
+    assert options.shutdown_timeout == seconds
+
+
+def _pod(config: Any, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "config.json").write_text(config.to_json())
+    local = {"PET_NNODES": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "0"}
+    environment = dict(os.environ) | local | {"PSEUDOREAL_TERMINATION_LOG": str(folder / "termination")}
+    command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(folder / "config.json")]
+    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=DEADLINE, check=False)
+
+
+def test_a_pod_without_its_corpus_says_that_the_job_is_invalid(
+    job_body: Any, config: Any, tmp_path: Path, train: Any
+) -> None:
+    train(config(0), stop=lambda: True)
+    job_body["spec"]["data"]["path"] = str(tmp_path / "nowhere")
+    ended = _pod(config(0), tmp_path)
+    assert ended.returncode == 78, ended.stderr
+    message = json.loads((tmp_path / "termination").read_text())
+    assert message["outcome"] == "InvalidJob"
+    assert "nowhere is not a folder" in message["message"]
+    assert (message["step"], message["checkpoint"]) == (1, "pseudo-00000001"), "the newest that there is"
+
+
+def test_a_delink_pod_that_cannot_delink_fails_with_a_sentence(delink_of: Any, tmp_path: Path) -> None:
+    ended = _pod(delink_of(1), tmp_path)
+    assert ended.returncode == 1
+    message = json.loads((tmp_path / "termination").read_text())
+    assert (message["outcome"], message["phase"]) == ("Failed", "real")
+    assert "phase pseudo has no complete checkpoint" in message["message"]
+
+
+def _invoke(job_body: Any, folder: Path, *arguments: str) -> Any:
+    (folder / "job.yaml").write_text(yaml.safe_dump(job_body))
+    return CliRunner().invoke(main, ["run", str(folder / "job.yaml"), "--workdir", str(folder / "runs"), *arguments])
+
+
+def test_every_broken_rule_is_printed(job_body: Any, tmp_path: Path) -> None:
+    job_body["spec"]["phases"][0]["sharing"]["blocks"] = 3
+    job_body["spec"]["optimizer"]["learningRate"] = "0"
+    refused = _invoke(job_body, tmp_path)
+    assert refused.exit_code == 78
+    assert "blocks 3 must divide spec.model.layers 4" in refused.stderr
+    assert "learningRate 0 must be greater than 0" in refused.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda b: b["spec"]["data"].update(path="gone"), r"gone is not a folder"),
+        (lambda b: b["spec"]["phases"][1].update(workers=9), "9 data-parallel replicas"),
+        (lambda b: b.update(kind="Job"), "holds 0 documents of kind PseudoRealJob"),
+    ],
+)
+def test_what_cannot_run_is_refused_before_it_starts(change: Any, sentence: str, job_body: Any, tmp_path: Path) -> None:
+    change(job_body)
+    refused = _invoke(job_body, tmp_path)
+    assert refused.exit_code == 78
+    assert sentence in refused.stderr
+
+
+def test_a_work_directory_is_not_overwritten_and_a_changed_spec_not_resumed(
+    job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudoreal_trainer.cli.local_run.LocalRun.run", lambda _: None)
+    assert _invoke(job_body, tmp_path).exit_code == 0
+    again = _invoke(job_body, tmp_path)
+    assert again.exit_code == 78
+    assert "already holds a run; go on with it by --resume" in again.stderr
+    assert _invoke(job_body, tmp_path, "--resume").exit_code == 0
+    job_body["spec"]["phases"][1]["until"]["steps"] = 13
+    changed = _invoke(job_body, tmp_path, "--resume")
+    assert changed.exit_code == 78
+    assert "spec.phases[1].until.steps 13 (was 12) differs" in changed.stderr
+
+
+def test_settings_of_the_cluster_are_named_as_ignored(
+    job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pseudoreal_trainer.cli.local_run.LocalRun.run", lambda _: None)
+    job_body["spec"] |= {"pod": {"image": "x"}, "scheduling": {"queue": "q"}}
+    job_body["spec"]["phases"][0]["resources"] = {"limits": {"cpu": "1"}}
+    job_body["spec"]["phases"][0]["offload"] = {"volume": {"emptyDir": {}}}
+    said = _invoke(job_body, tmp_path).output
+    for name in ("spec.pod", "spec.scheduling", "spec.phases[pseudo].resources", "spec.phases[pseudo].offload.volume"):
+        assert name in said
+    assert "spec.network" not in said
+
+
+def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
+    job_body: dict[str, Any], config: Any, tmp_path: Path
+) -> None:
+    """The pod that was not asked must not wait for the torchrun of the one that is gone. Before, both are checked."""
+    job_body["spec"]["network"] = {"preflight": True}
+    first, second = job_body["spec"]["phases"]
+    first |= {"workers": 2, "until": {"steps": 100_000}}
+    second["until"] = {"steps": 100_001}
+    phase = config(0)
+    port = str(free_port())
+    pods = [_start_pod(phase, tmp_path / str(rank), rank, port) for rank in (0, 1)]
+    _wait_for_lines(Path(phase.work_directory) / "metrics.jsonl", 3, pods[0])
+    said = "".join((tmp_path / str(rank) / "log").read_text() for rank in (0, 1))
+    assert said.count('"event": "preflight"') == 1
+    assert '"node": "node-0"' in said
+    assert '"node": "node-1"' in said
+    pods[1].terminate()
+    assert [pod.wait(timeout=25) for pod in pods] == [75, 75]
+    messages = [json.loads((tmp_path / str(rank) / "termination").read_text()) for rank in (0, 1)]
+    assert messages[0] == messages[1]
+    assert messages[0]["outcome"] == "Yielded"
+    assert (tmp_path / "work" / "checkpoints" / messages[0]["checkpoint"] / "manifest.json").exists()
+
+
+def test_worker_0_holds_the_rendezvous() -> None:
+    """Whatever the machine is called: in its node's network a pod has the name of the node."""
+    c10d = {"PET_RDZV_BACKEND": "c10d"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true,join_timeout=604800"}
+    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false,join_timeout=604800"}
+    assert rendezvous_host({"PET_NODE_RANK": "0"}) == {}
+
+
+def test_the_other_workers_wait_until_worker_0_answers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pseudoreal_trainer.cli.pod._LOG_SECONDS", 0.0)
+    with socket.socket() as host:
+        host.bind(("127.0.0.1", 0))
+        environment = {"PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
+        environment["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{host.getsockname()[1]}"
+        asked: list[bool] = []
+
+        def look() -> bool:
+            asked.append(True)
+            if len(asked) == 3:
+                host.listen()
+            return False
+
+        await_rendezvous(environment, look)
+        assert len(asked) == 3
+    said = capsys.readouterr().out
+    assert said.count("waits_for_worker_0") == 2
+    assert "refused" in said
+    await_rendezvous(environment | {"PET_NODE_RANK": "0"}, look)
+    await_rendezvous(environment, lambda: True)
+
+
+def _start_pod(config: PhaseConfig, folder: Path, rank: int, port: str) -> subprocess.Popen[str]:
+    folder.mkdir()
+    (folder / "config.json").write_text(config.to_json())
+    rendezvous = {
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": str(rank),
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+        "PET_RDZV_ID": "job-phase-1",
+        "PET_LOCAL_ADDR": "127.0.0.1",
+        "PSEUDOREAL_NODE_NAME": f"node-{rank}",
+    }
+    local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    environment = dict(os.environ) | rendezvous | local | {"PSEUDOREAL_TERMINATION_LOG": str(folder / "termination")}
+    command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(folder / "config.json")]
+    with (folder / "log").open("w") as log:
+        return subprocess.Popen(command, env=environment, text=True, stdout=log, stderr=log)

@@ -1,0 +1,149 @@
+"""Checkpoints in the formats of others, read by their own libraries."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from click.testing import CliRunner
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.training.state import load_weights
+
+TEXT = "In the beginning, ünïcode 世界 \x00\x7f\n  and two spaces"
+
+
+SWIGLU = {"hidden": 32, "activation": "swiglu"}
+
+
+@pytest.fixture
+def shared(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
+    """4 layers on 2 blocks, in float32."""
+    return _trained({"ffn": SWIGLU}, job_body, config, train, tmp_path)
+
+
+def _trained(model: dict[str, Any], job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
+    job_body["spec"]["model"] |= model
+    job_body["spec"]["precision"] = {"compute": "float32"}
+    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
+    train(config(0))
+    found = CheckpointStore(tmp_path / "work", "11111111-2222").newest("pseudo")
+    assert found is not None
+    return found
+
+
+def _export(checkpoint: Reader, kind: str, output: Path) -> Any:
+    folder = checkpoint.checkpoints / checkpoint.manifest.name
+    return CliRunner().invoke(main, ["export", str(folder), "--format", kind, "--output", str(output)])
+
+
+@pytest.fixture
+def mixture(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
+    """With experts that are never full."""
+    moe = {"experts": 5, "capacityFactor": "100"}
+    return _trained({"ffn": SWIGLU, "moe": moe}, job_body, config, train, tmp_path)
+
+
+def test_transformers_computes_the_same_logits(shared: Reader, tmp_path: Path) -> None:
+    from transformers import LlamaForCausalLM
+
+    assert isinstance(_assert_same_logits(shared, tmp_path), LlamaForCausalLM)
+
+
+def test_one_prototype_is_a_mixtral(mixture: Reader, tmp_path: Path) -> None:
+    from transformers import MixtralForCausalLM
+
+    theirs = _assert_same_logits(mixture, tmp_path)
+    assert isinstance(theirs, MixtralForCausalLM)
+    used: set[int] = set()
+    for layer in theirs.model.layers:
+        layer.mlp.gate.register_forward_hook(lambda _, __, out: used.update(out[2].flatten().tolist()))
+    theirs(torch.tensor([list(TEXT.encode())]))
+    assert len(used) > 1, "nothing is compared when all tokens go to one expert"
+
+
+def _assert_same_logits(shared: Reader, tmp_path: Path) -> Any:
+    """Of transformers' model and ours; the result is theirs."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    output = tmp_path / "exported"
+    ended = _export(shared, "huggingface", output)
+    assert ended.exit_code == 0, ended.output
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    tokens = tokenizer(TEXT, return_tensors="pt").input_ids
+    assert tokens.tolist() == [list(TEXT.encode())]
+    assert tokenizer.decode(tokens[0]) == TEXT
+    theirs = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32).eval()
+    ours = Transformer(shared.manifest.model, shared.manifest.sharing)
+    load_weights(ours, shared)
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(tokens).logits, ours(tokens), rtol=0, atol=1e-5)
+    return theirs
+
+
+def test_every_byte_is_its_own_token(shared: Reader, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer
+
+    _export(shared, "huggingface", tmp_path / "exported")
+    tokenizer = Tokenizer.from_file(str(tmp_path / "exported" / "tokenizer.json"))
+    for character in map(chr, range(0x800)):
+        assert tokenizer.encode(character).ids == list(character.encode())
+
+
+REFUSED = [
+    ({}, "model.ffn.activation is gelu, and a Llama's is swiglu; export this one as safetensors"),
+    (
+        {"moe": {"experts": 4}},
+        "model.ffn.activation is gelu, and a Mixtral's is swiglu; export this one as safetensors",
+    ),
+    (
+        {"ffn": SWIGLU, "moe": {"experts": 4, "prototypes": 2}},
+        "model.moe.prototypes is 2, and a Mixtral has one router over all experts of a layer; export this one as",
+    ),
+]
+
+
+@pytest.mark.parametrize(("model", "says"), REFUSED)
+def test_a_model_that_transformers_lacks_is_refused(
+    model: dict[str, Any], says: str, job_body: Any, config: Any, train: Any, tmp_path: Path
+) -> None:
+    job_body["spec"]["model"] |= model
+    train(config(0), stop=lambda: True)
+    found = CheckpointStore(tmp_path / "work", "11111111-2222").newest("pseudo")
+    assert found is not None
+    ended = _export(found, "huggingface", tmp_path / "exported")
+    assert ended.exit_code == 78
+    assert says in " ".join(ended.output.split())
+    assert not (tmp_path / "exported").exists()
+
+
+@pytest.mark.parametrize("trained", ["shared", "mixture"])
+def test_safetensors_have_our_names(trained: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    shared: Reader = request.getfixturevalue(trained)
+    assert _export(shared, "safetensors", tmp_path / "exported").exit_code == 0
+    found = load_file(tmp_path / "exported" / "model.safetensors")
+    assert found.keys() == shared.whole().keys()
+    assert all(torch.equal(found[name], torch.from_numpy(array)) for name, array in shared.whole().items())
+
+
+@pytest.mark.parametrize("trained", ["shared", "mixture"])
+def test_torch_distributed_checkpoint_loads_it(trained: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    from torch.distributed.checkpoint import FileSystemReader, load
+
+    shared: Reader = request.getfixturevalue(trained)
+    assert _export(shared, "dcp", tmp_path / "exported").exit_code == 0
+    expected = {name: torch.from_numpy(array) for name, array in shared.whole().items()}
+    found = {name: torch.zeros_like(tensor) for name, tensor in expected.items()}
+    load(found, storage_reader=FileSystemReader(tmp_path / "exported"), no_dist=True)
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_an_existing_folder_is_not_touched(shared: Reader, tmp_path: Path) -> None:
+    (tmp_path / "exported").mkdir()
+    ended = _export(shared, "safetensors", tmp_path / "exported")
+    assert ended.exit_code == 78
+    assert "exists, and is not replaced" in ended.output

@@ -1,0 +1,200 @@
+"""Which groups a rank makes, with which limit and on which network: by the calls of torch that are recorded."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from itertools import combinations
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from pseudoreal_trainer.engine.ranks import grid as grids
+from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.reductions import sum_by_parts
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import Flow
+
+LIMIT = timedelta(seconds=77)
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Made(dist.ProcessGroup):
+    def __init__(self, members: tuple[int, ...], network: str) -> None:
+        super().__init__(0, len(members))
+        self.members, self.network = members, network
+
+
+class Recorder:
+    """Stands in for torch on one rank."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self.calls: list[tuple[str, Any, Any]] = []
+        """Function, sets of ranks, limit."""
+
+    def split_group(self, *, split_ranks: list[list[int]], timeout: Any) -> Made | int:
+        self.calls.append(("split", split_ranks, timeout))
+        mine = [tuple(one) for one in split_ranks if self._rank in one]
+        return Made(mine[0], "nccl") if mine else -100
+
+    def new_group(self, ranks: list[int], *, backend: str, timeout: Any) -> Made | int:
+        self.calls.append(("new", [ranks], timeout))
+        return Made(tuple(ranks), backend) if self._rank in ranks else -100
+
+
+def layout_of(pipeline: int, data: int, **changes: Any) -> Layout:
+    return Layout(tuple(range(2 * pipeline)), pipeline, data, 2, **{"sharding": "full", **changes})
+
+
+@pytest.fixture
+def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Grid, Recorder]]]:
+    """The grid of each rank, and what it asked torch for."""
+
+    def of_all(layout: Layout, device: torch.device) -> list[tuple[Grid, Recorder]]:
+        found = []
+        for rank in range(layout.pipeline * layout.data):
+            recorder = Recorder(rank)
+            monkeypatch.setattr(dist, "split_group", recorder.split_group)
+            monkeypatch.setattr(dist, "new_group", recorder.new_group)
+            ranks = Ranks(rank, layout.pipeline * layout.data, device, limit=LIMIT)
+            found.append((grids._connected(layout, ranks), recorder))
+        return found
+
+    return of_all
+
+
+LAYOUTS = [
+    layout_of(2, 1),
+    layout_of(4, 2),
+    layout_of(3, 2, order="1f1b"),
+    layout_of(5, 3, measures=True),
+    Layout((0, 0, 0, 0), 2, 2, 2, sharding="full"),
+    Layout((0, 1, 2, 0, 1, 2, 3, 3), 4, 2, 2, order="gpipe"),
+]
+
+
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_all_ranks_make_the_same_groups_in_one_order_each_with_the_limit(
+    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Grid, Recorder]]]
+) -> None:
+    """So none waits for a group that another one makes later."""
+    found = connect(layout, device)
+    assert all(recorder.calls == found[0][1].calls for _, recorder in found)
+    for _, sets, limit in found[0][1].calls:
+        assert limit == LIMIT
+        assert all(set(a).isdisjoint(b) for a, b in combinations(sets, 2)), "a rank is in one group of a call"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_on_gpus_all_but_the_saving_group_are_on_the_network_of_the_gpus(
+    layout: Layout, connect: Callable[..., list[tuple[Grid, Recorder]]]
+) -> None:
+    for grid, _ in connect(layout, GPU):
+        named: list[Any] = [grid.data, grid.side_data, grid.side_world, grid.measuring]
+        used = [group for group in (*named, *grid.ties.values(), *grid.channels.values()) if group]
+        assert {group.network for group in used} == {"nccl"}
+        assert isinstance(grid.saving, Made)
+        assert grid.saving.network == "gloo", "a thread of its own moves host memory"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
+def test_ranks_find_those_with_whom_they_share_a_block(
+    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Grid, Recorder]]]
+) -> None:
+    for grid, _ in connect(layout, device):
+        expected = {users for users in layout.users if len(users) > 1 and grid.pipeline_rank in users}
+        groups: dict[Any, Any] = dict(grid.ties)
+        assert groups.keys() == expected
+        for users, group in groups.items():
+            assert group.members == tuple(grid.world_rank(p) for p in users)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_message_has_a_channel_that_both_of_its_ranks_know(
+    layout: Layout, connect: Callable[..., list[tuple[Grid, Recorder]]]
+) -> None:
+    for grid, _ in connect(layout, GPU):
+        here, expected = grid.pipeline_rank, set()
+        for position in range(layout.head):
+            low, high = layout.rank_of(position), layout.rank_of(position + 1)
+            if low != high and here in (low, high):
+                expected |= {(Flow.ACTIVATION, low, high), (Flow.GRADIENT, high, low)}
+        channels: dict[Any, Any] = dict(grid.channels)
+        assert channels.keys() == expected
+        assert len({id(group) for group in channels.values()}) == len(channels), "a message holds up no other"
+        for (_, source, target), group in channels.items():
+            assert set(group.members) == {grid.world_rank(source), grid.world_rank(target)}
+
+
+@pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (8, 2), (16, 8), (64, 16)])
+def test_the_number_of_calls_does_not_grow_with_the_ranks(
+    pipeline: int, data: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = Recorder(0)
+    monkeypatch.setattr(dist, "split_group", recorder.split_group)
+    monkeypatch.setattr(dist, "new_group", recorder.new_group)
+    grids._connected(layout_of(pipeline, data), Ranks(0, pipeline * data, GPU))
+    assert len(recorder.calls) <= 10
+
+
+def test_a_number_goes_through_every_channel_in_one_order(
+    connect: Callable[..., list[tuple[Grid, Recorder]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks together get to the end when each waits in every call until its partner makes the same."""
+    layout = layout_of(5, 2)
+    calls: list[list[tuple[str, frozenset[int]]]] = []
+    for grid, _ in connect(layout, GPU):
+        own: list[tuple[str, frozenset[int]]] = []
+        for name in ("isend", "irecv"):
+
+            def act(_: Any, __: int, group: Any, name: str = name, own: Any = own) -> Mock:
+                own.append((name, frozenset(group.members)))
+                return Mock()
+
+            monkeypatch.setattr(dist, name, act)
+        on_cpu = Ranks(grid.ranks.rank, grid.ranks.world, CPU)
+        grids._greet(Grid(layout, on_cpu, channels=grid.channels))
+        calls.append(own)
+    _finish(calls)
+
+
+def _finish(calls: list[list[tuple[str, frozenset[int]]]]) -> None:
+    while any(calls):
+        for rank, own in enumerate(calls):
+            if own and (met := _partner(rank, own[0], calls)) is not None:
+                calls[rank], calls[met] = own[1:], calls[met][1:]
+                break
+        else:
+            pytest.fail(f"all ranks wait: {calls}")
+
+
+def _partner(rank: int, call: tuple[str, frozenset[int]], calls: list[list[tuple[str, frozenset[int]]]]) -> int | None:
+    (other,) = call[1] - {rank}
+    expected = ("irecv" if call[0] == "isend" else "isend", call[1])
+    return other if calls[other] and calls[other][0] == expected else None
+
+
+def test_a_gradient_of_the_host_is_summed_on_the_network_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Part by part: there, summed, and back."""
+    parts = [Mock(), Mock()]
+    gradient, group, summed = Mock(device=CPU), Mock(), []
+    gradient.split.return_value = parts
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: summed.append((tensor, group)))
+    sum_by_parts(gradient, GPU, group)
+    assert summed == [(part.to.return_value, group) for part in parts]
+    for part in parts:
+        part.to.assert_called_once_with(GPU)
+        part.copy_.assert_called_once_with(part.to.return_value)
+
+
+def test_a_gradient_of_the_device_is_summed_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    gradient, group, summed = torch.ones(8), Mock(), []
+    monkeypatch.setattr(
+        dist, "all_reduce", lambda tensor, group: summed.append((tensor.data_ptr(), len(tensor), group))
+    )
+    sum_by_parts(gradient, CPU, group)
+    assert summed == [(gradient.data_ptr(), 8, group)]

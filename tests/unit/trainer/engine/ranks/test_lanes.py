@@ -1,0 +1,175 @@
+"""How far a rank's calls are ahead of its GPU, and what of a stash is on the device and on the host: by fake lanes."""
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+from pseudoreal_trainer.engine import runner
+from pseudoreal_trainer.engine.activations import Activations, StashRoom
+from pseudoreal_trainer.engine.messages import Messages
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Throttle
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.runner import Run, Training
+from pseudoreal_trainer.engine.state.pinned import PlainMemory
+from pseudoreal_trainer.engine.warm_up import warm_up
+from pseudoreal_trainer.forecast.memory.activations import LEAVING, activation_peak, most_stashed
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.steps import Flow, Forward, Receive, Send, Stash, Unstash
+
+from tests.unit.trainer.engine.cases import RATE, Case
+from tests.unit.trainer.engine.recorded import COMPUTE, RecordedLanes
+from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.forecast.memory.test_against_engine import sizes_of
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def lanes() -> RecordedLanes:
+    return RecordedLanes()
+
+
+def _reached(lanes: RecordedLanes) -> list[Any]:
+    return [who for what, who in lanes.log if what == "reach"]
+
+
+def test_a_pass_is_called_when_the_one_two_before_it_has_ended(lanes: RecordedLanes) -> None:
+    throttle, marks = Throttle(lanes, 2), []
+    for number in range(5):
+        throttle.called()
+        marks.append(lanes.log[-1 if number < 2 else -2][1])
+        assert _reached(lanes) == marks[: max(0, number - 1)], "those of passes, in their order, and none too early"
+    assert {mark.lane for mark in marks} == {COMPUTE}
+
+
+def test_without_stash_and_pipeline_there_is_no_limit_within_a_step(lanes: RecordedLanes) -> None:
+    throttle = Throttle(lanes, None)
+    throttle.called()
+    assert not lanes.log
+
+
+def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(lanes: RecordedLanes) -> None:
+    room = StashRoom(PlainMemory())
+    room.prepare(6, 4, torch.float32)
+    activations, tensors = Activations(lanes, Trace(0), room), []
+    for m in range(6):
+        activations.inputs[1, m] = torch.full((1, 2, 2), float(m))
+        tensors.append(weakref.ref(activations.inputs[1, m]))
+        activations.stash(Stash(1, m))
+        gc.collect()
+        assert sum(tensor() is not None for tensor in tensors) <= LEAVING
+        assert len(_reached(lanes)) == max(0, m + 1 - LEAVING)
+    assert {mark.lane for mark in _reached(lanes)} == {Lane.COPY_OUT.value}, "it waits for copies, not for passes"
+    activations.finish()
+    assert not any(tensor() is not None for tensor in tensors)
+
+
+def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy(lanes: RecordedLanes) -> None:
+    room = StashRoom(PlainMemory())
+    room.prepare(1, 4, torch.float32)
+    activations = Activations(lanes, Trace(0), room)
+    for m in range(3):
+        activations.inputs[1, m] = torch.full((1, 2, 2), float(m))
+        activations.stash(Stash(1, m))
+        activations.unstash(Unstash(1, m), CPU)
+        returned = next(who for what, who in reversed(lanes.log) if what == "mark")
+        assert returned.lane == Lane.COPY_IN.value
+        assert torch.equal(activations.take_input((1, m)), torch.full((1, 2, 2), float(m)))
+        assert lanes.log[-1] == ("follow", returned), "compute waits for the copy"
+    followed_by_copies = [who for what, who in lanes.log if what == "follow" and who is not None]
+    returns = [who for who in followed_by_copies if who.lane == Lane.COPY_IN.value]
+    assert len(returns) == 3 + 2, "a copy to the host waits until the buffer has been read"
+
+
+@pytest.mark.parametrize("order", ["layered", "1f1b", "gpipe"])
+def test_the_stash_takes_what_the_plan_says_from_the_first_step_on(order: str, tmp_path: Path) -> None:
+    case = Case(stash=True, order=order, micro_batches=4)
+    engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+    room, (plan,) = engine._parts.stashes, step_plan(case.layout)
+    buffers: list[set[int]] = []
+    for step in range(2):
+        engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)
+        buffers.append({buffer.data_ptr() for buffer, _ in room._free})
+        held = sum(buffer.nbytes for buffer, _ in room._free)
+        assert held == activation_peak(case.layout, sizes_of(case), 0, plan).host
+    engine.close()
+    assert buffers[0] == buffers[1], "made once"
+    assert len(buffers[0]) == most_stashed(plan)
+
+
+def _messages(completed: bool) -> tuple[Messages, Mock]:
+    work = Mock()
+    work.is_completed.return_value = completed
+    case = Case(pipeline=2)
+    grid = Mock(layout=case.layout, ranks=Ranks(0, 2, CPU), pipeline_rank=0, channels={}, device=CPU)
+    return Messages(grid, torch.float32, Trace(0)), work
+
+
+def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatch) -> "weakref.ref[torch.Tensor]":
+    monkeypatch.setattr(torch.distributed, "isend", lambda *_, **__: work)
+    payload = torch.ones(1, 2, 2)
+    messages.send(Send(Flow.ACTIVATION, 2, m, 1), payload)
+    return weakref.ref(payload)
+
+
+def test_a_message_that_was_received_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As NCCL tells."""
+    messages, work = _messages(completed=True)
+    first = _sent(messages, 0, work, monkeypatch)
+    assert first() is not None
+    second = _sent(messages, 1, work, monkeypatch)
+    assert first() is None
+    assert second() is not None
+
+
+def test_a_message_whose_gradient_came_back_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """gloo tells nothing before it is waited for."""
+    messages, work = _messages(completed=False)
+    tensors = [_sent(messages, m, work, monkeypatch) for m in range(2)]
+    assert all(tensor() is not None for tensor in tensors)
+    monkeypatch.setattr(torch.distributed, "irecv", lambda *_, **__: Mock())
+    messages.receive(Receive(Flow.GRADIENT, 2, 0, 1), (1, 2, 2))
+    messages.take((Flow.GRADIENT, 2, 0))
+    assert [tensor() is not None for tensor in tensors] == [False, True]
+    work.wait.assert_called_once()
+
+
+def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
+    """A first stage of 1f1b holds what is under way, not all that it ever sent."""
+    peaks = []
+    for count in (8, 16):
+        case = Case(pipeline=2, order="1f1b", micro_batches=count)
+        steps = step_plan(case.layout)[0]
+        peaks.append(activation_peak(case.layout, sizes_of(case), 0, steps).device)
+    assert peaks[0] == peaks[1]
+
+
+def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[object] = []
+    monkeypatch.setattr(runner, "warm_up", lambda *_: done.append("warm"))
+    monkeypatch.setattr(runner, "_ACTIONS", dict.fromkeys(runner._ACTIONS, lambda _, step: done.append(step)))
+    parts = Mock(layout=Case(pipeline=2).layout, lanes=RecordedLanes(real=True))
+    Run(parts, Mock(), None).go((Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)))
+    assert done[0] == "warm"
+    assert len(done) == 3
+
+
+@pytest.mark.parametrize("case", [Case(precision="float32"), Case(precision="float32", experts=6, homes="h")])
+def test_what_is_tried_changes_nothing(case: Case, tmp_path: Path) -> None:
+    losses: list[list[float]] = []
+    for warm in (False, True):
+        engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+        batch = CaseBatch(case, 0, 0, CPU)
+        losses.append([])
+        for step in range(2):
+            if warm:
+                warm_up(engine._parts, batch, step_plan(case.layout)[0])
+            losses[-1].append(engine.train(batch, Training(96, RATE, stop=False), step).loss_sum)
+        assert engine._parts.warm == ({batch.shape(0)} if warm else set())
+        engine.close()
+    assert losses[0] == losses[1]

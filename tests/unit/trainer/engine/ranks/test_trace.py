@@ -1,0 +1,136 @@
+"""What `pseudoreal run --trace` writes: every pass of the plan, once in each step, in the file of its rank."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.forecast.memory.from_config import phase_layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.steps import Backward, Forward
+
+from tests.unit.trainer.engine.recorded import RecordedLanes
+
+STEPS = (2, 4)
+"""At the end of each phase."""
+
+Pass = tuple[str, int, int]
+"""Kind, position, micro-batch."""
+
+
+@pytest.fixture
+def traces(job_body: dict[str, Any], tmp_path: Path) -> Path:
+    """The folder of a run of two phases: with offload on one rank, then in a pipeline of two."""
+    first, second = job_body["spec"]["phases"]
+    first |= {"until": {"steps": STEPS[0]}, "offload": {"home": "disk"}}
+    second |= {"until": {"steps": STEPS[1]}, "parallelism": {"pipeline": 2}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_body))
+    command = [sys.executable, "-m", "pseudoreal_trainer.cli.command", "run", "job.yaml", "--workdir", "runs"]
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(
+        [*command, "--trace", "traces"],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout
+    return tmp_path / "traces"
+
+
+def _passes_done(file: Path) -> dict[int, Counter[Pass]]:
+    """Step -> passes, from a file in the JSON object format of Chrome traces."""
+    content = json.loads(file.read_text())
+    done: dict[int, Counter[Pass]] = {}
+    for event in content["traceEvents"]:
+        if event["ph"] == "X":
+            assert event["ts"] > 0
+            assert event["dur"] >= 0
+        if event.get("tid") == "compute":
+            args = event["args"]
+            done.setdefault(args["step"], Counter())[event["name"], args["position"], args["micro_batch"]] += 1
+    return done
+
+
+def test_every_pass_is_there_once_a_step(traces: Path, config: Callable[..., PhaseConfig]) -> None:
+    for index, (before, end) in enumerate(zip((0, *STEPS), STEPS, strict=False)):
+        phase = config(index)
+        layout = phase_layout(phase, "cpu")
+        plan = step_plan(layout)
+        files = sorted((traces / phase.phase).iterdir())
+        assert [file.name for file in files] == [f"rank-{rank:04d}.trace.json" for rank in range(phase.ranks)]
+        for rank, file in enumerate(files):
+            expected = Counter(
+                (type(step).__name__, step.position, step.micro_batch)
+                for step in plan[rank // layout.data]
+                if isinstance(step, Forward | Backward)
+            )
+            assert set(expected.values()) == {1}
+            assert _passes_done(file) == dict.fromkeys(range(before + 1, end + 1), expected)
+
+
+class _Slow(int):
+    """Bytes that another thread overtakes while they are added."""
+
+    def __new__(cls, size: int, meanwhile: Callable[[], None]) -> "_Slow":
+        made = super().__new__(cls, size)
+        made.meanwhile = meanwhile  # type: ignore[attr-defined]
+        return made
+
+    def __radd__(self, other: int) -> int:
+        self.meanwhile()  # type: ignore[attr-defined]
+        return int(self) + other
+
+
+def test_bytes_that_two_threads_move_at_a_time_are_both_counted() -> None:
+    trace = Trace(0)
+    other = threading.Thread(target=trace.move, args=("h2d", 1))
+
+    def meanwhile() -> None:
+        other.start()
+        # It either counts now, or has to wait for this thread; then this ends in vain.
+        other.join(0.2)
+
+    trace.move("h2d", _Slow(2, meanwhile))
+    other.join()
+    assert trace.moved["h2d"] == 3
+
+
+def test_passes_on_a_gpu_are_recorded_when_they_are_executed(tmp_path: Path) -> None:
+    """Not when they are called, which is before; and no call waits for that."""
+    trace, lanes = Trace(0, tmp_path), RecordedLanes(real=True)
+    trace.begin(1)
+    for m in range(2):
+        with trace.executed("compute", Forward(1, m), lanes):
+            lanes.mark()
+    trace.begin(2)
+    assert not trace.events, "the GPU has not come to them"
+    reached = [who for what, who in lanes.log if what == "reach"]
+    assert len(reached) == 1, "only the first moment of all is waited for"
+    lanes.log += [("reach", who) for what, who in lanes.log if what == "mark"]
+    trace.close()
+    first, second = trace.events
+    assert [first["dur"], second["dur"]] == [2000.0, 2000.0], "two marks of a millisecond"
+    assert second["ts"] - first["ts"] == pytest.approx(3000.0)
+    assert {event["args"]["step"] for event in trace.events} == {1}
+
+
+def test_on_a_cpu_a_pass_is_executed_when_it_is_called() -> None:
+    trace, lanes = Trace(0), RecordedLanes()
+    trace.records = True
+    with trace.executed("compute", Forward(1, 0), lanes):
+        pass
+    assert [event["name"] for event in trace.events] == ["Forward"]
+    assert not lanes.log

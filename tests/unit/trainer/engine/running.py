@@ -1,0 +1,182 @@
+"""Runs cases on the engine: all cases of one number of ranks in the same processes, which then need only one start."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from pseudoreal_trainer.checkpoint.pieces import spans_of
+from pseudoreal_trainer.engine.build import Blueprint
+from pseudoreal_trainer.engine.engine import Engine, UnitState
+from pseudoreal_trainer.engine.modules import views
+from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.runner import Training
+from pseudoreal_trainer.model.initial import initial_weights
+from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
+from torch import Tensor
+
+from tests.unit.trainer.engine.cases import RATE, STEPS, Case
+from tests.unit.trainer.engine.reference import batch_of, part_of
+from tests.unit.trainer.forked import run_ranks
+
+SEED = 3
+
+
+@dataclass
+class Result:
+    """Of a case on one rank."""
+
+    losses: list[float] = field(default_factory=list)
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """On the first rank."""
+    first_moments: dict[str, Tensor] = field(default_factory=dict)
+    """On the first rank."""
+    moved: list[dict[str, int]] = field(default_factory=list)
+    """For each step, link -> bytes."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    """Of the steps, without the evaluation."""
+    captured: dict[Kind, dict[int, tuple[int, Tensor]]] = field(default_factory=dict)
+    """Kind -> unit -> where in the unit's flat vector this rank's part of it begins, and that part."""
+    measured: list[LayerGradients] = field(default_factory=list)
+    """For each step."""
+    state_bytes: dict[str, int] = field(default_factory=dict)
+    left_out: list[tuple[int, ...]] = field(default_factory=list)
+    """For each step, units that were not updated."""
+    evaluation: float = 0.0
+    """Sum of the losses of the first batch with the last weights; on the rank of the head."""
+
+
+class CaseBatch:
+    def __init__(self, case: Case, step: int, data_rank: int, device: torch.device) -> None:
+        self._part = part_of(batch_of(case, step), data_rank, case.data).to(device)
+
+    def shape(self, micro_batch: int) -> tuple[int, int]:
+        return len(self._part[micro_batch]), self._part.shape[2] - 1
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        return self._part[micro_batch]
+
+
+def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case, list[Result]]:
+    """Case -> result of each rank. `device`: cuda gives each rank a GPU of its own."""
+    worlds: dict[int, list[Case]] = {}
+    for case in cases:
+        worlds.setdefault(case.world, []).append(case)
+    found: dict[Case, list[Result]] = {}
+    for world, group in worlds.items():
+        _spawn(world, group, folder, device)
+        ranks = [torch.load(folder / f"{world}-{rank}.pt", weights_only=False) for rank in range(world)]
+        for index, case in enumerate(group):
+            found[case] = [results[index] for results in ranks]
+            bring_together(case, found[case])
+    return found
+
+
+def _spawn(world: int, cases: list[Case], folder: Path, device: str) -> None:
+    if world == 1:
+        _rank(0, world, cases, folder, device)
+    else:
+        run_ranks(_rank, world, world, cases, folder, device, backend="nccl" if device == "cuda" else "gloo")
+
+
+def _rank(rank: int, world: int, cases: list[Case], folder: Path, device: str) -> None:
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    ranks = Ranks(rank, world, torch.device(device, rank) if device == "cuda" else torch.device(device))
+    results = [_named(case, ranks, folder) for case in cases]
+    torch.save(results, folder / f"{world}-{rank}.pt")
+
+
+def _named(case: Case, ranks: Ranks, folder: Path) -> Result:
+    try:
+        return run_case(case, ranks, folder)
+    except Exception as error:
+        # The other ranks wait for this one: it must end, and they with it.
+        raise RuntimeError(f"case {case.name}") from error
+
+
+def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) -> Result:
+    engine = make_engine(case, ranks, folder, compiled=compiled)
+    result = Result()
+    data_rank = ranks.rank % case.data
+    for step in range(STEPS):
+        batch = CaseBatch(case, step, data_rank, ranks.device)
+        tokens = batch_of(case, step)[:, :, 1:].numel()
+        probe = engine.probe(case.next_blocks) if case.next_sharing else None
+        agreement = engine.train(batch, Training(tokens, RATE, stop=False), step, probe)
+        if probe is not None:
+            result.measured.append(probe.result())
+        engine.settle()
+        result.losses.append(agreement.loss_sum / tokens)
+        result.left_out.append(agreement.left_out)
+        result.moved.append(dict(engine.trace.moved))
+    result.events = list(engine.trace.events)
+    result.state_bytes = dict(engine.state_bytes())
+    result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
+    result.captured = captured(engine)
+    engine.close()
+    if ranks.world == 1:
+        bring_together(case, [result])
+    return result
+
+
+class _Memory:
+    """Keeps what a capture gives it."""
+
+    def __init__(self) -> None:
+        self.streams: dict[Kind, list[Tensor]] = {kind: [] for kind in KINDS}
+
+    def write(self, kind: Kind, content: Tensor) -> None:
+        self.streams[kind].append(content.clone())
+
+
+def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
+    """This rank's part of the state that a checkpoint would have."""
+    spans, memory = spans_of(engine.grid.layout, engine.units, engine.grid.ranks.rank), _Memory()
+    engine.capture(spans, memory, buffer_bytes=1 << 12).result()
+    found: dict[Kind, dict[int, tuple[int, Tensor]]] = {}
+    for kind, stream in memory.streams.items():
+        flat = torch.cat([torch.empty(0, dtype=engine.master_dtype), *stream])
+        parts = flat.split([len(span) for span in spans.values()])
+        found[kind] = {unit: (span.start, part) for (unit, span), part in zip(spans.items(), parts, strict=True)}
+    return found
+
+
+def bring_together(case: Case, results: list[Result]) -> None:
+    """Gives the first rank the whole weights and moments."""
+    results[0].weights, results[0].first_moments = (_together(case, results, k) for k in ("weights", "first_moment"))
+
+
+def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor]:
+    """Parameter -> values, from the parts of all ranks."""
+    whole: dict[str, Tensor] = {}
+    for index, unit in enumerate(units_of(case.model, case.sharing.blocks)):
+        parts = sorted(
+            (result.captured[kind][index] for result in results if index in result.captured[kind]), key=_begin
+        )
+        shapes = [parameter.shape for parameter in unit.parameters]
+        for parameter, view in zip(unit.parameters, views(torch.cat([part for _, part in parts]), shapes), strict=True):
+            whole[parameter.name] = view
+    return whole
+
+
+def _begin(part: tuple[int, Tensor]) -> int:
+    return part[0]
+
+
+def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) -> Engine:
+    master = {"float64": torch.float64}.get(case.precision, torch.float32)
+    compute = getattr(torch, case.precision)
+    units = units_of(case.model, case.sharing.blocks)
+    blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk")
+    trace = Trace(ranks.rank)
+    trace.records = True
+    engine = Engine(blueprint, open_grid(case.layout, ranks), trace)
+    for index, unit in enumerate(units):
+        weights = initial_weights(unit, index, case.layers, SEED, master)
+        if engine.has(index):
+            engine.put(index, UnitState.fresh(weights, engine.extent(index)))
+    return engine

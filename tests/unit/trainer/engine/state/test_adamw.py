@@ -1,0 +1,205 @@
+"""AdamW in one pass over memory: the same bits as three passes, and the bytes that it touches."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_trainer.engine.state import adamw
+from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
+from torch import Tensor
+from torch.optim.adamw import adamw as torchs_adamw
+
+SPEC, RATE, SCALE = Optimizer(), 1e-2, 0.3
+PIECE = 1 << 14
+
+
+def make(length: int, master: torch.dtype, compute: torch.dtype, decayed: int) -> Slices:
+    random = torch.Generator().manual_seed(length)
+    weights, first, second, gradient = (torch.randn(length, dtype=master, generator=random) for _ in range(4))
+    copy = None if compute == master else torch.empty(length, dtype=compute)
+    return Slices(weights, first, second.square_(), gradient, copy, decayed)
+
+
+def three_passes(slices: Slices, steps: int, scale: float) -> None:
+    """Clip, update, cast, each over all of it; the update as torch offers it to everybody."""
+    gradient = slices.gradient * scale
+    for begin, end, decay in ((0, slices.decayed, float(SPEC.weight_decay)), (slices.decayed, len(gradient), 0.0)):
+        part = slice(begin, end)
+        torchs_adamw(
+            [slices.weights[part]],
+            [gradient[part]],
+            [slices.first_moment[part]],
+            [slices.second_moment[part]],
+            [],
+            [torch.tensor(float(steps))],
+            fused=True,
+            amsgrad=False,
+            beta1=float(SPEC.beta1),
+            beta2=float(SPEC.beta2),
+            lr=RATE,
+            weight_decay=decay,
+            eps=1e-8,
+            maximize=False,
+        )
+    if slices.compute is not None:
+        slices.compute.copy_(slices.weights)
+
+
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdamW]:
+    monkeypatch.setattr(adamw, "PIECE", PIECE)
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield AdamW()
+    assert torch.get_num_threads() == request.param, "the other threads have their own number"
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("scale", [1.0, SCALE])
+@pytest.mark.parametrize(
+    ("length", "decayed"),
+    [(7 * PIECE + 5, 3 * PIECE + 21), (PIECE, PIECE), (PIECE, 0), (100, 33), (3, 3)],
+)
+@pytest.mark.parametrize("types", [("float32", "bfloat16"), ("float32", "float32"), ("float64", "float64")])
+def test_bits_are_those_of_three_passes(
+    types: tuple[str, str], length: int, decayed: int, scale: float, optimizer: AdamW
+) -> None:
+    dtypes = [getattr(torch, name) for name in types]
+    one, three = (make(length, *dtypes, decayed) for _ in range(2))
+    before = one.gradient.clone()
+    for step in range(3):
+        optimizer.update(SPEC, one, torch.tensor(float(step)), RATE, scale)
+        three_passes(three, step, scale)
+    assert torch.equal(one.gradient, before), "only read"
+    for name in ("weights", "first_moment", "second_moment", "compute"):
+        mine, theirs = getattr(one, name), getattr(three, name)
+        assert mine is theirs is None or torch.equal(mine, theirs), name
+
+
+def test_a_thread_that_fails_is_heard_of_when_all_have_ended(optimizer: AdamW, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = []
+
+    def fail(slices: Any, gradient: Tensor, begin: int, *_: Any) -> None:  # noqa: ARG001
+        ended.append(begin)
+        raise MemoryError(f"piece {begin}")
+
+    monkeypatch.setattr(adamw._Step, "__call__", lambda _, *arguments: fail(*arguments))
+    with pytest.raises(MemoryError, match="piece"):
+        optimizer.update(SPEC, make(4 * PIECE, torch.float32, torch.bfloat16, 0), torch.tensor(0.0), RATE, SCALE)
+    assert len(ended) == optimizer._threads
+
+
+def test_threads_have_room_for_clipped_gradients_as_planned(optimizer: AdamW) -> None:
+    def scratch() -> int:
+        return sum(room.nbytes for room in optimizer._scratch.values())
+
+    slices, planned = make(7 * PIECE, torch.float32, torch.bfloat16, 0), optimizer._threads * 4 * PIECE
+    optimizer.update(SPEC, slices, torch.tensor(0.0), RATE, 1.0)
+    assert scratch() == 0
+    optimizer.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE)
+    assert 0 < scratch() <= planned, "a thread that found no piece left has none"
+    for worker in range(optimizer._threads):
+        optimizer._scaled(slices.gradient[:100], SCALE, worker)
+    assert scratch() == planned
+
+
+BLOCK = 4096
+
+
+class _Memory:
+    """Counts bytes between memory and a cache that keeps the blocks that were used last. Each operation goes over its
+    operands once, from begin to end."""
+
+    def __init__(self, cache: int) -> None:
+        self._blocks: OrderedDict[int, bool] = OrderedDict()
+        """Address -> whether it was changed in the cache."""
+        self._capacity = cache // BLOCK
+        self._bytes = 0
+
+    def watch(self, patch: pytest.MonkeyPatch) -> None:
+        """All operations that an update is made of."""
+        mul, mul_, copy_, adamw_ = torch.mul, Tensor.mul_, Tensor.copy_, torch._fused_adamw_
+
+        def update(weights: Any, gradients: Any, first: Any, second: Any, *rest: Any, **options: Any) -> None:
+            self._run(reads=[*weights, *gradients, *first, *second], writes=[*weights, *first, *second])
+            adamw_(weights, gradients, first, second, *rest, **options)
+
+        def copy(target: Tensor, source: Tensor) -> Tensor:
+            self._run(reads=[source], writes=[target])
+            return copy_(target, source)
+
+        def scale(source: Tensor, factor: float) -> Tensor:
+            self._run(reads=[source], writes=[source])
+            return mul_(source, factor)
+
+        def scaled(source: Tensor, factor: float, out: Tensor) -> Tensor:
+            self._run(reads=[source], writes=[out])
+            return mul(source, factor, out=out)
+
+        patch.setattr(torch, "_fused_adamw_", update)
+        patch.setattr(torch, "mul", scaled)
+        patch.setattr(Tensor, "mul_", scale)
+        patch.setattr(Tensor, "copy_", copy)
+
+    def _run(self, reads: list[Tensor], writes: list[Tensor]) -> None:
+        for place in range(0, max(tensor.nbytes for tensor in reads), BLOCK):
+            for tensor in reads:
+                self._touch(tensor, place, reads=True)
+            for tensor in writes:
+                self._touch(tensor, place, writes=True)
+
+    def _touch(self, tensor: Tensor, place: int, *, reads: bool = False, writes: bool = False) -> None:
+        if place >= tensor.nbytes:
+            return
+        block = (tensor.data_ptr() + place) // BLOCK
+        if reads and block not in self._blocks:
+            self._bytes += BLOCK
+        self._blocks[block] = self._blocks.get(block, False) or writes
+        self._blocks.move_to_end(block)
+        if len(self._blocks) > self._capacity:
+            self._bytes += BLOCK if self._blocks.popitem(last=False)[1] else 0
+
+    @property
+    def bytes(self) -> int:
+        """With those that are still to be written back."""
+        return self._bytes + BLOCK * sum(self._blocks.values())
+
+
+def touched(act: Callable[[], object], length: int) -> float:
+    """Bytes of memory for each element, with a cache that holds eight pieces of a vector."""
+    memory = _Memory(8 * 4 * PIECE)
+    with pytest.MonkeyPatch.context() as patch:
+        memory.watch(patch)
+        act()
+    return memory.bytes / length
+
+
+@pytest.fixture
+def one_thread() -> Iterator[AdamW]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield AdamW()
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("compute", "most"), [("bfloat16", 30), ("float32", 28)])
+def test_bytes_of_memory_for_each_element(
+    compute: str, most: int, one_thread: AdamW, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of an update that clips. A piece's ends lie in blocks of two pieces, so a little more is counted."""
+    monkeypatch.setattr(adamw, "PIECE", PIECE)
+    length = 24 * PIECE
+    slices = make(length, torch.float32, getattr(torch, compute), length)
+    counted = touched(lambda: one_thread.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE), length)
+    assert most <= counted < 1.02 * most
+
+
+def test_bytes_of_memory_in_three_passes() -> None:
+    """The counter knows what they take."""
+    length = 24 * PIECE
+    slices = make(length, torch.float32, torch.bfloat16, length)
+    counted = touched(lambda: adamw._whole(adamw._Step(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length)
+    assert 42 <= counted < 1.02 * 42

@@ -1,0 +1,145 @@
+"""A unit's state on disk, in several chunks, against the same in memory: to the bit."""
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state import disk as disk_state
+from pseudoreal_trainer.engine.state.adamw import AdamW
+from pseudoreal_trainer.engine.state.direct_file import aligned_buffer
+from pseudoreal_trainer.engine.state.disk import open_disk_states
+from pseudoreal_trainer.engine.state.memory import Extent, MemoryState, State, Vectors
+from pseudoreal_trainer.engine.state.pinned import Slots
+from pseudoreal_trainer.plan.units import KINDS, Kind
+from torch import Tensor
+
+CHUNK = 2048
+RATE, SCALE = 1e-2, 0.25
+LENGTHS = (5 * CHUNK + 3, CHUNK, 7)
+DECAYED = (2 * CHUNK + 64, 0, 7)
+
+
+@dataclass(frozen=True)
+class Pair:
+    disk: State
+    memory: State
+
+
+@pytest.fixture(params=["float64", "float32", "bfloat16"])
+def dtypes(request: pytest.FixtureRequest) -> tuple[torch.dtype, torch.dtype]:
+    compute = getattr(torch, request.param)
+    return (compute if compute == torch.float64 else torch.float32), compute
+
+
+@pytest.fixture(params=[True, False], ids=["gradients on disk", "gradients in memory"])
+def pairs(
+    request: pytest.FixtureRequest,
+    dtypes: tuple[torch.dtype, torch.dtype],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[list[Pair]]:
+    """Three units in one file, with random weights and no moments."""
+    monkeypatch.setattr(disk_state, "CHUNK", CHUNK)
+    extents = {i: Extent(0, length, DECAYED[i], *dtypes) for i, length in enumerate(LENGTHS)}
+    largest = max(LENGTHS)
+    staging = [aligned_buffer(largest * dtypes[1].itemsize) for _ in range(2)]
+    # Without them on disk, gradients of all units are kept before the first is updated.
+    slots = Slots([aligned_buffer(largest * dtypes[0].itemsize) for _ in range(1 if request.param else len(LENGTHS))])
+    disks = open_disk_states(tmp_path, extents, lambda _: request.param, staging, slots, AdamW(), Trace(0))
+    made = [Pair(disks[i], _in_memory(extent)) for i, extent in extents.items()]
+    for pair in made:
+        weights = _random(pair, 1)
+        for state in (pair.disk, pair.memory):
+            state.put("weights", weights)
+            for kind in ("first_moment", "second_moment"):
+                state.put(kind, torch.zeros_like(weights))
+    yield made
+    for pair in made:
+        pair.disk.close()
+
+
+def _in_memory(extent: Extent) -> MemoryState:
+    weights = torch.zeros(extent.length, dtype=extent.master)
+    compute = weights if extent.compute == extent.master else torch.zeros(extent.length, dtype=extent.compute)
+    return MemoryState(extent, Vectors(weights, compute, torch.zeros_like(weights)), AdamW(), Slots([]))
+
+
+def _random(pair: Pair, seed: int) -> Tensor:
+    extent = pair.memory.extent
+    return torch.randn(extent.length, dtype=extent.master, generator=torch.Generator().manual_seed(seed))
+
+
+def _whole(state: State, kind: Kind) -> Tensor:
+    return state.part(kind, 0, state.extent.length)
+
+
+def _compute_weights(state: State) -> Tensor:
+    now: Future[None] = Future()
+    now.set_result(None)
+    state.read_ahead(now)
+    weights = state.compute_weights().clone()
+    state.fetched(None)
+    return weights
+
+
+def test_updates_are_those_in_memory(pairs: list[Pair]) -> None:
+    for step in range(3):
+        for pair in pairs:
+            gradient = _random(pair, 10 + step)
+            for state in (pair.disk, pair.memory):
+                state.keep_gradient(gradient)
+                assert torch.equal(state.gradient(), gradient)
+                state.update(Optimizer(), RATE, SCALE)
+    for pair in pairs:
+        assert float(pair.disk.steps) == float(pair.memory.steps) == 3
+        for kind in KINDS:
+            assert torch.equal(_whole(pair.disk, kind), _whole(pair.memory, kind)), kind
+            assert _whole(pair.disk, kind).any()
+
+
+def test_weights_in_the_compute_type_follow_the_masters(pairs: list[Pair]) -> None:
+    for pair in pairs:
+        for state in (pair.disk, pair.memory):
+            state.keep_gradient(_random(pair, 10))
+            state.update(Optimizer(), RATE, 1.0)
+        expected = _whole(pair.memory, "weights").to(pair.memory.extent.compute)
+        assert torch.equal(pair.memory.compute_weights(), expected)
+        assert torch.equal(_compute_weights(pair.disk), expected)
+        for state in (pair.disk, pair.memory):
+            state.put("weights", torch.ones_like(_random(pair, 0)))
+        assert _compute_weights(pair.disk).eq(1).all()
+        assert pair.memory.compute_weights().eq(1).all()
+
+
+def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
+    """torch.optim.AdamW, with the decayed and the other elements as two parameters."""
+    for pair in pairs:
+        spec, decayed = Optimizer(), pair.memory.extent.decayed
+        parts = [torch.nn.Parameter(part.clone()) for part in _random(pair, 1).tensor_split([decayed])]
+        groups = [
+            {"params": parts[:1], "weight_decay": float(spec.weight_decay)},
+            {"params": parts[1:], "weight_decay": 0.0},
+        ]
+        betas = (float(spec.beta1), float(spec.beta2))
+        optimizer = torch.optim.AdamW(groups, lr=RATE, betas=betas, eps=1e-8, fused=True)
+        for step in range(3):
+            gradient = _random(pair, 10 + step)
+            for part, of_part in zip(parts, (gradient * SCALE).tensor_split([decayed]), strict=True):
+                part.grad = of_part
+            optimizer.step()
+            pair.disk.keep_gradient(gradient)
+            pair.disk.update(spec, RATE, SCALE)
+        assert torch.equal(_whole(pair.disk, "weights"), torch.cat([part.detach() for part in parts]))
+
+
+def test_reading_ahead_waits_for_the_update(pairs: list[Pair]) -> None:
+    failed: Future[None] = Future()
+    failed.set_exception(OSError("the disk is gone"))
+    pairs[0].disk.read_ahead(failed)
+    with pytest.raises(OSError, match="the disk is gone"):
+        pairs[0].disk.compute_weights()

@@ -1,0 +1,241 @@
+"""One region of host memory for what crosses the bus, without a GPU: its size, what lies in it, and its end."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_trainer.checkpoint.pieces import spans_of
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.runner import Training
+from pseudoreal_trainer.engine.state import pinned
+from pseudoreal_trainer.engine.state.memory import MemoryState
+from pseudoreal_trainer.engine.state.pinned import Block, PinnedMemory, PlainMemory, Region, Slots
+from pseudoreal_trainer.engine.tokens import TokenRoom
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.forecast.memory.activations import activation_peak
+from pseudoreal_trainer.forecast.memory.crossing import crossing
+from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.units import Kind
+from torch import Tensor
+
+from tests.unit.trainer.engine.cases import RATE, Case
+from tests.unit.trainer.engine.recorded import RecordedLanes
+from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.engine.state.fake_memory import FakeMemory, pretend_gpu
+from tests.unit.trainer.forecast.memory.test_against_engine import sizes_of
+from tests.unit.trainer.forecast.memory.test_crossing import PARAMETERS, SIZES, TOKENS, layout
+
+CPU = torch.device("cpu")
+
+
+def test_6_5_billion_parameters_ask_once_and_to_the_byte() -> None:
+    planned, fake = crossing(layout("host"), SIZES, 0), FakeMemory()
+    region = Region(planned, fake)
+    vectors = [region.vector("weights", unit, torch.bfloat16) for unit in range(len(SIZES.units))]
+    vectors += [region.vector("gradient", unit, torch.float32) for unit in range(len(SIZES.units))]
+    assert fake.asked == [6 * PARAMETERS]
+    assert held(layout("host"), SIZES, 0).pinned == 6 * PARAMETERS + TOKENS
+    assert sum(vector.nbytes for vector in vectors) == fake.asked[0]
+    assert [len(vector) for vector in vectors] == 2 * [unit.numel for unit in SIZES.units]
+
+
+ENGINES = [
+    Case(precision="bfloat16", homes="h", clipping="global"),
+    Case(precision="bfloat16", homes="hDd", clipping="perUnit"),
+    Case(precision="float32", homes="hD", clipping="none", window=1),
+    Case(precision="float32", homes="d"),
+    Case(precision="bfloat16", homes="h", clipping="global", stash=True, micro_batches=3),
+    Case(precision="bfloat16", homes="d", clipping="perUnit", stash=True, order="1f1b", micro_batches=5),
+    Case(precision="float32", homes="Dd", stash=True, order="gpipe"),
+]
+RING = 1000
+"""Bytes: a multiple of no page, and less than a unit."""
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> FakeMemory:
+    return pretend_gpu(monkeypatch)
+
+
+def train(engine: Engine, case: Case, steps: int = 2) -> list[float]:
+    """The losses."""
+    batch = CaseBatch(case, 0, 0, CPU)
+    losses = [engine.train(batch, Training(100, RATE, stop=False), step + 1).loss_sum for step in range(steps)]
+    engine.settle()
+    return losses
+
+
+class _Nowhere:
+    def write(self, kind: Kind, content: Tensor) -> None:
+        pass
+
+
+def save_while_it_trains(engine: Engine, case: Case) -> None:
+    saved = engine.capture(spans_of(case.layout, engine.units, 0), _Nowhere(), RING)
+    train(engine, case)
+    saved.result()
+
+
+@pytest.mark.parametrize("case", ENGINES, ids=lambda case: case.name)
+def test_an_engine_pins_what_the_plan_says_to_the_byte_and_nothing_else(
+    case: Case, memory: FakeMemory, tmp_path: Path
+) -> None:
+    engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+    region = crossing(case.layout, sizes_of(case), 0).size
+    assert memory.pinned == engine.crossing_bytes() == region
+    train(engine, case)
+    sizes = replace(sizes_of(case), device="cuda")
+    peak = activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0])
+    assert memory.pinned == (held(case.layout, sizes, 0) + peak).pinned
+    tokens = 8 * case.micro_batches * 4 * 7
+    asked = [size for size in (region, tokens, peak.host) if size]
+    assert memory.asked == asked
+    assert (peak.host > 0) == case.stash
+    save_while_it_trains(engine, case)
+    engine.evaluate(CaseBatch(case, 0, 0, CPU), case.micro_batches)
+    saving = replace(sizes, checkpoint_buffer=RING)
+    assert memory.pinned == engine.pinned_bytes() == (held(case.layout, saving, 0) + peak).pinned
+    assert memory.asked == asked + [RING] * ("d" in case.homes)
+    engine.close()
+    assert memory.pinned == 0
+
+
+@pytest.mark.parametrize("case", ENGINES[4:], ids=lambda case: case.name)
+def test_what_passes_through_pinned_memory_is_what_went_in(
+    case: Case, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    losses = []
+    for on_gpu in (False, True):
+        if on_gpu:
+            pretend_gpu(monkeypatch)
+        engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+        losses.append(train(engine, case, 3))
+        engine.close()
+    assert losses[0] == losses[1]
+
+
+def test_on_a_cpu_nothing_is_pinned_and_tokens_are_where_they_were(tmp_path: Path) -> None:
+    case = Case(homes="hd", stash=True)
+    engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+    save_while_it_trains(engine, case)
+    assert engine.pinned_bytes() == 0
+    assert engine._parts.tokens._block.size == 0
+    tokens = torch.ones(1, 7, dtype=torch.int64)
+    assert engine._parts.tokens.bring(tokens) is tokens
+    engine.close()
+
+
+def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied() -> None:
+    lanes, memory = RecordedLanes(real=True), FakeMemory(PlainMemory())
+    room = TokenRoom(lanes, CPU, memory)
+    for number in range(3):
+        room.prepare([(2, 4), (1, 4)])
+        copies = [mark for what, mark in lanes.log if what == "mark"]
+        assert [who for what, who in lanes.log if what == "reach"] == copies[1::2], "the last copy of each run"
+        brought = [room.bring(torch.full((b, 5), 10 * number + b)) for b in (2, 1)]
+        assert [found.unique().tolist() for found in brought] == [[10 * number + 2], [10 * number + 1]]
+    room.prepare([(1, 4)])
+    assert memory.asked == [8 * 15], "made once"
+    room.prepare([(2, 4), (2, 4)])
+    assert memory.asked == [8 * 15, 8 * 20]
+    assert memory.pinned == 8 * 20
+    room.close()
+    assert memory.pinned == 0
+
+
+def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(tmp_path: Path) -> None:
+    case = Case(precision="bfloat16", homes="h", clipping="global")
+    engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+    memory = engine._parts.region.memory
+    region = range(memory.data_ptr(), memory.data_ptr() + len(memory))
+    for state in engine._parts.states.values():
+        assert isinstance(state, MemoryState)
+        assert state.compute_weights().data_ptr() in region
+        assert state.gradient().data_ptr() in region
+        assert not any(vector.data_ptr() in region for vector in state._kinds.values())
+    engine.close()
+
+
+@pytest.mark.parametrize("clipping", ["perUnit", "none"])
+def test_gradients_pass_through_the_rooms_of_the_plan(clipping: str, tmp_path: Path) -> None:
+    case = Case(precision="bfloat16", homes="hD", clipping=clipping)
+    engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+    rooms = len(engine._parts.region.all_of("passing"))
+    assert rooms == 2
+    train(engine, case)
+    slots = {id(state._slots) for state in engine._parts.states.values() if isinstance(state, MemoryState)}
+    assert len(slots) == 1
+    (state, *_) = (state for state in engine._parts.states.values() if isinstance(state, MemoryState))
+    assert len(state._slots._free) == rooms, "all of them are given back"
+    assert engine.state_bytes()["gradients"] == 0
+    engine.close()
+
+
+@pytest.mark.parametrize("homes", ["h", "D"])
+def test_a_gradient_that_is_not_wanted_gives_its_room_back(homes: str, tmp_path: Path) -> None:
+    case = Case(precision="bfloat16", homes=homes, clipping="none")
+    engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
+    state: Any = engine._parts.states[1]
+    slots: Slots = state._slots if homes == "h" else state._disk.slots
+    gradient = torch.ones(state.extent.length)
+    for _ in range(3):
+        state.keep_gradient(gradient)
+        assert torch.equal(state.gradient(), gradient)
+        assert len(slots._free) == 1
+        state.drop_gradient()
+        assert len(slots._free) == 2
+    state.keep_gradient(gradient)
+    with pytest.raises(TypeError):
+        state.update(case.optimizer, "not a rate", 1.0)
+    assert len(slots._free) == 2, "after a failure, too"
+    engine.close()
+
+
+@pytest.fixture
+def cudart(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Calls of a GPU that is not there. The first element of the list is what registering answers."""
+    calls: list[Any] = [0]
+
+    def record(name: str) -> Any:
+        return lambda *arguments: calls.append((name, *arguments)) or calls[0]
+
+    fake = SimpleNamespace(cudaHostRegister=record("register"), cudaHostUnregister=record("unregister"))
+    monkeypatch.setattr(pinned.torch.cuda, "cudart", lambda: fake)
+    monkeypatch.setattr(pinned.torch.cuda, "device", lambda _: torch.no_grad())
+    monkeypatch.setattr(pinned.torch.cuda, "synchronize", record("wait for"))
+    return calls
+
+
+def test_pinned_memory_is_registered_once_and_no_copy_uses_it_when_it_ends(cudart: list[Any]) -> None:
+    gpu, size = torch.device("cuda", 0), 3 * 4096 + 5
+    memory = PinnedMemory(gpu)
+    taken = memory.allocate(size)
+    assert len(taken) == size
+    assert taken.data_ptr() % 4096 == 0
+    assert not taken.any()
+    assert memory.pinned == size
+    memory.free(taken)
+    assert memory.pinned == 0
+    begin = taken.data_ptr()
+    assert cudart[1:] == [("register", begin, size, 0), ("wait for", gpu), ("unregister", begin)]
+
+
+def test_memory_that_cannot_be_pinned_is_missed_with_its_size(cudart: list[Any]) -> None:
+    cudart[0] = 2
+    with pytest.raises(TrainingError, match=r"8,192 bytes of host memory cannot be pinned .* \(CUDA error 2\)"):
+        PinnedMemory(torch.device("cuda", 0)).allocate(8192)
+
+
+def test_a_block_is_given_back_once() -> None:
+    memory = FakeMemory()
+    block = Block(10, memory)
+    for _ in range(2):
+        block.close()
+    assert memory.pinned == block.size == 0
+    Block(0, memory).close()
+    assert memory.asked == [10], "nothing is asked for nothing"

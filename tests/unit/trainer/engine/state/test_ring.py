@@ -1,0 +1,70 @@
+"""Portions of all sizes pass through a small buffer in order, none over another."""
+
+import queue
+import threading
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pseudoreal_trainer.engine.state.pinned import PlainMemory
+from pseudoreal_trainer.engine.state.ring import Ring, RingRoom
+
+from tests.patience import wait_for
+
+
+@settings(deadline=None)
+@given(st.integers(16, 200), st.lists(st.floats(0.01, 1), min_size=1, max_size=60))
+def test_what_is_put_in_comes_out(size: int, shares: list[float]) -> None:
+    ring = Ring(torch.empty(size, dtype=torch.uint8))
+    sizes = [max(1, round(share * ring.largest)) for share in shares]
+    full: queue.SimpleQueue[torch.Tensor] = queue.SimpleQueue()
+
+    def fill() -> None:
+        for number, count in enumerate(sizes):
+            room = ring.take(count)
+            room.fill_(number % 251)
+            full.put(room)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    held = [full.get(timeout=60)]
+    for number, count in enumerate(sizes):
+        # The next one is there before this one is given back, whenever both fit.
+        if number + 1 < len(sizes):
+            with suppress(queue.Empty):
+                held.append(full.get(timeout=0.001))
+        assert held[0].tolist() == [number % 251] * count
+        for one, other in pairwise(held):
+            ends = sorted((part.data_ptr(), part.data_ptr() + len(part)) for part in (one, other))
+            assert ends[0][1] <= ends[1][0]
+        held.pop(0)
+        ring.give_back()
+        if not held and number + 1 < len(sizes):
+            held.append(full.get(timeout=60))
+    thread.join(60)
+
+
+def test_it_waits_while_there_is_no_room() -> None:
+    ring = Ring(torch.empty(32, dtype=torch.uint8))
+    ring.take(16)
+    ring.take(16)
+    taken = threading.Event()
+    thread = threading.Thread(target=lambda: (ring.take(8), taken.set()))
+    thread.start()
+    wait_for("it waits for room", lambda: len(ring._changed._waiters) == 1)  # type: ignore[attr-defined]
+    assert not taken.is_set()
+    ring.give_back()
+    assert taken.wait(60)
+    thread.join()
+
+
+@pytest.mark.parametrize("size", [16, 17, 1000])
+def test_its_size_is_what_was_asked_for_and_is_kept(size: int) -> None:
+    room = RingRoom(PlainMemory())
+    ring = room.ring(size, crosses=False)
+    assert ring.size == size
+    assert room.ring(size - 1, crosses=False) is ring
+    assert room.ring(size + 1, crosses=False).size == size + 1

@@ -1,0 +1,114 @@
+"""Passes of single modules, whose bytes are compared with what the plan says of them."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.sizes import Device
+from pseudoreal_trainer.model.transformer import Block, Embedding, Head, rotary
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tests.unit.trainer.plan.cases import make_sizes
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+MASTERS = {"float32": torch.float32, "bfloat16": torch.float32, "float64": torch.float64}
+ON_GPUS = ["float32", "bfloat16"]
+Shape = tuple[int, int, int, int]
+"""Hidden, inner, sequences, tokens of each."""
+
+
+def graphs(
+    shape: Shape, compute: str, activation: str, moe: dict[str, Any] | None = None, device: Device = "cpu"
+) -> Graphs:
+    """No expert is ever full."""
+    hidden, inner, rows, length = shape
+    ffn, room = {"hidden": inner, "activation": activation}, {"capacityFactor": "100"}
+    mixture = None if moe is None else moe | room
+    model = {"hidden": hidden, "heads": 4, "sequence": length, "ffn": ffn, "moe": mixture}
+    return Graphs(make_sizes(1, compute=compute, device=device, **model), rows * length)
+
+
+@contextmanager
+def made_in(compute: str) -> Iterator[None]:
+    """New tensors are of that type."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(DTYPES[compute])
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+class BlockPass:
+    """A block, an input, the gradient of its output, and gradients to which those of a pass are added."""
+
+    def __init__(self, found: Graphs, compute: str) -> None:
+        spec = found.sizes.model
+        torch.manual_seed(0)
+        with made_in(compute):
+            self.block = Block(spec)
+            self.source = torch.randn(found.tokens // spec.sequence, spec.sequence, spec.hidden)  # [B, T, H]
+            self.gradient = torch.randn_like(self.source)
+        self.rotation = rotary(spec.sequence, spec.hidden // spec.heads, self.source)
+        self.totals = masters_of(self.block, compute)
+
+    def forward(self, source: Tensor) -> Tensor:
+        output: Tensor = self.block(source, self.rotation)
+        return output
+
+    def both(self) -> object:
+        inner = self.source.detach().requires_grad_()
+        of_input, *gradients = torch.autograd.grad(
+            self.forward(inner), [inner, *self.block.parameters()], self.gradient
+        )
+        add(self.totals, gradients)
+        return of_input
+
+    @property
+    def known(self) -> list[Tensor]:
+        return [self.source, self.gradient, *self.rotation, *self.totals, *self.block.parameters()]
+
+
+def masters_of(module: nn.Module, compute: str) -> list[Tensor]:
+    return [torch.zeros(p.shape, dtype=MASTERS[compute], device=p.device) for p in module.parameters()]
+
+
+def add(totals: list[Tensor], gradients: Sequence[Tensor]) -> None:
+    for total, gradient in zip(totals, gradients, strict=True):
+        total.add_(gradient)
+
+
+class EndPasses:
+    """The backward passes of the head, with the loss, and of the embedding."""
+
+    def __init__(self, found: Graphs, compute: str) -> None:
+        spec, dtype = found.sizes.model, DTYPES[compute]
+        rows = found.tokens // spec.sequence
+        self.compute = compute
+        self.tokens = torch.randint(256, (rows, spec.sequence))
+        self.head, self.embedding = Head(spec).to(dtype), Embedding(spec).to(dtype)
+        self.source = torch.randn(rows, spec.sequence, spec.hidden, dtype=dtype)
+        self.of_head, self.of_embedding = masters_of(self.head, compute), masters_of(self.embedding, compute)
+
+    def of_the_head(self) -> object:
+        inner = self.source.detach().requires_grad_()
+        # The logits have no name, as in the engine: they go before the backward pass.
+        loss = self._loss(self.head(inner).flatten(0, 1).to(MASTERS[self.compute]))
+        of_input, *gradients = torch.autograd.grad(loss, [inner, *self.head.parameters()])
+        add(self.of_head, gradients)
+        return of_input
+
+    def _loss(self, logits: Tensor) -> Tensor:
+        return F.cross_entropy(logits, self.tokens.flatten(), reduction="sum") / 7
+
+    def of_the_embedding(self) -> None:
+        gradients = torch.autograd.grad(self.embedding(self.tokens), list(self.embedding.parameters()), self.source)
+        add(self.of_embedding, gradients)
+
+    @property
+    def known(self) -> list[Tensor]:
+        totals = [*self.of_head, *self.of_embedding]
+        return [self.tokens, self.source, *totals, *self.head.parameters(), *self.embedding.parameters()]

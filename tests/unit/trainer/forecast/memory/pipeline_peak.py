@@ -1,0 +1,33 @@
+"""Most bytes of a step's tensors on each rank of a pipeline, as the allocator tells them."""
+
+import json
+from pathlib import Path
+
+import torch
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.runner import Training
+
+from tests.unit.trainer.engine.cases import RATE, Case
+from tests.unit.trainer.engine.running import CaseBatch, make_engine
+from tests.unit.trainer.forecast.memory.allocations import allocated
+
+
+def measure(rank: int, cases: list[Case], folder: Path) -> None:
+    """Leaves them in a file of the rank, in the order of the cases."""
+    own = folder / str(rank)
+    own.mkdir()
+    (folder / f"{rank}.json").write_text(json.dumps([_most(rank, case, own) for case in cases]))
+
+
+def _most(rank: int, case: Case, folder: Path) -> int:
+    engine = make_engine(case, Ranks(rank, case.world, torch.device("cpu")), folder)
+    batch = CaseBatch(case, 0, 0, torch.device("cpu"))
+
+    def step() -> None:
+        engine.train(batch, Training(100, RATE, stop=False), 1)
+        engine.settle()
+
+    step()
+    most = allocated(step, folder).tensors
+    engine.close()
+    return most

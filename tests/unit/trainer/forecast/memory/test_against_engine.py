@@ -1,0 +1,118 @@
+"""What the plan says of bytes against what the engine counts as it moves them, and against the allocator."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.runner import Training
+from pseudoreal_trainer.forecast.memory.activations import activation_peak
+from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.forecast.time.links import LINKS, link_bytes
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.units import units_of
+
+from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, Case
+from tests.unit.trainer.engine.running import CaseBatch, Result, make_engine, run_cases
+from tests.unit.trainer.forecast.memory.allocations import allocated
+from tests.unit.trainer.forecast.memory.pipeline_peak import measure
+from tests.unit.trainer.forked import run_ranks
+
+CPU = torch.device("cpu")
+LINKED = [
+    *(Case(homes=homes, clipping=clipping) for homes in ("h", "D") for clipping in ("global", "perUnit")),
+    Case(homes="hDd", precision="bfloat16", stash=True, micro_batches=3, window=3),
+    Case(order="1f1b", homes="D", micro_batches=4, window=1),
+    *(Case(data=2, sharding=sharding, homes="dhD") for sharding in ("none", "optimizer", "gradients", "full")),
+    Case(data=2, sharding="full", precision="bfloat16", homes="dhD", clipping="global"),
+    Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="global"),
+    Case(pipeline=2, order="interleaved", homes="hD", micro_batches=4, stash=True),
+    Case(data=2, sharding="full", homes="dhD", experts=6, prototypes=2, activation="swiglu"),
+]
+ONE_RANK = [
+    Case(precision="float32", micro_batches=6),
+    Case(precision="float64", micro_batches=6, homes="h"),
+    Case(precision="bfloat16", micro_batches=6, activation="swiglu"),
+    Case(precision="float32", order="1f1b", micro_batches=6, homes="hd", window=1),
+    Case(precision="float32", recompute=False, micro_batches=6, homes="h"),
+    Case(precision="float32", blocks=2, micro_batches=6, homes="h"),
+    Case(precision="float32", clipping="perUnit", layers=8, micro_batches=12),
+    Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
+]
+
+
+def sizes_of(case: Case) -> Sizes:
+    return Sizes(
+        model=case.model,
+        units=units_of(case.model, case.sharing.blocks),
+        compute_bytes=compute_bytes(case.precision),
+        master_bytes=master_bytes(case.precision),
+        micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
+    )
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
+    return run_cases(LINKED, tmp_path_factory.mktemp("links"))
+
+
+@pytest.mark.parametrize("case", LINKED, ids=lambda case: case.name)
+def test_bytes_on_links(case: Case, results: dict[Case, list[Result]]) -> None:
+    plan = step_plan(case.layout)
+    for rank, result in enumerate(results[case]):
+        expected = link_bytes(case.layout, sizes_of(case), plan[rank // case.data])
+        assert expected.total() > 0
+        for moved in result.moved:
+            assert {link: moved.get(link, 0) for link in LINKS} == {link: expected[link] for link in LINKS}
+
+
+@pytest.mark.parametrize("case", ONE_RANK, ids=lambda case: case.name)
+def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
+    """Of all tiers but the disk, which on the CPU are one memory."""
+    engines: list[Engine] = []
+    kept = allocated(lambda: engines.append(make_engine(case, Ranks(0, 1, CPU), tmp_path)), tmp_path).left
+    (engine,) = engines
+    batch = CaseBatch(case, 0, 0, CPU)
+
+    def step() -> None:
+        engine.train(batch, Training(100, RATE, stop=False), 1)
+        engine.settle()
+
+    step()
+    most = allocated(step, tmp_path).tensors
+    crossing = engine.crossing_bytes()
+    engine.close()
+    # Room of threads that scale gradients is made when they do.
+    tiers = held(case.layout, replace(sizes_of(case), threads=0), 0)
+    peak = activation_peak(case.layout, sizes_of(case), 0, step_plan(case.layout)[0])
+    # What crosses the bus does not come from torch's allocator.
+    assert kept + crossing == pytest.approx(tiers.device + tiers.host, rel=0.01)
+    assert most == pytest.approx(peak.device, rel=0.1)
+
+
+PIPELINES = [
+    *(Case(pipeline=2, precision="float32", order=order, micro_batches=8) for order in ("layered", "1f1b", "gpipe")),
+    Case(pipeline=2, precision="float32", recompute=False, order="1f1b", micro_batches=8),
+]
+
+
+@pytest.fixture(scope="module")
+def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
+    """Case -> most bytes of each rank."""
+    folder = tmp_path_factory.mktemp("peaks")
+    run_ranks(measure, 2, PIPELINES, folder)
+    found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+    return {case: [of_rank[index] for of_rank in found] for index, case in enumerate(PIPELINES)}
+
+
+@pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
+def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None:
+    """Messages that were received are gone, and those that come are here."""
+    for rank, steps in enumerate(step_plan(case.layout)):
+        assert peaks[case][rank] == pytest.approx(
+            activation_peak(case.layout, sizes_of(case), rank, steps).device, rel=0.1
+        )

@@ -1,0 +1,55 @@
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.forecast.memory.from_config import phase_layout, phase_sizes
+from pseudoreal_trainer.plan.layout import Layout
+
+
+def test_everything_that_a_phase_says_of_its_layout(
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig]
+) -> None:
+    job_body["spec"]["optimizer"]["clipping"] = {"mode": "perUnit"}
+    job_body["spec"]["phases"][1] |= {
+        "sharing": {"blocks": 2, "pattern": "segment"},
+        "workers": 6,
+        "batch": {"sequences": 12, "microBatches": 2},
+        "parallelism": {"pipeline": 2, "schedule": "1f1b", "stateSharding": "gradients"},
+        "activations": {"home": "host"},
+        "offload": {"home": "host", "homes": [{"unit": "blocks.1", "home": "disk"}], "window": 3},
+    }
+    assert phase_layout(config(1), "cpu") == Layout(
+        layer_blocks=(0, 0, 1, 1),
+        pipeline=2,
+        data=3,
+        micro_batches=2,
+        order="1f1b",
+        sharding="gradients",
+        homes=("host", "host", "disk", "host"),
+        window=3,
+        recompute=True,
+        stash=True,
+        clipping="perUnit",
+    )
+
+
+def test_sizes_in_the_precision_of_the_phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> None:
+    found = []
+    for compute in ("bfloat16", "float32", "float64"):
+        job_body["spec"]["precision"]["compute"] = compute
+        sizes = phase_sizes(config(1), "cpu")
+        found.append((sizes.compute_bytes, sizes.master_bytes))
+        assert sizes.checkpoint_buffer == 256 << 20
+        # 6 sequences, as two micro-batches, over two data ranks: two and one.
+        assert (sizes.micro_batch, sizes.most_tokens(2)) == (3, 2 * 16)
+    assert found == [(2, 4), (4, 4), (8, 8)]
+
+
+def test_a_phase_that_does_not_fit_is_an_invalid_job(
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig]
+) -> None:
+    job_body["spec"]["phases"][0]["offload"] = {"budget": {"device": "1Ki"}}
+    with pytest.raises(InvalidJobError, match=r"offload.budget.device is 1.00 KiB, but pipeline rank 0 needs"):
+        phase_layout(config(0), "cpu")

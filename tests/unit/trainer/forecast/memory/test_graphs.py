@@ -1,0 +1,123 @@
+"""The formulas of graphs.py against autograd and the allocator, and against the operations of a GPU."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from tests.unit.trainer.forecast.memory.allocations import allocated
+from tests.unit.trainer.forecast.memory.gpu import fake_cuda, most_tensor_bytes, operations_of_a_gpu, storage_of
+from tests.unit.trainer.forecast.memory.passes import DTYPES, ON_GPUS, BlockPass, EndPasses, Shape, graphs
+
+SHAPES = [(64, 256, 2, 64), (64, 64, 1, 16), (128, 512, 1, 48), (128, 512, 4, 128)]
+"""Hidden, inner, sequences, tokens of each: parameters outweigh activations, and the other way."""
+ENDS = [(64, 256, 2, 64), (256, 64, 2, 16), (512, 8, 1, 32)]
+MIXTURES = [{"experts": 5}, {"experts": 6, "prototypes": 2}, {"experts": 9, "prototypes": 3}]
+
+Pass = Callable[[], object]
+
+
+def kept_bytes(one: BlockPass) -> int:
+    """What autograd keeps besides input, output, weights and the rotation."""
+    saved: dict[int, Tensor] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        saved[storage_of(tensor)] = tensor
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = one.forward(one.source.requires_grad_())
+    own = {storage_of(t) for t in (*one.known, output)}
+    width = one.rotation[0].shape[-1]
+    kept = [t for key, t in saved.items() if key not in own and t.shape[-2:] != (one.source.shape[1], width)]
+    # The state of a generator, for a dropout that there is not.
+    return sum(t.untyped_storage().nbytes() for t in kept if t.is_floating_point() or t.numel() > 2)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("moe", [None, *MIXTURES], ids=str)
+def test_what_autograd_keeps_of_a_block(
+    moe: dict[str, Any] | None, shape: Shape, compute: str, activation: str
+) -> None:
+    found = graphs(shape, compute, activation, moe)
+    assert kept_bytes(BlockPass(found, compute)) == found.block
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("compute", ON_GPUS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, activation: str) -> None:
+    """As torch itself says it, and the operations by which the backward pass is counted below."""
+    found = graphs(shape, compute, activation, device="cuda")
+    with operations_of_a_gpu():
+        counted = kept_bytes(BlockPass(found, compute))
+    with fake_cuda():
+        assert kept_bytes(BlockPass(found, compute)) == counted
+    # What is smaller than a block of the allocator is rounded up.
+    assert counted <= found.block < counted + 20 * 512
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_most_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activation: str, tmp_path: Path) -> None:
+    found = graphs(shape, compute, activation)
+    assert tensor_bytes(BlockPass(found, compute).both, tmp_path) == pytest.approx(found.block_backward, rel=0.03)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3]])
+@pytest.mark.parametrize("moe", MIXTURES, ids=str)
+def test_most_bytes_of_a_mixtures_backward_pass(
+    moe: dict[str, Any], shape: Shape, compute: str, activation: str, tmp_path: Path
+) -> None:
+    """Which depends on how the tokens spread over the experts."""
+    found = graphs(shape, compute, activation, moe)
+    assert tensor_bytes(BlockPass(found, compute).both, tmp_path) == pytest.approx(found.block_backward, rel=0.12)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("compute", ON_GPUS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("moe", [None, MIXTURES[1]], ids=str)
+def test_most_bytes_of_a_blocks_backward_pass_on_a_gpu(
+    moe: dict[str, Any] | None, shape: Shape, compute: str, activation: str
+) -> None:
+    found = graphs(shape, compute, activation, moe, device="cuda")
+    with operations_of_a_gpu():
+        one = BlockPass(found, compute)
+        one.both()
+        most = most_tensor_bytes(one.both, one.known, found.sizes.allocated)
+    assert most == pytest.approx(found.block_backward, rel=0.03 if moe is None else 0.12)
+
+
+@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize("shape", ENDS)
+def test_most_bytes_of_the_ends_backward_passes(shape: Shape, compute: str, tmp_path: Path) -> None:
+    found = graphs(shape, compute, "gelu")
+    ends = EndPasses(found, compute)
+    assert tensor_bytes(ends.of_the_head, tmp_path) == pytest.approx(found.head_backward, rel=0.08)
+    assert tensor_bytes(ends.of_the_embedding, tmp_path) == pytest.approx(found.embedding_backward, rel=0.08)
+
+
+@pytest.mark.parametrize("compute", ON_GPUS)
+@pytest.mark.parametrize("shape", ENDS)
+def test_most_bytes_of_the_ends_backward_passes_on_a_gpu(shape: Shape, compute: str) -> None:
+    found = graphs(shape, compute, "gelu", device="cuda")
+    with operations_of_a_gpu():
+        ends = EndPasses(found, compute)
+        head = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)
+        embedding = most_tensor_bytes(ends.of_the_embedding, ends.known, found.sizes.allocated)
+    assert head == pytest.approx(found.head_backward, rel=0.08)
+    assert embedding == pytest.approx(found.embedding_backward, rel=0.08)
+
+
+def tensor_bytes(act: Pass, folder: Path) -> int:
+    act()
+    return allocated(act, folder).tensors

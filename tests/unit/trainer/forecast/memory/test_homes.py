@@ -1,0 +1,120 @@
+from dataclasses import replace
+
+import pytest
+from pseudoreal_api.spec.phase import Home, Offload
+from pseudoreal_trainer.forecast.memory.homes import (
+    Bounds,
+    activation_peaks,
+    bounds_of,
+    choose_homes,
+    host_state,
+    shortfalls,
+)
+from pseudoreal_trainer.forecast.memory.memory import held, unit_state
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.layout import Layout
+
+from tests.unit.trainer.plan.cases import make_layout, make_sizes
+
+SIZES = make_sizes(8, hidden=64, ffn={"hidden": 256})
+ONE_RANK = make_layout(8, 1, 2)
+LAYOUTS = [
+    ONE_RANK,
+    make_layout(8, 2, 4),
+    make_layout(8, 2, 4, data=2, sharding="optimizer"),
+    make_layout(8, 1, 4, data=4, sharding="full"),
+    make_layout(8, 4, 2, order="1f1b"),
+]
+
+
+def offload(device: int | None = None, host: int | None = None, **fields: object) -> Offload:
+    budget = {name: value for name, value in (("device", device), ("host", host)) if value is not None}
+    return Offload.model_validate({"budget": budget} | fields)
+
+
+def placed(layout: Layout, homes: tuple[Home, ...]) -> Layout:
+    return replace(layout, homes=homes)
+
+
+def needs(layout: Layout, sizes: Sizes) -> list[int]:
+    """Device bytes of each rank."""
+    return [held(layout, sizes, rank).device + peak.device for rank, peak in enumerate(activation_peaks(layout, sizes))]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_nothing_moves_when_it_fits(layout: Layout) -> None:
+    assert set(choose_homes(offload(max(needs(layout, SIZES))), layout, SIZES)) == {"device"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("tenths", range(1, 10))
+def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, tenths: int) -> None:
+    everything = placed(layout, ("host",) * layout.units)
+    least, most = max(needs(everything, SIZES)), max(needs(layout, SIZES))
+    bound = least + (most - least) * tenths // 10
+    moved = placed(layout, choose_homes(offload(bound), layout, SIZES))
+    assert max(needs(moved, SIZES)) <= bound
+    for rank in range(layout.pipeline):
+        local = [unit for unit in layout.local_units(rank) if moved.home(unit) != "device"]
+        state = {unit: unit_state(layout, SIZES, unit).device - unit_state(moved, SIZES, unit).device for unit in local}
+        # What must go: what all units need on the device, with the room in which the moved ones come back.
+        room = needs(moved, SIZES)[rank] + sum(state.values())
+        shortfall = room - bound
+        if local:
+            assert 0 <= sum(state.values()) - shortfall < max(state.values())
+
+
+def test_one_unit_less_does_not_fit() -> None:
+    bound = max(needs(placed(ONE_RANK, ("host",) * 10), SIZES)) + 500_000
+    homes = choose_homes(offload(bound), ONE_RANK, SIZES)
+    assert 0 < homes.count("host") < 10
+    for unit, home in enumerate(homes):
+        if home == "host":
+            fewer = (*homes[:unit], "device", *homes[unit + 1 :])
+            assert max(needs(placed(ONE_RANK, fewer), SIZES)) > bound
+
+
+def test_the_blocks_that_are_needed_last_move_first() -> None:
+    bound = max(needs(ONE_RANK, SIZES)) - 1
+    homes = choose_homes(offload(bound - 500_000), ONE_RANK, SIZES)
+    moved = [unit for unit, home in enumerate(homes) if home == "host"]
+    assert moved
+    assert moved == list(range(9 - len(moved), 9))
+
+
+def test_what_the_host_does_not_hold_goes_to_disk_and_no_more() -> None:
+    block = unit_state(placed(ONE_RANK, ("host",) * 10), SIZES, 1).host
+    for bound in (0, block // 2, 2 * block, 5 * block):
+        homes = choose_homes(offload(host=bound, home="host"), ONE_RANK, SIZES)
+        assert bound - block < host_state(placed(ONE_RANK, homes), SIZES, 0) <= bound
+        assert "device" not in homes
+
+
+def test_units_with_a_home_of_their_own_stay_there() -> None:
+    fixed = [{"unit": "blocks.7", "home": "device"}, {"unit": "head", "home": "disk"}]
+    homes = choose_homes(offload(1, homes=fixed), ONE_RANK, SIZES)
+    assert homes == ("host",) * 8 + ("device", "disk")
+
+
+def test_without_a_budget_homes_are_as_written() -> None:
+    written = Offload.model_validate({"home": "disk", "homes": [{"unit": "embedding", "home": "host"}]})
+    assert choose_homes(written, ONE_RANK, SIZES) == ("host", *("disk",) * 9)
+
+
+def test_what_cannot_fit_is_named_with_the_figures() -> None:
+    budget = offload(100_000).budget
+    layout = placed(ONE_RANK, choose_homes(offload(100_000), ONE_RANK, SIZES))
+    assert set(layout.homes) == {"host"}
+    (sentence,) = shortfalls(layout, SIZES, bounds_of(budget))
+    assert "offload.budget.device is 97.66 KiB, but pipeline rank 0 needs" in sentence
+    assert f"({max(needs(layout, SIZES)) - 100_000} bytes) more" in sentence
+    assert shortfalls(layout, SIZES, Bounds(max(needs(layout, SIZES)), 10**9)) == []
+
+
+def test_a_shared_block_moves_on_all_its_ranks() -> None:
+    sizes = make_sizes(8, 2, hidden=64, ffn={"hidden": 256})
+    layout = make_layout(8, 2, 2, layer_blocks=(0, 0, 1, 1) * 2)
+    assert layout.is_tied
+    bound = max(needs(placed(layout, ("host",) * 4), sizes))
+    moved = placed(layout, choose_homes(offload(bound), layout, sizes))
+    assert max(needs(moved, sizes)) <= bound

@@ -1,0 +1,173 @@
+"""Bytes of state against what each way of sharding keeps, counted by hand for one parameter."""
+
+from dataclasses import replace
+
+import pytest
+from pseudoreal_trainer.forecast.memory.activations import activation_peak
+from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.memory import Tiers, held, unit_state
+from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
+from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+
+from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+
+D = 4
+"""Data ranks; the blocks' parameters are a multiple of it."""
+
+STATE: list[tuple[str, str, str, dict[str, float]]] = [
+    # sharding, compute, home -> bytes of a parameter on each tier: weights, moments, gradient, working copy
+    ("none", "float32", "device", {"device": 4 + 8 + 4}),
+    ("none", "bfloat16", "device", {"device": 4 + 8 + 4 + 2}),
+    ("none", "float64", "device", {"device": 8 + 16 + 8}),
+    ("optimizer", "float32", "device", {"device": 4 + 8 / D + 4}),
+    ("optimizer", "bfloat16", "device", {"device": 2 + (4 + 8) / D + 4}),
+    ("gradients", "float32", "device", {"device": 4 + 8 / D + 4 / D}),
+    ("gradients", "bfloat16", "device", {"device": 2 + (4 + 8 + 4) / D}),
+    ("full", "float32", "device", {"device": (4 + 8 + 4) / D}),
+    ("full", "bfloat16", "device", {"device": (4 + 8 + 4 + 2) / D}),
+    ("none", "float32", "host", {"host": 4 + 8 + 4}),
+    ("full", "float32", "host", {"host": (4 + 8 + 4) / D}),
+    ("optimizer", "bfloat16", "host", {"host": (4 + 8 + 4 + 2) / D}),
+    ("full", "float32", "disk", {"disk": (4 + 8 + 4) / D}),
+    ("full", "bfloat16", "disk", {"disk": (4 + 8 + 4 + 2) / D}),
+]
+
+
+@pytest.mark.parametrize(("sharding", "compute", "home", "expected"), STATE)
+def test_state_of_a_block(sharding: str, compute: str, home: str, expected: dict[str, float]) -> None:
+    sizes = make_sizes(compute=compute)
+    layout = make_layout(data=D, sharding=sharding, homes=everywhere(home, 4))
+    block = sizes.units[1].numel
+    assert block % D == 0
+    assert unit_state(layout, sizes, 1) == Tiers(**{tier: round(b * block) for tier, b in expected.items()})
+
+
+def test_a_unit_on_disk_keeps_no_gradient_there_when_its_update_follows_at_once() -> None:
+    sizes = make_sizes()
+    layout = make_layout(homes=everywhere("disk", 4), clipping="perUnit")
+    assert unit_state(layout, sizes, 1).disk == 12 * sizes.units[1].numel
+
+
+def test_shards_are_padded_to_one_length() -> None:
+    sizes = make_sizes()
+    layout = make_layout(data=3, sharding="full")
+    head = sizes.units[-1].numel
+    assert head % (3 * 16)
+    assert unit_state(layout, sizes, layout.units - 1).device == 16 * 16 * (head // (3 * 16) + 1)
+
+
+def test_the_window_has_room_for_as_many_units_as_move() -> None:
+    sizes, block = make_sizes(8), make_sizes(8).units[1].numel
+    for moving, window, slots in ((0, 2, 0), (1, 2, 1), (2, 2, 2), (8, 2, 2), (8, 5, 5), (8, 99, 8)):
+        homes = ("device", *("host",) * moving, *("device",) * (8 - moving), "device")
+        layout = make_layout(8, 1, homes=homes, window=window)
+        rest = sum(unit_state(layout, sizes, unit).device for unit in range(layout.units))
+        buffers = min(2, moving)
+        assert held(layout, sizes, 0).device - rest == (slots + buffers) * 4 * block
+
+
+def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
+    sizes = make_sizes(8)
+    few, all_ = (make_layout(8, 1, homes=("host",) * (10 - n) + ("disk",) * n) for n in (2, 9))
+    states = [sum(unit_state(lo, sizes, unit).host for unit in range(lo.units)) for lo in (few, all_)]
+    assert held(few, sizes, 0).host - states[0] == held(all_, sizes, 0).host - states[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [
+        (make_layout(6, 1, homes=everywhere("host", 6)), 2),
+        (make_layout(6, 1, homes=everywhere("host", 6), order="gpipe", micro_batches=3), 8),
+        # One micro-batch is breadth-first and depth-first alike.
+        (make_layout(6, 1, 1, homes=everywhere("host", 6), order="gpipe"), 2),
+        (make_layout(6, 1), 0),
+        # Blocks 0, 1, 2 are used twice in turn: all three grow at the same time, and one more is being reduced.
+        (make_layout(6, 1, layer_blocks=(0, 1, 2, 0, 1, 2), homes=("host",) * 5), 4),
+        (make_layout(6, 1, layer_blocks=(0, 0, 1, 1, 2, 2), homes=("host",) * 5), 2),
+    ],
+)
+def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected: int) -> None:
+    assert gradient_buffers(layout, 0) == expected
+
+
+@pytest.mark.parametrize(
+    ("blocks", "order", "gradients"),
+    # Of 6 layers: whole gradients under way, and four parts of each shared block.
+    [
+        ((0,) * 6, "layered", 1 + 4),
+        ((0, 1, 2) * 2, "layered", 1 + 12),
+        ((0,) * 6, "gpipe", 6 + 4),
+        (range(6), "layered", 0),
+    ],
+)
+def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int) -> None:
+    sizes = make_sizes(6, len(set(blocks)))
+    layout = make_layout(6, 1, layer_blocks=tuple(blocks), order=order)
+    more = held(replace(layout, measures=True), sizes, 0).device - held(layout, sizes, 0).device
+    assert more == gradients * 4 * sizes.units[1].numel
+
+
+def test_checkpoints_pass_through_host_memory() -> None:
+    layout, sizes = make_layout(6, 1), make_sizes(6)
+    assert held(layout, replace(sizes, checkpoint_buffer=1000), 0).host == held(layout, sizes, 0).host + 1000
+
+
+@pytest.mark.parametrize(
+    ("device", "home", "clipping", "scaled"),
+    [
+        ("cpu", "device", "perUnit", True),
+        ("cpu", "disk", "none", False),
+        ("cuda", "disk", "global", True),
+        ("cuda", "device", "global", False),
+    ],
+)
+def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
+    device: Device, home: str, clipping: str, scaled: bool
+) -> None:
+    layout, sizes = make_layout(6, 1, homes=everywhere(home, 6), clipping=clipping), make_sizes(6, device=device)
+    few, many = (held(layout, replace(sizes, threads=threads), 0) for threads in (1, 5))
+    assert many.host - few.host == (4 * 2**20 if scaled else 0)
+    assert replace(many, host=0) == replace(few, host=0)
+
+
+def walked(layout: Layout, sizes: Sizes) -> tuple[int, int]:
+    peak = activation_peak(layout, sizes, 0, step_plan(layout)[0])
+    return peak.device, peak.host
+
+
+@pytest.mark.parametrize("n", [1, 3, 8])
+def test_inputs_of_all_micro_batches_are_alive_at_the_turn(n: int) -> None:
+    """method.md 2.5: what layered order costs."""
+    sizes, layout = make_sizes(6), make_layout(6, 1, n)
+    graphs = Graphs(sizes, sizes.most_tokens(1))
+    head = n * 7 * graphs.boundary + graphs.head_backward
+    # One input became a gradient with each micro-batch of the head.
+    last_block = n * 7 * graphs.boundary + graphs.block_backward
+    assert walked(layout, sizes)[0] == max(head, last_block)
+
+
+def test_depth_first_with_as_many_warm_up_passes_keeps_one_micro_batch() -> None:
+    sizes = make_sizes(6)
+    graphs = Graphs(sizes, sizes.most_tokens(1))
+    for n in (1, 5):
+        most = 7 * graphs.boundary + max(graphs.head_backward, graphs.block_backward)
+        assert walked(make_layout(6, 1, n, order="1f1b"), sizes)[0] == most
+
+
+def test_stashed_inputs_wait_on_the_host() -> None:
+    sizes, layout = make_sizes(6), make_layout(6, 1, 4)
+    boundary = Graphs(sizes, sizes.most_tokens(1)).boundary
+    device, _ = walked(layout, sizes)
+    stashed, on_host = walked(replace(layout, stash=True), sizes)
+    assert on_host == 6 * 4 * boundary
+    assert device - stashed >= (6 - 2) * 4 * boundary
+
+
+def test_kept_graphs_cost_more_than_inputs() -> None:
+    sizes, n, layers = make_sizes(6), 3, 6
+    graphs = Graphs(sizes, sizes.most_tokens(1))
+    kept, _ = walked(make_layout(6, 1, n, recompute=False), sizes)
+    assert kept > n * layers * graphs.block
+    assert kept < n * layers * (graphs.block + 2 * graphs.boundary) + graphs.block_backward + graphs.head_backward

@@ -1,0 +1,100 @@
+"""Bytes on links against the formulas of method.md 2.5 and trainers.md 3a, per parameter or token."""
+
+from collections import Counter
+
+import pytest
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.time.links import LINKS, Link, link_bytes
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+
+from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+
+L = 8
+
+
+def of_step(layout: Layout, sizes: Sizes) -> Counter[Link]:
+    """Of all pipeline ranks."""
+    total: Counter[Link] = Counter()
+    for steps in step_plan(layout):
+        total.update(link_bytes(layout, sizes, steps))
+    return total
+
+
+@pytest.mark.parametrize("home", ["device", "host", "disk"])
+@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("stash", [False, True])
+def test_more_micro_batches_move_no_more(home: str, sharding: str, stash: bool) -> None:
+    """Of the same sequences."""
+    few, many = (
+        of_step(
+            make_layout(L, 2, n, data=2, sharding=sharding, homes=everywhere(home, L), stash=stash),
+            make_sizes(L, micro_batch=64 // n),
+        )
+        for n in (2, 16)
+    )
+    assert few == many
+    assert few["pipeline"] > 0
+    assert (few["h2d"] > 0) == (home != "device" or stash)
+
+
+@pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
+    """Weights 2 (2 N - k) / N bytes of a parameter, gradients once."""
+    sizes = make_sizes(L, compute=compute)
+    total = of_step(make_layout(L, 1, 3, homes=everywhere("host", L), window=window), sizes)
+    weights = [unit.numel for unit in sizes.units]
+    once = sum(weights[-window:])
+    assert total["h2d"] == c * (2 * sum(weights) - once)
+    assert total["d2h"] == 4 * sum(weights)
+    assert not {link for link in LINKS if total[link]} - {"h2d", "d2h"}
+
+
+@pytest.mark.parametrize("clipping", ["global", "perUnit"])
+@pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
+def test_disk_homes(compute: str, c: int, clipping: str) -> None:
+    """12 read and 12 written in the update, the gradient once each way where it waits for the norm, and a copy of the
+    weights to fetch from where its type is another."""
+    sizes = make_sizes(L, compute=compute)
+    total = of_step(make_layout(L, 1, 2, homes=everywhere("disk", L), clipping=clipping), sizes)
+    weights = [unit.numel for unit in sizes.units]
+    gradient = 4 if clipping == "global" else 0
+    fetched = c * (2 * sum(weights) - sum(weights[-2:]))
+    assert total["disk_read"] == (12 + gradient) * sum(weights) + fetched
+    assert total["disk_write"] == (12 + gradient + (2 if c == 2 else 0)) * sum(weights)
+    assert total["h2d"] == fetched
+
+
+@pytest.mark.parametrize("d", [2, 4])
+def test_collectives_of_each_sharding(d: int) -> None:
+    """Each rank sends (D - 1) / D of what is gathered or scattered, and twice that of what is all-reduced."""
+    sizes = make_sizes(L, compute="bfloat16")
+    whole = sum(unit.shard_length(d) * d for unit in sizes.units)
+    blocks_twice = 2 * whole - sum(unit.shard_length(d) * d for unit in sizes.units[-2:])
+    part = (d - 1) / d
+    expected = {
+        "none": 2 * 4 * sum(unit.numel for unit in sizes.units),
+        "optimizer": (4 + 2) * whole,
+        "gradients": (4 + 2) * whole,
+        "full": 4 * whole + 2 * blocks_twice,
+    }
+    for sharding, size in expected.items():
+        total = of_step(make_layout(L, 1, 2, data=d, sharding=sharding), sizes)
+        assert total["collective"] == pytest.approx(part * size, abs=L + 2), sharding
+
+
+def test_pipeline_messages() -> None:
+    """4 bytes of a hidden feature and token, of the activation and of its gradient, at each of L - 1 boundaries."""
+    sizes = make_sizes(L, micro_batch=6)
+    total = of_step(make_layout(L, 4, 5), sizes)
+    tokens = 5 * 6 * sizes.model.sequence
+    assert total["pipeline"] == 2 * (L - 1) * tokens * sizes.model.hidden * 4
+
+
+def test_a_tied_block_is_summed_over_its_ranks_once() -> None:
+    sizes = make_sizes(L, 2)
+    layout = make_layout(L, 2, 2, layer_blocks=(0, 0, 1, 1) * 2)
+    assert of_step(layout, sizes)["collective"] == 2 * 2 * 4 * sizes.units[1].numel // 2 * 2
+    untied = make_layout(L, 2, 2, layer_blocks=(0, 1) * 4)
+    assert of_step(untied, sizes)["collective"] == 0

@@ -1,0 +1,200 @@
+"""Predictions against hand calculation, on a machine whose parts are slow one at a time."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.time.costs import MeasuredCosts
+from pseudoreal_trainer.forecast.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, Transfer
+from pseudoreal_trainer.forecast.time.predict import Prediction, predict
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import Backward, Forward, Tie
+
+from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
+
+L, N = 6, 2
+SIZES = make_sizes(L)
+FAST = 1e30
+
+
+def transfer(speed: float = FAST) -> Transfer:
+    return Transfer(latency_seconds=0, bytes_per_second=speed)
+
+
+def profile(*, overlaps: bool = True, ranks: int = 1, flops: float = FAST, **slow: Any) -> HardwareProfile:
+    """Everything is fast but what `slow` names."""
+    row = PassSpeed(
+        compute="float32",
+        hidden=32,
+        tokens=64,
+        block_forward_flops_per_second=flops,
+        block_backward_flops_per_second=flops,
+        head_flops_per_second=FAST,
+    )
+    links = {
+        name: transfer(slow.pop(name, FAST)) for name in ("h2d", "d2h", "disk_read", "disk_write", "point_to_point")
+    }
+    kinds = ("all_gather", "reduce_scatter", "all_reduce")
+    groups = Collectives(ranks=2, **{kind: transfer(slow.pop(kind, FAST)) for kind in kinds})
+    fields: dict[str, Any] = {
+        "pass_seconds": 0,
+        "memory_bytes_per_second": FAST,
+        "update_on_device_seconds_per_element": 0,
+        "update_on_host_seconds_per_element": 0,
+        "agree_seconds": 0,
+    }
+    speeds = Speeds(ranks=ranks, passes=[row], collectives=[groups], **(fields | links | slow))
+    return HardwareProfile(name="made up", overlaps=overlaps, speeds=[speeds])
+
+
+def seconds(layout: Layout, hardware: HardwareProfile, sizes: Sizes = SIZES) -> float:
+    return predict(layout, sizes, hardware, "float32").timeline.seconds
+
+
+def block_flops(sizes: Sizes = SIZES) -> int:
+    """Two for each weight of the matrices, and 2 T H for causal attention, for each token of a micro-batch; a token
+    meets one expert of each prototype, the first will do."""
+    model = sizes.model
+    size = model.moe.experts // model.moe.prototypes if model.moe else 1
+    unmet = tuple(f".experts.{e}." for e in range(model.moe.experts if model.moe else 0) if e % size)
+    met = [p for p in sizes.units[1].parameters if not any(name in p.name for name in unmet)]
+    matrices = sum(p.numel for p in met if len(p.shape) == 2)
+    return sizes.micro_batch * model.sequence * (2 * matrices + 2 * model.sequence * model.hidden)
+
+
+@pytest.mark.parametrize(("recompute", "forwards"), [(True, 4), (False, 3)])
+def test_compute_alone(recompute: bool, forwards: int) -> None:
+    """A backward pass is two forward passes, and with recomputation three."""
+    layout = make_layout(L, 1, N, recompute=recompute)
+    assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("moe", [{"experts": 12}, {"experts": 12, "prototypes": 4}, {"experts": 1}])
+def test_a_token_costs_the_experts_that_it_meets(moe: dict[str, Any], activation: str) -> None:
+    sizes = make_sizes(L, moe=moe, ffn={"hidden": 96, "activation": activation})
+    layout = make_layout(L, pipeline=1, micro_batches=N)
+    assert seconds(layout, profile(flops=block_flops(sizes)), sizes) == pytest.approx(L * N * 4)
+    assert block_flops(sizes) >= block_flops(make_sizes(L, ffn={"hidden": 96, "activation": activation}))
+
+
+def test_a_step_does_not_begin_before_the_loss_of_the_one_before_is_known() -> None:
+    assert seconds(make_layout(L, 2, N), profile(agree_seconds=7)) == pytest.approx(7)
+
+
+def weights(sizes: Sizes = SIZES) -> int:
+    return sum(unit.numel for unit in sizes.units)
+
+
+def test_links_that_nothing_hides() -> None:
+    host = make_layout(L, 1, N, homes=everywhere("host", L))
+    fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
+    assert seconds(host, profile(h2d=4)) == pytest.approx(fetched)
+    assert seconds(host, profile(d2h=4)) == pytest.approx(weights())
+    sharded = make_layout(L, 1, N, data=2, sharding="full")
+    assert seconds(sharded, profile(reduce_scatter=4)) == pytest.approx(weights() / 2, rel=0.01)
+
+
+def test_compute_hides_half_as_much_copying() -> None:
+    """Each block computes 4 N forward passes; its copies take half of that. What stays is the first unit's fetch."""
+    layout = make_layout(L, 1, N, homes=everywhere("host", L))
+    compute = L * N * 4
+    speed = 2 * 4 * weights() / (compute / 2)
+    predicted = seconds(layout, profile(flops=block_flops(), h2d=speed))
+    assert compute < predicted < 1.1 * compute
+    assert seconds(layout, profile(flops=block_flops(), h2d=speed / 4)) > 1.5 * compute
+
+
+def test_without_overlap_copies_are_added() -> None:
+    layout = make_layout(L, 1, N, homes=everywhere("host", L))
+    alone = seconds(layout, profile(flops=block_flops(), overlaps=False))
+    fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
+    speed = 4 * fetched / 10.0
+    assert seconds(layout, profile(flops=block_flops(), overlaps=False, h2d=speed)) == pytest.approx(alone + 10)
+
+
+@pytest.mark.parametrize("clipping", ["global", "perUnit"])
+def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(clipping: str) -> None:
+    layout = make_layout(L, 1, N, homes=everywhere("host", L), clipping=clipping)
+    compute = L * N * 4
+    slow = {"update_on_host_seconds_per_element": compute / 2 / weights(), "flops": block_flops()}
+    beside, shared = (seconds(layout, profile(overlaps=overlaps, **slow)) for overlaps in (True, False))
+    assert beside < 1.35 * compute
+    assert shared == pytest.approx(1.5 * compute, rel=0.02)
+
+
+def test_ranks_share_the_cores_that_there_are() -> None:
+    """Four ranks on the cores of two take twice as long."""
+    layout = make_layout(L, 2, 8, data=2)
+    two, four = (profile(flops=block_flops(), overlaps=False, ranks=ranks) for ranks in (2, 4))
+    assert seconds(layout, two) == pytest.approx(2 * seconds(layout, four), rel=0.15)
+
+
+def test_a_disk_that_is_slower_than_the_optimizer_bounds_the_update() -> None:
+    layout = make_layout(L, 1, N, homes=everywhere("disk", L))
+    slow = profile(disk_read=16, update_on_host_seconds_per_element=0.5)
+    fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
+    assert weights() < seconds(layout, slow) < weights() + fetched / 4 + 1
+
+
+TIE_NETWORK = {"all_reduce": 1.0, "h2d": 2.0, "d2h": 4.0, "disk_read": 8.0, "disk_write": 16.0}
+
+
+@pytest.mark.parametrize(
+    ("home", "on_gpu", "seconds_per_byte"),
+    [
+        ("device", True, 1),
+        ("host", True, 1 + 1 / 2 + 1 / 4),
+        ("disk", True, 1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16),
+        ("host", False, 1),
+    ],
+)
+def test_a_tied_gradient_is_summed_over_the_network_of_the_devices(
+    home: str, on_gpu: bool, seconds_per_byte: float
+) -> None:
+    """Two ranks send half of it twice. What is kept elsewhere goes to the device and back."""
+    sizes = make_sizes(L, 1)
+    layout = make_layout(L, 2, N, layer_blocks=(0,) * L, order="gpipe", homes=("device", home, "device"))
+    costs = MeasuredCosts(profile(overlaps=on_gpu, **TIE_NETWORK), layout, sizes, "float32")
+    assert costs.network(Tie(1)) == pytest.approx(seconds_per_byte * 4 * sizes.units[1].numel)
+    if home == "device":
+        assert seconds(layout, profile(all_reduce=1.0), sizes) == pytest.approx(costs.network(Tie(1)))
+
+
+def found(layout: Layout, hardware: HardwareProfile) -> Prediction:
+    return predict(layout, SIZES, hardware, "float32")
+
+
+def test_the_bottleneck_is_named() -> None:
+    host = make_layout(L, 1, N, homes=everywhere("host", L))
+    sharded = make_layout(L, 1, N, data=2, sharding="full")
+    cases = [
+        (found(host, profile(flops=1)), "the forward and backward passes of pipeline rank 0 take 100%"),
+        (found(host, profile(h2d=1)), "the copies from host to device of pipeline rank 0 take 100%"),
+        (found(sharded, profile(all_gather=1)), "the collectives between data ranks of pipeline rank 0 take 100%"),
+        (found(make_layout(L, 6, 1), profile(flops=1)), "waiting: no part is busy for half of the step"),
+    ]
+    for prediction, words in cases:
+        assert words in prediction.bottleneck
+
+
+def test_idle_share_of_a_pipeline_is_that_of_unit_time_when_nothing_else_takes_time() -> None:
+    p, v, n = 3, 2, 6
+    extra = (p - 1) / (v * n)
+    assert found(make_layout(p * v, p, n), profile(flops=1)).idle_share == pytest.approx(extra / (1 + extra))
+
+
+def test_tokens_that_hide_a_link() -> None:
+    """At that many tokens compute and the link take equally long."""
+    layout = make_layout(L, 1, N, homes=everywhere("host", L))
+    hardware = profile(flops=block_flops() / 10, h2d=4.0, update_on_host_seconds_per_element=1.0)
+    tokens = found(layout, hardware).tokens_to_hide
+    now = SIZES.micro_batch * SIZES.model.sequence * N
+    costs = MeasuredCosts(hardware, layout, SIZES, "float32")
+    compute = sum(
+        costs.compute(kind(layer, m)) for kind in (Forward, Backward) for layer in range(1, L + 1) for m in (0, 1)
+    )
+    fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
+    assert tokens["h2d"] == pytest.approx(now * fetched / compute, abs=1)
+    assert tokens["optimizer"] == pytest.approx(now * weights() / compute, abs=1)
+    assert "disk_read" not in tokens

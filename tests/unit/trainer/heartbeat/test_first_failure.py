@@ -1,0 +1,66 @@
+"""The first failure of a rank is the one that counts, and it ends the rank."""
+
+import threading
+
+import pytest
+from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
+from pseudoreal_trainer.heartbeat.side_thread import SideThread
+
+PATIENCE = 60.0
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_nothing_begins_after_a_failure_and_all_hear_of_the_first() -> None:
+    failure, ran = FirstFailure(), []
+    failure.check()
+    with pytest.raises(OSError, match="first"), failure.noticed():
+        raise OSError("first")
+    with pytest.raises(OSError, match="first"), failure.noticed():
+        ran.append(1)
+    failure.add(OSError("second"))
+    with pytest.raises(OSError, match="first"):
+        failure.check()
+    assert not ran
+
+
+def test_the_thread_that_fails_first_ends_the_process_and_others_wait_for_that() -> None:
+    failure, ends, may_end = FirstFailure(), threading.Event(), threading.Event()
+    ended: list[str] = []
+
+    def end(error: BaseException) -> None:
+        ended.append(str(error))
+        ends.set()
+        assert may_end.wait(PATIENCE)
+
+    failure.ends_with(end)
+    first = threading.Thread(target=lambda: failure.add(OSError("first")))
+    first.start()
+    assert ends.wait(PATIENCE)
+    second = threading.Thread(target=lambda: failure.add(OSError("second")))
+    second.start()
+    assert second.is_alive()
+    may_end.set()
+    for thread in (first, second):
+        thread.join(PATIENCE)
+    assert ended == ["first"]
+
+
+def test_a_thread_that_waits_for_another_one_waits_for_other_ranks_while_that_does() -> None:
+    clock = Clock()
+    reductions, updates = SideThread("reduces gradients", clock), SideThread("updates", clock)
+    with updates.wait_behind(reductions):
+        clock.now += 1
+        assert updates.now()[0] is None
+        with reductions.wait("reduces unit 1"):
+            clock.now += 20
+            assert updates.now() == ("reduces unit 1", 101.0)
+            assert updates.waited() == 20
+        clock.now += 4
+    assert updates.now() == (None, 125.0)
+    assert updates.waited() == reductions.waited() == 20

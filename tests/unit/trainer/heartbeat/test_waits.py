@@ -1,0 +1,83 @@
+"""Every call in which a rank may wait for another one is inside of a wait that its stamps know."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.heartbeat.side_thread import SideThread
+from pseudoreal_trainer.heartbeat.stamps import Ready, Stamps
+from pseudoreal_trainer.training.phase import train_phase
+
+from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.running import run_case
+from tests.unit.trainer.forked import run_ranks
+
+_BLOCKING = ("all_reduce", "recv", "reduce_scatter_tensor", "all_gather_into_tensor", "all_gather", "new_group")
+WORLD = 4
+CASES = (
+    Case(data=4, micro_batches=2),
+    Case(data=4, sharding="full", homes="h", window=2, clipping="perUnit"),
+    Case(pipeline=2, data=2, micro_batches=2, blocks=1, next_sharing=(4, "cycle")),
+)
+
+
+class Known(Stamps):
+    """Remembers in which thread somebody waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: Counter[int] = Counter()
+        for thread in (self.reductions, self.updates, self.saving):
+            thread.wait = self.wait  # type: ignore[method-assign]
+
+    @contextmanager
+    def _inside(self) -> Iterator[None]:
+        self.threads[threading.get_ident()] += 1
+        yield
+        self.threads[threading.get_ident()] -= 1
+
+    def wait(self, doing: str) -> AbstractContextManager[object]:
+        assert 0 < len(doing) <= 64
+        return self._inside()
+
+    def until(self, ready: Ready, thread: SideThread) -> None:
+        with self._inside():
+            super().until(ready, thread)
+
+
+def _watched(name: str, act: Callable[..., Any], stamps: Known, seen: Counter[str]) -> Callable[..., Any]:
+    def acted(*arguments: Any, **named: Any) -> Any:
+        if not named.get("async_op"):
+            assert stamps.threads[threading.get_ident()], f"{name} may wait, and no stamp says so"
+            seen[name] += 1
+        return act(*arguments, **named)
+
+    return acted
+
+
+def _rank(rank: int, folder: Path, config: PhaseConfig) -> None:
+    stamps, seen = Known(), Counter[str]()
+    for blocking in _BLOCKING:
+        setattr(dist, blocking, _watched(blocking, getattr(dist, blocking), stamps, seen))
+    dist.Work.wait = _watched("wait", dist.Work.wait, stamps, seen)  # type: ignore[method-assign]
+    ranks = Ranks(rank, WORLD, torch.device("cpu"), stamps)
+    for case in CASES:
+        run_case(case, ranks, folder)
+    train_phase(config, load_corpus(config.data, config.model.sequence), ranks, lambda: False)
+    (folder / f"{rank}").write_text(" ".join(seen))
+
+
+def test_every_wait_is_known(job_body: dict[str, Any], config: Any, tmp_path: Path) -> None:
+    job_body["spec"]["checkpoint"]["everySteps"] = 2
+    job_body["spec"]["phases"][0] |= {"workers": WORLD, "batch": {"sequences": 8, "microBatches": 2}}
+    run_ranks(_rank, WORLD, tmp_path, config(0))
+    seen = {word for rank in range(WORLD) for word in (tmp_path / f"{rank}").read_text().split()}
+    assert seen == {*_BLOCKING, "wait"} - {"all_gather_into_tensor"}, "that one is never waited for where it is called"

@@ -1,0 +1,123 @@
+"""Three pods that train together: whoever stands still or is slow can be named from what they report."""
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+from pseudoreal_api.resolved.resolve import phase_config
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.wire.reports import RankSign
+from pseudoreal_operator.failures.suspects import stragglers, suspects
+
+from tests.jobs import good_job
+from tests.unit.trainer.heartbeat.world import World, world
+from tests.unit.trainer.pod.server import serving
+
+FACTOR = 3.0
+HEALTHY_STEPS = 200
+
+
+@pytest.fixture(scope="module")
+def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """Its steps are long enough that the machine's own moods do not show in the mean of ten of them."""
+    folder = tmp_path_factory.mktemp("trio")
+    (folder / "corpus").mkdir()
+    (folder / "corpus" / "a.txt").write_text("the lord said unto the king of israel. " * 500)
+    body = copy.deepcopy(good_job())
+    body["metadata"]["uid"] = "11111111-2222"
+    spec = body["spec"]
+    spec["model"] = {"layers": 4, "hidden": 64, "heads": 2, "sequence": 32, "ffn": {"hidden": 256}}
+    spec["data"] = {
+        "path": str(folder / "corpus"),
+        "pattern": "*.txt",
+        "validation": {"fraction": "0.1", "everySteps": 10**9, "sequences": 3},
+    }
+    spec["precision"] = {"compute": "float32"}
+    spec["checkpoint"] = {"volume": {"claimName": "none"}, "everySteps": 10**9}
+    batch = {"sequences": 12, "microBatches": 2}
+    spec["phases"] = [{"name": "real", "until": {"steps": 10**6}, "workers": 3, "batch": batch}]
+    config = phase_config(
+        PseudoRealJob.from_object(body),
+        0,
+        attempt=1,
+        work_directory=str(folder / "work"),
+        offload_directory=str(folder / "offload"),
+    )
+    with serving(folder) as server, world(config, server, folder) as found:
+        found.wait_for(lambda signs: min(sign.step for sign in signs) >= 15)
+        yield found
+
+
+def _waiting(signs: list[RankSign]) -> list[int]:
+    return [sign.rank for sign in signs if sign.place == "waiting"]
+
+
+def test_nobody_is_named_while_all_are_well(trio: World) -> None:
+    begin = trio.signs()[0].step
+    judged: dict[int, float] = {}
+
+    def judge(signs: list[RankSign]) -> bool:
+        assert stragglers(signs, FACTOR) == []
+        judged[signs[0].step] = max((ratio for _, ratio in stragglers(signs, 1.0)), default=1.0)
+        return min(sign.step for sign in signs) >= begin + HEALTHY_STEPS
+
+    trio.wait_for(judge)
+    print(f"{len(judged)} moments; slowest rank at most {max(judged.values()):.2f} times the median")
+    assert len(judged) >= 10
+
+
+def _is_stuck(signs: list[RankSign]) -> bool:
+    """Rank 1, and not only for a moment: without the fault the others wait for it now and then as well."""
+    return _waiting(signs) == [0, 2] and signs[1].seconds > 1
+
+
+def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: World) -> None:
+    with trio.fault("stuck", 1):
+        signs = trio.wait_for(_is_stuck)
+        assert suspects(signs) == [1]
+        assert (signs[1].place, signs[1].doing) == ("computing", "a step")
+        assert signs[1].process not in "TZX"
+        assert {signs[rank].doing for rank in (0, 2)} <= {
+            "agrees on the step",
+            *(f"reduces unit {u}" for u in range(6)),
+        }
+        later = trio.wait_for(lambda now: now[1].seconds > signs[1].seconds + 0.5)
+        assert suspects(later) == [1]
+        assert [sign.step for sign in later] == [sign.step for sign in signs]
+    trio.makes_steps(2)
+
+
+def test_a_process_that_is_stopped_while_it_computes_is_named(trio: World) -> None:
+    with trio.fault("stuck", 1):
+        trio.wait_for(_is_stuck)
+        with trio.stopped(1):
+            signs = trio.wait_for(lambda signs: signs[1].process == "T")
+            assert signs[1].place == "computing"
+            assert suspects(signs) == [1]
+    trio.makes_steps(2)
+
+
+def test_a_process_that_is_stopped_inside_a_collective_is_named(trio: World) -> None:
+    with trio.fault("stuck", 1):
+        trio.wait_for(_is_stuck)
+        with trio.stopped(2):
+            (trio.folder / "stuck-1").unlink()
+            signs = trio.wait_for(lambda signs: _waiting(signs) == [0, 1, 2] and signs[2].process == "T")
+            assert suspects(signs) == [2]
+            # Without the state of its process it can be told as well, if the others are further; no other one is named.
+            unknown = [sign.model_copy(update={"process": ""}) for sign in signs]
+            assert suspects(unknown) in ([2], [])
+    trio.makes_steps(2)
+
+
+def test_a_rank_that_computes_ten_times_as_long_is_a_straggler(trio: World) -> None:
+    def named() -> list[int]:
+        return [rank for rank, _ in stragglers(trio.signs(), FACTOR)]
+
+    with trio.fault("slow", 0):
+        # The faults of other tests leave the mean of a rank only after some steps.
+        trio.wait_for(lambda _: named() == [0])
+        trio.makes_steps(10)
+        assert named() == [0]
+    trio.makes_steps(12)
+    assert named() == []

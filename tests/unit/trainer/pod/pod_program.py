@@ -1,0 +1,27 @@
+"""The pod program, with faulty ranks; it reports often, and finds token and authority where the test has put them."""
+
+import os
+from functools import partial
+from pathlib import Path
+
+from pseudoreal_api.wire.reports import REPORT_URL
+from pseudoreal_trainer.cli import pod as program
+from pseudoreal_trainer.pod import reporting
+from pseudoreal_trainer.pod.endpoint import Endpoint
+
+TOKEN, AUTHORITY = "PSEUDOREAL_TEST_TOKEN", "PSEUDOREAL_TEST_AUTHORITY"
+SECONDS = 0.1
+
+
+def _endpoint() -> Endpoint | None:
+    if REPORT_URL not in os.environ:
+        return None
+    return Endpoint(os.environ[REPORT_URL], Path(os.environ[TOKEN]), Path(os.environ[AUTHORITY]))
+
+
+if __name__ == "__main__":
+    reporting._MOST_SECONDS = 2 * SECONDS
+    program.WORKER = "tests.unit.trainer.pod.faulty_worker"
+    program.endpoint_of_pod = _endpoint
+    program.reporting = partial(reporting.reporting, seconds=SECONDS)
+    program.main()

@@ -1,0 +1,68 @@
+"""An endpoint that is down, slow or wrong changes nothing of a training that reports to it."""
+
+import json
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tests.unit.trainer.heartbeat.world import World, world
+from tests.unit.trainer.pod.server import Server, serving
+
+MANNERS = ["500", "hangs", "429", "garbage", "no http", "down"]
+STEPS = 5
+"""That are made at least while the endpoint has each of its manners."""
+DEADLINE = 600
+
+
+def _losses(work: Path) -> list[float]:
+    metrics = work / "metrics.jsonl"
+    lines = metrics.read_text().splitlines() if metrics.exists() else []
+    return [json.loads(line)["loss"] for line in lines if line.endswith("}")]
+
+
+def _events(pod: World) -> list[str]:
+    lines = (pod.folder / "log-0").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines if line.startswith("{")]
+    return [event for event in events if event.startswith("reports_")]
+
+
+def _take_on(manner: str, server: Server, pod: World, work: Path) -> None:
+    """Until reports have met it, steps were made, and the pod has said what it noticed."""
+    said = len(_events(pod))
+    with server.changed:
+        server.manner, met, made = manner, server.seen[manner], len(_losses(work))
+    if manner == "down":
+        server.stop()
+    else:
+        server.wait_for(lambda: server.seen[manner] > met)
+    server.wait_for(lambda: len(_losses(work)) >= made + STEPS)
+    if manner == "hangs":
+        # Who waits there has its connection closed.
+        server.stop()
+    server.wait_for(lambda: len(_events(pod)) > said)
+    if manner in ("hangs", "down"):
+        server.manner = "answers"
+        server.start()
+
+
+def test_the_losses_are_those_without_one(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> None:
+    spec = job_body["spec"]
+    spec["data"]["validation"] |= {"everySteps": 10**8, "sequences": 2}
+    spec["checkpoint"]["everySteps"] = 10**8
+    for phase, steps in zip(spec["phases"], (10**8, 10**8 + 1), strict=True):
+        phase["until"] = {"steps": steps}
+    work = tmp_path / "reporting"
+    with serving(tmp_path) as server, world(config(0, work.name), server, tmp_path) as pod:
+        pod.wait_for(lambda signs: signs[0].step >= 1)
+        for manner in MANNERS:
+            _take_on(manner, server, pod, work)
+            _take_on("answers", server, pod, work)
+        server.finishes = {"pod-0"}
+        assert pod.pods[0].wait(timeout=DEADLINE) == 0
+        message, events = pod.message(0), _events(pod)
+    assert message["outcome"] == "Succeeded"
+    assert events == ["reports_do_not_arrive", "reports_arrive_again"] * len(MANNERS)
+    steps = count(1)
+    train(config(0, "alone"), stop=lambda: next(steps) == message["step"])
+    assert _losses(work) == _losses(tmp_path / "alone")
+    assert len(_losses(work)) == message["step"] >= 2 * len(MANNERS) * STEPS

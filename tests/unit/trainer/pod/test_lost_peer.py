@@ -1,0 +1,119 @@
+"""Errors by which a rank notices that another one is gone: those of torch's own gloo and store."""
+
+import os
+import signal
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from pseudoreal_trainer.errors import PeerFailed, TrainingError
+from pseudoreal_trainer.pod.lost_peer import has_lost_a_peer
+
+from tests.ports import free_port
+from tests.unit.trainer.forked import CONTEXT
+
+LARGE = 1 << 22
+"""Elements: more than fit into the buffers of a connection."""
+SECONDS = 300
+
+
+def all_reduce() -> None:
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(LARGE))
+
+
+def receive() -> None:
+    work = dist.irecv(torch.empty(LARGE), 1)
+    assert work is not None
+    work.wait()
+
+
+def send() -> None:
+    for _ in range(1000):
+        work = dist.isend(torch.ones(LARGE), 1)
+        assert work is not None
+        work.wait()
+
+
+def gather_in_a_thread() -> None:
+    work = dist.all_gather([torch.empty(8), torch.empty(8)], torch.ones(8), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+def receive_what_never_comes() -> None:
+    dist.irecv(torch.empty(8), 1, tag=1).wait(timedelta(seconds=1))  # type: ignore[union-attr]
+
+
+DIES: list[Callable[[], None]] = [all_reduce, receive, send, gather_in_a_thread]
+"""The other rank is killed while this is called."""
+STAYS: list[Callable[[], None]] = [receive_what_never_comes]
+
+
+def _rank(number: int, port: int, act: Callable[[], None], dies: bool, report: Path) -> None:
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+    store = dist.TCPStore("127.0.0.1", port, 2, number == 0)
+    dist.init_process_group("gloo", store=store, rank=number, world_size=2)
+    dist.barrier()
+    if number == 1:
+        if dies:
+            dist.all_reduce(torch.ones(LARGE))
+            os.kill(os.getpid(), signal.SIGKILL)
+        signal.pause()
+    if dies:
+        dist.all_reduce(torch.ones(LARGE))
+    try:
+        act()
+    except Exception as error:
+        report.write_text(f"{has_lost_a_peer(error)} {type(error).__name__}: {error}")
+    os._exit(0)
+
+
+@pytest.mark.parametrize(
+    ("act", "dies"),
+    [pytest.param(act, dies, id=act.__name__) for acts, dies in ((DIES, True), (STAYS, False)) for act in acts],
+)
+def test_a_rank_whose_peer_is_gone_says_so(act: Callable[[], None], dies: bool, tmp_path: Path) -> None:
+    report, port = tmp_path / "report", free_port()
+    ranks = [CONTEXT.Process(target=_rank, args=(number, port, act, dies, report)) for number in (0, 1)]
+    for rank in ranks:
+        rank.start()
+    try:
+        ranks[0].join(SECONDS)
+        assert ranks[0].exitcode == 0
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    assert report.read_text().startswith("True "), report.read_text()
+
+
+def test_a_store_that_nobody_holds() -> None:
+    with pytest.raises(dist.DistNetworkError) as caught:
+        dist.TCPStore("127.0.0.1", free_port(), 2, False, timeout=timedelta(seconds=1))
+    assert has_lost_a_peer(caught.value)
+
+
+def test_what_was_raised_from_such_an_error_is_one() -> None:
+    wrapped = TrainingError("checkpoint real-7 could not be written")
+    wrapped.__cause__ = RuntimeError("[/src/third_party/gloo/gloo/transport/tcp/pair.cc:561] Connection closed by peer")
+    assert has_lost_a_peer(wrapped)
+    wrapped.__cause__ = PeerFailed()
+    assert has_lost_a_peer(wrapped)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the disk is full",
+        "mat1 and mat2 shapes cannot be multiplied",
+        "NCCL error: unhandled cuda error",
+        "[Errno 104] Connection reset by peer",
+    ],
+)
+def test_other_errors_are_a_rank_s_own(text: str) -> None:
+    """The last one is of an object store, say."""
+    assert not has_lost_a_peer(RuntimeError(text))

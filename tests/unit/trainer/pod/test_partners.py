@@ -1,0 +1,111 @@
+"""A pod whose rank is gone ends its other ranks, which would wait for it."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudoreal_api.wire.messages import Outcome, TerminationMessage
+from pseudoreal_trainer.heartbeat.stamp_file import StampFile, read_stamp
+from pseudoreal_trainer.pod.outcome import leave_outcome
+from pseudoreal_trainer.pod.partners import LAST_SECONDS, Partners
+from pseudoreal_trainer.pod.pod_folder import PodFolder
+
+from tests.patience import PATIENCE_SECONDS, wait_for
+from tests.unit.trainer.heartbeat.world import world
+from tests.unit.trainer.pod.server import serving
+
+RANKS = 3
+
+
+class Pod:
+    """Processes that do nothing, each with the stamp of a rank."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.now = folder, 100.0
+        self.ranks = [subprocess.Popen(["sleep", "1000"]) for _ in range(RANKS)]
+        for number, process in enumerate(self.ranks):
+            stamp = StampFile(PodFolder(folder).stamps(number), process.pid, number)
+            stamp.write("computing", "a step", 0.0, 1, 0, nan, nan)
+        self.partners = Partners(PodFolder(folder), lambda: self.now)
+
+    def end(self, number: int, outcome: Outcome | None) -> None:
+        """None: without a word."""
+        if outcome is not None:
+            leave_outcome(self.folder, number, TerminationMessage(outcome=outcome, phase="real", attempt=1))
+        self.ranks[number].kill()
+        self.ranks[number].wait()
+
+    def look(self) -> set[int]:
+        """The ranks that are dead afterwards."""
+        self.partners.look()
+        for number in self.partners.ended:
+            self.ranks[number].wait(60)
+        return {number for number, process in enumerate(self.ranks) if process.poll() is not None}
+
+
+@pytest.fixture
+def pod(tmp_path: Path) -> Iterator[Pod]:
+    found = Pod(tmp_path)
+    yield found
+    for process in found.ranks:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.parametrize("outcome", [None, "Failed", "InvalidJob", "OutOfMemory"])
+def test_a_rank_that_is_gone_leaves_the_others_time_for_their_last_words(pod: Pod, outcome: Outcome | None) -> None:
+    assert pod.look() == set()
+    pod.end(1, outcome)
+    assert pod.look() == {1}
+    pod.now += LAST_SECONDS - 0.1
+    assert pod.look() == {1}
+    pod.now += 0.1
+    assert pod.look() == {0, 1, 2}
+    assert pod.partners.ended == {0, 2}
+
+
+@pytest.mark.parametrize("outcome", ["Yielded", "Succeeded"])
+def test_a_rank_that_ended_well_leaves_the_others_alone(pod: Pod, outcome: Outcome) -> None:
+    pod.end(1, outcome)
+    for _ in range(3):
+        assert pod.look() == {1}
+        pod.now += 10 * LAST_SECONDS
+
+
+def test_a_rank_that_has_no_process_yet_is_not_gone(tmp_path: Path) -> None:
+    now = [0.0]
+    partners = Partners(PodFolder(tmp_path), lambda: now[0])
+    partners.look()
+    PodFolder(tmp_path).stamps(0).touch()
+    now[0] = 10.0
+    partners.look()
+    assert partners.ended == set()
+
+
+def test_a_killed_rank_ends_its_pod_though_another_one_is_stuck(
+    job_body: dict[str, Any], config: Any, tmp_path: Path
+) -> None:
+    """torchrun would wait for the other one for half a minute, and the pod could not say which one was killed."""
+    phase = job_body["spec"]["phases"][0]
+    phase |= {"workers": 1, "processesPerWorker": 2, "until": {"steps": 10**6}, "batch": {"sequences": 6}}
+    with serving(tmp_path) as server, world(config(0), server, tmp_path) as found:
+        folder = found.pod_folder(0)
+
+        def trains() -> bool:
+            stamps = [read_stamp(path) for path in folder.all_stamps()]
+            return len(stamps) == 2 and all(stamp is not None and stamp.step > 0 for stamp in stamps)
+
+        wait_for("the first steps", trains, (tmp_path / "log-0").read_text)
+        pids = [stamp.pid for stamp in map(read_stamp, folder.all_stamps()) if stamp]
+        os.kill(pids[0], signal.SIGSTOP)
+        os.kill(pids[1], signal.SIGKILL)
+        assert found.pods[0].wait(PATIENCE_SECONDS) == 1
+        assert '"rank_ended"' in (tmp_path / "log-0").read_text()
+    message = found.message(0)
+    assert message["message"].startswith("local rank 1 ended without a word")
+    assert not message["peerLost"]

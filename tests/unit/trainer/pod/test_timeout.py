@@ -1,0 +1,90 @@
+"""A rank whose partner stands still ends by itself at last, and says that a collective timed out."""
+
+import os
+import signal
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_trainer.cli import rank as program
+from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.ranks.ranks import open_ranks
+from pseudoreal_trainer.forecast.memory.from_config import phase_layout
+from pseudoreal_trainer.pod.lost_peer import timeout_sentence
+from pseudoreal_trainer.pod.outcome import read_outcome
+
+from tests.ports import free_port
+from tests.unit.trainer.forked import CONTEXT
+
+SECONDS = 600
+LIMIT = 10
+"""Seconds: both ranks come within that, and the test takes no less."""
+
+
+def _rank(number: int, port: int, config: PhaseConfig, folder: Path) -> None:
+    torch.set_num_threads(1)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update(address, RANK=str(number), WORLD_SIZE="2", PSEUDOREAL_OUTCOME_DIRECTORY=str(folder / str(number)))
+
+    def train(*_: Any) -> TerminationMessage:
+        assert config.collective_seconds is not None
+        with open_ranks(limit=timedelta(seconds=config.collective_seconds)) as ranks:
+            grid = open_grid(phase_layout(config, "cpu"), ranks)
+            dist.all_reduce(torch.ones(1), group=grid.data)
+            if number == 1:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            dist.all_reduce(torch.ones(1), group=grid.data)
+        raise AssertionError("the other rank stands still")
+
+    program._train = train
+    file = folder / f"{number}.json"
+    file.write_text(config.to_json())
+    program.run_rank(file, lambda _: None)
+    os._exit(0)
+
+
+def test_a_rank_names_the_limit_when_its_partner_stands_still(config: Any, tmp_path: Path) -> None:
+    own = config(1).model_copy(update={"collective_seconds": LIMIT})
+    port = free_port()
+    ranks = [CONTEXT.Process(target=_rank, args=(number, port, own, tmp_path)) for number in (0, 1)]
+    for rank in range(2):
+        (tmp_path / str(rank)).mkdir()
+        ranks[rank].start()
+    try:
+        ranks[0].join(SECONDS)
+        assert ranks[0].exitcode == 0
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.join()
+    outcome = read_outcome(tmp_path / "0", 0)
+    assert outcome is not None
+    message = outcome.message
+    assert message.outcome == "Failed"
+    assert message.peer_lost
+    assert message.message.startswith(f"a collective timed out after {LIMIT} s, as some rank did not take part in it: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "Watchdog caught collective operation timeout: WorkNCCL ran for 600000 milliseconds",
+            " after 600 s",
+        ),
+        (
+            "[gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation",
+            " after 1800 s",
+        ),
+        ("[/a/gloo/transport/tcp/pair.cc:561] Connection closed by peer", None),
+        ("the disk timed out after 30 ms", None),
+    ],
+)
+def test_the_limit_is_the_one_that_the_network_speaks_of(text: str, says: str | None) -> None:
+    sentence = timeout_sentence(RuntimeError(text))
+    assert sentence == ("" if says is None else f"a collective timed out{says}, as some rank did not take part in it: ")

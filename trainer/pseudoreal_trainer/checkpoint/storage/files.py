@@ -1,0 +1,124 @@
+"""Checkpoints on a file system that all ranks see."""
+
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pseudoreal_trainer.checkpoint.storage.durable import sync, write_atomically
+
+_FLUSHED_BYTES = 32 << 20
+
+
+@dataclass(frozen=True)
+class FileStorage:
+    path: Path
+
+    def exists(self) -> bool:
+        return _mode(self.path) is not None
+
+    def read(self) -> bytes:
+        return self.path.read_bytes()
+
+    def size(self) -> int:
+        return self.path.stat().st_size
+
+    def sha256(self) -> str:
+        with self.path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def content(self) -> "FileContent":
+        return FileContent(self.path)
+
+    def output(self, size: int) -> "FileOutput":  # noqa: ARG002
+        return FileOutput(self.path)
+
+    def replace(self, text: str) -> None:
+        write_atomically(self.path, text)
+
+    def complete(self, text: str) -> None:
+        folder = self.path.parent
+        sync(folder)
+        sync(folder.parent)
+        write_atomically(self.path, text)
+
+    def find(self, name: str) -> Sequence[Path]:
+        # glob passes over what it cannot read: a volume that fails for a moment would look empty.
+        try:
+            folders = [self.path / folder for folder in os.listdir(self.path)]
+        except FileNotFoundError:
+            return []
+        return [folder / name for folder in folders if stat.S_ISREG(_mode(folder / name) or 0)]
+
+    def folders(self) -> Sequence[Path]:
+        return [path for path in self.path.iterdir() if stat.S_ISDIR(_mode(path) or 0)] if self.exists() else []
+
+    def make_folder(self) -> None:
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def remove_folder(self, first: str) -> None:
+        (self.path / first).unlink(missing_ok=True)
+        if self.exists():
+            sync(self.path)
+            shutil.rmtree(self.path)
+
+
+def _mode(path: Path) -> int | None:
+    """None when there is nothing. Raises OSError where that cannot be told."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+class FileContent:
+    """Mapped into memory: the system reads a page when it is used."""
+
+    def __init__(self, path: Path) -> None:
+        self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def read_into(self, begin: int, out: NDArray[np.uint8]) -> None:
+        out[:] = self._bytes[begin : begin + len(out)]
+
+
+class FileOutput:
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("xb")
+        self._thread = ThreadPoolExecutor(1, "flush")
+        self._flushed: Future[None] | None = None
+        self._unflushed = 0
+
+    def write(self, content: memoryview) -> None:
+        self._file.write(content)
+        self._flush(len(content))
+
+    def _flush(self, size: int) -> None:
+        """Sends what is written on to the disk meanwhile: at the end there is little left to wait for."""
+        self._unflushed += size
+        if self._unflushed >= _FLUSHED_BYTES and (self._flushed is None or self._flushed.done()):
+            self._await_flush()
+            self._file.flush()
+            self._flushed = self._thread.submit(os.fdatasync, self._file.fileno())
+            self._unflushed = 0
+
+    def _await_flush(self) -> None:
+        """Raises what it raised: the system says only once that a disk has failed."""
+        if self._flushed is not None:
+            self._flushed.result()
+
+    def finish(self) -> None:
+        self._await_flush()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self.close()
+
+    def close(self) -> None:
+        self._thread.shutdown()
+        self._file.close()

@@ -1,0 +1,247 @@
+"""The commands `pseudoreal inspect`, `verify`, `delink`, `export` and `prune`. Folders may be s3:// URLs.
+
+Exit codes: 0, 1 when a checkpoint is corrupt, 2 for a wrong command line (click's own), 78 when what is asked for
+cannot be done.
+"""
+
+import json
+import sys
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import click
+from pseudoreal_api.base import DnsLabel
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_api.spec.run import OptimizerState
+from pseudoreal_api.wire.messages import ExitCode
+from pydantic import TypeAdapter, ValidationError
+from rich.console import Console
+from rich.progress import track
+
+from pseudoreal_trainer.checkpoint.delink import delinked
+from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.materialize import materialize
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.retention import removable
+from pseudoreal_trainer.checkpoint.storage.place import ObjectPath, Place, place_of
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, manifests_in, read_manifest
+from pseudoreal_trainer.convert.formats import FORMATS, NotExportable
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.quantity import readable_bytes
+
+
+@dataclass(frozen=True)
+class Opened:
+    store: CheckpointStore
+    manifest: Manifest
+
+    @property
+    def reader(self) -> Reader:
+        return self.store.reader(self.manifest)
+
+
+class _CheckpointFolder(click.ParamType[Opened]):
+    """A folder with a manifest, as an argument."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Opened:
+        folder = _place(value)
+        try:
+            manifest = read_manifest(folder)
+        except TrainingError as error:
+            self.fail(str(error), param, ctx)
+        if manifest is None:
+            self.fail(f"{folder} holds no readable manifest.json", param, ctx)
+        return Opened(CheckpointStore(folder.parent.parent, manifest.job.uid), manifest)
+
+
+class _WorkDirectory(click.ParamType[Place]):
+    """A folder of checkpoints/, as an argument."""
+
+    name = "folder"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
+        place = _place(value)
+        if isinstance(place, Path) and not place.is_dir():
+            self.fail(f"{value} is no folder", param, ctx)
+        return place
+
+
+def _place(value: str) -> Place:
+    place = place_of(value)
+    return place if isinstance(place, ObjectPath) else place.resolve()
+
+
+CHECKPOINT = _CheckpointFolder()
+
+
+class Command(click.Command):
+    """Tells a TrainingError as the sentence that it is."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except TrainingError as error:
+            _refuse(error)
+
+
+@click.command(cls=Command)
+@click.argument("checkpoint", type=CHECKPOINT)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
+def inspect(checkpoint: Opened, as_json: bool) -> None:
+    """Say what the checkpoint in the folder CHECKPOINT holds, and whether its files are sound."""
+    found = _described(checkpoint)
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    readable = found | {"bytes": readable_bytes(found["bytes"]), "parameters": f"{found['parameters']:,}"}
+    for key, value in readable.items():
+        click.echo(f"{key.replace('_', ' '):16} {value}")
+
+
+def _described(checkpoint: Opened) -> dict[str, Any]:
+    manifest, reader = checkpoint.manifest, checkpoint.reader
+    return {
+        "step": manifest.step,
+        "tokens": manifest.tokens,
+        "phase": manifest.phase,
+        "blocks": manifest.sharing.blocks,
+        "layers": manifest.model.layers,
+        "parameters": sum(prod(reader.shape(name)) for name in reader.names),
+        "bytes": manifest.bytes,
+        "files": len(manifest.files),
+        "parent": manifest.parent,
+        "verified": _faults(checkpoint) is None,
+        "optimizer_state": manifest.optimizer_state,
+    }
+
+
+@click.command(cls=Command)
+@click.argument("checkpoint", type=CHECKPOINT)
+def verify(checkpoint: Opened) -> None:
+    """Compare the files of the checkpoint in the folder CHECKPOINT with their digests. Exit code 1 when one differs."""
+    fault = _faults(checkpoint)
+    if fault is not None:
+        click.echo(f"{fault}{_last_good(checkpoint)}", err=True)
+        sys.exit(ExitCode.FAILED)
+    files, size = len(checkpoint.manifest.files), readable_bytes(checkpoint.manifest.bytes)
+    click.echo(f"{checkpoint.manifest.name}: {files} files, {size}, all as the manifest says")
+
+
+def _faults(checkpoint: Opened) -> CorruptCheckpoint | None:
+    count = len(checkpoint.manifest.files)
+    try:
+        for part in _tracked(range(count), "verifying"):
+            checkpoint.store.verify(checkpoint.manifest, part, count)
+    except CorruptCheckpoint as error:
+        return error
+    return None
+
+
+def _last_good(checkpoint: Opened) -> str:
+    """The one that a resumed run would take."""
+    for manifest in checkpoint.store.candidates(checkpoint.manifest.phase):
+        if manifest.name != checkpoint.manifest.name and _faults(Opened(checkpoint.store, manifest)) is None:
+            return f"; the last good checkpoint of this phase is {manifest.name}"
+    return "; no other checkpoint of this phase is sound"
+
+
+def _phase_name(_: click.Context, __: click.Parameter, name: str) -> str:
+    try:
+        return TypeAdapter(DnsLabel).validate_python(name)
+    except ValidationError:
+        raise click.BadParameter(f"{name} is no name of a phase: small letters, digits and hyphens") from None
+
+
+def _refuse_existing(path: Place) -> None:
+    if storage_of(path).exists():
+        raise ValueError(f"{path} exists, and is not replaced; choose another name, or remove it first")
+
+
+@click.command(cls=Command)
+@click.argument("checkpoint", type=CHECKPOINT)
+@click.option("--to", "phase", required=True, callback=_phase_name, help="Name of the phase that begins with it.")
+@click.option("--blocks", type=click.IntRange(min=1), help="Blocks of that phase. Default: one for each layer.")
+@click.option("--pattern", type=click.Choice(["cycle", "segment"]), default="cycle", show_default=True)
+@click.option("--optimizer-state", type=click.Choice(get_args(OptimizerState)), default="scale", show_default=True)
+@click.option("--materialize", "as_files", is_flag=True, help="Write plain files, which take their full size on disk.")
+def delink(
+    checkpoint: Opened, phase: str, blocks: int | None, pattern: Any, optimizer_state: OptimizerState, as_files: bool
+) -> None:
+    """Give the layers of the checkpoint in the folder CHECKPOINT blocks of their own.
+
+    Writes a manifest beside it, which refers to its files; no weight is copied.
+    """
+    sharing = Sharing(blocks=blocks or checkpoint.manifest.model.layers, pattern=pattern)
+    try:
+        manifest = delinked(checkpoint.manifest, phase, sharing, optimizer_state)
+        _refuse_existing(checkpoint.store.folder / manifest.name)
+        checkpoint.store.verify(checkpoint.manifest)
+        target = checkpoint.store.begin(manifest)
+        if as_files:
+            manifest = materialize(checkpoint.store.reader(manifest), target, _tracked)
+        checkpoint.store.commit(manifest)
+    except ValueError as error:
+        _refuse(error)
+    click.echo(str(target))
+
+
+@click.command(cls=Command)
+@click.argument("checkpoint", type=CHECKPOINT)
+@click.option("--format", "name", type=click.Choice([*FORMATS]), required=True)
+@click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="A folder to make.")
+def export(checkpoint: Opened, name: str, output: Path) -> None:
+    """Write the weights of the checkpoint in the folder CHECKPOINT for other programs.
+
+    huggingface: a folder that transformers loads as a Llama model, tokenizer included. safetensors: one file with the
+    tensors under their own names. dcp: what torch.distributed.checkpoint loads.
+    """
+    try:
+        _refuse_existing(output)
+        checkpoint.store.verify(checkpoint.manifest)
+        output.mkdir(parents=True)
+        FORMATS[name](checkpoint.reader, output, _tracked)
+    except NotExportable as error:
+        # Said before anything is written.
+        output.rmdir()
+        _refuse(error)
+    except ValueError as error:
+        _refuse(error)
+    click.echo(str(output))
+
+
+@click.command(cls=Command)
+@click.argument("workdir", type=_WorkDirectory())
+@click.option("--keep-last", type=click.IntRange(min=1), required=True)
+@click.option("--keep-every", type=click.IntRange(min=1))
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+def prune(workdir: Place, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
+    """Remove checkpoints of the job in WORKDIR that the policy does not keep. The ends of phases, and what others refer
+    to, always stay."""
+    jobs = {manifest.job.uid for manifest in manifests_in(workdir / "checkpoints")}
+    for uid in jobs:
+        store = CheckpointStore(workdir, uid)
+        if dry_run:
+            names = [manifest.name for manifest in removable(store.committed(), keep_last, keep_every, [])]
+        else:
+            names = store.prune(keep_last, keep_every)
+        for name in names:
+            click.echo(f"{'would remove' if dry_run else 'removed'} {name}")
+
+
+def _tracked(items: Any, what: str) -> Any:
+    # On stderr, as the result may be for a program.
+    console = Console(stderr=True)
+    return track(items, what, console=console, transient=True, disable=not console.is_terminal)
+
+
+def _refuse(error: Exception) -> NoReturn:
+    click.echo(str(error), err=True)
+    sys.exit(ExitCode.FAILED if isinstance(error, CorruptCheckpoint) else ExitCode.INVALID_JOB)
+
+
+COMMANDS: tuple[click.Command, ...] = (inspect, verify, delink, export, prune)

@@ -1,0 +1,92 @@
+"""The command `pseudoreal`."""
+
+import sys
+from pathlib import Path
+
+import click
+from pseudoreal_api.wire.messages import ExitCode
+from rich.console import Console
+
+from pseudoreal_trainer.cli import checkpoint_command, plan_command
+from pseudoreal_trainer.cli.display import Display, summary
+from pseudoreal_trainer.cli.job_file import notice, read_job
+from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed
+from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.training.metrics import METRICS_FILE
+
+
+@click.group()
+def main() -> None:
+    """Pseudo-to-real training: layers share weights at first and own them later."""
+
+
+@main.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--workdir", type=click.Path(path_type=Path), help="Default: pseudoreal-runs/NAME OF THE JOB.")
+@click.option("--resume", is_flag=True, help="Go on with the run that the work directory holds.")
+@click.option("--trace", type=click.Path(path_type=Path), help="Folder for what every rank did, for Perfetto.")
+def run(file: Path, workdir: Path | None, resume: bool, trace: Path | None) -> None:
+    """Train the PseudoRealJob in FILE on this machine, phase after phase."""
+    console = Console()
+    try:
+        job = read_job(file)
+        directory = open_run(workdir or Path("pseudoreal-runs") / job.metadata.name, job, resume=resume)
+    except InvalidJobError as error:
+        click.echo(str(error), err=True)
+        sys.exit(ExitCode.INVALID_JOB)
+    click.echo(notice(job.spec))
+    display = Display(console)
+    try:
+        with display:
+            LocalRun(directory, display.hear, trace).run()
+    except PodFailed as failed:
+        _say_failure(failed, directory, file, workdir)
+        sys.exit(failed.message.exit_code)
+    _say_success(console, directory, display)
+
+
+def _say_failure(failed: PodFailed, directory: RunDirectory, file: Path, workdir: Path | None) -> None:
+    message = failed.message
+    where = f" --workdir {workdir}" if workdir else ""
+    click.echo(f"phase {message.phase}: {message.outcome}: {message.message}", err=True)
+    if message.outcome == "Failed":
+        click.echo(f"logs of the processes: {directory.path / 'pods'}", err=True)
+    if message.outcome != "InvalidJob":
+        click.echo(f"go on with: pseudoreal run {file}{where} --resume", err=True)
+
+
+def _say_success(console: Console, directory: RunDirectory, display: Display) -> None:
+    console.print(summary(directory, display.seconds))
+    if display.baseline is not None:
+        click.echo(f"order-2 model of the same bytes: {display.baseline:.4f} nats per byte")
+    if display.sample is not None:
+        click.echo(f"sample, after {display.sample['prompt']!r}:\n{display.sample['text']}")
+    click.echo(f"checkpoints: {directory.store.folder}\nmetrics: {directory.path / METRICS_FILE}")
+
+
+@main.command(cls=checkpoint_command.Command)
+@click.argument("checkpoint", type=checkpoint_command.CHECKPOINT)
+@click.option("--prompt", default="\n", help="Text to go on from; at least one byte.")
+@click.option("--bytes", "count", default=300, show_default=True, type=click.IntRange(min=1))
+def sample(checkpoint: checkpoint_command.Opened, prompt: str, count: int) -> None:
+    """Print text that the model in the folder or s3:// URL CHECKPOINT writes."""
+    from pseudoreal_trainer.model.sampling import generate, readable
+    from pseudoreal_trainer.model.transformer import Transformer
+    from pseudoreal_trainer.training.state import load_weights
+
+    if not prompt:
+        raise click.UsageError("the prompt is empty; give it a byte at least")
+    manifest = checkpoint.manifest
+    checkpoint.store.verify(manifest)
+    model = Transformer(manifest.model, manifest.sharing)
+    load_weights(model, checkpoint.reader)
+    text = generate(model, prompt.encode(), count, manifest.model.sequence)
+    click.echo(prompt + readable(text))
+
+
+for command in (*plan_command.COMMANDS, *checkpoint_command.COMMANDS):
+    main.add_command(command)
+
+if __name__ == "__main__":
+    main()

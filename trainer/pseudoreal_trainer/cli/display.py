@@ -1,0 +1,119 @@
+"""What `pseudoreal run` shows: a progress bar on a terminal, plain lines elsewhere, a table at the end."""
+
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from pseudoreal_api.wire import messages
+from pseudoreal_api.wire.messages import ProgressReport
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
+
+from pseudoreal_trainer.cli.local_run import Event
+from pseudoreal_trainer.cli.run_directory import RunDirectory
+
+_LINE_SECONDS = 5.0
+
+
+class Display:
+    """Hears the events of the processes. Use as a context manager."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.seconds: dict[str, float] = {}
+        """Of training, for each phase that ran now."""
+        self.baseline: float | None = None
+        self.sample: Event | None = None
+        self._task: TaskID | None = None
+        self._line_at = 0.0
+        self._bar = Progress(
+            TextColumn("{task.fields[phase]:>10}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[facts]}"),
+            console=console,
+            disable=not console.is_terminal,
+        )
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        self._bar.stop()
+
+    def hear(self, event: Event) -> None:
+        match event.get("event"):
+            case messages.PROGRESS_EVENT:
+                self._progress(ProgressReport.model_validate(event))
+            case "corpus":
+                self.baseline = event["order2_nats"]
+                self._say(f"corpus: {event['bytes']:,} bytes; order-2 model: {self.baseline:.4f} nats per byte")
+            case "phase_started":
+                self._line_at = 0.0
+                self._say(_started(event))
+            case "phase_finished":
+                self.seconds[event["phase"]] = event["seconds"]
+                self._say(f"phase {event['phase']} finished at step {event['step']}")
+            case "sample":
+                self.sample = event
+            case "delinked":
+                self._say(f"delinked into {event['blocks']} blocks: {event['checkpoint']} from {event['parent']}")
+            case _ if event.get("level") in ("warning", "error"):
+                self._say(" ".join(f"{key}={event[key]}" for key in event if key not in ("timestamp", "exception")))
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _progress(self, report: ProgressReport) -> None:
+        if self.console.is_terminal:
+            self._move_bar(report)
+            return
+        now = time.monotonic()
+        is_last = report.remaining_seconds == 0
+        if now - self._line_at >= _LINE_SECONDS or is_last:
+            self._line_at = now
+            self._say(f"{report.phase}  step {report.step}/{report.total_steps}  {_facts(report)}")
+
+    def _move_bar(self, report: ProgressReport) -> None:
+        if self._task is None:
+            self._task = self._bar.add_task("", total=report.total_steps, phase="", facts="")
+        self._bar.update(self._task, completed=report.step, phase=report.phase, facts=_facts(report))
+
+
+def _started(event: Event) -> str:
+    where = f"{event['ranks']} rank{'s' if event['ranks'] > 1 else ''} on {event['device']}"
+    since = f", resumed from {event['resumed_from']}" if event["resumed_from"] else ""
+    return (
+        f"phase {event['phase']}: steps {event['step']}..{event['phase_steps']}, {event['layers']} layers of"
+        f" {event['blocks']} blocks, {event['parameters']:,} parameters, {where}{since}"
+    )
+
+
+def _facts(report: ProgressReport) -> str:
+    seconds = round(report.remaining_seconds)
+    return (
+        f"loss {_number(report.loss)}  val {_number(report.validation_loss)}  {report.tokens_per_second:,.0f} tok/s"
+        f"  ETA {seconds // 60}:{seconds % 60:02d}"
+    )
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"
+
+
+def summary(directory: RunDirectory, seconds: dict[str, float]) -> Table:
+    """Of all finished phases; `seconds` of those that ran now."""
+    table = Table("phase", "steps", "loss", "start val", "end val", "seconds")
+    done = 0
+    for phase in directory.job.spec.phases:
+        manifest = directory.finished(phase.name)
+        if manifest is None:
+            continue
+        losses = (manifest.loss, manifest.start_validation_loss, manifest.validation_loss)
+        spent = f"{seconds[phase.name]:.1f}" if phase.name in seconds else "-"
+        row: list[Any] = [phase.name, str(manifest.step - done), *map(_number, losses), spent]
+        table.add_row(*row)
+        done = manifest.step
+    return table

@@ -1,0 +1,63 @@
+"""A job's YAML file, as `pseudoreal run` reads it."""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pseudoreal_api.base import KIND, ApiModel
+from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable
+from pseudoreal_api.spec.check import InvalidJob, check_job
+from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
+from pydantic.alias_generators import to_camel
+
+from pseudoreal_trainer.data.corpus import corpus_files
+from pseudoreal_trainer.errors import InvalidJobError
+
+_RECOVERY = ("restart", "hang", "deadlines", "clean_up", "restart_from", "suspend")
+_CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
+
+
+def read_job(path: Path) -> PseudoRealJob:
+    """The one job in the file, checked, with a relative data.path resolved against the file's folder.
+
+    Raises InvalidJobError with one sentence a line.
+    """
+    job = parse_job(path)
+    data = job.spec.data.model_copy(update={"path": str(path.resolve().parent / job.spec.data.path)})
+    corpus_files(data)
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})})
+
+
+def parse_job(path: Path) -> PseudoRealJob:
+    """The one job in the file, checked; its text may be elsewhere. Raises InvalidJobError."""
+    try:
+        job = check_job(_only_job(path))
+        check_resolvable(job.spec)
+    except (InvalidJob, UnresolvableJob) as error:
+        raise InvalidJobError(str(error)) from error
+    return job
+
+
+def _only_job(path: Path) -> dict[str, Any]:
+    try:
+        documents = [d for d in yaml.safe_load_all(path.read_text()) if isinstance(d, dict)]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InvalidJobError(f"{path} cannot be read: {error}") from error
+    jobs = [document for document in documents if document.get("kind") == KIND]
+    if len(jobs) != 1:
+        raise InvalidJobError(f"{path} holds {len(jobs)} documents of kind {KIND}; it must hold exactly one")
+    return jobs[0]
+
+
+def notice(spec: PseudoRealJobSpec) -> str:
+    """What the file asks for and a local run does not do."""
+    ignored = [f"spec.{to_camel(field)}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
+    ignored += ["spec.data.volume"] if spec.data.volume is not None else []
+    ignored += [f"spec.phases[{p.name}].resources" for p in spec.phases if _is_set(p, "resources")]
+    ignored += ["spec.checkpoint.volume", "spec.checkpoint.path"] if spec.checkpoint.volume is not None else []
+    ignored += [f"spec.phases[{p.name}].offload.volume" for p in spec.phases if p.offload.volume is not None]
+    return f"ignored in a local run: {', '.join(ignored) or 'nothing'}"
+
+
+def _is_set(model: ApiModel, field: str) -> bool:
+    return field in model.model_fields_set

@@ -1,0 +1,149 @@
+"""Runs a job's phases and delinks one after the other as processes of this machine, by the programs of the pods."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
+from pseudoreal_api.resolved.resolve import delink_config, phase_config
+from pseudoreal_api.wire.messages import TerminationMessage
+
+from pseudoreal_trainer.cli.run_directory import RunDirectory
+from pseudoreal_trainer.pod.outcome import TERMINATION_LOG
+
+Event = dict[str, Any]
+OnEvent = Callable[[Event], None]
+
+_LOOPBACK = "127.0.0.1"
+
+
+class PodFailed(RuntimeError):
+    """A phase or delink that did not succeed."""
+
+    def __init__(self, message: TerminationMessage) -> None:
+        super().__init__(message.message)
+        self.message = message
+
+
+@dataclass(frozen=True)
+class LocalRun:
+    directory: RunDirectory
+    on_event: OnEvent
+    trace: Path | None = None
+    """Folder for traces of all ranks."""
+
+    def run(self) -> None:
+        """Raises PodFailed. After SIGINT or SIGTERM the phase that runs saves and yields, which is a PodFailed too."""
+        for index, phase in enumerate(self.directory.job.spec.phases):
+            if self.directory.finished(phase.name) is None:
+                if index > 0:
+                    self._pod(delink_config(self.directory.job, index, **self._where()))
+                self._pod(self._phase_config(index))
+
+    def _phase_config(self, index: int) -> PhaseConfig:
+        offload = str(self.directory.path.resolve() / "offload")
+        config = phase_config(self.directory.job, index, offload_directory=offload, **self._where())
+        trace = None if self.trace is None else str(self.trace.resolve())
+        # One machine has no links to check, and spec.network and resources are said to be ignored.
+        return config.model_copy(update={"trace_directory": trace, "preflight": False, "gpus": 0})
+
+    def _where(self) -> dict[str, Any]:
+        return {"attempt": self.directory.attempt, "work_directory": str(self.directory.path.resolve())}
+
+    def _pod(self, config: PhaseConfig | DelinkConfig) -> None:
+        files = self.directory.path / "pods"
+        files.mkdir(exist_ok=True)
+        stem = files / f"{config.phase}-{config.role}"
+        config_file, termination = stem.with_suffix(".json"), stem.with_suffix(".termination.json")
+        if isinstance(config, PhaseConfig):
+            # All ranks are processes of one pod.
+            config = config.model_copy(update={"workers": 1, "processes_per_worker": config.ranks})
+        config_file.write_text(config.to_json(indent=2))
+        termination.unlink(missing_ok=True)
+        exit_code, stopped = self._process(config_file, termination, stem.with_suffix(".log"))
+        message = _read(termination, config, exit_code)
+        if stopped and message.outcome != "InvalidJob" and exit_code <= 0:
+            # It ended by itself just then, or had not begun to listen: stopping is still what was asked for.
+            message = message.model_copy(update={"outcome": "Yielded", "message": "asked to stop"})
+        if message.outcome != "Succeeded":
+            raise PodFailed(message)
+
+    def _process(self, config: Path, termination: Path, errors: Path) -> tuple[int, bool]:
+        """The exit code, and whether it was asked to stop."""
+        command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(config)]
+        with errors.open("w") as log_file:
+            # A session of its own: Ctrl-C reaches only this process, which then asks the pod to save and stop.
+            pod = subprocess.Popen(
+                command,
+                env=_environment(termination),
+                stdout=subprocess.PIPE,
+                stderr=log_file,
+                text=True,
+                start_new_session=True,
+            )
+            with _passing_signals_to(pod) as passed:
+                assert pod.stdout is not None, "stdout is a pipe"
+                for line in pod.stdout:
+                    self._hear(line, log_file.write)
+                return pod.wait(), bool(passed)
+
+    def _hear(self, line: str, keep: Callable[[str], object]) -> None:
+        try:
+            event = json.loads(line)
+        except ValueError:
+            keep(line)
+        else:
+            self.on_event(event)
+
+
+@contextmanager
+def _passing_signals_to(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
+    """SIGINT and SIGTERM of this process become a SIGTERM of the pod; yields the list of those that came."""
+    passed: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        passed.append(number)
+        pod.terminate()
+
+    handled = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, pass_on) for number in handled]
+    try:
+        yield passed
+    finally:
+        for number, handler in zip(handled, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _environment(termination: Path) -> dict[str, str]:
+    own = {
+        "PET_NNODES": "1",
+        "PET_MASTER_ADDR": _LOOPBACK,
+        "PET_MASTER_PORT": str(_free_port()),
+        TERMINATION_LOG: str(termination.resolve()),
+    }
+    return {"GLOO_SOCKET_IFNAME": "lo"} | dict(os.environ) | own
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind((_LOOPBACK, 0))
+        return int(listener.getsockname()[1])
+
+
+def _read(termination: Path, config: PhaseConfig | DelinkConfig, exit_code: int) -> TerminationMessage:
+    if termination.exists():
+        return TerminationMessage.model_validate_json(termination.read_bytes())
+    return TerminationMessage(
+        outcome="Failed",
+        phase=config.phase,
+        attempt=config.attempt,
+        message=f"the pod's process ended with exit code {exit_code} and without a word",
+    )

@@ -1,0 +1,137 @@
+"""The commands `pseudoreal plan` and `pseudoreal measure-hardware`."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import yaml
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.resolve import gpus_of, phase_config
+from pseudoreal_api.wire.messages import ExitCode
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from pseudoreal_trainer.cli.job_file import parse_job
+from pseudoreal_trainer.cli.plan_display import show
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.forecast.memory.sizes import Device
+from pseudoreal_trainer.forecast.picture import Panel, picture
+from pseudoreal_trainer.forecast.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, read_profile
+from pseudoreal_trainer.threads import threads_of
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--phase", help="Plan this phase alone.")
+@click.option(
+    "--hardware", type=click.Path(path_type=Path), help="Profile of a machine: with it, seconds are predicted."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
+@click.option(
+    "--picture", "picture_file", type=click.Path(path_type=Path), help="Draw the step of each phase as an SVG."
+)
+def plan(file: Path, phase: str | None, hardware: Path | None, as_json: bool, picture_file: Path | None) -> None:
+    """Say what each phase of the PseudoRealJob in FILE needs, without running it.
+
+    Bytes on each tier and rank, bytes on each link and step, the share of time in which ranks wait, and, with the
+    profile of a machine, the time of a step and what bounds it. The corpus need not be there.
+
+    Ends with exit code 78 when a phase does not fit its budget or the machine.
+    """
+    try:
+        profile = read_profile(hardware) if hardware else None
+        planned = list(_planned(_phases(file, phase, profile), profile))
+    except ValueError as error:
+        click.echo(str(error), err=True)
+        sys.exit(ExitCode.INVALID_JOB)
+    _say(planned, as_json=as_json)
+    if picture_file is not None:
+        picture_file.write_text(picture([_panel(phase, profile) for phase in planned]))
+    if not all(phase.report.fits for phase in planned):
+        sys.exit(ExitCode.INVALID_JOB)
+
+
+def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
+    """With the device that trains each."""
+    job = parse_job(file)
+    names = [phase.name for phase in job.spec.phases]
+    if name is not None and name not in names:
+        raise InvalidJobError(f"{file} has no phase {name}; its phases are {', '.join(names)}")
+    chosen = [index for index, known in enumerate(names) if name in (None, known)]
+    return [
+        (
+            phase_config(job, index, attempt=1, work_directory=".", offload_directory="."),
+            "cuda" if gpus_of(job.spec.phases[index]) or (profile and profile.overlaps) else "cpu",
+        )
+        for index in chosen
+    ]
+
+
+def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> Iterator[PlannedPhase]:
+    # On stderr, as the result may be JSON for a program.
+    with Console(stderr=True).status("planning") as status:
+        for phase, device in phases:
+            status.update(f"planning phase {phase.phase}")
+            yield plan_phase(phase, device, profile, threads_of(phase.processes_per_worker))
+
+
+def _say(planned: list[PlannedPhase], *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({"phases": [phase.report.model_dump(mode="json") for phase in planned]}, indent=2))
+        return
+    console = Console()
+    for phase in planned:
+        show(console, phase.report)
+
+
+def _panel(phase: PlannedPhase, profile: HardwareProfile | None) -> Panel:
+    layout = phase.layout
+    title = (
+        f"phase {phase.report.name}: {layout.layers} layers, {layout.micro_batches} micro-batches,"
+        f" {layout.pipeline} pipeline x {layout.data} data ranks, {layout.order}"
+    )
+    unit = f"seconds on {profile.name}" if profile else "forward passes of a layer; the numbers are micro-batches"
+    return Panel(title, phase.timeline, unit)
+
+
+@click.command("measure-hardware")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=Path("hardware.yaml"),
+    show_default=True,
+    help="Where the profile goes.",
+)
+def measure_hardware(output: Path) -> None:
+    """Measure how fast this machine is, for `pseudoreal plan --hardware`.
+
+    Takes one to two minutes, in which the machine should have nothing else to do: passes over blocks of several
+    sizes, copies, the optimizer, the disk of temporary files, and messages between as many ranks as there are devices
+    or cores.
+    """
+    from pseudoreal_trainer.measure.machine import measure_machine, measurements
+
+    console = Console()
+    with Progress(
+        TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+        BarColumn(),
+        TextColumn("{task.description}"),
+        console=console,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("starting", total=measurements())
+
+        def progress(words: str) -> None:
+            bar.update(task, description=words, advance=1)
+            if not console.is_terminal:
+                click.echo(words)
+
+        profile = measure_machine(progress)
+    output.write_text(yaml.safe_dump(profile.model_dump(mode="json"), sort_keys=False))
+    click.echo(f"{output}: {profile.name}; use it with: pseudoreal plan JOB.yaml --hardware {output}")
+
+
+COMMANDS: tuple[click.Command, ...] = (plan, measure_hardware)

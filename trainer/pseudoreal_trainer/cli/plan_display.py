@@ -1,0 +1,88 @@
+"""What `pseudoreal plan` prints: tables and sentences for each phase."""
+
+from itertools import groupby
+
+from rich.console import Console
+from rich.table import Table
+
+from pseudoreal_trainer.forecast.report import PhaseReport, RankReport
+from pseudoreal_trainer.forecast.time.links import LINKS, Link
+from pseudoreal_trainer.quantity import readable_bytes
+
+_NAMES: dict[Link, str] = {
+    "h2d": "host to device",
+    "d2h": "device to host",
+    "disk_read": "disk, read",
+    "disk_write": "disk, write",
+    "collective": "collectives, sent",
+    "pipeline": "pipeline, sent",
+}
+
+
+def show(console: Console, report: PhaseReport) -> None:
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    say(f"phase {report.name}: {report.parameters:,} parameters, state of {report.parameters_per_rank:,} on a rank")
+    console.print(_memory(report))
+    if report.scratch_bytes is not None:
+        say(f"kernels hold up to {readable_bytes(report.scratch_bytes)} of the device for themselves while a pass runs")
+    console.print(_links(report))
+    say(
+        f"a unit is fetched {report.fetches_per_unit} times a step at most, and its gradient reduced"
+        f" {report.reductions_per_unit} times"
+    )
+    say(_time(report))
+    for sentence in report.hints:
+        say(f"hint: {sentence}")
+    for sentence in report.reasons:
+        say(f"does not fit: {sentence}")
+    say("")
+
+
+def _memory(report: PhaseReport) -> Table:
+    names = ("device", "device, peak", "host", "pinned of it", "disk")
+    table = Table("pipeline rank", "parameters", *names, title="bytes of a rank")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for ranks, rank in _grouped(report.ranks):
+        tiers = (rank.bytes.device, rank.peak_device_bytes, rank.bytes.host, rank.bytes.pinned, rank.bytes.disk)
+        table.add_row(ranks, f"{rank.parameters:,}", *map(readable_bytes, tiers))
+    return table
+
+
+def _grouped(reports: list[RankReport]) -> list[tuple[str, RankReport]]:
+    """Neighbouring ranks with the same figures share a row."""
+    groups = [list(group) for _, group in groupby(enumerate(reports), key=lambda item: item[1])]
+    names = [str(g[0][0]) if len(g) == 1 else f"{g[0][0]}-{g[-1][0]}" for g in groups]
+    return [(name, group[0][1]) for name, group in zip(names, groups, strict=True)]
+
+
+def _links(report: PhaseReport) -> Table:
+    table = Table("link", "bytes a step", "hidden from tokens a step", title="links of the busiest rank")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for link in LINKS:
+        if size := report.link_bytes_per_step[link]:
+            table.add_row(_NAMES[link], readable_bytes(size), _count(report.tokens_to_hide.get(link)))
+    if tokens := report.tokens_to_hide.get("optimizer"):
+        table.add_row("(optimizer)", "", _count(tokens))
+    return table
+
+
+def _count(tokens: int | None) -> str:
+    return "" if tokens is None else f"{tokens:,}"
+
+
+def _time(report: PhaseReport) -> str:
+    idle = f"pipeline ranks wait {report.idle_share:.1%} of the step"
+    if report.step_seconds is None:
+        return (
+            f"{idle}, were passes all that takes time; for seconds give --hardware a profile, which"
+            " `pseudoreal measure-hardware` writes"
+        )
+    speed = report.tokens_per_step / report.step_seconds
+    return (
+        f"a step of {report.tokens_per_step:,} tokens takes {report.step_seconds:.4g} s ({speed:,.0f} tokens/s);"
+        f" {idle}\nbottleneck: {report.bottleneck}"
+    )

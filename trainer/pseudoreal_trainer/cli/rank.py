@@ -1,0 +1,118 @@
+"""One rank of a phase: `python -m pseudoreal_trainer.cli.rank CONFIG.json`, under torchrun or alone.
+
+Its exit code is that of the contract. A rank that yields must not end with 0: torchrun would then wait for minutes for
+the torchruns of the other pods, which may be gone.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import NoReturn
+
+import structlog
+from pseudoreal_api.resolved.config import PhaseConfig, read_phase_config
+from pseudoreal_api.wire.messages import TerminationMessage
+
+from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.heartbeat.stamps import FileStamps, Stamps
+from pseudoreal_trainer.logs import configure_logs
+from pseudoreal_trainer.pod.crash import note_crashes
+from pseudoreal_trainer.pod.lost_peer import has_lost_a_peer, timeout_sentence
+from pseudoreal_trainer.pod.memory_use import memory_use
+from pseudoreal_trainer.pod.out_of_memory import lack_of_memory, rank_sentence
+from pseudoreal_trainer.pod.outcome import ended_badly, leave_outcome
+from pseudoreal_trainer.pod.pod_folder import PodFolder, pod_folder
+from pseudoreal_trainer.preflight.start import run_preflight
+
+log = structlog.get_logger()
+
+
+def main() -> NoReturn:
+    sys.exit(run_rank(Path(sys.argv[1]), _end_at_once).exit_code)
+
+
+def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
+    """Returns how the rank ended, which it has left for its pod as well. `end` takes the exit code of a rank that
+    fails, in the thread that fails first: others of its threads may wait for ranks that wait for this one."""
+    stop = threading.Event()
+    # Before torch is imported, which takes seconds in which a SIGTERM would otherwise kill the process.
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    configure_logs()
+    local_rank, pod = int(os.environ.get("LOCAL_RANK", "0")), pod_folder()
+    if pod is not None:
+        note_crashes(pod.path, local_rank)
+    stamps = _stamps(pod, local_rank)  # before torch as well: an import that hangs is seen
+    config = read_phase_config(config_file)
+
+    def leave(message: TerminationMessage) -> TerminationMessage:
+        if pod is not None:
+            leave_outcome(pod.path, local_rank, message)
+        stamps.ends()
+        return message
+
+    def fail(error: BaseException) -> None:
+        end(leave(_failed(config, error)).exit_code)
+
+    stamps.failure.ends_with(fail)
+    try:
+        return leave(_train(config, config_file, stop, stamps, pod))
+    except Exception as error:
+        # When another thread has failed before, this waits until that one has ended the process.
+        stamps.failure.add(error)
+        return _failed(config, error)
+
+
+def _end_at_once(exit_code: int) -> NoReturn:
+    """An ordinary end waits for threads."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)
+
+
+def _stamps(pod: PodFolder | None, local_rank: int) -> Stamps:
+    if pod is not None:
+        try:
+            return FileStamps(pod.stamps(local_rank), int(os.environ.get("RANK", "0")))
+        except OSError as error:
+            log.warning("rank_gives_no_sign", error=str(error))
+    return Stamps()
+
+
+def _failed(config: PhaseConfig, error: BaseException) -> TerminationMessage:
+    if isinstance(error, InvalidJobError):
+        log.error("invalid_job", phase=config.phase, error=str(error))
+        return ended_badly("InvalidJob", config, str(error))
+    log.error("phase_failed", phase=config.phase, exc_info=error)
+    if (lack := lack_of_memory(error)) is not None:
+        return ended_badly("OutOfMemory", config, rank_sentence(lack, memory_use(), config))
+    suspect = error.suspect if isinstance(error, TrainingError) else None
+    text = f"{timeout_sentence(error)}{type(error).__name__}: {error}"
+    return ended_badly("Failed", config, text, suspect, peer_lost=has_lost_a_peer(error))
+
+
+def _train(
+    config: PhaseConfig, config_file: Path, stop: threading.Event, stamps: Stamps, pod: PodFolder | None
+) -> TerminationMessage:
+    stamps.does("reads the corpus")
+    # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
+    corpus = load_corpus(config.data, config.model.sequence)
+    if config.preflight:
+        stamps.does("checks ranks and links")
+        run_preflight(config, config_file)
+    stamps.does("imports torch")
+    from pseudoreal_trainer.engine.ranks.ranks import open_ranks
+    from pseudoreal_trainer.training.phase import train_phase
+
+    seconds = config.collective_seconds
+    limit = None if seconds is None else timedelta(seconds=seconds)
+    with open_ranks(stamps, gpus=config.gpus, limit=limit) as ranks:
+        return train_phase(config, corpus, ranks, stop.is_set, pod)
+
+
+if __name__ == "__main__":
+    main()

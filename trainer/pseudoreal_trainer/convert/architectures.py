@@ -1,0 +1,68 @@
+"""Which model of `transformers` computes what ours does, and its names for a layer's tensors."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pseudoreal_api.spec.model import MixtureOfExperts, Model
+
+from pseudoreal_trainer.convert.errors import NotExportable
+
+
+@dataclass(frozen=True)
+class Architecture:
+    class_name: str
+    model_type: str
+    in_layer: Mapping[str, str]
+    """Their names -> ours, of the tensors of a layer."""
+    config: Mapping[str, Any]
+    """What its config.json has besides a Llama's."""
+
+
+def architecture_of(model: Model) -> Architecture:
+    """A Llama, or with experts a Mixtral. Raises NotExportable."""
+    name = "Llama" if model.moe is None else "Mixtral"
+    if model.ffn.activation != "swiglu":
+        raise NotExportable(
+            f"model.ffn.activation is {model.ffn.activation}, and a {name}'s is swiglu; export this one as safetensors"
+        )
+    if model.moe is None:
+        return Architecture("LlamaForCausalLM", "llama", _ATTENTION | _LLAMA, {"mlp_bias": False})
+    return _mixtral(model.moe)
+
+
+def _mixtral(moe: MixtureOfExperts) -> Architecture:
+    """With one expert for each token, whose weight Mixtral's normalization makes 1. It has no capacity: where ours are
+    full, it computes what ours leave out."""
+    if moe.prototypes > 1:
+        raise NotExportable(
+            f"model.moe.prototypes is {moe.prototypes}, and a Mixtral has one router over all experts of a layer;"
+            " export this one as safetensors"
+        )
+    config = {"num_local_experts": moe.experts, "num_experts_per_tok": 1, "sliding_window": None}
+    return Architecture("MixtralForCausalLM", "mixtral", _ATTENTION | _experts(moe.experts), config)
+
+
+def _experts(count: int) -> dict[str, str]:
+    """As Mixtral was published; `transformers` 5 makes its stacked tensors from these."""
+    matrices = {"w1": "gate", "w2": "down", "w3": "up"}
+    return {"block_sparse_moe.gate.weight": "router.weight"} | {
+        f"block_sparse_moe.experts.{expert}.{theirs}.weight": f"experts.{expert}.{ours}.weight"
+        for expert in range(count)
+        for theirs, ours in matrices.items()
+    }
+
+
+_ATTENTION = {
+    "input_layernorm.weight": "attention_norm.weight",
+    "self_attn.q_proj.weight": "attention.query.weight",
+    "self_attn.k_proj.weight": "attention.key.weight",
+    "self_attn.v_proj.weight": "attention.value.weight",
+    "self_attn.o_proj.weight": "attention.output.weight",
+    "post_attention_layernorm.weight": "ffn_norm.weight",
+}
+_LLAMA = {
+    "mlp.gate_proj.weight": "ffn.gate.weight",
+    "mlp.up_proj.weight": "ffn.up.weight",
+    "mlp.down_proj.weight": "ffn.down.weight",
+}

@@ -1,0 +1,35 @@
+"""What `pseudoreal export` can write."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pseudoreal_trainer.checkpoint.materialize import Tracked
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
+from pseudoreal_trainer.convert.errors import NotExportable as NotExportable
+from pseudoreal_trainer.convert.huggingface import write_huggingface
+
+
+def write_safetensors(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
+    names = list(source.names)
+    writer = TensorWriter(folder / "model.safetensors", {n: Form(source.shape(n), source.dtype) for n in names})
+    for name in tracked(names, "writing"):
+        writer.append(source.tensor(name))
+    writer.finish()
+
+
+def write_dcp(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
+    """Its index is a pickle, as this format wants it; nothing of ours reads one."""
+    import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    weights = {name: torch.from_numpy(source.tensor(name)) for name in tracked(list(source.names), "reading")}
+    save(weights, storage_writer=FileSystemWriter(folder), no_dist=True)
+
+
+FORMATS: dict[str, Callable[[Reader, Path, Tracked[str]], None]] = {
+    "huggingface": write_huggingface,
+    "safetensors": write_safetensors,
+    "dcp": write_dcp,
+}

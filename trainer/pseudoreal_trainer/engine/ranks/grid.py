@@ -1,0 +1,179 @@
+"""A rank's place among pipeline and data ranks, and the groups of ranks that it speaks with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import Flow
+
+Group = dist.ProcessGroup
+Channel = tuple[Flow, int, int]
+"""Flow, from, to; pipeline ranks."""
+_Name = TypeVar("_Name")
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Groups of one rank are None. Those of the side thread are its own while a step runs: two threads that used one
+    group could mix up their collectives. All but `saving` are on the device's network: NCCL on GPUs, gloo on CPUs."""
+
+    layout: Layout
+    ranks: Ranks
+    data: Group | None = None
+    """The data ranks of this pipeline rank."""
+    side_world: Group | None = None
+    """All ranks; of the side thread."""
+    side_data: Group | None = None
+    """The data ranks of this pipeline rank; of the side thread."""
+    saving: Group | None = None
+    """All ranks, on the host; belongs to the thread that saves checkpoints."""
+    measuring: Group | None = None
+    """The pipeline ranks of this data rank, where gradients of layers are measured."""
+    ties: dict[tuple[int, ...], Group] = field(default_factory=dict)
+    """Pipeline ranks that share a block -> group of them with this data rank; of the side thread."""
+    channels: dict[Channel, Group] = field(default_factory=dict)
+    """NCCL knows no tags and runs what it is asked for on a group one after the other, so each channel has its own: a
+    message that is awaited holds up no other. At most four of a rank: from its two neighbours and to them."""
+
+    @property
+    def pipeline_rank(self) -> int:
+        return self.ranks.rank // self.layout.data
+
+    @property
+    def data_rank(self) -> int:
+        return self.ranks.rank % self.layout.data
+
+    @property
+    def device(self) -> torch.device:
+        return self.ranks.device
+
+    def world_rank(self, pipeline_rank: int) -> int:
+        """Of the same data rank."""
+        return self.layout.world_rank(pipeline_rank, self.data_rank)
+
+    def close(self) -> None:
+        single = [self.data, self.side_world, self.side_data, self.saving, self.measuring]
+        for group in [*single, *self.ties.values(), *self.channels.values()]:
+            if group is not None:
+                dist.destroy_process_group(group)
+
+
+def open_grid(layout: Layout, ranks: Ranks) -> Grid:
+    """Every rank calls this: groups are made in one order by all."""
+    assert layout.pipeline * layout.data == ranks.world, "the layout covers the ranks"
+    if ranks.world == 1:
+        return Grid(layout, ranks)
+    with ranks.stamps.wait("groups of ranks"):
+        grid = _connected(layout, ranks)
+        _greet(grid)
+        return grid
+
+
+def _connected(layout: Layout, ranks: Ranks) -> Grid:
+    """Makes groups, so many calls of torch on each rank: on GPUs a constant, whatever the number of ranks, and two for
+    each set of pipeline ranks that share a block; on CPUs, where a call costs nothing, one for each group."""
+    maker = _GroupMaker(ranks)
+    stages = range(layout.pipeline)
+    rows = [[layout.world_rank(p, d) for d in range(layout.data)] for p in stages]
+    columns = [[layout.world_rank(p, d) for p in stages] for d in range(layout.data)]
+    world = [list(range(ranks.world))]
+    users = sorted({users for users in layout.users if len(users) > 1})
+    return Grid(
+        layout,
+        ranks,
+        data=maker.mine(rows),
+        side_world=maker.mine(world),
+        side_data=maker.mine(rows),
+        saving=maker.on_host(world),
+        measuring=maker.mine(columns) if layout.measures else None,
+        ties=_mine_of_each(layout, maker, {tied: tied for tied in users}),
+        channels=_channels(layout, maker) if maker.on_gpus else {},
+    )
+
+
+@dataclass(frozen=True)
+class _GroupMaker:
+    """Every rank asks it for the same groups in the same order; the results are those with this rank."""
+
+    ranks: Ranks
+
+    @property
+    def on_gpus(self) -> bool:
+        return self.ranks.device.type == "cuda"
+
+    def mine(self, members: list[list[int]]) -> Group | None:
+        """On the device's network, of disjoint sets of ranks. None for a rank that is alone in its set, or in none."""
+        if not self.on_gpus:
+            return self.on_host(members)
+        several = [one for one in members if len(one) > 1]
+        # One collective call of all ranks for all these groups together.
+        return _own(dist.split_group(split_ranks=several, timeout=self.ranks.limit)) if several else None
+
+    def on_host(self, members: list[list[int]]) -> Group | None:
+        made = [dist.new_group(one, backend="gloo", timeout=self.ranks.limit) for one in members if len(one) > 1]
+        return next(filter(None, map(_own, made)), None)
+
+
+def _own(group: object) -> Group | None:
+    """torch returns a number for a group without this rank."""
+    return group if isinstance(group, Group) else None
+
+
+def _channels(layout: Layout, maker: _GroupMaker) -> dict[Channel, Group]:
+    hops = {(layout.rank_of(p), layout.rank_of(p + 1)) for p in range(layout.head)}
+    pairs: dict[Channel, tuple[int, ...]] = {}
+    for source, target in sorted(hop for hop in hops if hop[0] != hop[1]):
+        pairs[Flow.ACTIVATION, source, target] = (source, target)
+        pairs[Flow.GRADIENT, target, source] = (source, target)
+    return _mine_of_each(layout, maker, pairs)
+
+
+def _mine_of_each(layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, tuple[int, ...]]) -> dict[_Name, Group]:
+    """`sets`: name -> pipeline ranks. Their groups, for each data rank one, of those that this rank is in."""
+    found: dict[_Name, Group] = {}
+    here = maker.ranks.rank // layout.data
+    for together in _rounds(sets):
+        members = [[layout.world_rank(p, d) for p in sets[name]] for name in together for d in range(layout.data)]
+        if (group := maker.mine(members)) is not None:
+            found[next(name for name in together if here in sets[name])] = group
+    return found
+
+
+def _rounds(sets: Mapping[_Name, tuple[int, ...]]) -> list[list[_Name]]:
+    """The names, in as few lists as it finds whose sets are disjoint: of the channels of a ring, some five lists."""
+    rounds: list[list[_Name]] = []
+    for name, members in sets.items():
+        fitting = (one for one in rounds if all(set(members).isdisjoint(sets[other]) for other in one))
+        one = next(fitting, None)
+        if one is None:
+            rounds.append([name])
+        else:
+            one.append(name)
+    return rounds
+
+
+def _greet(grid: Grid) -> None:
+    """Sends a number through each channel.
+
+    NCCL connects two ranks in their first message, and whoever comes first stands still until the other comes; which,
+    in a step, may first need something from it. Here nobody needs anything: all ranks go through the channels in one
+    order, so the two of the first channel that is not done are always there.
+    """
+    here = grid.pipeline_rank
+    for (_, source, target), group in sorted(grid.channels.items(), key=lambda item: _place(item[0])):
+        number = torch.zeros(1, device=grid.device)
+        act, other = (dist.isend, target) if here == source else (dist.irecv, source)
+        work = act(number, grid.world_rank(other), group=group)
+        assert work is not None, "this rank is part of the group"
+        work.wait()
+        # On a GPU only this waits.
+        number.item()
+
+
+def _place(channel: Channel) -> tuple[str, int, int]:
+    return (channel[0].value, *channel[1:])

@@ -1,0 +1,118 @@
+"""The processes that train together, and the few things that they say to each other."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.heartbeat.stamps import Stamps
+
+
+@dataclass(frozen=True)
+class Ranks:
+    rank: int
+    world: int
+    device: torch.device
+    stamps: Stamps = field(default_factory=Stamps, compare=False)
+    limit: timedelta | None = None
+    """Longest wait in a collective, of every group. None: torch's own."""
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """Replaces the tensor by its sum over all ranks: the same bits on each."""
+        if self.world > 1:
+            with self.stamps.wait("sum over all ranks"):
+                dist.all_reduce(tensor)
+        return tensor
+
+    def from_first(self, value: int) -> int:
+        """The value that the first rank has. Also a barrier."""
+        return int(self.sum_(torch.tensor(value if self.is_first else 0, device=self.device)).item())
+
+    def digest_from_first(self, digest: str) -> str:
+        """The SHA-256 that the first rank has, in hexadecimal; the others pass an empty one. Also a barrier."""
+        octets = list(bytes.fromhex(digest)) if self.is_first else [0] * 32
+        return bytes(self.sum_(torch.tensor(octets, device=self.device)).tolist()).hex()
+
+
+@contextmanager
+def open_ranks(stamps: Stamps | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:
+    """Under torchrun all its processes; without it, this one alone. `gpus`: that the pod has asked for.
+
+    Raises TrainingError when a rank that should have a GPU has none.
+    """
+    stamps = stamps or Stamps()
+    world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank(gpus)
+    if world == 1:
+        yield Ranks(0, 1, device, stamps, limit)
+        return
+    with stamps.wait("rendezvous of all ranks"):
+        _join(device, limit)
+    yield Ranks(dist.get_rank(), world, device, stamps, limit)
+    # Not after an error: the other ranks may wait inside collectives, and leaving the group would wait for them.
+    dist.destroy_process_group()
+
+
+def _join(device: torch.device, limit: timedelta | None) -> None:
+    store, rank, world = next(rendezvous("env://", timeout=limit or default_pg_timeout))
+    check_devices(store, rank, world, device, limit)
+    on_gpu = device.type == "cuda"
+    dist.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=PrefixStore("ranks", store),
+        rank=rank,
+        world_size=world,
+        timeout=limit,
+        # With its device NCCL connects all ranks here, where a failure has a name, and groups split off from it.
+        device_id=device if on_gpu else None,
+    )
+
+
+def check_devices(store: Store, rank: int, world: int, device: torch.device, limit: timedelta | None = None) -> None:
+    """Every rank calls this. Raises TrainingError on all of them when some have a GPU and others have not: they would
+    speak through different networks, and wait for each other until the limit."""
+    kind = "GPU" if device.type == "cuda" else "CPU"
+    store.set(f"a rank with a {kind}", str(rank))
+    if store.add("ranks", 1) == world:
+        store.set("all ranks", "are here")
+    store.wait(["all ranks"], limit or default_pg_timeout)
+    kinds = [kind for kind in ("GPU", "CPU") if store.check([f"a rank with a {kind}"])]
+    if len(kinds) > 1:
+        with_gpu, without = (store.get(f"a rank with a {kind}").decode() for kind in kinds)
+        raise TrainingError(
+            f"rank {with_gpu} has a GPU and rank {without} has none: ask for GPUs in phases[].resources.limits, so that"
+            " every pod gets them, or look at the driver of the node of a pod that asked"
+        )
+
+
+def device_of_rank(gpus: int = 0) -> torch.device:
+    """The one that this process computes on; that of CUDA becomes the current one. `gpus`: that its pod asked for.
+
+    Raises TrainingError when the pod asked for GPUs and torch finds too few.
+    """
+    local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    found = torch.cuda.device_count()
+    # Two ranks on one GPU would make NCCL fail.
+    if found >= local_ranks:
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+        return device
+    if gpus:
+        raise TrainingError(
+            f"this pod asked for {gpus} GPUs and has {local_ranks} ranks, but torch finds {found} GPUs: look at the"
+            " driver and the device plugin of the node, set processesPerWorker to the GPUs of a pod, or take an image"
+            " with CUDA; to train on the CPU, ask for no GPU in phases[].resources.limits"
+        )
+    return torch.device("cpu")

@@ -1,0 +1,143 @@
+"""What a rank really did and when, as Chrome trace events (chrome://tracing, Perfetto), and how much it moved."""
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pseudoreal_trainer.engine.ranks.lanes import Lanes, reach
+from pseudoreal_trainer.plan.steps import Step
+
+Link = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "pipeline"]
+
+
+_STEPS = 50
+"""Steps that a file holds: enough to look at, and small enough to load."""
+
+
+@dataclass(frozen=True)
+class _Executed:
+    """Kernels between two events of CUDA."""
+
+    lane: str
+    done: Step
+    step: int
+    begin: Any
+    end: Any
+
+
+class Trace:
+    """What one rank did. Threads may write to it at the same time."""
+
+    def __init__(self, rank: int, folder: Path | None = None) -> None:
+        """`folder`: for the file of the first steps. None: no file, and no events."""
+        self.rank, self._folder = rank, folder
+        self.events: list[dict[str, Any]] = []
+        self.records = folder is not None
+        """Whether events are kept; bytes always are counted."""
+        self.moved: Counter[Link] = Counter()
+        """Bytes, since the last `begin`."""
+        # Copies are counted by the main thread, by that of updates and by those of disk and checkpoint: without the
+        # lock two of them could read the same sum, and one would be lost.
+        self._counting = threading.Lock()
+        self._step, self._steps = 0, 0
+        self._under_way: list[_Executed] = []
+        """What a GPU had not yet done when it was looked at."""
+        self._zero: tuple[Any, int] | None = None
+        """An event of CUDA, and when it happened, in nanoseconds of time.perf_counter_ns."""
+
+    def begin(self, step: int) -> None:
+        self._resolve()
+        with self._counting:
+            self._step, self.moved = step, Counter()
+        self._steps += 1
+        if self._folder is not None and self._steps > _STEPS:
+            self.close()
+
+    def close(self) -> None:
+        """Writes the file."""
+        if self._folder is not None and self.records:
+            self._resolve()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            name = {"name": "process_name", "ph": "M", "pid": self.rank, "args": {"name": f"rank {self.rank}"}}
+            content = {"traceEvents": [name, *list(self.events)], "displayTimeUnit": "ms"}
+            (self._folder / f"rank-{self.rank:04d}.trace.json").write_text(json.dumps(content))
+            self.records = False
+
+    @contextmanager
+    def span(self, lane: str, done: Step | None, name: str = "", **facts: Any) -> Iterator[None]:
+        """A stretch of time on a lane: a step of the plan, or something that belongs to one."""
+        begin = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.add(lane, begin, done, name, **facts)
+
+    @contextmanager
+    def executed(self, lane: str, done: Step, lanes: Lanes) -> Iterator[None]:
+        """Like `span`, for kernels that are called on the present lane of a GPU: from when it executes them."""
+        if not (self.records and lanes.are_real):
+            with self.span(lane, done):
+                yield
+            return
+        if self._zero is None:
+            zero = lanes.timed_mark()
+            reach(zero)
+            self._zero = zero, time.perf_counter_ns()
+        begin = lanes.timed_mark()
+        yield
+        self._under_way.append(_Executed(lane, done, self._step, begin, lanes.timed_mark()))
+
+    def _resolve(self) -> None:
+        """Notes what the GPU has done meanwhile. Waits for nothing: a rank that has failed ends at once."""
+        left = []
+        for executed in self._under_way:
+            if executed.end.query():
+                begin, end = (self._moment(mark) for mark in (executed.begin, executed.end))
+                self._note(executed.lane, (begin, end), executed.done, executed.step)
+            else:
+                left.append(executed)
+        self._under_way = left
+
+    def _moment(self, mark: Any) -> int:
+        assert self._zero is not None, "it was made before the first of these marks"
+        zero, at = self._zero
+        return at + int(zero.elapsed_time(mark) * 1e6)
+
+    def add(self, lane: str, begin: int, done: Step | None, name: str = "", **facts: Any) -> None:
+        """From `begin`, in nanoseconds of time.perf_counter_ns, until now."""
+        if self.records:
+            self._note(lane, (begin, time.perf_counter_ns()), done, self._step, name, **facts)
+
+    def _note(
+        self, lane: str, span: tuple[int, int], done: Step | None, step: int, name: str = "", **facts: Any
+    ) -> None:
+        if done is not None:
+            name = name or type(done).__name__
+            facts |= {key: _plain(getattr(done, key)) for key in done.__slots__}
+        begin, end = span
+        self.events.append(
+            {
+                "name": name,
+                "ph": "X",
+                "ts": begin / 1000,
+                "dur": (end - begin) / 1000,
+                "pid": self.rank,
+                "tid": lane,
+                "args": {"step": step, **facts},
+            }
+        )
+
+    def move(self, link: Link, size: int) -> None:
+        """Counts bytes that this rank moves."""
+        with self._counting:
+            self.moved[link] += size
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)

@@ -1,0 +1,4 @@
+"""What a unit owns, wherever its home is: weights, moments and gradients, their update, their capture for checkpoints.
+
+The copies that passes work on are in `engine`.
+"""

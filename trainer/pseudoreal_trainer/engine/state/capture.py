@@ -1,0 +1,132 @@
+"""Takes the state of one step out of its homes while training goes on, through a buffer of a fixed size.
+
+One thread copies unit after unit into the buffer, as soon as the unit's update of that step is done; the unit's next
+update waits until then. Another thread hands on what is in it. So training stands still only while the buffer is full.
+"""
+
+import queue
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Updated, reach
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.memory import State
+from pseudoreal_trainer.engine.state.ring import Ring
+from pseudoreal_trainer.forecast.memory.memory import PORTION_BYTES
+from pseudoreal_trainer.plan.units import KINDS, Kind
+
+
+class Sink(Protocol):
+    def write(self, kind: Kind, content: Tensor) -> None:
+        """Takes the next elements, which are overwritten afterwards: unit by unit in the order that was agreed, of each
+        the kinds one after the other."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Part of a unit's state that is captured."""
+
+    unit: int
+    state: State
+    begin: int
+    """In the state's own vectors."""
+    end: int
+    updated: Updated
+    """Its newest update."""
+
+
+@dataclass(frozen=True)
+class _Portion:
+    kind: Kind
+    content: Tensor
+    """A view of the buffer."""
+
+
+class Capture:
+    def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, lanes: Lanes, trace: Trace) -> None:
+        self._sources, self._sink, self._lanes, self._trace = sources, sink, lanes, trace
+        self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}
+        """Unit -> done when its state may change."""
+        self._ring = ring
+        self._full: queue.SimpleQueue[_Portion | None] = queue.SimpleQueue()
+
+    def start(self) -> Future[None]:
+        """The result is done when the sink has everything; it raises what reading or writing raised."""
+        threads = ThreadPoolExecutor(2, "capture", initializer=self._lanes.enter_thread)
+        taken, written = threads.submit(self._take_all), threads.submit(self._write_all)
+        threads.shutdown(wait=False)
+        return _both(taken, written)
+
+    def _take_all(self) -> None:
+        try:
+            for source in self._sources:
+                with self._trace.span("checkpoint", None, "capture", unit=source.unit):
+                    self._take(source)
+                self.captured[source.unit].set_result(None)
+        except BaseException as error:
+            for waited in self.captured.values():
+                if not waited.done():
+                    waited.set_exception(error)
+            raise
+        finally:
+            self._full.put(None)
+
+    def _take(self, source: Source) -> None:
+        with self._lanes.on(Lane.COPY_OUT):
+            self._lanes.follow(source.updated.result())
+            count = min(PORTION_BYTES, self._ring.largest) // source.state.extent.master.itemsize
+            for kind in KINDS:
+                for begin in range(source.begin, source.end, count):
+                    self._full.put(self._portion(source.state, kind, begin, min(begin + count, source.end)))
+
+    def _portion(self, state: State, kind: Kind, begin: int, end: int) -> _Portion:
+        dtype = state.extent.master
+        content = self._ring.take((end - begin) * dtype.itemsize).view(dtype)
+        self._copy(state.part(kind, begin, end), content)
+        return _Portion(kind, content)
+
+    def _copy(self, part: Tensor, content: Tensor) -> None:
+        if part.device.type == "cpu":
+            # By one thread: the cores belong to the training.
+            np.copyto(content.numpy(), part.numpy())
+        else:
+            content.copy_(part, non_blocking=True)
+            reach(self._lanes.mark())
+
+    def _write_all(self) -> None:
+        """Once the sink has failed, room is only given back: training is not held up by a disk that is full."""
+        failure: BaseException | None = None
+        while (portion := self._full.get()) is not None:
+            if failure is None:
+                failure = _attempt(lambda p=portion: self._sink.write(p.kind, p.content))  # type: ignore[misc]
+            self._ring.give_back()
+        if failure is not None:
+            raise failure
+
+
+def _attempt(act: Callable[[], None]) -> BaseException | None:
+    try:
+        act()
+    except BaseException as error:
+        return error
+    return None
+
+
+def _both(taken: Future[None], written: Future[None]) -> Future[None]:
+    """Done when both are; the second ends after the first."""
+    done: Future[None] = Future()
+
+    def finish(_: Future[None]) -> None:
+        error = taken.exception() or written.exception()
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(None)
+
+    written.add_done_callback(finish)
+    return done

@@ -1,0 +1,91 @@
+"""Bytes of activations over a step: a walk of a rank's plan. Pure."""
+
+from itertools import accumulate
+
+from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.memory import Tiers
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan, Receive, Stash, Step, Unstash
+
+LEAVING = 2
+"""Copies of boundary activations to the host that are under way at a time on a GPU, besides the newest one."""
+
+
+def most_stashed(steps: RankPlan) -> int:
+    """Boundary activations that are on the host at a time."""
+    changes = (isinstance(step, Stash) - isinstance(step, Unstash) for step in steps)
+    return max(accumulate(changes), default=0)
+
+
+def activation_peak(layout: Layout, sizes: Sizes, rank: int, steps: RankPlan) -> Tiers:
+    """Most bytes of activations at a time, of the data rank with the largest part of a micro-batch, with what a pass
+    needs while it runs."""
+    tokens = sizes.most_tokens(layout.data)
+    walk = _Walk(layout, Graphs(sizes, tokens), rank)
+    for step in steps:
+        walk.take(step)
+    leaving = LEAVING * sizes.boundary(tokens) if layout.stash and sizes.device == "cuda" else 0
+    on_host = most_stashed(steps) * sizes.boundary_on_host(tokens)
+    return Tiers(walk.peak + leaving, on_host, pinned=on_host if sizes.device == "cuda" else 0)
+
+
+class _Walk:
+    def __init__(self, layout: Layout, graphs: Graphs, rank: int) -> None:
+        self._layout, self._graphs, self._rank = layout, graphs, rank
+        self._held = self.peak = 0
+        """Bytes of the device."""
+
+    def take(self, step: Step) -> None:
+        match step:
+            case Receive():
+                self._hold(self._graphs.boundary)
+            case Forward():
+                # The output: the next position's input, or a message, which lives until it is answered by its gradient.
+                self._hold(self._graphs.boundary + self._kept_graph(step.position))
+            case Backward():
+                self._hold(-self._answered(step.position))
+                self._hold(0, briefly=self._during_backward(step.position))
+                self._hold(-self._freed_by_backward(step.position))
+            case Stash():
+                self._hold(-self._graphs.boundary)
+            case Unstash():
+                self._hold(self._graphs.boundary)
+
+    def _hold(self, change: int, *, briefly: int = 0) -> None:
+        self._held += change
+        self.peak = max(self.peak, self._held + briefly)
+
+    def _during_backward(self, position: int) -> int:
+        if position == 0:
+            return self._graphs.embedding_backward
+        if position == self._layout.head:
+            return self._graphs.head_backward
+        return self._graphs.block_backward - (
+            self._kept_graph(position) + self._graphs.boundary if self._keeps_graph(position) else 0
+        )
+
+    def _answered(self, position: int) -> int:
+        """The output that was sent to another rank, unless it is part of a graph."""
+        was_sent = position < self._layout.head and not self._is_here(position + 1)
+        return self._graphs.boundary if was_sent and not self._keeps_graph(position) else 0
+
+    def _freed_by_backward(self, position: int) -> int:
+        """Its graph, its input and the gradient of its output; less the new gradient of its input."""
+        inputs = int(position > 0)
+        if position > 0 and self._is_here(position - 1) and self._keeps_graph(position - 1):
+            # It is the output in the graph before, too.
+            inputs -= 1
+        if self._keeps_graph(position):
+            inputs += 1
+        gradients = int(position < self._layout.head) - int(position > 0)
+        return self._kept_graph(position) + (inputs + gradients) * self._graphs.boundary
+
+    def _kept_graph(self, position: int) -> int:
+        return self._graphs.block if self._keeps_graph(position) else 0
+
+    def _keeps_graph(self, position: int) -> bool:
+        return not self._layout.recompute and 0 < position < self._layout.head
+
+    def _is_here(self, position: int) -> bool:
+        return self._layout.rank_of(position) == self._rank

@@ -1,0 +1,119 @@
+"""Host memory of a rank through which everything passes that crosses the bus to its device. Pure.
+
+For state it is one region, so that it can be pinned by one call and to the byte: torch's own allocator for pinned
+memory makes every tensor as large as the next power of two. Masters and moments never cross the bus and are not in it.
+Stashed activations, tokens, and checkpoints of units on the device pass through memory of their own, pinned as exactly.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.layout import Layout
+
+KEPT_GRADIENTS = 2
+"""Reduced gradients of units that are updated at once: of the one whose update is under way, and of the next."""
+PAGE = 4096
+"""Bytes that what a disk reads and writes directly is aligned to."""
+LINE = 64
+"""Bytes that everything else is aligned to."""
+
+TOKEN_BYTES = 8
+"""Of a token's id."""
+
+Shape = tuple[int, int]
+"""Of a micro-batch on a rank: sequences, tokens in each."""
+Use = Literal["staging", "passing", "weights", "gradient"]
+"""What a piece is for.
+
+staging: weights of a unit on disk, on their way to the device; numbered
+passing: a reduced gradient on its way to its update or to the disk; numbered
+weights, gradient: of the unit of that number, whose home is the host
+"""
+
+
+@dataclass(frozen=True)
+class Piece:
+    use: Use
+    number: int
+    size: int
+    """Bytes."""
+    alignment: int
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """The region's pieces, one behind the other."""
+
+    pieces: tuple[Piece, ...]
+
+    @cached_property
+    def places(self) -> dict[tuple[Use, int], range]:
+        """Bytes of the region that each piece has."""
+        places: dict[tuple[Use, int], range] = {}
+        end = 0
+        for piece in self.pieces:
+            begin = _aligned(end, piece.alignment)
+            end = begin + piece.size
+            places[piece.use, piece.number] = range(begin, end)
+        return places
+
+    @property
+    def size(self) -> int:
+        """Bytes of the region."""
+        return max((place.stop for place in self.places.values()), default=0)
+
+    def count(self, use: Use) -> int:
+        return sum(piece.use == use for piece in self.pieces)
+
+
+def crossing(layout: Layout, sizes: Sizes, rank: int) -> Crossing:
+    """What crosses the bus on each data rank of a pipeline rank."""
+    return Crossing((*_buffers(layout, sizes, rank), *_of_units(layout, sizes, rank)))
+
+
+def token_bytes(shapes: Iterable[Shape]) -> int:
+    """Of the ids of micro-batches with their last targets, [B, T + 1] each."""
+    return TOKEN_BYTES * sum(sequences * (tokens + 1) for sequences, tokens in shapes)
+
+
+def takes_tokens(layout: Layout, rank: int) -> bool:
+    """A pipeline rank has the embedding, which takes the inputs, or the head, which takes the targets."""
+    return rank in (layout.rank_of(0), layout.rank_of(layout.head))
+
+
+def captures_from_device(layout: Layout, rank: int) -> bool:
+    """Some of what a pipeline rank saves comes over the bus; the first pipeline rank that uses a unit saves it."""
+    units = layout.local_units(rank)
+    return any(layout.home(unit) == "device" and layout.users[unit][0] == rank for unit in units)
+
+
+def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
+    on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "disk"]
+    if on_disk:
+        largest = max(sizes.shard(layout, unit) for unit in on_disk) * sizes.compute_bytes
+        # Those whose fetches are under way, and the one that is read ahead.
+        for number in range(layout.window + 1):
+            yield Piece("staging", number, _aligned(largest, PAGE), PAGE)
+    away = [unit for unit in layout.local_units(rank) if layout.home(unit) != "device"]
+    passing = [unit for unit in away if not layout.keeps_gradient(unit)]
+    through = [unit for unit in on_disk if layout.keeps_gradient(unit)]
+    largest = max((sizes.shard(layout, unit) for unit in (*passing, *through)), default=0) * sizes.master_bytes
+    # One gradient at a time is on its way to the disk or from there, to stay.
+    for number in range(min(KEPT_GRADIENTS, len(passing)) + bool(through)):
+        yield Piece("passing", number, _aligned(largest, PAGE), PAGE)
+
+
+def _of_units(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
+    for unit in layout.local_units(rank):
+        if layout.home(unit) == "host":
+            shard = sizes.shard(layout, unit)
+            yield Piece("weights", unit, shard * sizes.compute_bytes, LINE)
+            if layout.keeps_gradient(unit):
+                yield Piece("gradient", unit, shard * sizes.master_bytes, LINE)
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

@@ -1,0 +1,45 @@
+"""How many sequences a validation passes through the model at a time, so that a step's memory is enough. Pure."""
+
+from bisect import bisect_right
+from dataclasses import replace
+
+from pseudoreal_trainer.forecast.memory.activations import activation_peak
+from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
+from pseudoreal_trainer.plan.steps import Forward, RankPlan, Receive
+
+
+def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
+    """The most sequences, each in a pass of its own, whose evaluation no rank needs more of its device for than for the
+    activations of a training step. At least 1, and no more than a data rank's part of a step has."""
+    at_home = replace(layout, homes=(), sharding="none")
+    rooms = [activation_peak(at_home, sizes, rank, steps).device for rank, steps in enumerate(step_plan(at_home))]
+
+    def exceeds(sequences: int) -> bool:
+        plan = evaluation_plan(replace(at_home, micro_batches=sequences))
+        return any(evaluation_peak(at_home, sizes, steps) > room for steps, room in zip(plan, rooms, strict=True))
+
+    most = sizes.most_tokens(layout.data) // sizes.model.sequence * layout.micro_batches
+    return max(1, bisect_right(range(1, most + 1), False, key=exceeds))
+
+
+def evaluation_peak(layout: Layout, sizes: Sizes, steps: RankPlan) -> int:
+    """Most bytes of a rank's activations at a time in an evaluation plan whose micro-batches are single sequences."""
+    graphs = Graphs(sizes, sizes.model.sequence)
+    held = peak = 0
+    for step in steps:
+        match step:
+            case Receive():
+                held += graphs.boundary
+            case Forward(position=0):
+                held += graphs.boundary
+                peak = max(peak, held)
+            case Forward(position=position):
+                is_head = position == layout.head
+                # A backward pass makes the forward pass again, so this bounds what the forward pass needs.
+                peak = max(peak, held + (graphs.head_backward if is_head else graphs.block_backward))
+                # The output takes the place of the input. What is sent stays until the end of the plan.
+                held -= graphs.boundary if is_head else 0
+    return peak

@@ -1,0 +1,52 @@
+"""From a phase's configuration to what its plan depends on. Pure."""
+
+from dataclasses import replace
+
+from pseudoreal_api.quantity import bytes_of
+from pseudoreal_api.resolved.config import PhaseConfig
+
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.forecast.memory.homes import bounds_of, choose_homes, shortfalls
+from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
+from pseudoreal_trainer.plan.units import units_of
+
+
+def phase_layout(config: PhaseConfig, device: Device) -> Layout:
+    """The same on all ranks. Raises InvalidJobError when the phase does not fit its budget."""
+    layout = best_layout(config, device)
+    reasons = shortfalls(layout, phase_sizes(config, device), bounds_of(config.offload.budget))
+    if reasons:
+        raise InvalidJobError("; ".join(reasons))
+    return layout
+
+
+def best_layout(config: PhaseConfig, device: Device) -> Layout:
+    """With the homes that come nearest to the budget, whether it is enough or not."""
+    layout = Layout(
+        layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
+        pipeline=config.parallelism.pipeline,
+        data=config.ranks // config.parallelism.pipeline,
+        micro_batches=config.batch.micro_batches,
+        order=config.parallelism.schedule,
+        sharding=config.parallelism.state_sharding,
+        window=config.offload.window,
+        recompute=config.activations.recompute,
+        stash=config.activations.home == "host",
+        clipping=config.optimizer.clipping.mode,
+        measures=config.measure is not None or config.until.gradient_correlation is not None,
+    )
+    return replace(layout, homes=choose_homes(config.offload, layout, phase_sizes(config, device)))
+
+
+def phase_sizes(config: PhaseConfig, device: Device) -> Sizes:
+    return Sizes(
+        model=config.model,
+        units=units_of(config.model, config.sharing.blocks),
+        compute_bytes=compute_bytes(config.precision.compute),
+        master_bytes=master_bytes(config.precision.compute),
+        micro_batch=config.batch.sequences // config.batch.micro_batches,
+        checkpoint_buffer=bytes_of(config.checkpoint.buffer_bytes),
+        device=device,
+    )

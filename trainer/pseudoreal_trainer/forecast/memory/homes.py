@@ -1,0 +1,110 @@
+"""Where the state of each unit lives. Pure.
+
+A budget moves as few units as it can. First go the blocks that the forward pass needs last: their updates have the
+longest time to end before the next step needs them, and their copies may stay in the window at the turn.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from pseudoreal_api.quantity import bytes_of
+from pseudoreal_api.spec.phase import Home, Offload, OffloadBudget
+
+from pseudoreal_trainer.forecast.memory.activations import activation_peak
+from pseudoreal_trainer.forecast.memory.memory import Tiers, held, unit_state
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.units import EMBEDDING, HEAD
+from pseudoreal_trainer.quantity import readable_bytes
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Bytes of a rank. None: no bound."""
+
+    device: int | None = None
+    host: int | None = None
+
+
+def bounds_of(budget: OffloadBudget | None) -> Bounds:
+    if budget is None:
+        return Bounds()
+    return Bounds(*(None if bound is None else bytes_of(bound) for bound in (budget.device, budget.host)))
+
+
+def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Tiers, ...]:
+    """Of each pipeline rank. Homes have no part in it."""
+    at_home = replace(layout, homes=(), sharding="none")
+    return tuple(activation_peak(layout, sizes, rank, steps) for rank, steps in enumerate(step_plan(at_home)))
+
+
+def choose_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
+    """Of each unit: as `homes` says; else as `home` says, and farther away as far as the budget forces it."""
+    fixed: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
+    homes: list[Home] = [fixed.get(unit.name, offload.home) for unit in sizes.units]
+    movable = [unit for unit in _moving_order(layout, sizes) if sizes.units[unit].name not in fixed]
+    choice, bounds = _Choice(layout, movable, homes), bounds_of(offload.budget)
+    if bounds.device is not None:
+        room = [bounds.device - peak.device for peak in activation_peaks(layout, sizes)]
+        choice.move("device", "host", lambda now, rank: held(now, sizes, rank).device <= room[rank])
+    if bounds.host is not None:
+        bound = bounds.host
+        choice.move("host", "disk", lambda now, rank: host_state(now, sizes, rank) <= bound)
+    return tuple(choice.homes)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    layout: Layout
+    movable: list[int]
+    """Units, in the order in which they move."""
+    homes: list[Home]
+    """Of each unit, so far."""
+
+    def move(self, source: Home, target: Home, fits: Callable[[Layout, int], bool]) -> None:
+        """Moves units until every rank fits, or all of its units that may move have."""
+        for rank in range(self.layout.pipeline):
+            for unit in self.movable:
+                if rank not in self.layout.users[unit] or self.homes[unit] != source:
+                    continue
+                if fits(replace(self.layout, homes=tuple(self.homes)), rank):
+                    break
+                self.homes[unit] = target
+
+
+def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Bytes of state whose home is the host of a rank."""
+    return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
+
+
+def shortfalls(layout: Layout, sizes: Sizes, bounds: Bounds, source: str = "offload.budget.{tier}") -> list[str]:
+    """A sentence for each bound that some rank exceeds, of the rank that exceeds it most. `source`: who set them."""
+    found = []
+    if bounds.device is not None:
+        needs = [held(layout, sizes, r).device + p.device for r, p in enumerate(activation_peaks(layout, sizes))]
+        remedy = "let more units move (offload.budget, offload.homes), lower offload.window, raise batch.microBatches"
+        found += _too_much(needs, bounds.device, source.format(tier="device"), f"{remedy}, or take more ranks")
+    if bounds.host is not None:
+        needs = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
+        remedy = "let units move to disk (offload.budget, offload.homes), or take more ranks"
+        found += _too_much(needs, bounds.host, source.format(tier="host"), remedy)
+    return found
+
+
+def _too_much(needs: Sequence[int], bound: int, source: str, remedy: str) -> list[str]:
+    rank = max(range(len(needs)), key=needs.__getitem__)
+    if needs[rank] <= bound:
+        return []
+    return [
+        f"{source} is {readable_bytes(bound)}, but pipeline rank {rank} needs {readable_bytes(needs[rank])} there,"
+        f" {readable_bytes(needs[rank] - bound)} ({needs[rank] - bound} bytes) more; {remedy}"
+    ]
+
+
+def _moving_order(layout: Layout, sizes: Sizes) -> list[int]:
+    """Blocks, those whose first use is last before the others; then the two small units at the ends."""
+    first_use = {layout.unit_of(position): position for position in reversed(range(layout.head + 1))}
+    ends = [unit for unit in first_use if sizes.units[unit].name in (EMBEDDING, HEAD)]
+    blocks = sorted(first_use.keys() - set(ends), key=first_use.__getitem__, reverse=True)
+    return [*blocks, *sorted(ends, reverse=True)]

@@ -1,0 +1,137 @@
+"""Bytes that a rank holds through the whole step, by tier: state, working copies, the window, buffers. Pure."""
+
+from dataclasses import dataclass
+
+from pseudoreal_trainer.forecast.memory.crossing import PAGE, captures_from_device, crossing, takes_tokens, token_bytes
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.layout import Layout
+
+MOMENTS = 2
+CHUNK_ELEMENTS = 2**20
+"""Elements of each vector that are in memory at a time during an update of a unit on disk."""
+CHUNKS_AT_A_TIME = 3
+"""One is read, one updated, one written."""
+PIECE_ELEMENTS = 1 << 18
+"""Elements that a thread updates at a time on the host; it scales their gradient in memory of its own."""
+PORTION_BYTES = 4 << 20
+"""Bytes that a checkpoint takes out of a home at a time, at most."""
+PORTION_ROOM = PORTION_BYTES + 2 * PAGE
+"""Bytes that are read for it from a disk, at most."""
+
+_MEASURING_PARTS = 4
+
+
+@dataclass(frozen=True)
+class Tiers:
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+    pinned: int = 0
+    """Part of `host` that is locked for copies to and from a GPU."""
+
+    def __add__(self, other: "Tiers") -> "Tiers":
+        return Tiers(
+            self.device + other.device, self.host + other.host, self.disk + other.disk, self.pinned + other.pinned
+        )
+
+
+def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    """Of the data rank of a pipeline rank with the most, without activations."""
+    state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
+    room = Tiers(
+        device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank) + _measuring_room(layout, sizes, rank)
+    )
+    updating = Tiers(host=_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
+    region, tokens = _crossing_buffers(layout, sizes, rank), _tokens(layout, sizes, rank)
+    return state + room + region + tokens + _checkpoint_ring(layout, sizes, rank) + updating
+
+
+def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
+    """Master weights, moments, gradient and the copies that stay."""
+    c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
+    masters_and_moments = (1 + MOMENTS) * f * shard
+    # Where both have one type, master weights serve as they are.
+    copy = c * shard if sizes.has_own_copies else 0
+    # Where the update follows at once, a gradient passes through a buffer that units share.
+    gradient = f * shard if layout.keeps_gradient(unit) else 0
+    match layout.home(unit):
+        case "host":
+            return Tiers(host=masters_and_moments + copy + gradient)
+        case "disk":
+            return Tiers(disk=masters_and_moments + copy + gradient)
+        case "device" if layout.moves(unit):
+            return Tiers(device=masters_and_moments + copy + f * shard)
+        case "device":
+            masters, whole = f * shard if sizes.has_own_copies else 0, sizes.whole(layout, unit)
+            grown = f * (shard if layout.has_gradient_shard(unit) else whole)
+            return Tiers(device=c * whole + masters + MOMENTS * f * shard + grown)
+
+
+def _window(layout: Layout, sizes: Sizes, rank: int) -> int:
+    moving = [unit for unit in layout.local_units(rank) if layout.moves(unit)]
+    largest = max((sizes.whole(layout, unit) for unit in moving), default=0)
+    return min(layout.window, len(moving)) * largest * sizes.compute_bytes
+
+
+def _gradient_room(layout: Layout, sizes: Sizes, rank: int) -> int:
+    sharing = [unit for unit in layout.local_units(rank) if layout.has_gradient_shard(unit)]
+    largest = max((sizes.whole(layout, unit) for unit in sharing), default=0)
+    return gradient_buffers(layout, rank) * largest * sizes.master_bytes
+
+
+def _measuring_room(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Whole gradients of the layers that are under way at a time, and of each shared block the reduced ones: of the
+    layer, of the one above it, and two sums."""
+    shared = [position for position in layout.positions(rank) if layout.shares(position)]
+    if not layout.measures or not shared:
+        return 0
+    under_way = 1 if layout.order == "layered" else len(shared)
+    largest = max(sizes.whole(layout, layout.unit_of(position)) for position in shared)
+    blocks = len({layout.unit_of(position) for position in shared})
+    return (under_way + _MEASURING_PARTS * blocks) * largest * sizes.master_bytes
+
+
+def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    """What crosses the bus, without what is the state of a unit: buffers that units share, and what aligns them."""
+    region = crossing(layout, sizes, rank)
+    of_units = sum(piece.size for piece in region.pieces if piece.use in ("weights", "gradient"))
+    return Tiers(host=region.size - of_units, pinned=region.size if sizes.device == "cuda" else 0)
+
+
+def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    """Of a step, on their way to a GPU."""
+    if sizes.device == "cpu" or not takes_tokens(layout, rank):
+        return Tiers()
+    shape = (sizes.most_sequences(layout.data), sizes.model.sequence)
+    size = token_bytes([shape] * layout.micro_batches)
+    return Tiers(host=size, pinned=size)
+
+
+def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
+    crosses = sizes.device == "cuda" and captures_from_device(layout, rank)
+    return Tiers(host=sizes.checkpoint_buffer, pinned=sizes.checkpoint_buffer if crosses else 0)
+
+
+def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """What the threads of an update in host memory have for clipped gradients."""
+    on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "device"]
+    return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "none" else 0
+
+
+def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Host memory through which updates and checkpoints of units on disk pass, however many they are."""
+    on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "disk"]
+    if not on_disk:
+        return 0
+    elements = min(max(sizes.shard(layout, unit) for unit in on_disk), CHUNK_ELEMENTS)
+    # Weights, moments and gradient, and the weights in the compute type.
+    vectors = (2 + MOMENTS) * aligned(elements * sizes.master_bytes)
+    if sizes.has_own_copies:
+        vectors += aligned(elements * sizes.compute_bytes)
+    return CHUNKS_AT_A_TIME * vectors + PORTION_ROOM
+
+
+def aligned(size: int) -> int:
+    """Bytes of whole pages."""
+    return -(-size // PAGE) * PAGE

@@ -1,0 +1,183 @@
+"""What `pseudoreal plan` says of a phase; as JSON its keys are stable. Pure."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.phase import Home
+from pydantic import BaseModel, ConfigDict
+
+from pseudoreal_trainer.forecast.memory.from_config import best_layout, phase_sizes
+from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.homes import Bounds, activation_peaks, bounds_of, shortfalls
+from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
+from pseudoreal_trainer.forecast.time.costs import Load, UnitTime
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Precision, pass_speed
+from pseudoreal_trainer.forecast.time.links import LINKS, Link, link_bytes
+from pseudoreal_trainer.forecast.time.predict import idle_share, predict
+from pseudoreal_trainer.forecast.time.timeline import Timeline, timeline
+from pseudoreal_trainer.plan.check import check_plan
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.steps import Fetch, Plan, Reduce
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class TierBytes(_Model):
+    device: int
+    """State, working copies, the window and gradient buffers, through the whole step."""
+    host: int
+    """State, what updates, copies and checkpoints pass through, and the most activations that wait there."""
+    disk: int
+    pinned: int
+    """Part of `host` that is locked for copies to and from a GPU: what crosses the bus. 0 without a GPU."""
+
+
+class RankReport(_Model):
+    """Of each data rank of a pipeline rank."""
+
+    parameters: int
+    """Of which it holds the state."""
+    bytes: TierBytes
+    peak_device_bytes: int
+    link_bytes_per_step: dict[Link, int]
+
+
+class PhaseReport(_Model):
+    """Bytes are those of the rank with the most."""
+
+    name: str
+    parameters: int
+    parameters_per_rank: int
+    bytes: TierBytes
+    peak_device_bytes: int
+    """With the activations."""
+    scratch_bytes: int | None
+    """What kernels hold for themselves besides, while a pass runs. null: no hardware profile was given."""
+    link_bytes_per_step: dict[Link, int]
+    fetches_per_unit: int
+    """In a step, of the unit and rank with the most."""
+    reductions_per_unit: int
+    idle_share: float
+    """Part of the step in which a pipeline rank waits, the mean of the ranks. Without a hardware profile a layer's
+    backward pass counts as three forward passes, with recomputation, else two, and all else as nothing."""
+    tokens_per_step: int
+    step_seconds: float | None
+    """null: no hardware profile was given."""
+    tokens_to_hide: dict[Load, int]
+    """What a step does once -> tokens of a step from which on compute takes longer. Empty: no profile."""
+    bottleneck: str | None
+    fits: bool
+    reasons: list[str]
+    hints: list[str]
+    homes: dict[str, Home]
+    ranks: list[RankReport]
+    """Of each pipeline rank."""
+
+
+@dataclass(frozen=True)
+class PlannedPhase:
+    report: PhaseReport
+    layout: Layout
+    timeline: Timeline
+    is_predicted: bool
+    """Its times are seconds; else forward passes of a layer."""
+
+
+def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None, threads: int) -> PlannedPhase:
+    """`threads` of each rank. Raises ValueError when the profile lacks what the phase needs."""
+    layout, sizes = best_layout(config, device), replace(phase_sizes(config, device), threads=threads)
+    plan = step_plan(layout)
+    check_plan(layout, plan)
+    ranks = _ranks(layout, sizes, plan)
+    prediction = predict(layout, sizes, profile, config.precision.compute) if profile else None
+    line = prediction.timeline if prediction else timeline(layout, plan, unit_time(layout))
+    scratch = kernel_scratch(layout, sizes, profile, config.precision.compute) if profile else None
+    reasons = _reasons(config, layout, sizes, profile, scratch or 0)
+    report = PhaseReport(
+        name=config.phase,
+        parameters=sum(unit.numel for unit in sizes.units),
+        parameters_per_rank=max(rank.parameters for rank in ranks),
+        bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
+        peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),
+        scratch_bytes=scratch,
+        link_bytes_per_step={link: max(rank.link_bytes_per_step[link] for rank in ranks) for link in LINKS},
+        fetches_per_unit=_most(plan, Fetch),
+        reductions_per_unit=_most(plan, Reduce),
+        idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
+        tokens_per_step=config.batch.sequences * config.model.sequence,
+        step_seconds=prediction.timeline.seconds if prediction else None,
+        tokens_to_hide=prediction.tokens_to_hide if prediction else {},
+        bottleneck=prediction.bottleneck if prediction else None,
+        fits=not reasons,
+        reasons=reasons,
+        hints=_hints(layout),
+        homes={unit.name: layout.home(index) for index, unit in enumerate(sizes.units)},
+        ranks=ranks,
+    )
+    return PlannedPhase(report, layout, line, prediction is not None)
+
+
+def unit_time(layout: Layout) -> UnitTime:
+    return UnitTime(layout, backward=3.0 if layout.recompute else 2.0)
+
+
+def _ranks(layout: Layout, sizes: Sizes, plan: Plan) -> list[RankReport]:
+    reports = []
+    for rank, peak in enumerate(activation_peaks(layout, sizes)):
+        through, moved = held(layout, sizes, rank), link_bytes(layout, sizes, plan[rank])
+        most = through + peak
+        reports.append(
+            RankReport(
+                parameters=sum(sizes.shard(layout, unit) for unit in layout.local_units(rank)),
+                bytes=TierBytes(device=through.device, host=most.host, disk=most.disk, pinned=most.pinned),
+                peak_device_bytes=most.device,
+                link_bytes_per_step={link: moved[link] for link in LINKS},
+            )
+        )
+    return reports
+
+
+def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:
+    counts = [Counter(step.unit for step in steps if isinstance(step, kind)) for steps in plan]
+    return max((count for counter in counts for count in counter.values()), default=0)
+
+
+def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> int:
+    """Bytes. Raises ValueError when nothing was measured in that precision."""
+    tokens = sizes.most_tokens(layout.data)
+    speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden, tokens)
+    return round(speed.scratch_share * Graphs(sizes, tokens).block_backward)
+
+
+def _reasons(
+    config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile | None, scratch: int
+) -> list[str]:
+    reasons = shortfalls(layout, sizes, bounds_of(config.offload.budget))
+    if profile is not None:
+        room = None if profile.device_bytes is None else profile.device_bytes - scratch
+        machine = Bounds(room, profile.host_bytes)
+        reasons += shortfalls(layout, sizes, machine, "the hardware profile's {tier}_bytes")
+    return reasons
+
+
+def _hints(layout: Layout) -> list[str]:
+    """On shared blocks in a pipeline."""
+    if layout.pipeline == 1 or len(set(layout.layer_blocks)) == layout.layers:
+        return []
+    if not layout.is_tied:
+        return ["each shared block is used on one pipeline rank only: its gradient needs no sum over them"]
+    multiples = range(layout.pipeline, layout.layers, layout.pipeline)
+    free = [str(blocks) for blocks in multiples if layout.layers % blocks == 0]
+    tied = sum(len(users) > 1 for users in layout.users)
+    summed = f"the gradients of {tied} shared blocks are summed over pipeline ranks in every step"
+    if not free:
+        return [summed]
+    return [
+        f"{summed}; pattern cycle with a number of blocks that is a multiple of parallelism.pipeline"
+        f" {layout.pipeline} (here {', '.join(free)}) and schedule layered needs no sum"
+    ]

@@ -1,0 +1,77 @@
+"""Bytes that the records of a plan move over each link. Pure; the engine counts the same as it goes."""
+
+from collections import Counter
+from typing import Literal, get_args
+
+from pseudoreal_trainer.forecast.memory.memory import MOMENTS
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import Fetch, RankPlan, Read, Reduce, Send, Stash, Step, Tie, Unstash, Update
+
+Link = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "pipeline"]
+"""Host to device, device to host, from disk, to disk, between data ranks or ties, between pipeline ranks."""
+LINKS: tuple[Link, ...] = get_args(Link)
+
+
+def link_bytes(layout: Layout, sizes: Sizes, steps: RankPlan) -> Counter[Link]:
+    """That a rank sends or moves in a step; of the data rank with the largest part of a micro-batch."""
+    total: Counter[Link] = Counter()
+    for step in steps:
+        total.update(moved(layout, sizes, step))
+    return total
+
+
+def moved(layout: Layout, sizes: Sizes, step: Step) -> dict[Link, int]:
+    """By one record."""
+    match step:
+        case Read(unit):
+            return {"disk_read": sizes.shard(layout, unit) * sizes.compute_bytes}
+        case Fetch(unit):
+            return _fetched(layout, sizes, unit)
+        case Reduce(unit):
+            return _reduced(layout, sizes, unit)
+        case Tie(unit):
+            return _tied(layout, sizes, unit)
+        case Update(unit) if layout.home(unit) == "disk":
+            return _updated_on_disk(layout, sizes, unit)
+        case Send():
+            return {"pipeline": sizes.boundary(sizes.most_tokens(layout.data))}
+        case Stash():
+            return {"d2h": sizes.boundary(sizes.most_tokens(layout.data))}
+        case Unstash():
+            return {"h2d": sizes.boundary(sizes.most_tokens(layout.data))}
+    return {}
+
+
+def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
+    shard = sizes.shard(layout, unit) * sizes.compute_bytes
+    return {
+        "h2d": shard if layout.home(unit) != "device" else 0,
+        "collective": (layout.shards - 1) * shard,
+    }
+
+
+def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
+    """To shards: reduce-scatter. To whole gradients: all-reduce, which is that and an all-gather."""
+    part = sizes.shard(layout, unit) * sizes.master_bytes
+    to_shards = (layout.shards - 1) * part
+    to_wholes = 2 * (layout.data - 1) * part // layout.data
+    home = layout.home(unit)
+    return {
+        "collective": to_shards if layout.shards > 1 else to_wholes,
+        "d2h": part if home != "device" else 0,
+        "disk_write": part if home == "disk" and layout.keeps_gradient(unit) else 0,
+    }
+
+
+def _tied(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
+    users, part = len(layout.users[unit]), sizes.shard(layout, unit) * sizes.master_bytes
+    on_disk = part if layout.home(unit) == "disk" else 0
+    return {"collective": 2 * (users - 1) * part // users, "disk_read": on_disk, "disk_write": on_disk}
+
+
+def _updated_on_disk(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
+    shard, state = sizes.shard(layout, unit), (1 + MOMENTS) * sizes.master_bytes
+    gradient = sizes.master_bytes if layout.keeps_gradient(unit) else 0
+    copy = sizes.compute_bytes if sizes.has_own_copies else 0
+    return {"disk_read": shard * (state + gradient), "disk_write": shard * (state + copy)}

@@ -1,0 +1,232 @@
+"""From a plan to tasks on the lanes of its ranks, and when they run. Pure.
+
+A rank's first thread goes through the plan and computes; its second finishes reductions and updates, in the plan's
+order; copies, collectives and messages have lanes of their own. All data ranks of a pipeline rank do the same, so one
+stands for them.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+
+from pseudoreal_trainer.forecast.time.costs import Costs
+from pseudoreal_trainer.forecast.time.simulation import Span, Task, simulate
+from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.steps import (
+    Agree,
+    Backward,
+    Compute,
+    Fetch,
+    Flow,
+    Forward,
+    Plan,
+    Read,
+    Receive,
+    Reduce,
+    Send,
+    Stash,
+    Step,
+    Tie,
+    Unstash,
+    Update,
+)
+
+COMPUTE, SIDE, COPY_IN, COPY_OUT, COLLECTIVE, MESSAGE, DISK = (
+    "compute",
+    "side",
+    "copy in",
+    "copy out",
+    "collective",
+    "message",
+    "disk",
+)
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Of one step among several; what it started may end in the next."""
+
+    tasks: list[Task]
+    spans: list[Span]
+    """Of each task, from the step's begin."""
+    seconds: float
+    """Until all ranks know its loss, from when they knew that of the step before."""
+
+
+def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeline:
+    """The last of `steps` steps, one after the other. Raises ValueError when the plan does not end."""
+    builder = _Builder()
+    ranks = [_Rank(builder, layout, rank, costs) for rank in range(len(plan))]
+    ends: list[list[int]] = [[]]
+    first_of_last = 0
+    for number in range(steps):
+        first_of_last = len(builder)
+        ends.append([rank.step(number, plan[index]) for index, rank in enumerate(ranks)])
+    tasks = builder.tasks()
+    spans = simulate(tasks, costs.cores)
+    begin, end = (max((spans[index].end for index in found), default=0.0) for found in (ends[-2], ends[-1]))
+    shifted = [Span(span.begin - begin, span.end - begin) for span in spans]
+    shown = [index for index, span in enumerate(shifted) if index >= first_of_last or span.end > 0]
+    return Timeline([tasks[i] for i in shown], [shifted[i] for i in shown], end - begin)
+
+
+class _Builder:
+    """Tasks that may follow what is named only later, by another rank."""
+
+    def __init__(self) -> None:
+        self._drafts: list[tuple[tuple[int, str], float, list[int], Step | None]] = []
+        """Lane, seconds, what it follows, record."""
+        self._named: dict[Hashable, int] = {}
+        self._awaited: list[tuple[int, Hashable]] = []
+
+    def __len__(self) -> int:
+        return len(self._drafts)
+
+    def add(
+        self,
+        lane: tuple[int, str],
+        seconds: float,
+        follows: Iterable[int | None],
+        step: Step | None = None,
+        *,
+        awaits: Iterable[Hashable] = (),
+    ) -> int:
+        index = len(self._drafts)
+        self._drafts.append((lane, seconds, [before for before in follows if before is not None], step))
+        self._awaited += [(index, name) for name in awaits]
+        return index
+
+    def name(self, name: Hashable, index: int) -> None:
+        self._named[name] = index
+
+    def tasks(self) -> list[Task]:
+        for index, name in self._awaited:
+            self._drafts[index][2].append(self._named[name])
+        return [
+            Task(lane, seconds, tuple(follows), needs_core=lane[1] != DISK, step=step)
+            for lane, seconds, follows, step in self._drafts
+        ]
+
+
+class _Rank:
+    def __init__(self, builder: _Builder, layout: Layout, rank: int, costs: Costs) -> None:
+        self._builder, self._layout, self._rank, self._costs = builder, layout, rank, costs
+        self._number = 0
+        self._main: int | None = None
+        """The first thread's newest task."""
+        self._updated: dict[int, int] = {}
+        self._read: dict[int, int] = {}
+        self._fetched: dict[int, int] = {}
+        self._unstashed: dict[tuple[int, int], int] = {}
+        self._growing: set[int] = set()
+        self._taken = 0
+        self._given_back: list[int] = []
+        self._buffers = gradient_buffers(layout, rank)
+        self._to_finish: list[int] = []
+
+    def step(self, number: int, plan: Iterable[Step]) -> int:
+        """Adds the tasks of a step; the result is the one that ends it."""
+        self._number, self._to_finish = number, []
+        for step in plan:
+            self._add(step)
+        return self._wait(self._to_finish)
+
+    def _add(self, step: Step) -> None:
+        match step:
+            case Forward() | Backward():
+                self._compute(step)
+            case Read(unit):
+                self._read[unit] = self._task(DISK, self._costs.read(step), [self._updated.get(unit)], step)
+            case Fetch():
+                self._fetch(step)
+            case Send():
+                self._send(step)
+            case Receive():
+                self._builder.name(("posted", self._number, *_message(step)), self._here())
+            case Stash():
+                self._task(self._copies(COPY_OUT), self._costs.copy(step), [self._main], step)
+            case Unstash():
+                key = (step.position, step.micro_batch)
+                self._unstashed[key] = self._task(self._copies(COPY_IN), self._costs.copy(step), [self._main], step)
+            case Reduce():
+                self._reduce(step)
+            case Tie(unit):
+                self._meet(step, self._layout.users[unit])
+            case Agree():
+                self._to_finish.append(self._meet(step, range(self._layout.pipeline)))
+            case Update(unit):
+                self._updated[unit] = self._task(SIDE, self._costs.update(step), [], step)
+
+    def _task(self, lane: str, seconds: float, follows: Iterable[int | None], step: Step) -> int:
+        index = self._builder.add((self._rank, lane), seconds, follows, step)
+        if lane == COMPUTE:
+            self._main = index
+        return index
+
+    def _wait(self, follows: Iterable[int | None]) -> int:
+        """The first thread waits."""
+        self._main = self._builder.add((self._rank, COMPUTE), 0.0, follows)
+        return self._main
+
+    def _here(self) -> int:
+        return self._wait([]) if self._main is None else self._main
+
+    def _copies(self, lane: str) -> str:
+        return lane if self._costs.overlaps else COMPUTE
+
+    def _compute(self, step: Compute) -> None:
+        unit = self._layout.unit_of(step.position)
+        kept = self._fetched if self._layout.moves(unit) or self._layout.refreshed(unit) else self._updated
+        follows = [kept.get(unit), self._unstashed.pop((step.position, step.micro_batch), None)]
+        if isinstance(step, Backward) and self._layout.has_gradient_shard(unit) and unit not in self._growing:
+            follows.append(self._take_buffer(unit))
+        self._main = self._builder.add(
+            (self._rank, COMPUTE), self._costs.compute(step), follows, step, awaits=self._awaited(step)
+        )
+
+    def _awaited(self, step: Compute) -> list[Hashable]:
+        layout, position = self._layout, step.position
+        source, flow, place = position - 1, Flow.ACTIVATION, position
+        if isinstance(step, Backward):
+            source, flow, place = position + 1, Flow.GRADIENT, position + 1
+        if not 0 <= source <= layout.head or layout.rank_of(source) == self._rank:
+            return []
+        return [("sent", self._number, flow, place, step.micro_batch)]
+
+    def _take_buffer(self, unit: int) -> int | None:
+        """The reduction that gave it back before, if it was in use."""
+        self._growing.add(unit)
+        before = self._taken - self._buffers
+        self._taken += 1
+        return self._given_back[before] if before >= 0 else None
+
+    def _fetch(self, step: Fetch) -> None:
+        # Beside compute it begins when its unit is ready, and the first thread goes on.
+        ready = [self._here(), self._updated.get(step.unit), self._read.get(step.unit)]
+        copied = self._task(self._copies(COPY_IN), self._costs.copy(step), ready, step)
+        self._fetched[step.unit] = self._task(COLLECTIVE, self._costs.network(step), [copied], step)
+
+    def _send(self, step: Send) -> None:
+        message = (self._number, *_message(step))
+        lane = (self._rank, f"{MESSAGE} {step.peer}")
+        sent = self._builder.add(lane, self._costs.network(step), [self._main], step, awaits=[("posted", *message)])
+        self._builder.name(("sent", *message), sent)
+        self._to_finish.append(sent)
+
+    def _reduce(self, step: Reduce) -> None:
+        summed = self._task(COLLECTIVE, self._costs.network(step), [self._main], step)
+        settled = self._task(SIDE, self._costs.settle(step), [summed], step)
+        if step.unit in self._growing:
+            self._growing.remove(step.unit)
+            self._given_back.append(settled)
+
+    def _meet(self, step: Tie | Agree, ranks: Iterable[int]) -> int:
+        """The second threads of these pipeline ranks wait for each other."""
+        arrived = self._builder.add((self._rank, SIDE), 0.0, [self._main])
+        self._builder.name(("arrived", self._number, step, self._rank), arrived)
+        awaited = [("arrived", self._number, step, rank) for rank in ranks]
+        return self._builder.add((self._rank, SIDE), self._costs.network(step), [], step, awaits=awaited)
+
+
+def _message(step: Send | Receive) -> tuple[Hashable, ...]:
+    return (step.flow, step.position, step.micro_batch)

@@ -1,0 +1,28 @@
+"""How many gradients of a rank are in memory at a time, by the order of its passes. Pure."""
+
+from dataclasses import replace
+from functools import lru_cache
+
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.orders import compute_order
+from pseudoreal_trainer.plan.steps import Backward
+
+
+def gradient_buffers(layout: Layout, rank: int) -> int:
+    """How many whole gradients of units without room of their own exist at a time: those that grow, and one that is
+    being reduced meanwhile."""
+    spans = _growth(replace(layout, homes=(), sharding="none"), rank)
+    sharing = [spans[unit] for unit in layout.local_units(rank) if layout.has_gradient_shard(unit)]
+    growing = max((sum(span.start in other for other in sharing) for span in sharing), default=0)
+    return min(growing + 1, len(sharing))
+
+
+@lru_cache
+def _growth(layout: Layout, rank: int) -> dict[int, range]:
+    """Unit -> the part of the rank's passes in which its gradient grows."""
+    spans: dict[int, range] = {}
+    for index, compute in enumerate(compute_order(layout, rank)):
+        if isinstance(compute, Backward):
+            unit = layout.unit_of(compute.position)
+            spans[unit] = range(spans[unit].start if unit in spans else index, index + 1)
+    return spans

@@ -1,0 +1,4 @@
+"""What a pod tells the operator: reports while it runs, and its last word, with who is at fault.
+
+The program that supervises the ranks is `cli.pod`.
+"""

@@ -1,0 +1,84 @@
+"""The operator's end of the reports: a request over HTTPS for each, on one connection as long as it stands."""
+
+import os
+import ssl
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPResponse, HTTPSConnection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pseudoreal_api.names import CONFIG_DIRECTORY, REPORT_CA_FILE, REPORT_TOKEN_DIRECTORY, REPORT_TOKEN_FILE
+from pseudoreal_api.wire.reports import REPORT_URL, PodReport, ReportAnswer
+
+_SECONDS = 4.0
+"""For each step of a request."""
+_ANSWER_BYTES = 64 * 1024
+
+
+class Refused(Exception):
+    def __init__(self, status: int, reason: str, retry_after: float) -> None:
+        super().__init__(f"it answers {status} {reason}")
+        self.retry_after = retry_after
+        """Seconds."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    url: str
+    token: Path
+    """File; it is renewed while the pod runs."""
+    authority: Path
+    """File: certificates that sign the endpoint's own. May be renewed as well."""
+
+    _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
+    """The connection of the report before, if there is one: a handshake costs more than a report."""
+
+    def send(self, report: PodReport) -> ReportAnswer:
+        """For one thread at a time. Raises OSError, HTTPException, ValueError or Refused."""
+        content = report.to_json().encode()
+        if self._kept:
+            # The other end may have closed it meanwhile; then nothing was heard.
+            with suppress(ConnectionError, ssl.SSLError):
+                return self._exchange(self._kept.pop(), content)
+        return self._exchange(self._connection(), content)
+
+    def _connection(self) -> HTTPSConnection:
+        context = ssl.create_default_context(cafile=str(self.authority))
+        return HTTPSConnection(urlsplit(self.url).netloc, timeout=_SECONDS, context=context)
+
+    def _exchange(self, connection: HTTPSConnection, content: bytes) -> ReportAnswer:
+        try:
+            connection.request("POST", urlsplit(self.url).path or "/", content, self._headers())
+            response = connection.getresponse()
+            body = response.read(_ANSWER_BYTES)
+            # One that is not read to its end would be taken for the next answer.
+            if response.isclosed() and not response.will_close:
+                self._kept.append(connection)
+            return _answer(response, body)
+        finally:
+            if connection not in self._kept:
+                connection.close()
+
+    def _headers(self) -> dict[str, str]:
+        token = self.token.read_text().strip()
+        return {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+
+
+def endpoint_of_pod() -> Endpoint | None:
+    """None: there is nobody to report to."""
+    if REPORT_URL not in os.environ:
+        return None
+    token = Path(REPORT_TOKEN_DIRECTORY) / REPORT_TOKEN_FILE
+    return Endpoint(os.environ[REPORT_URL], token, Path(CONFIG_DIRECTORY) / REPORT_CA_FILE)
+
+
+def _answer(response: HTTPResponse, content: bytes) -> ReportAnswer:
+    if response.status != 200:
+        raise Refused(response.status, response.reason, _seconds(response.getheader("Retry-After")))
+    return ReportAnswer.model_validate_json(content)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """0 for a date, which nobody sends who limits a rate."""
+    return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0

@@ -1,0 +1,152 @@
+"""How the processes of a pod ended, told through small files; and what the pod makes of them."""
+
+import os
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from pseudoreal_api.base import ApiModel
+from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
+from pseudoreal_api.wire.messages import TERMINATION_MESSAGE_BYTES, Outcome, TerminationMessage
+
+from pseudoreal_trainer.pod.crash import Crash
+from pseudoreal_trainer.pod.memory_use import PodMemory
+from pseudoreal_trainer.pod.out_of_memory import killed_sentence
+
+OUTCOME_DIRECTORY = "PSEUDOREAL_OUTCOME_DIRECTORY"
+TERMINATION_LOG = "PSEUDOREAL_TERMINATION_LOG"
+
+_KUBERNETES_TERMINATION_LOG = "/dev/termination-log"
+
+
+class RankOutcome(ApiModel):
+    local_rank: int
+    time_ns: int
+    message: TerminationMessage
+
+
+def ended_badly(
+    outcome: Outcome,
+    config: PhaseConfig | DelinkConfig,
+    text: str,
+    suspect: int | None = None,
+    *,
+    peer_lost: bool = False,
+) -> TerminationMessage:
+    return TerminationMessage(
+        outcome=outcome,
+        phase=config.phase,
+        attempt=config.attempt,
+        message=text[:2000],
+        suspect=suspect,
+        peer_lost=peer_lost,
+    )
+
+
+def leave_outcome(folder: Path, local_rank: int, message: TerminationMessage) -> None:
+    outcome = RankOutcome(local_rank=local_rank, time_ns=time.time_ns(), message=message)
+    unfinished = folder / f"{local_rank}.outcome"
+    unfinished.write_text(outcome.to_json())
+    # All or nothing: a rank that is killed meanwhile has left no word.
+    unfinished.rename(_file_of(folder, local_rank))
+
+
+def read_outcome(folder: Path, local_rank: int) -> RankOutcome | None:
+    """None: the rank has left no word."""
+    path = _file_of(folder, local_rank)
+    return RankOutcome.model_validate_json(path.read_bytes()) if path.exists() else None
+
+
+def collect_outcomes(folder: Path) -> list[RankOutcome]:
+    return [RankOutcome.model_validate_json(path.read_bytes()) for path in folder.glob("*.json")]
+
+
+def _file_of(folder: Path, local_rank: int) -> Path:
+    return folder / f"{local_rank}.json"
+
+
+def has_failed(outcome: RankOutcome) -> bool:
+    return outcome.message.outcome in ("Failed", "InvalidJob", "OutOfMemory")
+
+
+def pod_outcome(
+    outcomes: list[RankOutcome],
+    config: PhaseConfig,
+    exit_code: int,
+    stopped: bool,
+    exhausted: PodMemory | None = None,
+    ended: Collection[int] = (),
+    crashes: Mapping[int, Crash] | None = None,
+) -> TerminationMessage:
+    """One message for all ranks of the pod. Pure.
+
+    `exit_code` is torchrun's; `stopped`: the pod was asked to stop; `exhausted`: its memory, for which the system has
+    ended processes; `ended`: local ranks that the pod itself has ended, after another one was gone; `crashes`: of local
+    ranks, how they crashed.
+    An error that has its cause in a rank itself wins, then the first: those that follow are of ranks that lost their
+    partner. A rank that was killed leaves no word at all.
+    """
+    errors = [o for o in outcomes if has_failed(o)]
+    silent = sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes} - set(ended))
+    errors.sort(key=lambda o: (o.message.outcome == "Failed", o.message.peer_lost, o.time_ns))
+    first_error = errors[0].message if errors else None
+    if not silent:
+        return first_error or min(outcomes, key=lambda o: o.local_rank).message
+    crashed = {rank: crash for rank, crash in (crashes or {}).items() if rank in silent}
+    killed = [rank for rank in silent if rank not in crashed]
+    if killed and exhausted is not None:
+        return ended_badly("OutOfMemory", config, killed_sentence(killed, exhausted, config))
+    if stopped:
+        return ended_badly("Yielded", config, "asked to stop before anything could be saved")
+    if first_error is not None and first_error.outcome in ("InvalidJob", "OutOfMemory"):
+        return first_error
+    others = f"; another rank then said: {first_error.message}" if first_error else ""
+    return ended_badly(
+        "Failed",
+        config,
+        f"{_silent_sentence(killed, crashed, config, exit_code)}{others}",
+        first_error.suspect if first_error else None,
+        # Where a collective took too long, the fault may be anywhere.
+        peer_lost=not killed and all(crash.is_of_watchdog for crash in crashed.values()),
+    )
+
+
+def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
+    """`crashed` and `killed` ranks have said nothing themselves; the killed ones come first, as the cause."""
+    told = []
+    if killed and exit_code < 0:
+        # Its ranks may run on for a moment: what killed it need not have killed them.
+        told.append(f"torchrun was killed (signal {-exit_code}), and with it local rank {_listed(killed)}")
+    elif killed:
+        told.append(
+            f"local rank {_listed(killed)} ended without a word, as a process does that is killed (for instance for"
+            f" using too much memory); torchrun's exit code is {exit_code}"
+        )
+    if waiting := [rank for rank, crash in crashed.items() if crash.is_of_watchdog]:
+        limit = "" if config.collective_seconds is None else f" after {config.collective_seconds} s"
+        told.append(
+            f"local rank {_listed(waiting)}: a collective timed out{limit} (NCCL watchdog), as some rank did not"
+            " take part in it"
+        )
+    for rank, crash in crashed.items():
+        if not crash.is_of_watchdog:
+            told.append(f"local rank {rank} crashed ({crash.what}) in {crash.where or 'a thread without Python'}")
+    return "; ".join(told)
+
+
+def _listed(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))
+
+
+def write_termination(message: TerminationMessage) -> None:
+    """To the file that Kubernetes reads; outside of a cluster there is none."""
+    named = os.environ.get(TERMINATION_LOG)
+    path = Path(named or _KUBERNETES_TERMINATION_LOG)
+    if named or path.exists():
+        path.write_text(_fitting(message).to_json())
+
+
+def _fitting(message: TerminationMessage) -> TerminationMessage:
+    while len(message.to_json().encode()) > TERMINATION_MESSAGE_BYTES:
+        message = message.model_copy(update={"message": message.message[: len(message.message) // 2]})
+    return message

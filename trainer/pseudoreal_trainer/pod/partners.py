@@ -1,0 +1,59 @@
+"""The ranks of one pod: where one of them is gone, the others can neither train nor save, and may wait for ever."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+
+import structlog
+
+from pseudoreal_trainer.heartbeat.side_thread import Clock
+from pseudoreal_trainer.heartbeat.stamp_file import read_stamp
+from pseudoreal_trainer.pod.outcome import has_failed, read_outcome
+from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.pod.signs import process_state
+
+LAST_SECONDS = 2.0
+"""For the last words of the others."""
+_DEAD = ("Z", "X")
+
+log = structlog.get_logger()
+
+
+class Partners:
+    """`ended` are the local ranks that were killed here: what became of them was not their fault."""
+
+    def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
+        self._folder, self._clock = folder, clock
+        self._gone_since: float | None = None
+        self.ended: set[int] = set()
+
+    def look(self) -> None:
+        """To be called again and again: kills the others LAST_SECONDS after one was seen to be gone."""
+        now = self._clock()
+        if self._gone_since is None and any(self._is_gone(*rank) for rank in self._ranks()):
+            self._gone_since = now
+        if self._gone_since is not None and now - self._gone_since >= LAST_SECONDS:
+            self._kill_others()
+
+    def _is_gone(self, local_rank: int, pid: int) -> bool:
+        """It is dead and has not ended well: it was killed, or has failed."""
+        if process_state(pid) not in _DEAD:
+            return False
+        outcome = read_outcome(self._folder.path, local_rank)
+        return outcome is None or has_failed(outcome)
+
+    def _kill_others(self) -> None:
+        for local_rank, pid in self._ranks():
+            if local_rank not in self.ended and process_state(pid) not in _DEAD:
+                self.ended.add(local_rank)
+                log.warning("rank_ended", local_rank=local_rank, why="another rank of this pod is gone")
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def _ranks(self) -> Iterator[tuple[int, int]]:
+        """Local rank and process, of those that have begun."""
+        for path in self._folder.all_stamps():
+            if (stamp := read_stamp(path)) is not None:
+                yield int(path.stem), stamp.pid

@@ -1,0 +1,91 @@
+"""What the processes of a pod tell each other while they run, through small files beside those of outcome.py."""
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_api.base import ApiModel
+from pseudoreal_api.wire.messages import ProgressReport
+from pseudoreal_api.wire.reports import SavedCheckpoint
+
+from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
+
+_MEMORY = Path("/dev/shm")
+_STAMPS = ".stamps"
+
+
+class _Committed(ApiModel):
+    name: str
+    step: int
+    moment: float
+    """Of CLOCK_MONOTONIC."""
+
+
+@dataclass(frozen=True)
+class PodFolder:
+    path: Path
+
+    def stamps(self, local_rank: int) -> Path:
+        """The file of a rank."""
+        return self.path / f"{local_rank}{_STAMPS}"
+
+    def all_stamps(self) -> list[Path]:
+        """Of the ranks that have begun."""
+        return sorted(self.path.glob(f"*{_STAMPS}"))
+
+    def leave_progress(self, report: ProgressReport) -> None:
+        self._replace("progress", report.model_dump_json())
+
+    def progress(self) -> ProgressReport | None:
+        content = self._content("progress")
+        return None if content is None else ProgressReport.model_validate_json(content)
+
+    def leave_checkpoint(self, name: str, step: int) -> None:
+        """It was committed just now."""
+        self._replace("checkpoint", _Committed(name=name, step=step, moment=time.monotonic()).to_json())
+
+    def checkpoint(self) -> SavedCheckpoint | None:
+        """The newest."""
+        content = self._content("checkpoint")
+        if content is None:
+            return None
+        found = _Committed.model_validate_json(content)
+        return SavedCheckpoint(name=found.name, step=found.step, seconds=time.monotonic() - found.moment)
+
+    def ask_to_finish(self) -> None:
+        self._finish.touch()
+
+    def is_asked_to_finish(self) -> bool:
+        """The phase is to end now, through a checkpoint."""
+        return self._finish.exists()
+
+    @property
+    def _finish(self) -> Path:
+        return self.path / "finish"
+
+    def _replace(self, name: str, text: str) -> None:
+        """All or nothing: another process reads it meanwhile."""
+        temporary = self.path / f"{name}.tmp"
+        # Training goes on when there is no room for what it tells on its way.
+        with suppress(OSError):
+            temporary.write_text(text)
+            temporary.rename(self.path / name)
+
+    def _content(self, name: str) -> bytes | None:
+        try:
+            return (self.path / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+
+def pod_folder() -> PodFolder | None:
+    """Of the pod that this process belongs to; None when it runs by itself."""
+    return PodFolder(Path(os.environ[OUTCOME_DIRECTORY])) if OUTCOME_DIRECTORY in os.environ else None
+
+
+def memory_directory() -> str | None:
+    """For files that are written all the time: a mapped file on a disk makes its writer wait while the system saves it.
+    None: there is no such place."""
+    return str(_MEMORY) if os.access(_MEMORY, os.W_OK) else None
