@@ -9,7 +9,13 @@ from pydantic import BaseModel, ConfigDict
 
 from pseudoreal_trainer.forecast.memory.from_config import best_layout, phase_sizes
 from pseudoreal_trainer.forecast.memory.graphs import Graphs
-from pseudoreal_trainer.forecast.memory.homes import Bounds, activation_peaks, bounds_of, shortfalls
+from pseudoreal_trainer.forecast.memory.homes import (
+    Bounds,
+    activation_peaks,
+    bounds_of,
+    budget_shortfalls,
+    machine_shortfalls,
+)
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
 from pseudoreal_trainer.forecast.time.costs import Load, UnitTime
@@ -157,11 +163,10 @@ def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compu
 def _reasons(
     config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile | None, scratch: int
 ) -> list[str]:
-    reasons = shortfalls(layout, sizes, bounds_of(config.offload.budget))
+    reasons = budget_shortfalls(layout, sizes, bounds_of(config.offload.budget))
     if profile is not None:
         room = None if profile.device_bytes is None else profile.device_bytes - scratch
-        machine = Bounds(room, profile.host_bytes)
-        reasons += shortfalls(layout, sizes, machine, "the hardware profile's {tier}_bytes")
+        reasons += machine_shortfalls(layout, sizes, Bounds(room, profile.host_bytes))
     return reasons
 
 

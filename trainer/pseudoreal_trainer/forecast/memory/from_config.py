@@ -6,7 +6,7 @@ from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.forecast.memory.homes import bounds_of, choose_homes, shortfalls
+from pseudoreal_trainer.forecast.memory.homes import bounds_of, budget_shortfalls, choose_homes
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
@@ -16,7 +16,7 @@ from pseudoreal_trainer.plan.units import units_of
 def phase_layout(config: PhaseConfig, device: Device) -> Layout:
     """The same on all ranks. Raises InvalidJobError when the phase does not fit its budget."""
     layout = best_layout(config, device)
-    reasons = shortfalls(layout, phase_sizes(config, device), bounds_of(config.offload.budget))
+    reasons = budget_shortfalls(layout, phase_sizes(config, device), bounds_of(config.offload.budget))
     if reasons:
         raise InvalidJobError("; ".join(reasons))
     return layout

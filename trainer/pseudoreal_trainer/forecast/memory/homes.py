@@ -78,21 +78,40 @@ def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
     return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
 
 
-def shortfalls(layout: Layout, sizes: Sizes, bounds: Bounds, source: str = "offload.budget.{tier}") -> list[str]:
-    """A sentence for each bound that some rank exceeds, of the rank that exceeds it most. `source`: who set them."""
-    found = []
-    if bounds.device is not None:
-        needs = [held(layout, sizes, r).device + p.device for r, p in enumerate(activation_peaks(layout, sizes))]
-        remedy = "let more units move (offload.budget, offload.homes), lower offload.window, raise batch.microBatches"
-        found += _too_much(needs, bounds.device, source.format(tier="device"), f"{remedy}, or take more ranks")
-    if bounds.host is not None:
-        needs = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
-        remedy = "let units move to disk (offload.budget, offload.homes), or take more ranks"
-        found += _too_much(needs, bounds.host, source.format(tier="host"), remedy)
-    return found
+def budget_shortfalls(layout: Layout, sizes: Sizes, budget: Bounds) -> list[str]:
+    """A sentence for each bound of the budget that some rank exceeds, of the rank that exceeds it most. On the host a
+    budget bounds the state alone."""
+    state = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
+    return [
+        *_too_much([most.device for most in _peaks(layout, sizes)], budget.device, "offload.budget.device", _DEVICE),
+        *_too_much(state, budget.host, "offload.budget.host", _HOST),
+    ]
 
 
-def _too_much(needs: Sequence[int], bound: int, source: str, remedy: str) -> list[str]:
+def machine_shortfalls(layout: Layout, sizes: Sizes, machine: Bounds) -> list[str]:
+    """The same for what a rank's part of the machine has: on the host, buffers take of it as well."""
+    peaks, profile = _peaks(layout, sizes), "the hardware profile's"
+    return [
+        *_too_much([most.device for most in peaks], machine.device, f"{profile} device_bytes", _DEVICE),
+        *_too_much([most.host for most in peaks], machine.host, f"{profile} host_bytes", _HOST),
+    ]
+
+
+_DEVICE = (
+    "let more units move (offload.budget, offload.homes), lower offload.window, raise batch.microBatches, or take more"
+    " ranks"
+)
+_HOST = "let units move to disk (offload.budget, offload.homes), or take more ranks"
+
+
+def _peaks(layout: Layout, sizes: Sizes) -> list[Tiers]:
+    """Most bytes of each pipeline rank."""
+    return [held(layout, sizes, rank) + peak for rank, peak in enumerate(activation_peaks(layout, sizes))]
+
+
+def _too_much(needs: Sequence[int], bound: int | None, source: str, remedy: str) -> list[str]:
+    if bound is None:
+        return []
     rank = max(range(len(needs)), key=needs.__getitem__)
     if needs[rank] <= bound:
         return []

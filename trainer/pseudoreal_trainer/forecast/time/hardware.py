@@ -78,7 +78,9 @@ class HardwareProfile(_Model):
         " cores that compute uses."
     )
     device_bytes: int | None = Field(None, ge=1, description="Memory of a rank's device for tensors. null: not known.")
-    host_bytes: int | None = Field(None, ge=1, description="Host memory for a rank's state. null: not known.")
+    host_bytes: int | None = Field(
+        None, ge=1, description="Host memory of a rank, for its state and its buffers. null: not known."
+    )
     speeds: list[Speeds] = Field(min_length=1)
 
     def for_ranks(self, ranks: int) -> Speeds:

@@ -6,9 +6,10 @@ from pseudoreal_trainer.forecast.memory.homes import (
     Bounds,
     activation_peaks,
     bounds_of,
+    budget_shortfalls,
     choose_homes,
     host_state,
-    shortfalls,
+    machine_shortfalls,
 )
 from pseudoreal_trainer.forecast.memory.memory import held, unit_state
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
@@ -105,10 +106,10 @@ def test_what_cannot_fit_is_named_with_the_figures() -> None:
     budget = offload(100_000).budget
     layout = placed(ONE_RANK, choose_homes(offload(100_000), ONE_RANK, SIZES))
     assert set(layout.homes) == {"host"}
-    (sentence,) = shortfalls(layout, SIZES, bounds_of(budget))
+    (sentence,) = budget_shortfalls(layout, SIZES, bounds_of(budget))
     assert "offload.budget.device is 97.66 KiB, but pipeline rank 0 needs" in sentence
     assert f"({max(needs(layout, SIZES)) - 100_000} bytes) more" in sentence
-    assert shortfalls(layout, SIZES, Bounds(max(needs(layout, SIZES)), 10**9)) == []
+    assert budget_shortfalls(layout, SIZES, Bounds(max(needs(layout, SIZES)), 10**9)) == []
 
 
 def test_a_shared_block_moves_on_all_its_ranks() -> None:
@@ -118,3 +119,14 @@ def test_a_shared_block_moves_on_all_its_ranks() -> None:
     bound = max(needs(placed(layout, ("host",) * 4), sizes))
     moved = placed(layout, choose_homes(offload(bound), layout, sizes))
     assert max(needs(moved, sizes)) <= bound
+
+
+def test_buffers_take_of_the_memory_of_a_machine_and_not_of_a_budget() -> None:
+    layout = placed(ONE_RANK, ("host",) * 10)
+    state, whole = host_state(layout, SIZES, 0), held(layout, SIZES, 0).host
+    assert whole > state
+    assert budget_shortfalls(layout, SIZES, Bounds(host=state)) == []
+    (sentence,) = machine_shortfalls(layout, SIZES, Bounds(host=whole - 1))
+    assert sentence.startswith("the hardware profile's host_bytes is ")
+    assert "(1 bytes) more; let units move to disk" in sentence
+    assert machine_shortfalls(layout, SIZES, Bounds(host=whole)) == []
