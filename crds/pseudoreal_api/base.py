@@ -35,7 +35,8 @@ DecimalString = Annotated[
 DnsLabel = Annotated[str, Field(pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=30)]
 
 _QUANTITY = r"^[0-9]{1,30}(\.[0-9]{0,30})?([numkMGTPE]|[KMGTPE]i|[eE][-+]?[0-9]{1,2})?$"
-"""Digits are bounded: a thousand nines as an exponent would be a number that fills the memory."""
+"""A pattern for quantities. It bounds the digits: a thousand nines as an exponent would be a number that fills the
+memory."""
 
 
 def _is_quantity(amount: int | str) -> int | str:
@@ -50,7 +51,7 @@ Quantity = Annotated[
     # For the API server: each bound speaks of its own type only.
     Field(json_schema_extra={"x-kubernetes-int-or-string": True, "minimum": 0, "pattern": _QUANTITY}),
 ]
-"""As in Kubernetes: an integer, or a string of a number and a unit."""
+"""A Kubernetes quantity: an integer, or a string of a number and a unit."""
 
 
 def list_map(*keys: str) -> dict[str, Any]:

@@ -9,9 +9,9 @@ LABEL_JOB = f"{GROUP}/job-name"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_PHASE = f"{GROUP}/phase"
 LABEL_ATTEMPT = f"{GROUP}/attempt"
-"""1, and one more with each restart after a fault."""
+"""Label with the attempt: 1, and one more with each restart after a fault."""
 LABEL_EXECUTION_ATTEMPT = f"{GROUP}/execution-attempt"
-"""Of every set of pods its own; the one that the names have."""
+"""Label with the number of a set of pods, unlike every other's; the names of Jobs and pods end in it."""
 LABEL_ROLE = f"{GROUP}/role"
 
 ANNOTATION_FINISH_PHASE = f"{GROUP}/finish-phase"
@@ -21,10 +21,10 @@ CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"
 CONFIG_FILE = "config.json"
 LATER_FILE = "config-later.json"
-"""Fields that trainers of release 0.2.0 do not know."""
+"""File with the fields that trainers of release 0.2.0 do not know."""
 OFFLOAD_DIRECTORY = "/offload"
 WORK_DIRECTORY = "/scratch"
-"""Of jobs whose checkpoints are in object storage."""
+"""Work directory in the pods of jobs whose checkpoints are in object storage."""
 NCCL_CONFIG_FILE = "nccl.conf"
 REPORT_CA_FILE = "operator-ca.crt"
 REPORT_TOKEN_DIRECTORY = "/var/run/secrets/pseudoreal.dev"
@@ -33,7 +33,7 @@ RENDEZVOUS_PORT = 29500
 
 
 HOST_NAME_CHARACTERS = 63
-"""At most in a label of a host name (RFC 1123)."""
+"""Most characters in a label of a host name (RFC 1123)."""
 _DIGEST_CHARACTERS = 6
 
 
@@ -59,7 +59,7 @@ def _digest(*parts: str) -> str:
 
 
 def file_annotation(file: str) -> str:
-    """Annotation of a pod that is mounted as a file of that name in CONFIG_DIRECTORY."""
+    """The annotation of a pod that is mounted as `file` in CONFIG_DIRECTORY."""
     return f"{GROUP}/{file}"
 
 

@@ -15,36 +15,43 @@ from pseudoreal_api.wire.contract import REMEDY, ContractError, Since, joined
 
 
 class JobIdentity(ApiModel):
-    name: str = Field(description="metadata.name of the job.")
+    name: str = Field(description="The job's metadata.name.")
     namespace: str = Field(description="metadata.namespace of the job.")
     uid: str = Field(description="metadata.uid of the job; a checkpoint of another uid is refused.")
 
 
 class CheckpointPolicy(ApiModel):
     every_steps: int = Field(description="Steps between two checkpoints.")
-    mode: CheckpointMode = Field(description="As in the spec.")
+    mode: CheckpointMode = Field(description="spec.checkpoint.mode: whether training waits for a checkpoint.")
     buffer_bytes: Quantity = Field(description="Host memory of each rank through which a checkpoint passes.")
     keep_last: int = Field(description="Newest checkpoints kept besides those at the ends of phases.")
-    keep_every: int | None = Field(None, description="Also kept: those of steps that this divides.")
+    keep_every: int | None = Field(
+        None, description="Checkpoints of steps that this divides are kept as well. None: no others are kept."
+    )
 
 
 class DiscardConfig(ApiModel):
-    """Checkpoints that are not resumed from: of attempts before this one, of this step or a later one."""
+    """Checkpoints that are not resumed from: those of attempts before `before_attempt` and of `from_step` or a later
+    step."""
 
     before_attempt: int = Field(description="Number of an attempt.")
     from_step: int = Field(description="A step, from the job's start.")
-    continued: bool = Field(True, description="Also of the job that this one continues.")
+    continued: bool = Field(
+        True, description="Whether checkpoints of the job that this one continues are discarded as well."
+    )
 
 
 class MeasureConfig(ApiModel):
     """What the delink into the next phase needs to know of this one's gradients."""
 
-    steps: int = Field(description="At the end of the phase.")
-    next_sharing: Sharing = Field(description="Of the next phase, explicit.")
+    steps: int = Field(description="Number of measured steps, at the end of the phase.")
+    next_sharing: Sharing = Field(
+        description="Sharing of the next phase; explicit, also when every layer then owns its weights."
+    )
 
 
 class _Kept(ApiModel):
-    """Where the results of a job are."""
+    """Where the results of a job are kept."""
 
     work_directory: str = Field(description="Folder of metrics.jsonl and, without object storage, of checkpoints/.")
     object_storage: str | None = Field(None, description="s3:// URL of the folder of checkpoints/. None: not used.")
@@ -54,7 +61,7 @@ class _Kept(ApiModel):
 
     @property
     def storage(self) -> str:
-        """Folder of checkpoints/."""
+        """The folder, or the s3:// URL, that holds checkpoints/."""
         return self.object_storage or self.work_directory
 
 
@@ -66,37 +73,44 @@ class PhaseConfig(_Kept):
     attempt: int = Field(description="Number of this attempt; a stale one must not commit.")
     phase: str = Field(description="Name of the phase.")
     index: int = Field(description="Position of the phase in the job.")
-    model: Model = Field(description="As in the spec.")
-    data: Data = Field(description="As in the spec, with the path resolved.")
-    optimizer: Optimizer = Field(description="As in the spec.")
-    precision: Precision = Field(description="As in the spec.")
-    sharing: Sharing = Field(description="Explicit, also when every layer owns its weights.")
-    until: Until = Field(description="As in the spec.")
-    measure: MeasureConfig | None = Field(None, description="None: the delink does not ask, or no layers are delinked.")
+    model: Model = Field(description="spec.model.")
+    data: Data = Field(description="spec.data, with the path resolved.")
+    optimizer: Optimizer = Field(description="spec.optimizer.")
+    precision: Precision = Field(description="spec.precision.")
+    sharing: Sharing = Field(description="Sharing of the phase; explicit, also when every layer owns its weights.")
+    until: Until = Field(description="The phase's `until`.")
+    measure: MeasureConfig | None = Field(
+        None,
+        description="What to measure for the next delink. None: the delink does not ask, or no layers are delinked.",
+    )
     phase_steps: int = Field(description="Step, from the job's start, at which this phase ends at the latest.")
-    warmup_steps: int = Field(0, description="At the start of this phase, if it was delinked.")
+    warmup_steps: int = Field(0, description="Steps of warm-up at the start of this phase, if it was delinked.")
     total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
-    workers: int = Field(description="Pods.")
+    workers: int = Field(description="Pods of the phase.")
     processes_per_worker: int = Field(description="Ranks in each pod.")
     gpus: Annotated[int, Since(2)] = Field(
         0,
-        description="That each pod asks for; its ranks then never train on the CPU. 0: on GPUs if there are.",
+        description="GPUs that each pod asks for; if there are any, its ranks never train on the CPU. 0: ranks"
+        " train on GPUs where the machine has some.",
     )
     collective_seconds: Annotated[int | None, Since(2)] = Field(
         None,
-        description="Longest wait of a rank for the others in a collective, after which it ends. None: torch's own.",
+        description="Longest wait of a rank for the others in a collective, after which it ends. None: torch's"
+        " own limit.",
     )
-    batch: Batch = Field(description="As in the spec.")
-    parallelism: Parallelism = Field(description="As in the spec, with pipeline resolved.")
-    activations: Activations = Field(description="As in the spec.")
-    offload: Offload = Field(description="As in the spec.")
-    compile: bool = Field(description="As in the spec.")
+    batch: Batch = Field(description="The phase's `batch`.")
+    parallelism: Parallelism = Field(description="The phase's `parallelism`, with pipeline resolved.")
+    activations: Activations = Field(description="The phase's `activations`.")
+    offload: Offload = Field(description="The phase's `offload`.")
+    compile: bool = Field(description="The phase's `compile`.")
     offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
     preflight: bool = Field(False, description="Check ranks and links before the first step.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
     continues: str | None = Field(
-        None, description="Folder of checkpoints/ of the job that this one continues, where its own have none newer."
+        None,
+        description="Folder of checkpoints/ of the job that this one continues; used where the job's own has none"
+        " newer.",
     )
 
     @property
@@ -110,10 +124,10 @@ class DelinkConfig(_Kept):
     role: Literal["delink"] = Field("delink", description="Tells this file from that of a phase.")
     job: JobIdentity = Field(description="The job.")
     attempt: int = Field(description="Number of this attempt.")
-    phase: str = Field(description="The phase that it leads into.")
+    phase: str = Field(description="The phase that the delink leads into.")
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
-    optimizer_state: OptimizerState = Field(description="As in the spec.")
+    optimizer_state: OptimizerState = Field(description="spec.delink.optimizerState.")
 
 
 _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
@@ -140,7 +154,7 @@ def read_config(path: Path) -> PhaseConfig | DelinkConfig:
 
 
 def read_phase_config(path: Path) -> PhaseConfig:
-    """The configuration of a process that trains."""
+    """The configuration at `path`, which must be that of a phase."""
     config = read_config(path)
     assert isinstance(config, PhaseConfig), "a delink has no ranks"
     return config

@@ -28,7 +28,7 @@ class UnresolvableJob(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """Ranks of a phase."""
+    """The ranks of a phase."""
 
     workers: int
     processes_per_worker: int
@@ -87,13 +87,14 @@ def phase_config(
 
 
 def collective_seconds(hang: Hang) -> int:
-    """Longer than every wait that the clocks of `hang` allow: a save may lie between two steps. So it is the operator,
-    who knows where each rank stands, that ends a hang, and this limit is for training without one."""
+    """Seconds after which a rank gives up a wait in a collective: longer than every wait that the clocks of `hang`
+    allow (a save may lie between two steps). So it is the operator, who knows where each rank stands, that ends a hang;
+    this limit is for training without one."""
     return max(hang.start_seconds, hang.step_seconds + hang.checkpoint_seconds) + _AFTER_THE_CLOCKS
 
 
 def _continued(job: PseudoRealJob, work_directory: str) -> str | None:
-    """It lies beside the job's own."""
+    """Folder of the job that this one continues, beside the job's own; None where it continues none."""
     folder = job.spec.checkpoint.continue_from
     return None if folder is None else f"{(object_storage(job) or work_directory).rpartition('/')[0]}/{folder}"
 
@@ -106,7 +107,7 @@ def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:
 
 
 def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
-    """The phase at `index` >= 1 has more blocks than the one before."""
+    """Whether the phase at `index` >= 1 has more blocks than the one before."""
     before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
     return before.blocks != after.blocks
 
@@ -163,7 +164,7 @@ def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
 
 
 def resolve_layout(spec: PseudoRealJobSpec, phase: Phase) -> Layout:
-    """Raises UnresolvableJob when the ranks do not fit the layers or the batch."""
+    """The ranks of the phase. Raises UnresolvableJob when they do not fit the layers or the batch."""
     processes = phase.processes_per_worker or gpus_of(phase) or 1
     ranks = phase.workers * processes
     where = f"spec.phases[{phase.name}]"

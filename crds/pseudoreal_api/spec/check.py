@@ -15,7 +15,7 @@ class InvalidJob(ValueError):
 
 
 def check_job(body: dict[str, Any]) -> PseudoRealJob:
-    """Raises InvalidJob with every sentence that `kubectl apply` would answer."""
+    """The job that `body` describes. Raises InvalidJob with every sentence that `kubectl apply` would answer."""
     if (body.get("apiVersion"), body.get("kind")) != (API_VERSION, KIND):
         raise InvalidJob(
             f"apiVersion and kind are {body.get('apiVersion')} {body.get('kind')}; use {API_VERSION} {KIND}"
@@ -38,7 +38,7 @@ def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
 
 
 def _format(template: str, values: list[Any]) -> str:
-    """Kubernetes' CEL function of this name, as far as the rules use it."""
+    """Kubernetes' CEL function `format`, as far as the rules use it."""
     return template.replace("%d", "%s") % tuple(values)
 
 

@@ -18,39 +18,51 @@ class PseudoRealJobSpec(ApiModel):
 
     model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": [r.to_schema() for r in SPEC_RULES]})
 
-    model: Model = Field(description="The model that all phases train.", json_schema_extra=immutable("model"))
-    data: Data = Field(description="The text that it learns.", json_schema_extra=immutable("data"))
-    optimizer: Optimizer = Field(
-        Optimizer(), description="AdamW and its learning-rate schedule.", json_schema_extra=immutable("optimizer")
+    model: Model = Field(
+        description="model describes the model that all phases train.", json_schema_extra=immutable("model")
     )
-    precision: Precision = Field(Precision(), description="Number formats.", json_schema_extra=immutable("precision"))
+    data: Data = Field(description="data names the text that the model learns.", json_schema_extra=immutable("data"))
+    optimizer: Optimizer = Field(
+        Optimizer(),
+        description="optimizer sets AdamW and its learning-rate schedule.",
+        json_schema_extra=immutable("optimizer"),
+    )
+    precision: Precision = Field(
+        Precision(), description="precision sets the number formats.", json_schema_extra=immutable("precision")
+    )
     phases: Annotated[list[Phase], Field(min_length=1, max_length=16)] = Field(
-        description="Run in this order. Between two phases the layers that no longer share a block are delinked:"
-        " each gets its own copy of the weights that it used.",
+        description="phases are trained in this order. Between two phases the layers that no longer share a block"
+        " are delinked: each gets its own copy of the weights that it used.",
         json_schema_extra=list_map("name") | immutable("phases"),
     )
     delink: Delink = Field(
-        Delink(), description="What happens between two phases.", json_schema_extra=immutable("delink")
+        Delink(), description="delink says what happens between two phases.", json_schema_extra=immutable("delink")
     )
     checkpoint: Checkpoint = Field(
-        description="Where and how often the state is saved.", json_schema_extra=immutable("checkpoint")
+        description="checkpoint says where and how often the state is saved.", json_schema_extra=immutable("checkpoint")
     )
-    pod: Pod = Field(Pod(), description="The pods of every phase.", json_schema_extra=immutable("pod"))
+    pod: Pod = Field(Pod(), description="pod describes the pods of every phase.", json_schema_extra=immutable("pod"))
     network: Network = Field(
-        Network(), description="Networking between the pods.", json_schema_extra=immutable("network")
+        Network(), description="network describes the network between the pods.", json_schema_extra=immutable("network")
     )
-    restart: Restart = Field(Restart(), description="What happens after a fault.")
-    hang: Hang = Field(Hang(), description="When training that stands still is noticed, and what happens then.")
-    deadlines: Deadlines = Field(Deadlines(), description="Bounds on time.")
-    clean_up: CleanUp = Field(CleanUp(), description="What is left of a job that has ended.")
+    restart: Restart = Field(Restart(), description="restart says what happens after a fault.")
+    hang: Hang = Field(
+        Hang(), description="hang says when training that stands still is noticed, and what happens then."
+    )
+    deadlines: Deadlines = Field(Deadlines(), description="deadlines are limits on time.")
+    clean_up: CleanUp = Field(CleanUp(), description="cleanUp says what is left of a job that has ended.")
     scheduling: Scheduling = Field(
-        Scheduling(), description="Queue and priority.", json_schema_extra=immutable("scheduling")
+        Scheduling(),
+        description="scheduling sets the queue and the priority of the pods.",
+        json_schema_extra=immutable("scheduling"),
     )
     restart_from: RestartFrom | None = Field(
-        None, description="Asks to train a phase again. A job that has ended stays as it is."
+        None, description="restartFrom asks to train a phase again. A job that has ended stays as it is."
     )
     suspend: bool = Field(
-        False, description="true: save a checkpoint, free the pods and wait. false: go on from that checkpoint."
+        False,
+        description="suspend stops and resumes the job. true: save a checkpoint, free the pods and wait. false:"
+        " go on from that checkpoint.",
     )
 
 

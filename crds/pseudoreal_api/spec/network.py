@@ -12,59 +12,72 @@ _QualifiedName = Annotated[
 
 
 class HugePages(ApiModel):
-    page_size: Literal["2Mi", "1Gi"] = Field("2Mi", description="Size of a page.")
-    amount: Quantity = Field(description="In all pages of a pod; a multiple of the page size.")
+    page_size: Literal["2Mi", "1Gi"] = Field("2Mi", description="pageSize is the size of a page.")
+    amount: Quantity = Field(description="amount is the memory in all pages of a pod; it is a multiple of pageSize.")
 
 
 class Network(ApiModel):
     mode: Literal["Auto", "Socket", "RDMA"] = Field(
         "Auto",
-        description="Auto: what NCCL finds. Socket: TCP only. RDMA: InfiniBand or RoCE, and no way back to TCP where"
-        " there is none; needs rdmaResource or hostNetwork.",
+        description="mode says which transport NCCL uses. Auto: what NCCL finds. Socket: TCP only. RDMA:"
+        " InfiniBand or RoCE, with no fallback to TCP; it needs rdmaResource or hostNetwork.",
     )
     interface: str | None = Field(
         None,
         min_length=1,
         max_length=64,
-        description="Network interface of NCCL and gloo. For NCCL a prefix, =NAME for exactly that, ^NAME for all"
-        " others; gloo takes a whole name only. Omitted: their own choice.",
+        description="interface is the network interface of NCCL and gloo. NCCL takes a prefix, =NAME for exactly"
+        " that one, or ^NAME for all others; gloo takes a whole name only. Omitted: NCCL and gloo"
+        " choose.",
     )
     hca: str | None = Field(
-        None, min_length=1, max_length=256, description="Adapters that NCCL uses (NCCL_IB_HCA), such as mlx5_0,mlx5_1."
+        None,
+        min_length=1,
+        max_length=256,
+        description="hca names the adapters that NCCL uses (NCCL_IB_HCA), such as mlx5_0,mlx5_1.",
     )
-    gid_index: int | None = Field(None, ge=0, le=255, description="GID index of RoCE (NCCL_IB_GID_INDEX).")
+    gid_index: int | None = Field(
+        None, ge=0, le=255, description="gidIndex is the GID index of RoCE (NCCL_IB_GID_INDEX)."
+    )
     nccl_config: str | None = Field(
         None,
         min_length=1,
         max_length=253,
-        description="A ConfigMap in the job's namespace whose key nccl.conf NCCL reads (NCCL_CONF_FILE). Omitted: that"
-        " of the site, if the operator was installed with one.",
+        description="ncclConfig is the name of a ConfigMap in the job's namespace whose key nccl.conf NCCL reads"
+        " (NCCL_CONF_FILE). Omitted: that of the site, if the operator was installed with one.",
     )
     rdma_resource: _QualifiedName | None = Field(
-        None, description="Extended resource of the adapters, such as rdma/rdma_shared_device_a."
+        None, description="rdmaResource is the extended resource of the adapters, such as rdma/rdma_shared_device_a."
     )
-    rdma_count: int = Field(1, ge=1, le=64, description="How many of it each pod of a training phase gets.")
+    rdma_count: int = Field(
+        1, ge=1, le=64, description="rdmaCount is the number of rdmaResource that each pod of a training phase gets."
+    )
     networks: Annotated[list[_QualifiedName], Field(max_length=16)] = Field(
-        [], description="Multus networks that each pod of a training phase is attached to."
+        [], description="networks are Multus networks that each pod of a training phase is attached to."
     )
-    host_network: bool = Field(False, description="The pods use the network of their node; at most one fits on a node.")
+    host_network: bool = Field(
+        False, description="hostNetwork gives the pods the network of their node; at most one pod then fits on a node."
+    )
     shared_memory: Quantity | None = Field(
         None,
-        description="Size of /dev/shm, which NCCL uses inside a pod. It is memory: the memory limit and request of the"
-        " trainer are raised by as much. Omitted: what the container runtime gives, mostly 64 MiB.",
+        description="sharedMemory is the size of /dev/shm, which NCCL uses inside a pod. It is memory: the memory"
+        " limit and request of the trainer are raised by as much. Omitted: the default of the"
+        " container runtime, mostly 64 MiB.",
     )
     huge_pages: HugePages | None = Field(
         None,
-        description="Huge pages, mounted at /hugepages; the resources of each phase must name cpu or memory."
-        " Omitted: none.",
+        description="hugePages are mounted at /hugepages; the resources of each phase must name cpu or memory."
+        " Omitted: the pods get none.",
     )
     isolation: Literal["JobOnly", "None"] = Field(
         "JobOnly",
-        description="JobOnly: a NetworkPolicy lets only pods of the job reach its pods. It does not cover"
-        " attached networks, and there is none with hostNetwork.",
+        description="isolation says who may reach the pods. JobOnly: a NetworkPolicy lets only pods of the job"
+        " reach its pods. It does not cover attached networks, and there is none with hostNetwork."
+        " None: there is no NetworkPolicy.",
     )
     preflight: bool = Field(
         False,
-        description="Before the first step of an attempt every rank multiplies matrices and talks to others in pairs;"
-        " a rank that is wrong, silent or slow is named with its node, and a broken one ends the attempt.",
+        description="preflight makes every rank multiply matrices and exchange data with others in pairs before"
+        " the first step of an attempt. A rank that is wrong, silent or slow is named with its node,"
+        " and a broken one ends the attempt.",
     )

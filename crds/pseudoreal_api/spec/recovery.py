@@ -13,72 +13,102 @@ _Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=128)]], Fi
 
 
 class RestartRule(ApiModel):
-    """Exactly one of the three lists has entries."""
+    """A rule on failed attempts. Exactly one of its three lists has entries."""
 
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=32)] = Field(
-        [], description="Exit codes of the trainer container. 71: out of memory, 75: asked to stop, 78: invalid job."
+        [],
+        description="onExitCodes lists exit codes of the trainer container. 71: out of memory, 75: asked to stop,"
+        " 78: invalid job.",
     )
-    on_pod_conditions: _Names = Field([], description="Pod conditions that are True, such as DisruptionTarget.")
+    on_pod_conditions: _Names = Field(
+        [],
+        description="onPodConditions lists types of pod conditions, such as DisruptionTarget; one of them must be"
+        " True.",
+    )
     on_reasons: _Names = Field(
-        [], description="Reasons of the container's end or of the pod's, such as OOMKilled, Evicted or NodeLost."
+        [],
+        description="onReasons lists reasons for which the container or the pod ended, such as OOMKilled, Evicted"
+        " or NodeLost.",
     )
     action: RuleAction = Field(
-        description="Restart: counts against maxRestarts. RestartIgnoringLimit: does not count. Fail: the job fails."
+        description="action says what follows. Restart: a restart that counts against maxRestarts."
+        " RestartIgnoringLimit: a restart that does not count. Fail: the job fails."
     )
 
 
 class Restart(ApiModel):
-    max_restarts: int = Field(3, ge=0, le=1_000_000, description="Restarts after a fault before the job fails.")
+    max_restarts: int = Field(
+        3, ge=0, le=1_000_000, description="maxRestarts is the number of restarts after a fault before the job fails."
+    )
     window_seconds: int | None = Field(
-        None, ge=1, le=2**31, description="Only restarts of the last so many seconds count. Omitted: all of them."
+        None,
+        ge=1,
+        le=2**31,
+        description="windowSeconds is the age in seconds from which on a restart no longer counts against"
+        " maxRestarts. Omitted: all restarts count.",
     )
     max_disruptions: int = Field(
         1000,
         ge=0,
         le=1_000_000,
-        description="Restarts that do not count against maxRestarts, without a new checkpoint between them, before the"
-        " job fails.",
+        description="maxDisruptions is the number of restarts that do not count against maxRestarts, without a"
+        " new checkpoint between them, before the job fails.",
     )
     backoff_seconds: int = Field(
         10,
         ge=0,
         le=86_400,
-        description="Wait before a restart; doubles with each one more without a new checkpoint between, up to 300 s.",
+        description="backoffSeconds is the wait before a restart. It doubles with each further restart without a"
+        " new checkpoint between them, up to 300 s.",
     )
     avoid_nodes_after: int = Field(
         2,
         ge=1,
         le=100,
-        description="A node where that many faults of this job began, evictions by the node itself included, is left to"
-        " the last when pods are placed.",
+        description="avoidNodesAfter is the number of faults of this job, evictions by the node included, that"
+        " began on a node before pods are placed on other nodes first.",
     )
     rules: Annotated[list[RestartRule], Field(max_length=16)] = Field(
         [],
-        description="The first rule that a pod of a failed attempt meets decides. After them: exit code 78 fails the"
-        " job; a lack of memory counts; DisruptionTarget and exit code 75 do not count; everything else counts.",
+        description="rules decide what follows a failed attempt: the first rule that one of its pods meets. Where"
+        " none is met: exit code 78 fails the job; a lack of memory counts as a fault;"
+        " DisruptionTarget and exit code 75 do not count; everything else counts.",
     )
 
 
 class Hang(ApiModel):
-    """Clocks start anew with every attempt and phase. Without any sign from the pods nothing is judged."""
+    """Time limits on progress. The clocks start anew with every attempt and phase; without reports from the pods
+    nothing is judged."""
 
     start_seconds: int = Field(
-        1800, ge=1, le=2**31, description="From the first sign of the last pod to the first step of the attempt."
+        1800,
+        ge=1,
+        le=2**31,
+        description="startSeconds is the longest time from the first report of the last pod to the first step of"
+        " the attempt.",
     )
     step_seconds: int = Field(
         900,
         ge=1,
         le=2**31,
-        description="From one step to the next, a validation between them included; stands still during a save.",
+        description="stepSeconds is the longest time from one step to the next, with a validation between them;"
+        " the clock stands still during a save.",
     )
-    checkpoint_seconds: int = Field(1800, ge=1, le=2**31, description="From the start of a save to its commit.")
+    checkpoint_seconds: int = Field(
+        1800,
+        ge=1,
+        le=2**31,
+        description="checkpointSeconds is the longest time from the start of a save to its commit.",
+    )
     straggler_factor: DecimalString = Field(
-        "3", description="A rank that computes so many times as long as the median rank is called a straggler."
+        "3",
+        description="stragglerFactor is how many times as long as the median rank a rank must compute to be"
+        " called a straggler.",
     )
     action: HangAction = Field(
         "Restart",
-        description="When a clock runs out. Event: say so. Restart: counts as a fault. Fail: the job fails."
-        " For a straggler it is always Event.",
+        description="action says what follows when a clock runs out. Event: an event says so. Restart: it counts"
+        " as a fault. Fail: the job fails. For a straggler it is always Event.",
     )
 
 
@@ -87,31 +117,43 @@ class Deadlines(ApiModel):
         None,
         ge=1,
         le=2**31,
-        description="Seconds in which all pods of an attempt must run; else the job fails. Omitted: none.",
+        description="startupSeconds is the time in which all pods of an attempt must be running; after it the job"
+        " fails. Omitted: there is no limit.",
     )
     active_seconds: int | None = Field(
         None,
         ge=1,
         le=2**31,
-        description="Seconds from the job's start, or from when it was last resumed, after which it fails."
-        " Omitted: none.",
+        description="activeSeconds is the time from the job's start, or from when it was last resumed, after"
+        " which the job fails. Omitted: there is no limit.",
     )
     ttl_seconds_after_finished: int | None = Field(
-        None, ge=0, le=2**31, description="Seconds from the job's end after which it is deleted. Omitted: never."
+        None,
+        ge=0,
+        le=2**31,
+        description="ttlSecondsAfterFinished is the time from the job's end after which it is deleted. Omitted:"
+        " it is never deleted.",
     )
 
 
 class CleanUp(ApiModel):
     children: Literal["Keep", "Delete"] = Field(
         "Keep",
-        description="When the job has ended. Keep: ended pods stay, with their logs. Delete: they are deleted.",
+        description="children says what happens to the pods of a job that has ended. Keep: they stay, with their"
+        " logs. Delete: they are deleted.",
     )
 
 
 class RestartFrom(ApiModel):
     phase: str = Field(
-        min_length=1, max_length=30, description="That phase is trained again from the checkpoint that it started from."
+        min_length=1,
+        max_length=30,
+        description="phase is the phase that is trained again, from the checkpoint that it started from.",
     )
     request: str = Field(
-        "1", min_length=1, max_length=64, description="A new value asks again; a value that was served does nothing."
+        "1",
+        min_length=1,
+        max_length=64,
+        description="request tells one request from another: a new value asks again; a value that was served does"
+        " nothing.",
     )

@@ -14,7 +14,8 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
 CONTRACT = 2
-"""What this release speaks; one more with each release that adds fields to a configuration."""
+"""Number of the contract that this release speaks; it rises by one with each release that adds fields to a
+configuration."""
 
 REMEDY = "set spec.pod.image, in a new job, to the trainer of the operator's release, or leave it out"
 
@@ -24,9 +25,9 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class Since:
     """Marks a field of a configuration that trainers of earlier contracts do not know; its default says what they do.
-    It does not stand in the items of a list.
+    The items of a list have no such fields.
 
-    `binding`: they must not go on without it where it differs from its default.
+    `binding`: such a trainer must not go on where the field differs from its default.
     """
 
     contract: int
@@ -38,7 +39,7 @@ class ContractError(ValueError):
 
 
 def split(config: BaseModel) -> tuple[Json, Json]:
-    """What CONFIG_FILE and LATER_FILE hold."""
+    """The contents of CONFIG_FILE and LATER_FILE, as JSON objects."""
     known, later = _divided(config, config.model_dump(mode="json", by_alias=True, exclude_none=True))
     needs = _needs(config)
     return known | ({"contractVersion": max(needs.values()), "needs": needs} if needs else {}), later
@@ -58,13 +59,13 @@ def joined(known: bytes, later: bytes | None) -> Json:
 
 
 def marks(model: type[BaseModel]) -> dict[str, Since]:
-    """Field -> its mark."""
+    """The marks of a model's fields, by field name."""
     fields = model.model_fields.items()
     return {name: mark for name, field in fields for mark in field.metadata if isinstance(mark, Since)}
 
 
 def _divided(model: BaseModel, data: Json) -> tuple[Json, Json]:
-    """`data`, which is the model as JSON: what all trainers know, and what came later."""
+    """Two parts of `data`, which is the model as JSON: what all trainers know, and what came later."""
     known, later, marked = dict(data), {}, marks(type(model))
     for name in type(model).model_fields:
         key, value = to_camel(name), getattr(model, name)
@@ -79,13 +80,13 @@ def _divided(model: BaseModel, data: Json) -> tuple[Json, Json]:
 
 
 def _merged(known: Json, later: Json) -> Json:
-    """Parts of `later` are maps only where those of `known` are."""
+    """`known` with `later` laid over it. A part of `later` is a map only where that of `known` is one."""
     both = {key: _merged(known[key], part) for key, part in later.items() if key in known}
     return known | later | both
 
 
 def _needs(model: BaseModel) -> dict[str, int]:
-    """Path and contract of what a trainer must not ignore."""
+    """The fields that a trainer must not ignore: path -> contract that brought it."""
     found = {}
     for name, field in type(model).model_fields.items():
         value, mark = getattr(model, name), marks(type(model)).get(name)

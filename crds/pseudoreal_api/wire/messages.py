@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pseudoreal_api.base import ApiModel
 
 TERMINATION_MESSAGE_BYTES = 4096
-"""Kubernetes keeps no more of a container's termination message."""
+"""Size limit of a termination message: Kubernetes keeps no more of it."""
 
 MOST_COUNT = 2**63 - 1
 """The largest integer that the API server stores."""
@@ -73,7 +73,7 @@ class TerminationMessage(ApiModel):
 
     @property
     def exit_code(self) -> ExitCode:
-        """Exit code of a failure for an outcome that only a later release knows."""
+        """The exit code of the outcome; that of a failure for an outcome that only a later release knows."""
         return _EXIT_CODES.get(self.outcome, ExitCode.FAILED)
 
 
@@ -83,13 +83,13 @@ class CheckpointCost(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     step: int
-    """Whose state it holds."""
+    """Training step whose state the checkpoint holds."""
     bytes: int
     seconds: float
-    """From the end of the step until it was committed."""
+    """Seconds from the end of the step until the checkpoint was committed."""
     bytes_per_second: float
     stall_seconds: float
-    """That the first rank's training stood still for it, at most."""
+    """Upper bound on the seconds that training on the first rank stood still for the checkpoint."""
 
 
 class ProgressReport(BaseModel):
@@ -105,20 +105,24 @@ class ProgressReport(BaseModel):
     loss: float | None
     """Loss of the newest step that had a finite one."""
     validation_loss: float | None = None
-    """In the log the newest known; in metrics.jsonl only on lines where it was measured."""
+    """Validation loss in nats per token: in the log the newest one known, in metrics.jsonl only on lines where it was
+    measured."""
     learning_rate: float
     tokens_per_second: float
     seconds: float
-    """Since the start of the process, training only."""
+    """Seconds of training since the start of the process."""
     remaining_seconds: float
-    """Of the phase, at the present rate."""
+    """Seconds that the phase still takes at the present rate."""
     global_cursor: int
     """Samples consumed, from the job's start."""
     skipped_steps: int = 0
-    """Steps of which updates were left out, as a loss or gradient was not finite; from the job's start."""
+    """Steps, from the job's start, whose updates were left out in whole or in part because a loss or gradient was not
+    finite."""
     waited_seconds: float = 0.0
-    """Of this step: the first rank's main thread stood still until its gradients were reduced and its units updated."""
+    """Seconds of this step that the first rank's main thread stood still until its gradients were reduced and its units
+    updated."""
     gradient_correlations: list[float] | None = None
-    """Cosines between the gradients of neighbouring layers of a block, the lowest first; where this step checked."""
+    """Cosines between the gradients of neighbouring layers of a block, the lowest first; None where this step did not
+    check."""
     checkpoint: CheckpointCost | None = None
-    """That was committed since the line before."""
+    """The checkpoint that was committed since the line before; None where there was none."""

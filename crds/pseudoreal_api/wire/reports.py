@@ -1,5 +1,5 @@
-"""What a trainer pod reports to the operator while it runs, and what it hears. Nothing depends on it but convenience:
-the truth is in the termination message."""
+"""What a trainer pod reports to the operator while it runs, and the operator's answer. Reports may be lost: the truth
+is in the termination message."""
 
 from typing import Literal
 
@@ -9,14 +9,14 @@ from pseudoreal_api.base import ApiModel
 from pseudoreal_api.wire.messages import ProgressReport
 
 REPORT_BYTES = 64 * 1024
-"""The operator reads no longer report."""
+"""Size limit of a report; the operator refuses a longer one."""
 REPORT_SECONDS = 5.0
-"""Between two reports of a pod."""
+"""Seconds between two reports of a pod."""
 REPORT_AUDIENCE = "operator.pseudoreal.dev"
-"""Of the service-account tokens of reports: they open nothing else."""
+"""Audience of the service-account tokens that come with reports; they are good for nothing else."""
 REPORT_PATH = "/v1/report"
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
-"""Environment variable of a trainer pod. Not set: there is nobody to report to."""
+"""Environment variable of a trainer pod: where it sends its reports. Not set: it sends none."""
 NODE_NAME = "PSEUDOREAL_NODE_NAME"
 """Environment variable of a trainer pod: the node that it runs on."""
 
@@ -25,7 +25,7 @@ Place = Literal["starting", "computing", "waiting", "ended"]
 
 
 class _Said(ApiModel):
-    """A newer trainer may say more than this operator knows."""
+    """A part of a report. What a newer trainer says beyond it is ignored."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -33,35 +33,37 @@ class _Said(ApiModel):
 class RankSign(_Said):
     """What the main thread of one rank last said. Its ages are by the clock of its own machine."""
 
-    rank: int = Field(ge=0, description="Of all ranks of the attempt.")
+    rank: int = Field(ge=0, description="Number of the rank among all ranks of the attempt.")
     place: str = Field(
         max_length=32,
         pattern="^[a-z][A-Za-z]*$",
         description="Where its main thread is: starting, computing, waiting or ended. More words may come.",
     )
     doing: str = Field("", max_length=64, description="The collective that it waits in, or what it computes.")
-    seconds: float = Field(ge=0, description="Since it came to that place.")
+    seconds: float = Field(ge=0, description="Seconds since it came to that place.")
     step: int = Field(ge=0, description="Steps done, from the job's start.")
     collectives: int = Field(0, ge=0, description="Waits that it has left since the start of its process.")
     busy_seconds: float | None = Field(
-        None, ge=0, description="That a step takes it outside of waits: the mean of the newest steps."
+        None, ge=0, description="Seconds that a step takes the rank outside of waits: the mean of the newest steps."
     )
-    saving_seconds: float | None = Field(None, ge=0, description="Since it began the save that is not committed yet.")
+    saving_seconds: float | None = Field(
+        None, ge=0, description="Seconds since the rank began the save that is not committed yet."
+    )
     process: str = Field("", max_length=1, description="State of its process in /proc; T is stopped, Z is dead.")
 
 
 class SavedCheckpoint(_Said):
-    name: str = Field(max_length=253, description="Of the newest checkpoint that this attempt committed.")
-    step: int = Field(ge=0, description="Its step.")
-    seconds: float = Field(ge=0, description="Since it was committed.")
+    name: str = Field(max_length=253, description="Name of the newest checkpoint that this attempt committed.")
+    step: int = Field(ge=0, description="The checkpoint's training step.")
+    seconds: float = Field(ge=0, description="Seconds since it was committed.")
 
 
 class PodReport(_Said):
     """What a pod tells the operator every few seconds; whose it is, its token says."""
 
-    ranks: list[RankSign] = Field([], max_length=64, description="Of the pod's own ranks.")
-    progress: ProgressReport | None = Field(None, description="Of the pod of rank 0.")
-    checkpoint: SavedCheckpoint | None = Field(None, description="Of the pod of rank 0.")
+    ranks: list[RankSign] = Field([], max_length=64, description="Signs of the pod's own ranks.")
+    progress: ProgressReport | None = Field(None, description="Progress of the training, from the pod of rank 0.")
+    checkpoint: SavedCheckpoint | None = Field(None, description="The newest checkpoint, from the pod of rank 0.")
 
 
 class ReportAnswer(ApiModel):

@@ -18,11 +18,17 @@ def _fields(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[
         yield from _fields(field.get("items", {}), f"{path}.{name}[]")
 
 
-def test_every_field_is_described() -> None:
+def test_every_field_is_described_in_a_sentence_that_begins_with_it() -> None:
     root = VERSION["schema"]["openAPIV3Schema"]["properties"]
     fields = [*_fields(root["spec"], "spec"), *_fields(root["status"], "status")]
     assert len(fields) > 80
-    assert [path for path, field in fields if not field.get("description")] == []
+    assert [path for path, field in fields if not _is_described(path, field)] == []
+
+
+def _is_described(path: str, field: dict[str, Any]) -> bool:
+    """Whether `kubectl explain` prints sentences whose subject is the field."""
+    text = field.get("description", "")
+    return text.startswith(f"{path.rpartition('.')[2]} ") and text.endswith(".")
 
 
 def test_there_are_no_floats_in_the_spec() -> None:
