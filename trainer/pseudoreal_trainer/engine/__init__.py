@@ -1,4 +1,2 @@
-"""Executes step plans: working copies, gradients, messages and updates of one rank. docs/engine.md walks through it.
-
-What a step does is decided in `plan`; when steps are made, in `training`.
-"""
+"""Executes step plans: the working copies, gradients, messages and updates of one rank. docs/engine.md walks through
+it. What a step does is decided in `plan`; when steps are made, in `training`."""

@@ -13,7 +13,7 @@ from pseudoreal_trainer.forecast.memory.activations import LEAVING
 from pseudoreal_trainer.plan.steps import Stash, Unstash
 
 Key = tuple[int, int]
-"""Position, micro-batch."""
+"""A position and a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Graph:
 @dataclass(frozen=True)
 class _Moving:
     tensor: Tensor
-    """On the device, [B, T, H]."""
+    """The input, [B, T, H], on the device."""
     done: Mark
 
 
@@ -39,8 +39,8 @@ class _Stashed:
 
 
 class StashRoom:
-    """Buffers on the host, made before the first step of a plan: to pin memory waits for all kernels of the device, and
-    one of them may wait for a message that depends on what comes after."""
+    """Host buffers for the inputs of positions. They are made before the first step of a plan: pinning memory waits for
+    all kernels of the device, and one of these may wait for a message that depends on what comes after."""
 
     def __init__(self, memory: Allocator) -> None:
         self._memory = memory
@@ -49,35 +49,35 @@ class StashRoom:
         self._made = (0, 0, torch.float32)
 
     def prepare(self, count: int, numel: int, dtype: torch.dtype) -> None:
-        """Makes room for so many tensors of at most so many elements."""
+        """Makes room for `count` tensors of at most `numel` elements each."""
         if self._made != (count, numel, dtype):
             self.close()
             self._made, self._block = (count, numel, dtype), Block(count * numel * dtype.itemsize, self._memory)
             self._free = [(buffer, None) for buffer in self._block.memory.view(dtype).view(count, numel)]
 
     def take(self) -> tuple[Tensor, Mark]:
-        """A buffer, [numel], and when it is not read any more."""
+        """A buffer, [numel], and the mark after which its last content is no longer read."""
         return self._free.pop()
 
     def give_back(self, buffer: Tensor, read: Mark) -> None:
         self._free.append((buffer, read))
 
     def close(self) -> None:
-        """All buffers were given back."""
+        """Frees the buffers, all of which must have been given back."""
         self._block.close()
 
 
 @dataclass
 class Activations:
-    """Of one step on one rank."""
+    """Inputs and gradients of the positions of one rank, in one step."""
 
     lanes: Lanes
     trace: Trace
     room: StashRoom
     inputs: dict[Key, Tensor] = field(default_factory=dict)
-    """[B, T, H]"""
+    """Input of each position that is on the device, [B, T, H]."""
     gradients: dict[Key, Tensor] = field(default_factory=dict)
-    """Of the input of a position, [B, T, H]."""
+    """Gradient of the input of each position, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
     _leaving: deque[_Moving] = field(default_factory=deque)
     _on_host: dict[Key, _Stashed] = field(default_factory=dict)
@@ -111,7 +111,7 @@ class Activations:
         self.trace.move("h2d", tensor.nbytes)
 
     def take_input(self, key: Key) -> Tensor:
-        """For the backward pass, which is the last to need it."""
+        """The input of a position, [B, T, H], for the backward pass, which is the last to need it."""
         if key not in self._returning:
             return self.inputs.pop(key)
         returning = self._returning.pop(key)
@@ -119,15 +119,16 @@ class Activations:
         return returning.tensor
 
     def finish(self) -> None:
-        """Waits until the last copies to the host have been made."""
+        """Waits until the last copies to the host are made."""
         while self._leaving:
             reach(self._leaving.popleft().done)
 
     def _leave(self, moving: _Moving) -> None:
-        """Keeps the tensor until it is copied. The lane of compute, whose memory it is, knows nothing of the reader.
+        """Keeps the tensor until it is copied.
 
-        Were it left to the allocator to notice that the copy is made, a thread that calls all passes ahead of the GPU
-        would hold all of them, as without a stash.
+        The lane of compute, to which its memory belongs, knows nothing of the reader. If the allocator had to notice
+        that the copy is made, a thread that calls all passes ahead of the GPU would hold all of the tensors, as if
+        there were no stash.
         """
         self._leaving.append(moving)
         if len(self._leaving) > LEAVING:

@@ -46,17 +46,17 @@ class Blueprint:
 
 @dataclass(frozen=True)
 class Rooms:
-    """Memory of a rank."""
+    """The memory of a rank."""
 
     memory: Allocator
-    """For what crosses the bus."""
+    """Allocator of the host memory that crosses the bus."""
     region: Region
     slots: Slots
     states: dict[int, State]
     resident: dict[int, Tensor]
-    """Working copies that stay, [padded numel]."""
+    """Unit -> working copy that stays, [padded numel]."""
     gradients: dict[int, Tensor]
-    """Whole gradients that stay, [padded numel]."""
+    """Unit -> whole gradient that stays, [padded numel]."""
 
 
 def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
@@ -120,7 +120,8 @@ def _memory_state(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms, ada
 
 
 def _on_host(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms) -> Vectors:
-    """What crosses the bus is in the region; masters and moments are ordinary memory."""
+    """Vectors of a unit whose home is the host. Those that cross the bus are in the region; masters and moments are
+    ordinary memory."""
     master, compute = blueprint.master, blueprint.compute
     weights = rooms.region.vector("weights", unit, compute)
     masters = weights if master == compute else torch.zeros(len(weights), dtype=master)

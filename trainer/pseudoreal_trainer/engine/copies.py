@@ -29,17 +29,17 @@ class NotResident(RuntimeError):
 class _Slot:
     storage: Tensor
     free: Mark
-    """When the last unit that was in it is not read any more."""
+    """The mark after which the unit that was in the slot before is no longer read."""
 
 
 @dataclass
 class _Copy:
     slot: _Slot
     flat: Tensor
-    """[padded numel], in the compute type"""
+    """The working copy, [padded numel], in the compute type."""
     weights: Tensor
-    """What it is made from, [length]. Kept as long as the copy: memory that is free is written to by the next fetch,
-    which does not know whether the other ranks have all of it."""
+    """This rank's shard, [length], from which the copy is gathered. It is kept as long as the copy: the next fetch
+    writes to memory that is free, without knowing whether the other ranks have read all of this."""
     work: dist.Work | None
     mark: Mark
     fetch: Fetch
@@ -59,17 +59,18 @@ class Copies:
         lanes: Lanes,
         trace: Trace,
     ) -> None:
-        """`resident`: the copies that stay, [padded numel] each. `slots`: room for those that come and go."""
+        """`resident`: the copies that stay, [padded numel] each. `slots`: room for those that come and go, [padded
+        numel of the largest]."""
         self._grid, self._layout, self._states, self._resident = grid, grid.layout, states, resident
         self._free = [_Slot(storage, lanes.mark()) for storage in slots]
         self._lanes, self._trace, self._stamps = lanes, trace, grid.ranks.stamps
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, dist.Work | None] = {}
         self._waiting: deque[Fetch] = deque()
-        """Fetches that have not begun, as their unit is still being updated or read from disk."""
+        """Fetches that have not begun, as their units are still being updated or read from disk."""
         self._unread: dict[int, None] = {}
-        """Units whose read has not begun, as they are still being updated. A thread of the disk that waited for an
-        update would be lacking to that very update."""
+        """Units whose read has not begun, as they are still being updated. (A disk thread that waited for an update
+        would be missing from that very update.)"""
         self._bound: dict[UnitModule, Tensor] = {}
         self.updated: dict[int, Updated] = {unit: _done(None) for unit in states}
         self.slot_bytes = sum(storage.nbytes for storage in slots)
@@ -81,11 +82,11 @@ class Copies:
         self._read_updated()
 
     def fetch(self, step: Fetch) -> None:
-        """Begins a fetch as soon as its unit is ready, and waits for that only where its weights are needed: passes of
-        units that are here go on meanwhile.
+        """Begins a fetch as soon as its unit is ready.
 
-        Nothing waits for ever because of that: at the latest a fetch begins where the plan needs it, on all ranks in
-        one order, and there it waits for an update, which waits for nothing that this thread has yet to do.
+        Passes of units that are here go on meanwhile; only the use of the unit's weights waits. This cannot deadlock:
+        at the latest a fetch begins where the plan needs it, on all ranks in one order, and there it waits for an
+        update, which waits for nothing that this thread has yet to do.
         """
         self._waiting.append(step)
         self.begin_ready()
@@ -97,8 +98,11 @@ class Copies:
             self._begin(self._waiting.popleft())
 
     def begin_all(self) -> None:
-        """Begins the fetches that wait; waits for their units. To be called before another collective of the data
-        ranks: a rank whose units are ready earlier than another's still calls all collectives in the plan's order."""
+        """Begins the fetches that wait, and waits for their units.
+
+        It must be called before another collective of the data ranks: a rank whose units are ready earlier than
+        another's still calls all collectives in the plan's order.
+        """
         while self._waiting:
             self._begin(self._waiting.popleft())
 
@@ -127,7 +131,7 @@ class Copies:
         return copy.flat
 
     def unbind(self) -> None:
-        """Modules were given other weights."""
+        """Forgets which module has which weights, as modules were given others."""
         self._bound.clear()
 
     def saving(self) -> AbstractContextManager[Any]:
@@ -136,11 +140,11 @@ class Copies:
         return saved_tensors_hooks(self._pack, self._unpack)
 
     def changed(self, unit: int) -> None:
-        """The state of a unit was set, on the present lane."""
+        """Notes that the state of a unit was set, on the present lane."""
         self.updated[unit] = _done(self._lanes.mark())
 
     def settle(self) -> None:
-        """Waits for all updates. Raises what they raised."""
+        """Waits for all updates, and raises what they raised."""
         for updated in self.updated.values():
             reach(updated.result())
 
@@ -189,7 +193,7 @@ class Copies:
             gather.wait()
 
     def _newest(self, unit: int) -> Mark:
-        """Its update; waits for it."""
+        """The mark of the unit's newest update, after waiting until that was called."""
         return self._stamps.result(self.updated[unit], self._stamps.updates)
 
     def _fetched(self, step: Fetch) -> _Copy:
@@ -199,6 +203,8 @@ class Copies:
         if step.unit in self._unread:
             self._read(step.unit)
         with self._lanes.on(Lane.COPY_IN):
+            # The passes that read the slot's last unit, and this unit's update, ran on other lanes: nothing else keeps
+            # this copy from overtaking them.
             self._lanes.follow(slot.free)
             self._lanes.follow(updated)
             weights = state.compute_weights()
@@ -212,7 +218,8 @@ class Copies:
         return _Copy(slot, flat, weights, work, mark, step, begin)
 
     def _gather(self, flat: Tensor, shard: Tensor) -> dist.Work | None:
-        """Fills `flat` from the shards of the data ranks; with several, they are on the device."""
+        """Fills `flat`, [padded numel], from the shards of the data ranks. With several data ranks the shards are on
+        the device."""
         if self._layout.shards == 1:
             flat.copy_(shard, non_blocking=True)
             return None
@@ -224,7 +231,7 @@ class Copies:
             self._trace.move("h2d", weights.nbytes)
 
     def _refresh(self, step: Fetch) -> None:
-        """Makes a copy that stays whole again after its shards were updated."""
+        """Gathers a copy that stays anew, after its shards were updated."""
         self._lanes.follow(self._newest(step.unit))
         with self._trace.span("fetch", step):
             self._refreshing[step.unit] = self._gather(
@@ -246,7 +253,8 @@ class Copies:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A view of a unit's weights."""
+    """What autograd keeps instead of a view of a unit's weights: where to find it in the slot that the unit is in
+    later."""
 
     unit: int
     offset: int

@@ -24,15 +24,15 @@ from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 
 @dataclass(frozen=True)
 class UnitState:
-    """This rank's part of it: each vector on the CPU, [length of the extent], in the master type."""
+    """This rank's part of a unit's state: each vector on the CPU, [length of the extent], in the master type."""
 
     vectors: dict[Kind, Tensor]
     steps: int
-    """Updates done."""
+    """Number of updates done."""
 
     @classmethod
     def fresh(cls, weights: Mapping[str, Tensor], extent: range) -> "UnitState":
-        """Before the first update. `weights`: of all the unit's parameters, in their order."""
+        """The state before the first update. `weights`: those of all the unit's parameters, in their order."""
         flat = torch.cat([tensor.flatten() for tensor in weights.values()])[extent.start : extent.stop]
         mine = torch.cat([flat, flat.new_zeros(len(extent) - len(flat))])
         zeros = torch.zeros_like(mine)
@@ -40,7 +40,7 @@ class UnitState:
 
 
 class Engine:
-    """Every rank makes one and calls the same methods in the same order."""
+    """One rank's part in training. Every rank makes one and calls the same methods in the same order."""
 
     def __init__(self, blueprint: Blueprint, grid: Grid, trace: Trace) -> None:
         plan = step_plan(grid.layout)
@@ -67,32 +67,32 @@ class Engine:
         return self._grid
 
     def has(self, unit: int) -> bool:
-        """Some of the unit's state is on this rank."""
+        """Whether some of the unit's state is on this rank."""
         return unit in self._parts.states
 
     def state_bytes(self) -> Counter[Content]:
-        """That this rank keeps from step to step for its units, in all homes together; without the window and what is
-        on its way."""
+        """Bytes that this rank keeps from step to step for its units, in all homes together. The window and what is on
+        its way to or from it are not counted."""
         kept: Counter[Content] = Counter()
         for state in self._parts.states.values():
             kept.update(state.kept_bytes())
         return kept
 
     def crossing_bytes(self) -> int:
-        """Of the host memory through which state crosses the bus, all of which is pinned where there is a GPU."""
+        """Bytes of the host memory through which state crosses the bus; all of it is pinned where there is a GPU."""
         return self._parts.region.size
 
     def pinned_bytes(self) -> int:
-        """Of all host memory that this rank has pinned."""
+        """Bytes of all host memory that this rank has pinned."""
         return self._parts.memory.pinned
 
     def window_bytes(self) -> int:
-        """Of the slots for working copies that come and go."""
+        """Bytes of the slots for working copies that come and go."""
         return self._parts.copies.slot_bytes
 
     def train(self, batch: Batch, training: Training, step: int, probe: Probe | None = None) -> Agreement:
-        """One step, measured with `probe`. Returns when its loss is known, and where single updates may be left out,
-        when it is known which; updates go on into the next call."""
+        """Trains one step, measured with `probe`. It returns when its loss is known and, where single updates may be
+        left out, when it is known which are; updates go on into the next call."""
         self.trace.begin(step)
         self._parts.reductions.begin(step)
         run = Run(self._parts, batch, training, probe)
@@ -106,14 +106,14 @@ class Engine:
         return self._blueprint.optimizer.non_finite == "Skip" and self._grid.layout.clipping != "global"
 
     def probe(self, next_blocks: Sequence[int] | None) -> Probe:
-        """For one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours are
-        compared."""
+        """A probe for one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours
+        are compared."""
         layout = self._grid.layout
         sums = () if next_blocks is None else sums_of(layout.layer_blocks, next_blocks)
         return Probe(self._grid, self.units, self._parts.modules, self.master_dtype, sums)
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
-        """Micro-batch -> sum over its tokens of the loss, nats. Empty on ranks without the head."""
+        """Micro-batch -> sum of the loss over its tokens, in nats. Empty on ranks without the head."""
         layout = replace(self._grid.layout, micro_batches=micro_batches)
         run = Run(self._parts, batch, None)
         run.go(evaluation_plan(layout)[self._grid.pipeline_rank])
@@ -137,7 +137,7 @@ class Engine:
 
     def capture(self, spans: Mapping[int, range], sink: Sink, buffer_bytes: int) -> Future[None]:
         """Hands the state of the newest step to the sink, unit by unit in the order of `spans`: those ranges of the
-        units' flat vectors. Training may go on meanwhile. The result is done when the sink has all."""
+        units' flat vectors. Training may go on meanwhile. The future ends when the sink has all of it."""
         sources = [self._source(unit, span) for unit, span in spans.items()]
         crosses = any(self._grid.layout.home(unit) == "device" for unit in spans)
         ring = self._parts.captures.ring(buffer_bytes, crosses=crosses)
@@ -152,7 +152,7 @@ class Engine:
 
     @property
     def held_seconds(self) -> float:
-        """That updates have waited for captures so far."""
+        """Seconds that updates have waited for captures so far."""
         return self._parts.updates.held_seconds
 
     def settle(self) -> None:

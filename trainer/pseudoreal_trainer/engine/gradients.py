@@ -17,18 +17,20 @@ from pseudoreal_trainer.engine.state.memory import State
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sum over the data ranks that is under way."""
+    """A sum of one unit's gradient over the data ranks that is under way."""
 
     unit: int
     result: Tensor
-    """This rank's part, [length of its state]."""
+    """This rank's part of the sum, [length of its state], in the master type. It may be read when `work` is done, after
+    `mark`."""
     grown: Mark
-    """When the passes of this rank have made the gradient: before the sum over the ranks begins."""
+    """The mark after which the passes of this rank have made the gradient: before the sum over the ranks begins."""
     work: dist.Work | None
     mark: Mark
-    """When it is summed."""
+    """The mark after which the gradient is summed."""
     buffer: Tensor | None
-    """To be given back."""
+    """The buffer that the result lies in or was summed from, to be given back; None: the gradient has room of its
+    own."""
 
 
 @dataclass
@@ -36,15 +38,16 @@ class Growing:
     """A gradient to which micro-batch after micro-batch adds its part."""
 
     flat: Tensor
-    """[padded numel]; what was in it does not matter."""
+    """Room for the gradient, [padded numel], in the master type; the first micro-batch overwrites what was in it."""
     views: list[Tensor]
-    """Of the parameters."""
+    """Views of `flat`, one for each parameter, with its shape."""
     buffer: Tensor | None = None
-    """To be given back."""
+    """The buffer that `flat` is a part of, to be given back; None: the gradient has room of its own."""
     _begun: bool = False
 
     def add(self, gradients: Sequence[Tensor]) -> None:
-        """`gradients`: of the parameters, in their order."""
+        """Adds the gradients of one micro-batch: one for each parameter, in their order and with their shapes, in the
+        compute type."""
         for view, gradient in zip(self.views, gradients, strict=True):
             if self._begun:
                 view.add_(gradient)
@@ -56,19 +59,20 @@ class Growing:
 
 
 class Buffers:
-    """Room for the gradients of some units at a time. The main thread takes it, the one that reduces gives it back."""
+    """Room for the gradients of some units at a time. Only the main thread takes a buffer; only the thread that reduces
+    gives one back."""
 
     def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
         self._changed = threading.Condition()
 
     def take(self) -> Tensor:
-        """Some are left: nobody else takes any."""
+        """A buffer, [numel]. To be called after `are_left` was True: nobody else takes any meanwhile."""
         with self._changed:
             return self._free.pop()
 
     def are_left(self, seconds: float) -> bool:
-        """Waits so long at most."""
+        """Whether a buffer is left, after waiting for one at most `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: bool(self._free), seconds)
 
@@ -79,7 +83,7 @@ class Buffers:
 
 
 class Gradients:
-    """Of the units of a rank, in the master type."""
+    """Gradients of the units of a rank, in the master type."""
 
     def __init__(
         self,
@@ -91,28 +95,32 @@ class Gradients:
         lanes: Lanes,
         trace: Trace,
     ) -> None:
-        """`whole`: gradients with room of their own, [padded numel]; the other units' share `buffers`."""
+        """`whole`: unit -> room of its own, [padded numel]; the gradients of the other units share `buffers`."""
         self._grid, self._layout, self._modules, self._states = grid, grid.layout, modules, states
         self._whole, self._buffers, self._lanes, self._trace = whole, buffers, lanes, trace
         self._stamps = grid.ranks.stamps
         self._growing: dict[int, Growing] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor]) -> None:
-        """`gradients`: of the unit's parameters, in their order."""
+        """Adds one micro-batch's gradients of the unit's parameters, in the order and shapes of the parameters, in the
+        compute type."""
         if unit not in self._growing:
             self._growing[unit] = self._begin(unit)
         self._growing[unit].add(gradients)
 
     def reduce(self, unit: int) -> Reduction:
-        """Ends the gradient of a unit."""
+        """Ends the gradient of a unit and starts its sum over the data ranks. All data ranks call this in the plan's
+        order."""
         growing, grown = self._growing.pop(unit), self._lanes.mark()
         with self._lanes.on(Lane.COLLECTIVE):
             self._lanes.follow(grown)
+            # Called by the main thread, in the plan's order on all data ranks; the thread of reductions only waits for
+            # it.
             result, work = self._sum(unit, growing.flat)
             return Reduction(unit, result, grown, work, self._lanes.mark(), growing.buffer)
 
     def give_back(self, reduction: Reduction) -> None:
-        """The result is not needed any more."""
+        """Gives back the buffer of a reduction whose result is no longer needed."""
         if reduction.buffer is not None:
             self._buffers.give_back(reduction.buffer)
 
@@ -129,7 +137,8 @@ class Gradients:
         return self._states[unit].extent.length
 
     def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, dist.Work | None]:
-        """Starts the sum over the data ranks; this rank's part of it, and the work to wait for."""
+        """Starts the sum of `flat`, [padded numel], over the data ranks: this rank's part of it, and the work to wait
+        for."""
         group, ranks = self._grid.data, self._layout.data
         if group is None:
             return flat, None
@@ -141,7 +150,8 @@ class Gradients:
         return result, dist.reduce_scatter_tensor(result, flat, group=group, async_op=True)
 
     def _room_for_result(self, unit: int, flat: Tensor) -> Tensor:
-        """Where the gradient stays, if that is on the device; else a vector of its own."""
+        """Room for this rank's part of the sum: where the gradient stays, if that is on the device; else a vector of
+        its own."""
         kept = self._states[unit].gradient_room()
         if kept is not None and kept.device == flat.device:
             return kept

@@ -12,7 +12,7 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.plan.steps import Flow, Receive, Send
 
 Key = tuple[Flow, int, int]
-"""Flow, position, micro-batch."""
+"""A flow, a position and a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class _Incoming:
 
 
 class Messages:
-    """Those that a rank sends and awaits."""
+    """The messages that a rank sends and awaits."""
 
     def __init__(self, grid: Grid, dtype: torch.dtype, trace: Trace) -> None:
         self._grid, self._dtype, self._trace = grid, dtype, trace
@@ -63,7 +63,7 @@ class Messages:
         )
 
     def take(self, key: Key) -> Tensor:
-        """What was received; waits for it."""
+        """The tensor that was received, [B, T, H]; waits for it."""
         incoming = self._incoming.pop(key)
         with self._stamps.wait(f"receives {_described(incoming.step)}"):
             incoming.work.wait()
@@ -100,11 +100,11 @@ def _described(step: Receive) -> str:
 
 
 _NUMBERS = 2**30
-"""A tag is a C int, and one bit of it is the flow's."""
+"""Number of tags for each flow: a tag is a C int, and one bit of it is the flow's."""
 
 
 def tag_of(step: Send | Receive, positions: int) -> int:
-    """What both ends call a message, of a chain of so many positions: at most 2^31 - 1.
+    """The tag by which both ends know a message, of a chain of `positions` positions: at most 2^31 - 1.
 
     Two messages have one tag only when at least 2^30 / positions micro-batches lie between them. They are received in
     the order in which they are sent all the same: a channel receives in the order of its sends, as the plan's check

@@ -16,7 +16,7 @@ class UnitModule:
     """One module for all units of a kind. `bind` decides whose weights it has."""
 
     def __init__(self, module: nn.Module, unit: Unit) -> None:
-        """`unit`: any of the kind."""
+        """`unit`: any unit of the module's kind."""
         self.module = module
         prefix = _prefix(unit)
         names = [parameter.name.removeprefix(prefix) for parameter in unit.parameters]
@@ -25,21 +25,21 @@ class UnitModule:
 
     @property
     def numel(self) -> int:
-        """Elements of all parameters together."""
+        """Number of elements of all parameters together."""
         return sum(torch.Size(shape).numel() for shape in self._shapes)
 
     def bind(self, flat: Tensor) -> None:
-        """`flat`: a working copy, [at least numel]."""
+        """Makes the parameters views of `flat`, a working copy, [at least numel]."""
         for parameter, view in zip(self.parameters, views(flat, self._shapes), strict=True):
             parameter.data = view
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """Of a gradient, in the order of `parameters`."""
+        """Views of a gradient, [at least numel], in the order and shapes of `parameters`."""
         return views(flat, self._shapes)
 
 
 def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-    """A flat vector as tensors, one behind the other."""
+    """Views of a flat vector as tensors of these shapes, one behind the other."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     parts = torch.split(flat[: sum(sizes)], sizes)
     return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
@@ -64,17 +64,18 @@ class Modules:
         return self._embedding if unit == 0 else self._head if unit == self._last else self._block
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[B, T] -> [B, T, H]"""
+        """The embedding: [B, T] -> [B, T, H]."""
         hidden: Tensor = self._embedding.module(tokens)
         return hidden
 
     def block(self, hidden: Tensor) -> Tensor:
-        """[B, T, H] -> [B, T, H]"""
+        """A block: [B, T, H] -> [B, T, H]."""
         out: Tensor = self._run_block(hidden, self._rotation(hidden))
         return out
 
     def loss_sum(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """[B, T, H], [B, T] -> sum over all tokens of the negative log likelihood in nats, computed in `dtype`."""
+        """The head: hidden states [B, T, H] and targets [B, T] -> sum over all tokens of the negative log likelihood in
+        nats, a scalar, computed in `dtype`."""
         logits = self._head.module(hidden)  # [B, T, 256]
         return F.cross_entropy(logits.flatten(0, 1).to(dtype), targets.flatten(), reduction="sum")
 
@@ -86,7 +87,8 @@ class Modules:
 
 
 def _compiled(block: Block) -> Callable[..., Any]:
-    """With experts their tokens are other numbers in each pass, for each of which torch.compile would begin anew."""
+    """The block's pass, compiled. Experts are left out: their numbers of tokens differ from pass to pass, and
+    torch.compile would begin anew for each."""
     if not block.is_mixture:
         return torch.compile(block)
     block.attention.compile()

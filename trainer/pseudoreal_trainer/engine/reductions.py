@@ -28,7 +28,7 @@ from pseudoreal_trainer.plan.steps import Agree, Reduce, Tie, Update
 from pseudoreal_trainer.plan.units import Unit
 
 _TINY = 1e-6
-"""Keeps the clipping factor finite, as torch.nn.utils.clip_grad_norm_ does."""
+"""Added to the norm so that the clipping factor stays finite, as torch.nn.utils.clip_grad_norm_ does."""
 
 _PART_ELEMENTS = 2**22
 """Elements of a gradient that pass through the device at a time: 16 MiB in float32."""
@@ -38,18 +38,18 @@ REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
 
 @dataclass(frozen=True)
 class Agreement:
-    """What all ranks know of a step."""
+    """What all ranks have agreed on for a step."""
 
     loss_sum: float
-    """Nats, over all tokens of the batch."""
+    """Sum of the loss over all tokens of the batch, in nats."""
     norm: float
-    """L2 norm of the whole gradient; with clipping other than global, 0."""
+    """L2 norm of the whole gradient; 0 with clipping other than global."""
     stop: bool
-    """Some rank was asked to."""
+    """Whether some rank was asked to stop."""
     finish: bool
-    """Some rank was asked to."""
+    """Whether some rank was asked to end the phase."""
     left_out: tuple[int, ...] = ()
-    """Units whose update is left out, as something was not finite."""
+    """Units whose updates are left out, as something was not finite."""
 
     @property
     def trains(self) -> bool:
@@ -79,27 +79,29 @@ class Reductions:
         self._left_out: set[int] = set()
 
     def begin(self, step: int) -> None:
-        """`step`: of the job, for messages."""
+        """Begins the training step `step`, counted from the job's start, which messages name."""
         self._thread.later(lambda: self._begin(step))
 
     def reduce(self, step: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
-        """`after`: an update that gives back the memory in which the gradient will be kept."""
+        """Ends the gradient of a unit in the side thread. `after`: the update that gives back the memory in which the
+        gradient will be kept."""
         self._thread.later(lambda: self._finish(step, reduction, after))
 
     def tie(self, step: Tie) -> None:
         self._thread.later(lambda: self._tie(step))
 
     def agree(self, step: Agree, loss: Tensor | None, *, stop: bool, finish: bool) -> Future[Agreement]:
-        """`loss`: this rank's part of the batch's sum, a scalar."""
+        """Starts the agreement on a step. `loss`: this rank's part of the batch's sum, a scalar; None where it has no
+        head."""
         computed = self._lanes.mark()
         return self._thread.later(lambda: self._agree(step, loss, computed, (stop, finish)))
 
     def scale(self, step: Update) -> Future[float | None]:
-        """What clipping multiplies the unit's gradient by; None: its update is left out."""
+        """The factor that clipping multiplies the unit's gradient by; None: its update is left out."""
         return self._thread.later(lambda: self._scale(step.unit))
 
     def end(self) -> Future[Agreement]:
-        """Ends a step in which single units may be left out: what all ranks know once all its gradients are summed."""
+        """Ends a step in which single units may be left out: the agreement, once all its gradients are summed."""
         return self._thread.later(self._ended)
 
     def close(self) -> None:
@@ -163,7 +165,7 @@ class Reductions:
             return self._agreement
 
     def _own_square(self) -> float:
-        """This rank's part of the squared norm: of gradients that several ranks have, the first of them counts."""
+        """This rank's part of the squared norm. A gradient that several ranks have is counted by the first of them."""
         counted = [
             square
             for unit, square in self._squares.items()
@@ -191,7 +193,7 @@ class Reductions:
         return 1.0 if self._layout.clipping == "none" else min(1.0, bound / (norm + _TINY))
 
     def _whole_square(self, unit: int) -> float:
-        """Squared norm of the unit's gradient. Where nobody else needs to know it, of this rank's part."""
+        """Squared norm of the unit's gradient; where no other rank needs to know it, of this rank's part alone."""
         square = self._squares.pop(unit)
         if self._layout.shards == 1 or (self._layout.clipping == "none" and not self._skips):
             return square
@@ -219,7 +221,8 @@ class Reductions:
         return unit in self._left_out and self._layout.users[unit][0] == self._grid.pipeline_rank
 
     def _summed(self, values: list[float], group: dist.ProcessGroup | None) -> list[float]:
-        """Called on a lane: on that of compute it would wait for all passes that are called already."""
+        """The sums of the values over the group. To be called on a lane beside compute: on that of compute it would
+        wait for all passes that are called already."""
         if group is None:
             return values
         summed = torch.tensor(values, dtype=torch.float64).to(self._grid.device)
@@ -229,7 +232,7 @@ class Reductions:
 
 
 def sum_by_parts(gradient: Tensor, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Replaces the gradient by its sum over the ranks of the group, on the network of the device: a gradient whose home
+    """Replaces the gradient by its sum over the ranks of the group, on the network of the device. A gradient whose home
     is elsewhere passes through the device part by part, so it takes no room there that the plan does not know."""
     is_there = gradient.device.type == device.type
     for part in gradient.split(len(gradient) if is_there else _PART_ELEMENTS):

@@ -47,7 +47,7 @@ from pseudoreal_trainer.plan.steps import (
 )
 
 _AHEAD = 2
-"""Passes: enough that the GPU never waits for the thread that calls them."""
+"""Number of passes that are called ahead: enough that the GPU never waits for the thread that calls them."""
 
 
 class Batch(Protocol):
@@ -56,7 +56,8 @@ class Batch(Protocol):
     def shape(self, micro_batch: int) -> Shape: ...
 
     def tokens(self, micro_batch: int) -> Tensor:
-        """Inputs and, one further, targets: [B, T + 1], on the host or the device. Asked for once in a run."""
+        """Inputs and, one token further, targets of a micro-batch: [B, T + 1], on the host or the device. Asked for
+        once in a run."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Parts:
     layout: Layout
     grid: Grid
     memory: Allocator
-    """Of which the region and the rooms for stashes, tokens and captures are made."""
+    """Allocator of the region and of the rooms for stashes, tokens and captures."""
     region: Region
     states: Mapping[int, State]
     modules: Modules
@@ -92,13 +93,13 @@ class Training:
     """What a training step needs besides its batch."""
 
     tokens: int
-    """Of the whole batch, over all ranks: what the loss is divided by before the backward pass."""
+    """Tokens of the whole batch, over all ranks: the divisor of the loss before the backward pass."""
     rate: float
     """Learning rate."""
     stop: bool
-    """This rank was asked to stop."""
+    """Whether this rank was asked to stop."""
     finish: bool = False
-    """This rank was asked to end the phase."""
+    """Whether this rank was asked to end the phase."""
 
 
 @dataclass
@@ -108,15 +109,15 @@ class Run:
     parts: Parts
     batch: Batch
     training: Training | None
-    """None: evaluation, forward passes alone."""
+    """What a training step needs; None: evaluation, which has forward passes alone."""
     probe: Probe | None = None
-    """Of a measuring plan."""
+    """The probe of a measuring plan; None: nothing is measured."""
     activations: Activations = field(init=False)
     throttle: Throttle = field(init=False)
     tokens: dict[int, Tensor] = field(default_factory=dict)
-    """Micro-batch -> [B, T + 1], on the device."""
+    """Micro-batch -> its tokens, [B, T + 1], on the device."""
     losses: dict[int, Tensor] = field(default_factory=dict)
-    """Micro-batch -> sum over its tokens, nats; on the rank of the head."""
+    """Micro-batch -> sum of the loss over its tokens in nats, a scalar; on the rank of the head."""
     agreement: Future[Agreement] | None = None
 
     def __post_init__(self) -> None:
@@ -167,6 +168,7 @@ class Run:
 
     def reduce(self, step: Reduce) -> None:
         self.parts.copies.begin_all()
+        # The fetches before this record gather in the same group: every rank must call them before this sum.
         self.parts.reductions.reduce(step, self.parts.gradients.reduce(step.unit), self.parts.updates.room)
 
     def measure(self, step: Measure) -> None:
@@ -243,7 +245,7 @@ class Run:
         return unit
 
     def _pass(self, position: int, m: int) -> Tensor:
-        """The output of a position, which keeps its input, or its graph, for the backward pass."""
+        """The output of a position, [B, T, H]. The position's input, or its graph, is kept for the backward pass."""
         key = (position, m)
         source = self._tokens(m)[:, :-1] if position == 0 else self.activations.inputs[key]
         if self.parts.layout.recompute or self.training is None or position == 0:
@@ -259,7 +261,9 @@ class Run:
         return output.detach()
 
     def _graph(self, position: int, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Input, output and the output's gradient: made again, unless they were kept."""
+        """Input, [B, T, H] (of the embedding: tokens, [B, T]), output and the output's gradient, [B, T, H] each; at the
+        head the output is this rank's part of the loss, a scalar, and its gradient None. They are computed again,
+        unless they were kept."""
         if position == self.parts.layout.head:
             return self._loss(m)
         gradient = self.activations.gradients.pop((position + 1, m))

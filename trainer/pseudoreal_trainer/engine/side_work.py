@@ -11,11 +11,11 @@ _T = TypeVar("_T")
 
 class SideWork:
     def __init__(self, name: str, failure: FirstFailure, enter: Callable[[], None] = lambda: None) -> None:
-        """`enter`: what the thread does first."""
+        """`enter`: called first in the thread."""
         self._thread, self._failure = ThreadPoolExecutor(1, name, initializer=enter), failure
 
     def later(self, task: Callable[[], _T]) -> Future[_T]:
-        """Ends in any case: after a failure of the rank with that one."""
+        """The future result of a task. It ends in any case: after a failure of the rank it raises that failure."""
 
         def run() -> _T:
             with self._failure.noticed():
@@ -24,5 +24,5 @@ class SideWork:
         return self._thread.submit(run)
 
     def close(self, *, wait: bool = True) -> None:
-        """`wait`: until all is done."""
+        """Ends the thread. `wait`: whether to wait until all tasks are done."""
         self._thread.shutdown(wait=wait)

@@ -11,16 +11,16 @@ from pseudoreal_trainer.forecast.memory.crossing import Shape, token_bytes
 
 
 class TokenRoom:
-    """Host memory in which the tokens of all micro-batches of a run wait: only from pinned memory does a copy not wait
-    for all passes that are called already. Without a GPU tokens are used where they are, and nothing is prepared."""
+    """Host memory in which the tokens of all micro-batches of a run wait. Only from pinned memory does a copy not wait
+    for all passes that are called already. Without a GPU, tokens are used where they are, and nothing is prepared."""
 
     def __init__(self, lanes: Lanes, device: torch.device, memory: Allocator) -> None:
         self._lanes, self._device, self._memory = lanes, device, memory
         self._block = Block(0, memory)
         self._used = 0
-        """Bytes, by this run."""
+        """Bytes that this run has used."""
         self._copied: Mark = None
-        """The copies of all runs so far."""
+        """The mark after which the copies of all runs so far are made."""
 
     def prepare(self, shapes: Sequence[Shape]) -> None:
         """Makes room for micro-batches of these shapes, before the first pass of a run: to pin memory waits for all
@@ -33,7 +33,7 @@ class TokenRoom:
             self._block = Block(needed, self._memory)
 
     def bring(self, tokens: Tensor) -> Tensor:
-        """The same, [B, T + 1], on the device."""
+        """The tokens, [B, T + 1], on the device."""
         if not self._lanes.are_real or tokens.device.type == "cuda":
             return tokens
         begin, self._used = self._used, self._used + tokens.nbytes

@@ -32,13 +32,13 @@ class Updates:
         self._thread = SideWork("updates", self._stamps.failure, lanes.enter_thread)
         self._newest: deque[Future[Mark]] = deque(maxlen=KEPT_GRADIENTS)
         self.holds: dict[int, Future[None]] = {}
-        """Unit -> what its next update waits for."""
+        """Unit -> capture that its next update waits for."""
         self.held_seconds = 0.0
         """Seconds that updates have waited for captures."""
 
     @property
     def room(self) -> Future[Mark] | None:
-        """Before the next gradient is kept, this update must be done. None: there is room."""
+        """The update that must be done before the next gradient is kept. None: there is room."""
         return self._newest[0] if len(self._newest) == KEPT_GRADIENTS else None
 
     def update(self, step: Update, rate: float) -> Future[Mark]:

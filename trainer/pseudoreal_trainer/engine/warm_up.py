@@ -1,8 +1,8 @@
 """Runs each kind of pass once before the first message is awaited.
 
 A kernel's first launch loads it, libraries make their handles and workspaces, the allocator asks the driver for memory:
-each of these may wait for all kernels of the device. One that receives a message ends only when another rank has sent
-it, and that rank may need something from this one before. So all of it happens while nothing is received.
+each of these may wait for all kernels of the device. A kernel that receives a message ends only when another rank has
+sent it, and that rank may first need something from this one. So all of it happens while nothing is received.
 """
 
 from collections.abc import Sequence
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def warm_up(parts: "Parts", batch: "Batch", plan: RankPlan) -> None:
-    """On zeros, of each shape that passes of the plan have and that has not been before. Binds other weights to modules
-    and forgets those that were bound."""
+    """Runs the passes on zeros, for each shape that the plan has and that has not been run before. Binds other weights
+    to modules and forgets those that were bound."""
     passes = [step for step in plan if isinstance(step, Forward | Backward)]
     shapes = {batch.shape(m) for m in {step.micro_batch for step in passes}} - parts.warm
     positions = _one_of_each_kind(parts, sorted({step.position for step in passes}))
@@ -38,7 +38,7 @@ def _one_of_each_kind(parts: "Parts", positions: Sequence[int]) -> list[int]:
 
 
 def _pass(parts: "Parts", position: int, shape: Shape) -> None:
-    """Forward and backward."""
+    """Runs a position's forward and backward pass on zeros of this shape."""
     module, device = parts.modules.of(parts.layout.unit_of(position)), parts.grid.device
     module.bind(torch.zeros(module.numel, dtype=parts.compute, device=device))
     tokens = torch.zeros(shape, dtype=torch.int64, device=device)

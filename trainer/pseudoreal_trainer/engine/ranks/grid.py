@@ -37,8 +37,9 @@ class Grid:
     ties: dict[tuple[int, ...], Group] = field(default_factory=dict)
     """Pipeline ranks that share a block -> group of them with this data rank; of the side thread."""
     channels: dict[Channel, Group] = field(default_factory=dict)
-    """NCCL knows no tags and runs what it is asked for on a group one after the other, so each channel has its own: a
-    message that is awaited holds up no other. At most four of a rank: from its two neighbours and to them."""
+    """A group for each channel. NCCL knows no tags and runs the operations of a group one after the other; with a group
+    of its own, a message that is awaited holds up no other. A rank has at most four: from its two neighbours and to
+    them."""
 
     @property
     def pipeline_rank(self) -> int:
@@ -53,7 +54,7 @@ class Grid:
         return self.ranks.device
 
     def world_rank(self, pipeline_rank: int) -> int:
-        """Of the same data rank."""
+        """Number in the world of the rank with this pipeline rank and the same data rank."""
         return self.layout.world_rank(pipeline_rank, self.data_rank)
 
     def close(self) -> None:
@@ -64,7 +65,7 @@ class Grid:
 
 
 def open_grid(layout: Layout, ranks: Ranks) -> Grid:
-    """Every rank calls this: groups are made in one order by all."""
+    """The grid of this rank. Every rank calls this: all of them make the groups in one order."""
     assert layout.pipeline * layout.data == ranks.world, "the layout covers the ranks"
     if ranks.world == 1:
         return Grid(layout, ranks)
@@ -75,8 +76,9 @@ def open_grid(layout: Layout, ranks: Ranks) -> Grid:
 
 
 def _connected(layout: Layout, ranks: Ranks) -> Grid:
-    """Makes groups, so many calls of torch on each rank: on GPUs a constant, whatever the number of ranks, and two for
-    each set of pipeline ranks that share a block; on CPUs, where a call costs nothing, one for each group."""
+    """The grid with its groups. torch is called for them on each rank: on GPUs a constant number of times, whatever the
+    number of ranks, and twice for each set of pipeline ranks that share a block; on CPUs, where a call costs nothing,
+    once for each group."""
     maker = _GroupMaker(ranks)
     stages = range(layout.pipeline)
     rows = [[layout.world_rank(p, d) for d in range(layout.data)] for p in stages]
@@ -98,7 +100,7 @@ def _connected(layout: Layout, ranks: Ranks) -> Grid:
 
 @dataclass(frozen=True)
 class _GroupMaker:
-    """Every rank asks it for the same groups in the same order; the results are those with this rank."""
+    """Makes groups. Every rank asks for the same groups in the same order, and gets those that it is in."""
 
     ranks: Ranks
 
@@ -107,7 +109,8 @@ class _GroupMaker:
         return self.ranks.device.type == "cuda"
 
     def mine(self, members: list[list[int]]) -> Group | None:
-        """On the device's network, of disjoint sets of ranks. None for a rank that is alone in its set, or in none."""
+        """This rank's group on the device's network; `members` are disjoint sets of ranks. None for a rank that is
+        alone in its set, or in none."""
         if not self.on_gpus:
             return self.on_host(members)
         several = [one for one in members if len(one) > 1]
@@ -120,7 +123,7 @@ class _GroupMaker:
 
 
 def _own(group: object) -> Group | None:
-    """torch returns a number for a group without this rank."""
+    """The group, or None where this rank is not in it: torch then returns a number."""
     return group if isinstance(group, Group) else None
 
 
@@ -134,7 +137,8 @@ def _channels(layout: Layout, maker: _GroupMaker) -> dict[Channel, Group]:
 
 
 def _mine_of_each(layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, tuple[int, ...]]) -> dict[_Name, Group]:
-    """`sets`: name -> pipeline ranks. Their groups, for each data rank one, of those that this rank is in."""
+    """The groups that this rank is in, by name. `sets`: name -> pipeline ranks; each set has one group for each data
+    rank."""
     found: dict[_Name, Group] = {}
     here = maker.ranks.rank // layout.data
     for together in _rounds(sets):
@@ -145,7 +149,8 @@ def _mine_of_each(layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, tuple
 
 
 def _rounds(sets: Mapping[_Name, tuple[int, ...]]) -> list[list[_Name]]:
-    """The names, in as few lists as it finds whose sets are disjoint: of the channels of a ring, some five lists."""
+    """The names in lists of disjoint sets, as few lists as a greedy search finds: about five for the channels of a
+    ring."""
     rounds: list[list[_Name]] = []
     for name, members in sets.items():
         fitting = (one for one in rounds if all(set(members).isdisjoint(sets[other]) for other in one))
@@ -158,11 +163,11 @@ def _rounds(sets: Mapping[_Name, tuple[int, ...]]) -> list[list[_Name]]:
 
 
 def _greet(grid: Grid) -> None:
-    """Sends a number through each channel.
+    """Sends a number through each channel, before the first step.
 
-    NCCL connects two ranks in their first message, and whoever comes first stands still until the other comes; which,
-    in a step, may first need something from it. Here nobody needs anything: all ranks go through the channels in one
-    order, so the two of the first channel that is not done are always there.
+    NCCL connects two ranks in their first message, and whoever comes first stands still until the other comes. In a
+    step, the other might first need something from it. Here nobody needs anything: all ranks go through the channels in
+    one order, so the two ranks of the first channel that is not done are always there.
     """
     here = grid.pipeline_rank
     for (_, source, target), group in sorted(grid.channels.items(), key=lambda item: _place(item[0])):

@@ -9,7 +9,7 @@ import torch
 
 
 class Lane(Enum):
-    """What runs beside compute."""
+    """A stream beside that of compute."""
 
     COPY_IN = "copy in"
     COPY_OUT = "copy out"
@@ -18,10 +18,10 @@ class Lane(Enum):
 
 
 Mark = torch.cuda.Event | None
-"""A moment on a lane. None: long past."""
+"""A moment on a lane. None: a moment that is past."""
 
 Updated = Future[Mark]
-"""Done when a unit's newest optimizer step is; the mark says when on its lane."""
+"""Ends when a unit's newest optimizer step has been called; its mark says when that is done on its lane."""
 
 
 class Lanes:
@@ -35,23 +35,23 @@ class Lanes:
         return bool(self._streams)
 
     def enter_thread(self) -> None:
-        """Every thread but the main one calls this first."""
+        """Makes the rank's device current in a thread; every thread but the main one calls this first."""
         # A new thread is on the first GPU, and to go back there would make a context that takes memory on it.
         if self._streams:
             torch.cuda.set_device(self._device)
 
     def on(self, lane: Lane) -> AbstractContextManager[object]:
-        """What is called inside goes to this lane; outside, to compute."""
+        """A context whose kernels go to this lane; outside of it they go to compute."""
         return torch.cuda.stream(self._streams[lane]) if self._streams else nullcontext()
 
     def mark(self) -> Mark:
-        """Everything called so far on the present lane."""
+        """The mark after everything that was called so far on the present lane."""
         if not self._streams:
             return None
         return self._recorded(torch.cuda.Event())
 
     def timed_mark(self) -> torch.cuda.Event:
-        """Like `mark`, but with a time that can be read; for real lanes only."""
+        """A mark, as `mark` gives it, whose time can be read; for real lanes only."""
         return self._recorded(torch.cuda.Event(enable_timing=True))
 
     def _recorded(self, event: torch.cuda.Event) -> torch.cuda.Event:
@@ -59,23 +59,24 @@ class Lanes:
         return event
 
     def follow(self, mark: Mark) -> None:
-        """What is called next on the present lane happens after the mark."""
+        """Makes what is called next on the present lane happen after the mark. The calling thread does not wait."""
         if mark is not None:
             torch.cuda.current_stream(self._device).wait_event(mark)
 
 
 def reach(mark: Mark) -> None:
-    """The calling thread waits until the mark has happened."""
+    """Makes the calling thread wait until the mark has happened."""
     if mark is not None:
         mark.synchronize()
 
 
 class Throttle:
-    """Keeps the thread that calls passes at most `ahead` of them before the GPU.
+    """Keeps the thread that calls passes at most `ahead` passes before the GPU.
 
-    Memory is given back where the thread stands, not where the GPU does: one that called a whole step at once would
-    hold messages and stashed activations of all its passes. None: no limit within a step. From step to step there
-    always is one: a step ends with the agreement on the loss, for which the passes called before it have ended.
+    Memory is given back where the thread stands, not where the GPU does: a thread that called a whole step at once
+    would hold messages and stashed activations of all its passes. With `ahead` None there is no limit within a step.
+    From step to step there always is one: a step ends with the agreement on the loss, for which the passes called
+    before it have ended.
     """
 
     def __init__(self, lanes: Lanes, ahead: int | None) -> None:
@@ -83,7 +84,7 @@ class Throttle:
         self._called: deque[Mark] = deque()
 
     def called(self) -> None:
-        """A pass was; waits for the one that was called `ahead` passes before it."""
+        """Notes that a pass was called; waits for the one that was called `ahead` passes before it."""
         if self._ahead is None:
             return
         self._called.append(self._lanes.mark())

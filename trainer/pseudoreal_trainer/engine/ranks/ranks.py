@@ -24,35 +24,34 @@ class Ranks:
     device: torch.device
     stamps: Stamps = field(default_factory=Stamps, compare=False)
     limit: timedelta | None = None
-    """Longest wait in a collective, of every group. None: torch's own."""
+    """Longest wait in a collective, for every group. None: torch's own limit."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
 
     def sum_(self, tensor: Tensor) -> Tensor:
-        """Replaces the tensor by its sum over all ranks: the same bits on each."""
+        """Replaces the tensor by its sum over all ranks, which has the same bits on each."""
         if self.world > 1:
             with self.stamps.wait("sum over all ranks"):
                 dist.all_reduce(tensor)
         return tensor
 
     def from_first(self, value: int) -> int:
-        """The value that the first rank has. Also a barrier."""
+        """The value that the first rank passes. All ranks call this; none returns before all have."""
         return int(self.sum_(torch.tensor(value if self.is_first else 0, device=self.device)).item())
 
     def digest_from_first(self, digest: str) -> str:
-        """The SHA-256 that the first rank has, in hexadecimal; the others pass an empty one. Also a barrier."""
+        """The SHA-256 that the first rank passes, in hexadecimal; the others pass an empty string. All ranks call this;
+        none returns before all have."""
         octets = list(bytes.fromhex(digest)) if self.is_first else [0] * 32
         return bytes(self.sum_(torch.tensor(octets, device=self.device)).tolist()).hex()
 
 
 @contextmanager
 def open_ranks(stamps: Stamps | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:
-    """Under torchrun all its processes; without it, this one alone. `gpus`: that the pod has asked for.
-
-    Raises TrainingError when a rank that should have a GPU has none.
-    """
+    """The processes that train together: under torchrun all that it started, else this one alone. `gpus`: number that
+    the pod has asked for. Raises TrainingError when a rank that should have a GPU has none."""
     stamps = stamps or Stamps()
     world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank(gpus)
     if world == 1:
@@ -81,8 +80,9 @@ def _join(device: torch.device, limit: timedelta | None) -> None:
 
 
 def check_devices(store: Store, rank: int, world: int, device: torch.device, limit: timedelta | None = None) -> None:
-    """Every rank calls this. Raises TrainingError on all of them when some have a GPU and others have not: they would
-    speak through different networks, and wait for each other until the limit."""
+    """Checks that all ranks compute on the same kind of device; every rank calls this. Raises TrainingError on all of
+    them when some have a GPU and others have not: they would speak through different networks, and wait for each other
+    until the limit."""
     kind = "GPU" if device.type == "cuda" else "CPU"
     store.set(f"a rank with a {kind}", str(rank))
     if store.add("ranks", 1) == world:
@@ -98,10 +98,8 @@ def check_devices(store: Store, rank: int, world: int, device: torch.device, lim
 
 
 def device_of_rank(gpus: int = 0) -> torch.device:
-    """The one that this process computes on; that of CUDA becomes the current one. `gpus`: that its pod asked for.
-
-    Raises TrainingError when the pod asked for GPUs and torch finds too few.
-    """
+    """The device that this process computes on; one of CUDA becomes the current device. `gpus`: number that its pod
+    asked for. Raises TrainingError when the pod asked for GPUs and torch finds too few."""
     local_rank, local_ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     found = torch.cuda.device_count()
     # Two ranks on one GPU would make NCCL fail.

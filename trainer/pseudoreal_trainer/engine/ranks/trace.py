@@ -17,12 +17,12 @@ Link = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "pipeline"
 
 
 _STEPS = 50
-"""Steps that a file holds: enough to look at, and small enough to load."""
+"""Number of training steps that a file holds: enough to look at, and few enough to load."""
 
 
 @dataclass(frozen=True)
 class _Executed:
-    """Kernels between two events of CUDA."""
+    """Kernels that a GPU executes between two events of CUDA."""
 
     lane: str
     done: Step
@@ -32,24 +32,24 @@ class _Executed:
 
 
 class Trace:
-    """What one rank did. Threads may write to it at the same time."""
+    """A record of what one rank did. Threads may write to it at the same time."""
 
     def __init__(self, rank: int, folder: Path | None = None) -> None:
-        """`folder`: for the file of the first steps. None: no file, and no events."""
+        """`folder`: where the file of the first steps is written. None: there is no file, and no event is kept."""
         self.rank, self._folder = rank, folder
         self.events: list[dict[str, Any]] = []
         self.records = folder is not None
         """Whether events are kept; bytes always are counted."""
         self.moved: Counter[Link] = Counter()
-        """Bytes, since the last `begin`."""
+        """Bytes that this rank has moved since the last `begin`."""
         # Copies are counted by the main thread, by that of updates and by those of disk and checkpoint: without the
         # lock two of them could read the same sum, and one would be lost.
         self._counting = threading.Lock()
         self._step, self._steps = 0, 0
         self._under_way: list[_Executed] = []
-        """What a GPU had not yet done when it was looked at."""
+        """Kernels that the GPU had not yet executed when it was last asked."""
         self._zero: tuple[Any, int] | None = None
-        """An event of CUDA, and when it happened, in nanoseconds of time.perf_counter_ns."""
+        """An event of CUDA, and the moment at which it happened, in nanoseconds of time.perf_counter_ns."""
 
     def begin(self, step: int) -> None:
         self._resolve()
@@ -71,7 +71,8 @@ class Trace:
 
     @contextmanager
     def span(self, lane: str, done: Step | None, name: str = "", **facts: Any) -> Iterator[None]:
-        """A stretch of time on a lane: a step of the plan, or something that belongs to one."""
+        """Records the time that the context takes on a lane: for a record of the plan, or something that belongs to
+        one."""
         begin = time.perf_counter_ns()
         try:
             yield
@@ -80,7 +81,7 @@ class Trace:
 
     @contextmanager
     def executed(self, lane: str, done: Step, lanes: Lanes) -> Iterator[None]:
-        """Like `span`, for kernels that are called on the present lane of a GPU: from when it executes them."""
+        """Records the time in which the GPU executes the kernels that are called in the context on the present lane."""
         if not (self.records and lanes.are_real):
             with self.span(lane, done):
                 yield
@@ -94,7 +95,7 @@ class Trace:
         self._under_way.append(_Executed(lane, done, self._step, begin, lanes.timed_mark()))
 
     def _resolve(self) -> None:
-        """Notes what the GPU has done meanwhile. Waits for nothing: a rank that has failed ends at once."""
+        """Records what the GPU has executed meanwhile. It waits for nothing: a rank that has failed ends at once."""
         left = []
         for executed in self._under_way:
             if executed.end.query():
@@ -110,7 +111,7 @@ class Trace:
         return at + int(zero.elapsed_time(mark) * 1e6)
 
     def add(self, lane: str, begin: int, done: Step | None, name: str = "", **facts: Any) -> None:
-        """From `begin`, in nanoseconds of time.perf_counter_ns, until now."""
+        """Records a stretch of time from `begin`, in nanoseconds of time.perf_counter_ns, until now."""
         if self.records:
             self._note(lane, (begin, time.perf_counter_ns()), done, self._step, name, **facts)
 

@@ -1,4 +1,2 @@
-"""What a unit owns, wherever its home is: weights, moments and gradients, their update, their capture for checkpoints.
-
-The copies that passes work on are in `engine`.
-"""
+"""The state of units, wherever its home is: weights, moments and gradients, their update, their capture for
+checkpoints. The copies that passes work on are in `engine`."""

@@ -20,42 +20,42 @@ from pseudoreal_trainer.forecast.memory.memory import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR
 
 PIECE = PIECE_ELEMENTS
-"""Elements: the scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one kernel to the next,
-and calling three kernels takes a few per cent of their time. tests/benchmarks/one_pass.py compares sizes. How much
-faster that is depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
+"""Elements of a piece. The scaled gradient and the weights of a piece, 2 MiB, stay in a core's cache from one kernel to
+the next, and calling three kernels takes a few per cent of their time. tests/benchmarks/one_pass.py compares sizes. How
+much faster that is depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
 _LEAST_PIECE = 1 << 14
-"""Elements for which another thread is worth its waking."""
+"""Least elements for which waking another thread is worth its time."""
 _EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
 class Slices:
-    """A range of a unit's flat vector with its moments and gradient; all 1-D and of one length."""
+    """A range of a unit's flat vector with its moments and gradient; all of them 1-D and of one length."""
 
     weights: Tensor
     first_moment: Tensor
     second_moment: Tensor
     gradient: Tensor
-    """It may be changed on a device; on the host it is only read."""
+    """The gradient. On a device it may be changed; on the host it is only read."""
     compute: Tensor | None
-    """Takes the new weights in another type; None: the weights are computed with as they are. It has memory of its own,
-    as one thread writes to it while others read their parts of the gradient."""
+    """Room for the new weights in the compute type; None: the weights are computed with as they are. It has memory of
+    its own, as one thread writes to it while others read their parts of the gradient."""
     decayed: int
-    """Elements at the start on which weight decay acts."""
+    """Number of elements at the start on which weight decay acts."""
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What is the same for all elements."""
+    """The figures of an update that are the same for all elements."""
 
     spec: OptimizerSpec
     number: Tensor
-    """A scalar: 1 in the first step."""
+    """Number of the step, a scalar: 1 in the first."""
     rate: float
     scale: float
 
     def __call__(self, slices: Slices, gradient: Tensor, begin: int, end: int, decay: float) -> None:
-        """`gradient`: of the range alone, scaled."""
+        """Updates elements from `begin` on. `gradient`: that of the range alone, scaled."""
         # What torch.optim.AdamW(fused=True) calls. The class loads torch's compiler when it is made, and the function
         # around this kernel takes longer than the kernel takes for a piece.
         torch._fused_adamw_(
@@ -76,20 +76,21 @@ class _Step:
 
 
 class AdamW:
-    """Loshchilov and Hutter, arXiv 1711.05101, in place."""
+    """AdamW in place (Loshchilov and Hutter, arXiv 1711.05101)."""
 
     def __init__(self) -> None:
-        """Takes as many threads as torch has for one operation."""
+        """Starts as many threads as torch has for one operation."""
         self._threads = torch.get_num_threads()
         self._pool = _single_threaded(self._threads) if self._threads > 1 else None
         self._scratch: dict[tuple[int, torch.dtype], Tensor] = {}
 
     @torch.no_grad()
     def update(self, spec: OptimizerSpec, slices: Slices, steps: Tensor, rate: float, scale: float) -> None:
-        """One step with the gradient times `scale`. `steps`: steps done before, a scalar; not changed.
+        """Updates the weights and moments with the gradient times `scale` (at most 1). `steps`: steps done before, a
+        scalar; not changed.
 
-        Every element is updated by itself, so cuts of a vector into ranges do not matter: to the bit where each begins
-        at a multiple of the processor's vectors, whose rests are rounded in another way.
+        Every element is updated by itself, so it does not matter how a vector is cut into ranges: to the bit where each
+        range begins at a multiple of the processor's vectors, whose rests are rounded in another way.
         """
         step = _Step(spec, steps + 1, rate, scale)
         is_one_kernel = scale == 1.0 and slices.compute is None
@@ -121,7 +122,8 @@ class AdamW:
                 slices.compute[begin:end].copy_(slices.weights[begin:end])
 
     def _scaled(self, gradient: Tensor, scale: float, worker: int) -> Tensor:
-        """Beside the gradient, where it stays in the cache: written over the gradient it would go back to memory."""
+        """The piece's gradient times `scale`, written beside it, to memory that stays in the cache; written over the
+        gradient it would go back to main memory."""
         if scale == 1.0:
             return gradient
         key = (worker, gradient.dtype)
@@ -131,7 +133,8 @@ class AdamW:
 
 
 def _whole(step: _Step, slices: Slices) -> None:
-    """Kernel after kernel: on a device, where memory is fast and what takes time is to call kernels."""
+    """Updates all elements kernel after kernel: for a device, where memory is fast and calling kernels takes the
+    time."""
     if step.scale != 1.0:
         slices.gradient.mul_(step.scale)
     for begin, end, decay in _ranges(step.spec, slices):
@@ -141,15 +144,15 @@ def _whole(step: _Step, slices: Slices) -> None:
 
 
 def _ranges(spec: OptimizerSpec, slices: Slices) -> Iterator[tuple[int, int, float]]:
-    """Begin, end and weight decay."""
+    """The ranges of one weight decay: begin, end and decay."""
     for begin, end, decay in ((0, slices.decayed, spec.weight_decay), (slices.decayed, len(slices.weights), 0.0)):
         if begin < end:
             yield begin, end, float(decay)
 
 
 def _pieces(spec: OptimizerSpec, slices: Slices, threads: int) -> Iterator[tuple[int, int, float]]:
-    """The ranges, cut at whole vectors of the processor counted from where a range begins: so no piece but the last of
-    a range has a rest."""
+    """The ranges cut into pieces: begin, end and decay. They are cut at whole vectors of the processor, counted from
+    where a range begins, so no piece but the last of a range has a rest."""
     for begin, end, decay in _ranges(spec, slices):
         share = -(-(end - begin) // (threads * VECTOR)) * VECTOR
         length = min(PIECE, max(share, _LEAST_PIECE))

@@ -1,7 +1,8 @@
 """Takes the state of one step out of its homes while training goes on, through a buffer of a fixed size.
 
 One thread copies unit after unit into the buffer, as soon as the unit's update of that step is done; the unit's next
-update waits until then. Another thread hands on what is in it. So training stands still only while the buffer is full.
+update waits until then. Another thread hands on what is in the buffer. So training stands still only while the buffer
+is full.
 """
 
 import queue
@@ -23,40 +24,41 @@ from pseudoreal_trainer.plan.units import KINDS, Kind
 
 class Sink(Protocol):
     def write(self, kind: Kind, content: Tensor) -> None:
-        """Takes the next elements, which are overwritten afterwards: unit by unit in the order that was agreed, of each
-        the kinds one after the other."""
+        """Takes the next elements, [n], which are overwritten afterwards. They come unit by unit in the order that was
+        agreed; within a unit, kind after kind."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Part of a unit's state that is captured."""
+    """The part of a unit's state that is captured."""
 
     unit: int
     state: State
     begin: int
-    """In the state's own vectors."""
+    """First element of the part, counted in the state's own vectors."""
     end: int
     updated: Updated
-    """Its newest update."""
+    """The newest update of the unit."""
 
 
 @dataclass(frozen=True)
 class _Portion:
     kind: Kind
     content: Tensor
-    """A view of the buffer."""
+    """The portion's elements, a view of the buffer."""
 
 
 class Capture:
     def __init__(self, sources: Sequence[Source], sink: Sink, ring: Ring, lanes: Lanes, trace: Trace) -> None:
         self._sources, self._sink, self._lanes, self._trace = sources, sink, lanes, trace
         self.captured: Mapping[int, Future[None]] = {source.unit: Future() for source in sources}
-        """Unit -> done when its state may change."""
+        """Unit -> future that ends when its state may change."""
         self._ring = ring
         self._full: queue.SimpleQueue[_Portion | None] = queue.SimpleQueue()
 
     def start(self) -> Future[None]:
-        """The result is done when the sink has everything; it raises what reading or writing raised."""
+        """Starts both threads. The future ends when the sink has everything; it raises what reading or writing
+        raised."""
         threads = ThreadPoolExecutor(2, "capture", initializer=self._lanes.enter_thread)
         taken, written = threads.submit(self._take_all), threads.submit(self._write_all)
         threads.shutdown(wait=False)
@@ -99,7 +101,8 @@ class Capture:
             reach(self._lanes.mark())
 
     def _write_all(self) -> None:
-        """Once the sink has failed, room is only given back: training is not held up by a disk that is full."""
+        """Hands all portions to the sink. Once the sink has failed, room is only given back: training is not held up by
+        a disk that is full."""
         failure: BaseException | None = None
         while (portion := self._full.get()) is not None:
             if failure is None:
@@ -118,7 +121,7 @@ def _attempt(act: Callable[[], None]) -> BaseException | None:
 
 
 def _both(taken: Future[None], written: Future[None]) -> Future[None]:
-    """Done when both are; the second ends after the first."""
+    """A future that ends when both have; the second ends after the first."""
     done: Future[None] = Future()
 
     def finish(_: Future[None]) -> None:

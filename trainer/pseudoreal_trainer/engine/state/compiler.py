@@ -11,7 +11,8 @@ _REMEDY = "take an image that has it, as this project's Dockerfile makes it, or 
 
 
 def require_compiler() -> None:
-    """Raises InvalidJobError when this machine cannot compile, which else would show in the first step."""
+    """Checks that this machine can compile. Raises InvalidJobError where it cannot, which would otherwise show in the
+    first step."""
     chosen = os.environ.get("CC")
     if chosen is not None and shutil.which(chosen) is None:
         raise InvalidJobError(f"compile: true needs a C compiler, but CC names {chosen}, which is not there; {_REMEDY}")

@@ -16,7 +16,7 @@ from pseudoreal_trainer.forecast.memory.crossing import PAGE
 from pseudoreal_trainer.forecast.memory.memory import aligned
 
 REQUEST_BYTES = 1 << 20
-"""Bytes of a request, at most: enough for a disk to be fast, and few enough for a chunk to be many requests."""
+"""Most bytes of a request: enough for a disk to be fast, and few enough for a chunk to be many requests."""
 
 
 class DiskError(TrainingError):
@@ -24,19 +24,20 @@ class DiskError(TrainingError):
 
 
 def aligned_buffer(size: int) -> Tensor:
-    """Bytes in memory that direct I/O accepts, [aligned(size)]."""
+    """Memory that direct I/O accepts, [aligned(size)] bytes."""
     return PlainMemory().allocate(max(aligned(size), PAGE))
 
 
 Piece = tuple[int, Tensor]
-"""Offset in the file, and bytes in memory: both aligned to pages, and whole pages."""
+"""An offset in the file, and bytes in memory: both aligned to pages, and whole pages."""
 
 
 class DirectFile:
-    """Several threads may read and write it at the same time."""
+    """A file for direct I/O. Several threads may read and write it at the same time."""
 
     def __init__(self, folder: Path, size: int) -> None:
-        """All of `size` bytes is on the disk at once. Raises DiskError, with the figures, when it does not fit."""
+        """Makes a file of `size` bytes and takes all of its space at once. Raises DiskError, with the figures, when it
+        does not fit."""
         self._folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._require_space(size)
@@ -47,11 +48,12 @@ class DirectFile:
         self._requests = Requests()
 
     def read(self, pieces: Sequence[Piece]) -> None:
-        """Fills the memory of the pieces, with many requests at a time; at the end, none is under way any more."""
+        """Fills the memory of the pieces, with many requests at a time. When it returns or raises, no request is under
+        way any more. Raises DiskError."""
         self._requests.run([partial(self._read, *part) for part in _parts(pieces)])
 
     def write(self, pieces: Sequence[Piece]) -> None:
-        """The way of `read`, in the other direction."""
+        """Writes the memory of the pieces, as `read` fills it. Raises DiskError."""
         self._requests.run([partial(self._write, *part) for part in _parts(pieces)])
 
     def close(self) -> None:
@@ -111,7 +113,8 @@ def _make_nameless(folder: Path, size: int) -> int:
 
 
 def _open_nameless(folder: Path) -> int:
-    """Nameless, so that nothing is left behind however the process ends; direct, where the file system can."""
+    """Descriptor of a new file: nameless, so that nothing is left behind however the process ends; direct, where the
+    file system supports it."""
     path = folder / f"state-{secrets.token_hex(8)}"
     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:

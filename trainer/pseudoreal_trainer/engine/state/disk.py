@@ -32,14 +32,14 @@ _CONTENTS: dict[Section, Content] = {
 
 _READ: tuple[Section, ...] = ("weights", "first_moment", "second_moment", "gradient")
 _WRITTEN: tuple[Section, ...] = ("weights", "first_moment", "second_moment", "compute")
-"""By an update."""
+"""Sections that an update writes."""
 
 CHUNK = CHUNK_ELEMENTS
 
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a section of a unit's state begins in the file."""
+    """The place of a section, or of a chunk of it, in the file."""
 
     offset: int
     length: int
@@ -51,17 +51,17 @@ class _Place:
         return self.length * self.dtype.itemsize
 
     def chunk(self, begin: int) -> "_Place":
-        """The chunk that begins at an element."""
+        """The place of the chunk that begins at an element."""
         return _Place(self.offset + begin * self.dtype.itemsize, min(CHUNK, self.length - begin), self.dtype)
 
     def in_room(self, room: Tensor) -> Tensor:
-        """A vector at the begin of some bytes, [length]."""
+        """The place's vector, [length], as a view of the first bytes of `room`."""
         return room[: self.size].view(self.dtype)
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What is the same for all chunks of an update."""
+    """The figures of an update that are the same for all chunks."""
 
     spec: OptimizerSpec
     rate: float
@@ -70,14 +70,14 @@ class _Step:
 
 @dataclass(frozen=True)
 class Rooms:
-    """Memory through which units on disk pass; all of it is bytes that direct I/O accepts."""
+    """The memory through which units on disk pass; all of it is bytes that direct I/O accepts."""
 
     staging: list[Tensor]
-    """For the weights of a unit in the compute type."""
+    """Rooms for the weights of a unit in the compute type."""
     slots: Slots
-    """For the gradient of a unit, or anything else of it in the master type."""
+    """Rooms for the gradient of a unit, or anything else of it in the master type."""
     chunks: list[dict[Section, Tensor]]
-    """For a chunk of each section of a unit, and that for each chunk that is in memory at a time."""
+    """Rooms for a chunk of each section of a unit: as many sets as there are chunks in memory at a time."""
 
 
 class Disk:
@@ -94,20 +94,21 @@ class Disk:
         self._open = 0
 
     def read(self, pieces: Sequence[tuple[_Place, Tensor]]) -> list[Tensor]:
-        """Places of the file as vectors, each in a room of its own, all at the same time."""
+        """Reads places of the file, all at the same time, each into its room: their vectors."""
         with self.trace.span("disk", None, "read"):
             self.file.read([(place.offset, room[: aligned(place.size)]) for place, room in pieces])
         self.trace.move("disk_read", sum(place.size for place, _ in pieces))
         return [place.in_room(room) for place, room in pieces]
 
     def write(self, pieces: Sequence[tuple[_Place, Tensor]]) -> None:
-        """Places of the file from rooms that hold their vectors, all at the same time."""
+        """Writes places of the file, all at the same time, from rooms that hold their vectors."""
         with self.trace.span("disk", None, "write"):
             self.file.write([(place.offset, room[: aligned(place.size)]) for place, room in pieces])
         self.trace.move("disk_write", sum(place.size for place, _ in pieces))
 
     def portion(self, place: _Place, begin: int, end: int) -> Tensor:
-        """Elements begin..end-1 of a place. Only one thread asks, and it is done with what it got before."""
+        """The elements begin..end-1 of a place, [end - begin]. Only one thread asks, and no longer uses what it got
+        before."""
         first, last = (index * place.dtype.itemsize for index in (begin, end))
         start = first // PAGE * PAGE
         size = last - start
@@ -119,7 +120,7 @@ class Disk:
         self._open += 1
 
     def close(self) -> None:
-        """The last state that closes it closes the file."""
+        """Closes the file when the last state that uses it has called this."""
         self._open -= 1
         if self._open == 0:
             self.threads.shutdown()
@@ -131,7 +132,7 @@ class DiskState(State):
         super().__init__(extent)
         self._disk, self._places = disk, places
         self._slot: Tensor | None = None
-        """Holds the gradient, on its way to the update, or from the disk and back."""
+        """The slot that holds the gradient on its way to the update, or to the disk and back."""
         self._reading: Future[tuple[Tensor, Tensor]] | None = None
         disk.open()
 
@@ -213,7 +214,7 @@ class DiskState(State):
         self._disk.close()
 
     def _in_slot(self, slot: Tensor) -> Tensor:
-        """The gradient, [length]."""
+        """The slot's gradient, [length]."""
         return slot.view(self.extent.master)[: self.extent.length]
 
     def _stage(self, after: Future[Any]) -> tuple[Tensor, Tensor]:
@@ -225,7 +226,7 @@ class DiskState(State):
         return weights, room
 
     def _start_read(self, begin: int, turn: int, written: Future[None] | None) -> Future[dict[Section, Tensor]]:
-        """Into the buffers of an earlier chunk, once that is written."""
+        """Starts to read a chunk into the buffers of an earlier one, once that is written."""
         if written is not None:
             written.result()
         return self._disk.threads.submit(self._read_chunk, begin, turn)
@@ -237,7 +238,7 @@ class DiskState(State):
         return dict(zip(sections, found, strict=True))
 
     def _passes(self, section: Section) -> bool:
-        """It is in memory already."""
+        """Whether the section is in memory already and need not be read."""
         return section == "gradient" and self._slot is not None
 
     def _update_chunk(self, turn: int, begin: int, chunk: Mapping[Section, Tensor], step: _Step) -> None:
@@ -266,8 +267,8 @@ def open_disk_states(
     adamw: AdamW,
     trace: Trace,
 ) -> dict[int, State]:
-    """Unit -> state, all in one file of this rank. `keeps_gradient`: of a unit, on the disk. `staging`: rooms for its
-    weights on their way to the device. Raises DiskError when they do not fit."""
+    """Unit -> state, all in one file of this rank. `keeps_gradient`: whether a unit's gradient is kept on the disk.
+    `staging`: rooms for weights on their way to the device. Raises DiskError when the file does not fit."""
     places: dict[int, dict[Section, _Place]] = {}
     end = 0
     for unit, extent in extents.items():

@@ -15,28 +15,28 @@ from pseudoreal_trainer.engine.state.pinned import Slots
 from pseudoreal_trainer.plan.units import Kind
 
 Content = Literal["weights", "moments", "gradients"]
-"""What bytes are kept for; weights in both types."""
+"""What bytes are kept for. Weights are counted in both types."""
 
 
 @dataclass(frozen=True)
 class Extent:
-    """Which part of a unit's flat vector a state covers, and in which types."""
+    """The part of a unit's flat vector that a state covers, and its types."""
 
     begin: int
     length: int
     decayed: int
-    """Elements at its start on which weight decay acts."""
+    """Number of elements at its start on which weight decay acts."""
     master: torch.dtype
     compute: torch.dtype
 
 
 class State(ABC):
-    """Lives in a home. Only the side thread changes it while a step runs."""
+    """A unit's state in its home. Only the side threads change it while a step runs."""
 
     def __init__(self, extent: Extent) -> None:
         self.extent = extent
         self.steps = torch.zeros(())
-        """Updates done."""
+        """Number of updates done, a scalar."""
 
     @abstractmethod
     def put(self, kind: Kind, values: Tensor) -> None:
@@ -44,8 +44,9 @@ class State(ABC):
 
     @abstractmethod
     def part(self, kind: Kind, begin: int, end: int) -> Tensor:
-        """The elements begin..end-1 of one of the three vectors, in the master type; not to be changed. Valid until the
-        unit's next update, and where the home is a disk, until the next part of any unit is asked for."""
+        """The elements begin..end-1 of one of the three vectors, in the master type. They must not be changed, and are
+        valid until the unit's next update; where the home is a disk, only until the next part of any unit is asked
+        for."""
 
     @abstractmethod
     def compute_weights(self) -> Tensor:
@@ -57,33 +58,34 @@ class State(ABC):
 
     @abstractmethod
     def gradient(self) -> Tensor:
-        """The kept gradient, [length]; what is changed must be kept again."""
+        """The kept gradient, [length]. A change of it must be kept again."""
 
     def drop_gradient(self) -> None:  # noqa: B027
-        """The kept gradient is not needed: its update is left out."""
+        """Forgets the kept gradient, whose update is left out."""
 
     def gradient_room(self) -> Tensor | None:
-        """Where `keep_gradient` puts it, [length], if that is memory: then a reduction may write there at once."""
+        """The memory, [length], in which `keep_gradient` puts the gradient, so that a reduction may write there at
+        once; None where that is no memory."""
         return None
 
     def is_read(self) -> bool:
-        """What `compute_weights` gives is there, so that it does not wait."""
+        """Whether `compute_weights` would return without waiting."""
         return True
 
     @abstractmethod
     def kept_bytes(self) -> dict[Content, int]:
-        """In its home, padding included; of a larger vector of which it has a part, all."""
+        """Bytes in the home, padding included; where the state has a part of a larger vector, all of that vector."""
 
     @abstractmethod
     def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
-        """One optimizer step with the kept gradient times `scale`."""
+        """Updates the state with the kept gradient times `scale`, the clipping factor (at most 1)."""
 
     def read_ahead(self, after: Future[Any]) -> None:
         """Starts to read the compute weights when `after` is done; for homes from which reading takes long."""
         raise NotImplementedError(f"{type(self).__name__} has its weights in memory")
 
     def fetched(self, mark: Mark) -> None:  # noqa: B027
-        """What `compute_weights` gave is not read any more after the mark."""
+        """Notes that what `compute_weights` returned is no longer read after the mark."""
 
     def close(self) -> None:  # noqa: B027
         """Gives back what the process does not give back by itself."""
@@ -91,7 +93,7 @@ class State(ABC):
 
 @dataclass(frozen=True)
 class Vectors:
-    """What a state in memory is made of; all [length]. Some may be views into larger vectors."""
+    """The vectors of a state in memory; all [length]. Some may be views into larger vectors."""
 
     weights: Tensor
     compute_weights: Tensor
@@ -104,7 +106,7 @@ class Vectors:
 
 
 class MemoryState(State):
-    """In the memory of the device, or of the host."""
+    """A state in the memory of the device or of the host."""
 
     def __init__(self, extent: Extent, vectors: Vectors, adamw: AdamW, slots: Slots) -> None:
         super().__init__(extent)
@@ -172,5 +174,5 @@ class MemoryState(State):
 
     @property
     def _own_copy(self) -> Tensor | None:
-        """The weights in the compute type, where that is another one."""
+        """The weights in the compute type, where that differs from the master type; else None."""
         return None if self._vectors.compute_weights is self._vectors.weights else self._vectors.compute_weights

@@ -20,13 +20,13 @@ from pseudoreal_trainer.forecast.memory.crossing import Crossing, Use
 class Allocator(Protocol):
     @property
     def pinned(self) -> int:
-        """Bytes that are pinned now."""
+        """Number of bytes that are pinned now."""
 
     def allocate(self, size: int) -> Tensor:
-        """Zeros, [size] bytes, that begin at a page."""
+        """Memory of `size` bytes, all zero, that begins at a page."""
 
     def free(self, memory: Tensor) -> None:
-        """Nothing reads or writes it any more."""
+        """Frees memory that nothing reads or writes any more."""
 
 
 class PlainMemory:
@@ -43,18 +43,18 @@ class PlainMemory:
         return torch.frombuffer(memory, dtype=torch.uint8)
 
     def free(self, memory: Tensor) -> None:
-        """It goes back with its last view."""
+        """Does nothing: the memory goes back with its last view."""
 
 
 class PinnedMemory:
-    """For the GPU of a rank, which is the current device of the calling thread."""
+    """Memory pinned for the GPU of a rank, which is the current device of the calling thread."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self.pinned = 0
 
     def allocate(self, size: int) -> Tensor:
-        """Raises TrainingError when the system does not pin as much."""
+        """Pinned memory, [size] bytes. Raises TrainingError when the system does not pin as much."""
         memory = PlainMemory().allocate(size)
         with torch.cuda.device(self._device):
             failed = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), size, 0))
@@ -78,7 +78,7 @@ def allocator_for(device: torch.device) -> Allocator:
 
 
 class Block:
-    """Some bytes, [size], with one owner, who knows when no copy uses them."""
+    """Memory, [size] bytes, with one owner, who knows when no copy uses it."""
 
     def __init__(self, size: int, allocator: Allocator) -> None:
         self._allocator = allocator
@@ -86,18 +86,19 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return len(self.memory)
 
     def close(self) -> None:
-        """Views of it are not used any more."""
+        """Frees the memory, whose views are no longer used."""
         memory, self.memory = self.memory, torch.empty(0, dtype=torch.uint8)
         if len(memory):
             self._allocator.free(memory)
 
 
 class Region(Block):
-    """Lives as long as the engine. Each piece of it has one owner, who knows when no copy uses it."""
+    """The block through which state passes; it lives as long as the engine. Each piece of it has one owner, who knows
+    when no copy uses it."""
 
     def __init__(self, crossing: Crossing, allocator: Allocator) -> None:
         super().__init__(crossing.size, allocator)
@@ -111,22 +112,22 @@ class Region(Block):
         return self.bytes_of(use, number).view(dtype)
 
     def all_of(self, use: Use) -> list[Tensor]:
-        """Pieces that are numbered, as bytes."""
+        """All pieces of a use, in their order, as bytes."""
         return [self.bytes_of(use, number) for number in range(self._crossing.count(use))]
 
 
 class Slots:
-    """Rooms in which reduced gradients pass, each for one at a time.
+    """Rooms through which reduced gradients pass, each for one at a time.
 
     There is always one left: before a gradient is kept, the update of the one that came as many gradients before it as
-    there are rooms is done. A unit's update, or who leaves that out, gives its room back.
+    there are rooms is done. A unit's update, or the code that leaves it out, gives its room back.
     """
 
     def __init__(self, rooms: list[Tensor]) -> None:
         self._free = list(rooms)
 
     def take(self) -> Tensor:
-        """Bytes."""
+        """A room, as bytes."""
         assert self._free, "an update is done before its room is needed again"
         return self._free.pop()
 

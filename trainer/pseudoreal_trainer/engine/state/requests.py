@@ -7,9 +7,9 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 
 DEPTH = 16
-"""Requests that one caller has under way at a time."""
+"""Number of requests that one caller has under way at a time."""
 _CALLERS = 2
-"""Who read and write chunks at the same time."""
+"""Number of threads that read or write chunks at the same time."""
 _STACK = 512 << 10
 """Bytes of a thread's stack: the usual 8 MiB count as data of the process, where that is limited."""
 
@@ -17,7 +17,7 @@ Request = Callable[[], None]
 
 
 class Requests:
-    """Threads that do them, made when they are first needed."""
+    """Threads that carry out requests; they are made when they are first needed."""
 
     def __init__(self) -> None:
         self._given: SimpleQueue[tuple[Request, Future[None]] | None] = SimpleQueue()
@@ -25,8 +25,8 @@ class Requests:
         self._starting = threading.Lock()
 
     def run(self, requests: Sequence[Request]) -> None:
-        """All of them. Raises what the first that failed raised, when none is under way any more: their buffers are
-        free in any case."""
+        """Carries out all requests. Raises what the first that failed raised, when none is under way any more: their
+        buffers are free in any case."""
         if len(requests) == 1:
             requests[0]()
             return

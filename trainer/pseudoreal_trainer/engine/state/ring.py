@@ -8,32 +8,32 @@ from torch import Tensor
 from pseudoreal_trainer.engine.state.pinned import Allocator, Block, PlainMemory
 
 ALIGNMENT = 8
-"""Of elements of every type."""
+"""Alignment in bytes that suits elements of every type."""
 
 
 class Ring:
-    """One thread takes room, another gives it back, oldest first."""
+    """A ring buffer: one thread takes room, another gives it back, oldest first."""
 
     def __init__(self, memory: Tensor) -> None:
-        """`memory`: bytes, [size]; two elements at least."""
+        """`memory`: bytes, [size]; room for two elements at least."""
         self._bytes = memory
         self._end = self._used = 0
         self._lengths: deque[int] = deque()
-        """Of what is taken, with what was left out before it at the buffer's end."""
+        """Bytes of each portion that is taken, oldest first, with those left unused before it at the buffer's end."""
         self._changed = threading.Condition()
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return len(self._bytes)
 
     @property
     def largest(self) -> int:
-        """Bytes of a portion, at most: two always fit, wherever the first one lies."""
+        """Most bytes of a portion: two such portions always fit, wherever the first one lies."""
         return len(self._bytes) // 2 // ALIGNMENT * ALIGNMENT
 
     def take(self, size: int) -> Tensor:
-        """Room for a portion, [size] bytes; waits until there is some."""
+        """Room for a portion, [size] bytes; waits until there is some. Never more than `largest`."""
         capacity, length = len(self._bytes), _aligned(size)
         left_out = 0 if self._end + length <= capacity else capacity - self._end
         with self._changed:
@@ -45,7 +45,7 @@ class Ring:
         return self._bytes[begin : begin + size]
 
     def give_back(self) -> None:
-        """The room that was taken first."""
+        """Gives back the room that was taken first."""
         with self._changed:
             self._used -= self._lengths.popleft()
             self._changed.notify()
@@ -59,17 +59,17 @@ class RingRoom:
     """The ring of a rank, kept from one checkpoint to the next: fresh memory costs more than what is copied into it."""
 
     def __init__(self, memory: Allocator) -> None:
-        """`memory`: for what crosses the bus."""
+        """`memory`: allocator of the host memory that crosses the bus."""
         self._memory = memory
         self._block = Block(0, memory)
         self._ring: Ring | None = None
 
     def ring(self, size: int, *, crosses: bool) -> Ring:
-        """Of at least so many bytes; the one that was asked for before is not used any more. `crosses`: some of what
-        passes through it comes over the bus; what is on the host already needs no pinned memory.
+        """A ring of at least `size` bytes. The one that was asked for before must no longer be used.
 
-        Asked for between steps: to pin memory waits for all kernels of the device, and then none waits for a message
-        that depends on what this rank calls later.
+        `crosses`: whether some of what passes through it comes over the bus; what is on the host already needs no
+        pinned memory. To be asked for between steps: pinning memory waits for all kernels of the device, and between
+        steps none waits for a message that depends on what this rank calls later.
         """
         if self._ring is None or self._ring.size < size:
             self.close()
