@@ -6,7 +6,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 
 
 def gpu_environment(config: PhaseConfig) -> dict[str, str]:
-    """Makes the folder of the flight recorder. Nothing for a pod that asked for no GPU."""
+    """The variables, empty for a pod that asked for no GPU. Makes the folder of the flight recorder."""
     if not config.gpus:
         return {}
     folder = Path(config.work_directory) / "flight-recorder"

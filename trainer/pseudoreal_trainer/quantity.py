@@ -2,7 +2,7 @@
 
 
 def readable_bytes(amount: float) -> str:
-    """2147483648 -> 2.00 GiB"""
+    """The amount in its binary unit: 2147483648 -> 2.00 GiB."""
     if abs(amount) < 1024:
         return f"{amount:.0f} B"
     power = next((power for power in range(1, 6) if abs(amount) < 1024 ** (power + 1)), 6)

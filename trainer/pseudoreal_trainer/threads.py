@@ -4,5 +4,5 @@ import os
 
 
 def threads_of(ranks: int) -> int:
-    """For one operation, of each of so many ranks on this machine."""
+    """Number of threads for one operation, on each of `ranks` ranks of this machine."""
     return max(1, len(os.sched_getaffinity(0)) // ranks)

@@ -81,17 +81,17 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
 
 @dataclass(frozen=True)
 class _Divisors:
-    """Of the moments of blocks."""
+    """What the moments of blocks are divided by."""
 
     first: float
     second: float
     measured: dict[str, float]
-    """Of the second moments of single tensors, by their names in the source."""
+    """Divisors of the second moments of single tensors, by their names in the source."""
 
     @classmethod
     def of(cls, source: Manifest, sharing: Sharing, optimizer_state: OptimizerState) -> "_Divisors":
-        """The gradient of a block that n layers used is the sum of n; of a layer's own block it is one of them, and the
-        second moment is of its square."""
+        """The divisors. The gradient of a block is the sum of those of the n layers that used it; a layer's own block
+        has one of them, and the second moment is that of its square."""
         uses = sharing.blocks / source.sharing.blocks
         match optimizer_state:
             case "copy":

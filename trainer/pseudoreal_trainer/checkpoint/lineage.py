@@ -18,14 +18,14 @@ LINEAGE = "lineage.json"
 
 
 class Lineage(ApiModel):
-    """What a job that continues this one must know of it."""
+    """What a job that continues this one must know about it."""
 
     continues: str | None = Field(None, description="Name of the folder, beside its own, of the job that it continues.")
     discards: dict[str, list[DiscardConfig]] = Field({}, description="Phase -> which of its checkpoints count no more.")
 
 
 def remember_lineage(config: PhaseConfig) -> None:
-    """Raises TrainingError when it cannot be written."""
+    """Writes lineage.json of the job. Raises TrainingError when it cannot be written."""
     continues = None if config.continues is None else place_of(config.continues).name
     path = place_of(config.storage) / LINEAGE
     try:
@@ -35,7 +35,8 @@ def remember_lineage(config: PhaseConfig) -> None:
 
 
 def continued_stores(config: PhaseConfig) -> list[CheckpointStore]:
-    """The nearest first. What a job discarded of those that it continues stays discarded. Raises TrainingError."""
+    """The checkpoints of the jobs that this one continues, the nearest job first. What a job discarded of those that it
+    continues stays discarded. Raises TrainingError when a lineage.json cannot be read."""
     found: list[CheckpointStore] = []
     seen = {place_of(config.storage)}
     rules: dict[str, list[DiscardConfig]] = defaultdict(list)

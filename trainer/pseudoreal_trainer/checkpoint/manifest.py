@@ -18,9 +18,9 @@ from pseudoreal_trainer.plan.units import block_of
 
 FORMAT_VERSION: Literal[3] = 3
 READABLE_VERSIONS = (2, 3)
-"""Version 2 had no corpus, and no generator but numpy's."""
+"""Versions of the manifest that are read. Version 2 had no corpus, and no generator but numpy's."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
-"""Of each rank that saved it."""
+"""Names of the files of each rank that saved the checkpoint, with the rank's number."""
 
 
 def checkpoint_name(phase: str, step: int) -> str:
@@ -54,17 +54,17 @@ class Updates(ApiModel):
     )
 
     def of(self, unit: str) -> int:
-        """`unit`: its name."""
+        """Optimizer steps of the unit with this name."""
         return (self.others if block_of(unit) is None else self.blocks) - self.left_out.get(unit, 0)
 
     def and_one(self, left_out: Collection[str]) -> "Updates":
-        """After one more step. `left_out`: names of units that it did not update."""
+        """The counts after one more step. `left_out`: names of units that it did not update."""
         counts = {unit: self.left_out.get(unit, 0) + (unit in left_out) for unit in {*self.left_out, *left_out}}
         return Updates(others=self.others + 1, blocks=self.blocks + 1, left_out=dict(sorted(counts.items())))
 
 
 class Skipped(ApiModel):
-    """Steps of which some update was left out, as a loss or gradient was not finite."""
+    """Training steps in which some update was left out, as a loss or gradient was not finite."""
 
     steps: int = Field(0, description="From the job's start.")
     in_a_row: int = Field(0, description="The newest, without any other step between.")
@@ -142,7 +142,8 @@ class Manifest(ApiModel):
     files: dict[str, FileDigest] = Field({}, description="All files that hold tensors.")
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Raises ValueError when a number in it is not finite: JSON would say that there is none."""
+        """The manifest as JSON. Raises ValueError when a number in it is not finite: JSON would say that there is
+        none."""
         try:
             measured = self.model_copy(update={"tensors": {}, "files": {}})
             json.dumps(measured.model_dump(), allow_nan=False)
@@ -156,7 +157,7 @@ class Manifest(ApiModel):
 
     @property
     def is_boundary(self) -> bool:
-        """The first or last checkpoint of a phase."""
+        """Whether this is the first or the last checkpoint of a phase."""
         return self.phase_complete or self.delinked
 
     @property

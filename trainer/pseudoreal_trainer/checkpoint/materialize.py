@@ -14,11 +14,11 @@ from pseudoreal_trainer.plan.units import KINDS
 
 _T = TypeVar("_T")
 Tracked = Callable[[Iterable[_T], str], Iterable[_T]]
-"""Shows how far a loop is."""
+"""A function that passes a loop's elements through and shows how far the loop is."""
 
 
 def materialize(source: Reader, folder: Place, tracked: Tracked[str]) -> Manifest:
-    """The result is the manifest of the folder, not yet committed."""
+    """The manifest of the folder that was written; it is not yet committed."""
     names = list(source.names)
     parts = {name: _whole(name, source.shape(name)) for name in names}
     with closing(RankWriter(folder, 0, [[parts[name]] for name in names], source.dtype)) as writer:

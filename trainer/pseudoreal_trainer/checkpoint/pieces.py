@@ -16,7 +16,7 @@ Spans = dict[int, range]
 
 
 def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
-    """What a rank writes."""
+    """The ranges that a rank writes."""
     pipeline_rank, data_rank = divmod(world_rank, layout.data)
     mine = [index for index in range(len(units)) if layout.users[index][0] == pipeline_rank]
     found = {index: _span(layout, units[index], data_rank) for index in mine}
@@ -24,7 +24,7 @@ def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
 
 
 def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, StoredTensor]:
-    """As the manifest has them; the files' numbers are those of the ranks."""
+    """Tensor -> its pieces, as the manifest lists them; the files have the numbers of the ranks."""
     shapes = {parameter.name: parameter.shape for unit in units for parameter in unit.parameters}
     pieces: dict[str, list[Piece]] = {name: [] for name in shapes}
     for rank in range(layout.pipeline * layout.data):

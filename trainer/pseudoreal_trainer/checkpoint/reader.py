@@ -15,15 +15,16 @@ from pseudoreal_trainer.plan.units import Kind, block_of, in_block, unit_of
 
 @dataclass(frozen=True)
 class Reader:
-    """Trusts the files: `CheckpointStore.verify` is what compares them with their digests."""
+    """Reads the tensors of a checkpoint. It trusts the files: `CheckpointStore.verify` is what compares them with their
+    digests."""
 
     manifest: Manifest
     checkpoints: Place
-    """Folder of all checkpoints of the job."""
+    """The folder of all checkpoints of the job."""
 
     @property
     def names(self) -> Iterator[str]:
-        """Of the tensors, as the model has them."""
+        """Names of the tensors, as the model has them."""
         link, stored = self.manifest.link, self.manifest.tensors
         if link is None:
             yield from stored
@@ -34,7 +35,7 @@ class Reader:
 
     @property
     def dtype(self) -> str:
-        """Of all tensors."""
+        """The type of all tensors, as numpy names it."""
         return next(iter(self.manifest.tensors.values())).dtype
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -50,7 +51,7 @@ class Reader:
         return {name: self.tensor(name, kind) for name in self.names}
 
     def updates(self, name: str) -> int:
-        """Optimizer steps of a tensor's unit."""
+        """Number of optimizer steps of a tensor's unit."""
         return self.manifest.updates.of(unit_of(name))
 
     def read(self, name: str, kind: Kind, begin: int, end: int) -> Array:
@@ -71,7 +72,7 @@ class Reader:
         return out
 
     def _stored(self, name: str) -> tuple[str, StoredTensor]:
-        """Name in the files, and what the manifest says of it."""
+        """The tensor's name in the files, and what the manifest says of it."""
         block, link = block_of(name), self.manifest.link
         source = name if block is None or link is None else in_block(name, link.blocks[block])
         return source, self.manifest.tensors[source]

@@ -8,10 +8,10 @@ from pseudoreal_trainer.checkpoint.manifest import Manifest
 def removable(
     committed: Sequence[Manifest], keep_last: int, keep_every: int | None, verified: Collection[str]
 ) -> list[Manifest]:
-    """Of checkpoints from the oldest to the newest.
+    """The checkpoints to remove among `committed`, which are ordered from the oldest to the newest.
 
-    Kept are the ends of phases, of the others the newest `keep_last` and those of steps that `keep_every` divides,
-    those that `verified` says are sound, and what another one that is kept links to.
+    Kept are the ends of phases; of the others, the newest `keep_last` and those of steps that `keep_every` divides;
+    those that `verified` says are sound; and those that another one that is kept links to.
     """
     inner = [manifest for manifest in committed if not manifest.is_boundary]
     kept = {manifest.name for manifest in committed if manifest.is_boundary}

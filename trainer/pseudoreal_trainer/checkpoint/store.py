@@ -25,7 +25,7 @@ from pseudoreal_trainer.errors import TrainingError
 
 MANIFEST = "manifest.json"
 _VERIFIED_AT_ONCE = 2
-"""Files."""
+"""Number of files that are verified at a time."""
 _NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
 
 Discards = Mapping[str, Sequence[DiscardConfig]]
@@ -39,22 +39,23 @@ class CorruptCheckpoint(TrainingError):
 
 @dataclass(frozen=True)
 class CheckpointStore:
-    """All checkpoints of the job with this uid below its work directory. Without one: of whatever job it was, whose
-    attempts all came before."""
+    """All checkpoints of the job with this uid below its work directory. Without a uid: those of whatever job they are,
+    whose attempts all came before."""
 
     work_directory: Place
     job_uid: str | None
     discards: Discards = field(default_factory=dict)
-    """Phase -> its checkpoints that count no more: they are as good as removed."""
+    """Phase -> rules for its checkpoints that count no more: they are as good as removed."""
     forgotten: Discards = field(default_factory=dict)
-    """What another job had discarded, of its own attempts."""
+    """What another job had discarded of its own attempts."""
 
     @property
     def folder(self) -> Place:
         return self.work_directory / "checkpoints"
 
     def committed(self, phase: str | None = None) -> list[Manifest]:
-        """Oldest first. Raises TrainingError when one belongs to another job or was written by a later release."""
+        """The committed checkpoints that count, oldest first. Raises TrainingError when one belongs to another job or
+        was written by a later release."""
         ordered = sorted(self._all(), key=lambda m: (m.phase_index, m.step))
         return [m for m in ordered if phase in (None, m.phase) and not self._is_discarded(m)]
 
@@ -75,11 +76,11 @@ class CheckpointStore:
         return None
 
     def candidates(self, phase: str, *, complete: bool = False) -> list[Manifest]:
-        """Newest first; not verified."""
+        """The committed checkpoints of a phase, newest first; not verified."""
         return [m for m in reversed(self.committed(phase)) if m.phase_complete or not complete]
 
     def all_corrupt(self, phase: str, names: Sequence[str]) -> CorruptCheckpoint:
-        """`names`: empty on a rank that was not told them."""
+        """The error that none of a phase's checkpoints is sound. `names`: empty on a rank that was not told them."""
         which = f": {', '.join(names)}" if names else ""
         return CorruptCheckpoint(
             f"every checkpoint of phase {phase} in {self.folder} is corrupt{which}; restore one, or delete them to"
@@ -101,7 +102,8 @@ class CheckpointStore:
                 pass
 
     def check_sizes(self, manifest: Manifest) -> None:
-        """Raises CorruptCheckpoint, naming the file, when one is not there or has another size."""
+        """Compares the files' sizes with the manifest. Raises CorruptCheckpoint, naming the file, when one is not there
+        or has another size."""
         for name, file in manifest.files.items():
             self._check_size(self.folder / manifest.data_folder / name, file)
 
@@ -116,7 +118,7 @@ class CheckpointStore:
         return manifest
 
     def begin(self, manifest: Manifest) -> Place:
-        """An empty folder for it; what stood under the same name is gone."""
+        """An empty folder for the checkpoint; what stood under the same name is removed."""
         folder = self.folder / manifest.name
         if storage_of(folder / MANIFEST).exists():
             self._remove_with_links(manifest.name)
@@ -125,20 +127,20 @@ class CheckpointStore:
         return folder
 
     def commit(self, manifest: Manifest) -> None:
-        """All its files are stored already, since `begin`."""
+        """Commits a checkpoint by writing its manifest. All its files must have been stored since `begin`."""
         storage_of(self.folder / manifest.name / MANIFEST).complete(manifest.to_json(indent=1))
 
     def restate(self, manifest: Manifest) -> None:
-        """Replaces what is said of the files of a committed checkpoint, which stay."""
+        """Replaces the manifest of a committed checkpoint, whose files stay."""
         storage_of(self.folder / manifest.name / MANIFEST).replace(manifest.to_json(indent=1))
 
     def digest(self, manifest: Manifest) -> str:
-        """SHA-256 of the manifest, and so of everything that it names."""
+        """SHA-256 of the manifest, which covers everything that the manifest names."""
         return hashlib.sha256(storage_of(self.folder / manifest.name / MANIFEST).read()).hexdigest()
 
     def prune(self, keep_last: int, keep_every: int | None, verified: Sequence[str] = ()) -> list[str]:
-        """Removes what is discarded, and what the policy does not keep; `verified` are known to be sound. The result
-        names what went."""
+        """Removes what is discarded, and what the policy does not keep: the names of what went. `verified` are known to
+        be sound."""
         discarded = [manifest.name for manifest in self._all() if self._is_discarded(manifest)]
         for name in discarded:
             self._remove_with_links(name)
@@ -148,26 +150,27 @@ class CheckpointStore:
         return discarded + names
 
     def names(self) -> set[str]:
-        """Of all that look like checkpoints, committed or not."""
+        """Names of everything that looks like a checkpoint, committed or not."""
         return {folder.name for folder in storage_of(self.folder).folders() if _NAME.fullmatch(folder.name)}
 
     def sweep(self, names: Set[str]) -> None:
-        """Removes those that are not committed: an attempt was killed, or failed, while it saved or removed them. What
-        has another name may be somebody else's, who is writing it."""
+        """Removes those of `names` that are not committed: an attempt was killed, or failed, while it saved or removed
+        them. What has another name may belong to a writer that is still at work."""
         for name in self.names() & names:
             if not storage_of(self.folder / name / MANIFEST).exists():
                 log.info("unfinished_checkpoint_removed", checkpoint=name)
                 remove(self.folder / name)
 
     def _all(self) -> list[Manifest]:
-        """Also what is discarded, in no order."""
+        """All committed checkpoints, those that are discarded included, in no order."""
         return [self._own(m) for m in manifests_in(self.folder) if not _hits(self.forgotten, m)]
 
     def _is_discarded(self, manifest: Manifest) -> bool:
         return _hits(self.discards, manifest)
 
     def _remove_with_links(self, name: str) -> None:
-        """Those that refer to its files go first: at no moment does a checkpoint refer to what is not there."""
+        """Removes a checkpoint, and first those that refer to its files: at no moment does a checkpoint refer to what
+        is not there."""
         links = [m.name for m in manifests_in(self.folder) if m.link is not None and m.link.folder == name]
         for folder in [*links, name]:
             remove(self.folder / folder)
@@ -219,7 +222,7 @@ def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
 
 
 def manifests_in(checkpoints: Place) -> list[Manifest]:
-    """Of all that are committed, in no order."""
+    """Manifests of all committed checkpoints, in no order."""
     try:
         folders = [path.parent for path in storage_of(checkpoints).find(MANIFEST)]
     except OSError as error:
@@ -228,11 +231,9 @@ def manifests_in(checkpoints: Place) -> list[Manifest]:
 
 
 def read_manifest(folder: Place) -> Manifest | None:
-    """None, with a warning, when it makes no sense: such a checkpoint is taken as not committed.
-
-    Raises TrainingError when it cannot be read, or a later release wrote it: to start from an older one would throw its
-    training away.
-    """
+    """The manifest of a folder; None, with a warning, when it makes no sense: such a checkpoint is taken as not
+    committed. Raises TrainingError when it cannot be read, or a later release wrote it: to start from an older
+    checkpoint would throw its training away."""
     try:
         text = storage_of(folder / MANIFEST).read()
         return Manifest.model_validate_json(text)

@@ -24,25 +24,25 @@ _NAMES = {"float64": "F64", "float32": "F32"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
-"""What the format allows."""
+"""Most bytes of a header that the format allows."""
 
 
 @dataclass(frozen=True)
 class Form:
-    """Shape and type of a tensor."""
+    """The shape and type of a tensor."""
 
     shape: tuple[int, ...]
     dtype: str
-    """As numpy names it."""
+    """The type, as numpy names it."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Size in bytes."""
         return prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 class TensorWriter:
-    """Takes the bytes of all tensors in the order of the forms, in portions of any size."""
+    """Writes a file. It takes the bytes of all tensors in the order of the forms, in portions of any size."""
 
     def __init__(self, path: Place, forms: Mapping[str, Form], facts: Mapping[str, str] | None = None) -> None:
         """`facts`: the format's own metadata."""
@@ -54,7 +54,7 @@ class TensorWriter:
         self.append(header)
 
     def append(self, content: Any) -> None:
-        """A buffer, which may be changed afterwards."""
+        """Appends a buffer, which may be changed once this returns."""
         view = memoryview(content).cast("B")
         digested = self._thread.submit(self._digest.update, view)
         self._file.write(view)
@@ -62,14 +62,14 @@ class TensorWriter:
         digested.result()
 
     def finish(self) -> FileDigest:
-        """The file survives a crash of the machine once this returns."""
+        """Ends the file, which survives a crash of the machine once this returns."""
         assert self._size == self._expected, "all that was announced is written"
         self._file.finish()
         self.close()
         return FileDigest(sha256=self._digest.hexdigest(), size=self._size)
 
     def close(self) -> None:
-        """A file that was not finished is given up."""
+        """Gives the file up if it was not finished."""
         self._thread.shutdown()
         self._file.close()
 

@@ -80,7 +80,7 @@ CHECKPOINT = _CheckpointFolder()
 
 
 class Command(click.Command):
-    """Tells a TrainingError as the sentence that it is."""
+    """A command whose TrainingErrors are shown as the sentences that they are."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -143,7 +143,7 @@ def _faults(checkpoint: Opened) -> CorruptCheckpoint | None:
 
 
 def _last_good(checkpoint: Opened) -> str:
-    """The one that a resumed run would take."""
+    """A clause that names the checkpoint that a resumed run would take."""
     for manifest in checkpoint.store.candidates(checkpoint.manifest.phase):
         if manifest.name != checkpoint.manifest.name and _faults(Opened(checkpoint.store, manifest)) is None:
             return f"; the last good checkpoint of this phase is {manifest.name}"

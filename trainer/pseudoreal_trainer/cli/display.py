@@ -17,12 +17,12 @@ _LINE_SECONDS = 5.0
 
 
 class Display:
-    """Hears the events of the processes. Use as a context manager."""
+    """Shows the events of the processes. Use as a context manager."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
         self.seconds: dict[str, float] = {}
-        """Of training, for each phase that ran now."""
+        """Seconds of training, for each phase that ran now."""
         self.baseline: float | None = None
         self.sample: Event | None = None
         self._task: TaskID | None = None
@@ -104,7 +104,7 @@ def _number(value: float | None) -> str:
 
 
 def summary(directory: RunDirectory, seconds: dict[str, float]) -> Table:
-    """Of all finished phases; `seconds` of those that ran now."""
+    """The table of all finished phases. `seconds`: those of training, for each phase that ran now."""
     table = Table("phase", "steps", "loss", "start val", "end val", "seconds")
     done = 0
     for phase in directory.job.spec.phases:

@@ -50,7 +50,7 @@ def _only_job(path: Path) -> dict[str, Any]:
 
 
 def notice(spec: PseudoRealJobSpec) -> str:
-    """What the file asks for and a local run does not do."""
+    """A phrase that lists what the file asks for and a local run ignores."""
     ignored = [f"spec.{to_camel(field)}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
     ignored += [f"spec.phases[{p.name}].resources" for p in spec.phases if _is_set(p, "resources")]

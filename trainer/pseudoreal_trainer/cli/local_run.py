@@ -41,7 +41,8 @@ class LocalRun:
     """Folder for traces of all ranks."""
 
     def run(self) -> None:
-        """Raises PodFailed. After SIGINT or SIGTERM the phase that runs saves and yields, which is a PodFailed too."""
+        """Runs all phases that are not finished. Raises PodFailed. After SIGINT or SIGTERM the phase that runs saves
+        and yields, which is a PodFailed too."""
         for index, phase in enumerate(self.directory.job.spec.phases):
             if self.directory.finished(phase.name) is None:
                 if index > 0:
@@ -77,7 +78,7 @@ class LocalRun:
             raise PodFailed(message)
 
     def _process(self, config: Path, termination: Path, errors: Path) -> tuple[int, bool]:
-        """The exit code, and whether it was asked to stop."""
+        """Runs a pod's process: its exit code, and whether it was asked to stop."""
         command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(config)]
         with errors.open("w") as log_file:
             # A session of its own: Ctrl-C reaches only this process, which then asks the pod to save and stop.
@@ -106,7 +107,8 @@ class LocalRun:
 
 @contextmanager
 def _passing_signals_to(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
-    """SIGINT and SIGTERM of this process become a SIGTERM of the pod; yields the list of those that came."""
+    """A context in which SIGINT and SIGTERM of this process become a SIGTERM of the pod; yields the list of those that
+    came."""
     passed: list[int] = []
 
     def pass_on(number: int, _: object) -> None:

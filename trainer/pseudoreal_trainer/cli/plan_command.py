@@ -55,7 +55,7 @@ def plan(file: Path, phase: str | None, hardware: Path | None, as_json: bool, pi
 
 
 def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> list[tuple[PhaseConfig, Device]]:
-    """With the device that trains each."""
+    """The phases to plan, with the device that trains each."""
     job = parse_job(file)
     names = [phase.name for phase in job.spec.phases]
     if name is not None and name not in names:

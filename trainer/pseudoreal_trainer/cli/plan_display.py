@@ -52,7 +52,7 @@ def _memory(report: PhaseReport) -> Table:
 
 
 def _grouped(reports: list[RankReport]) -> list[tuple[str, RankReport]]:
-    """Neighbouring ranks with the same figures share a row."""
+    """The reports with the numbers of their ranks; neighbouring ranks with the same figures share a row."""
     groups = [list(group) for _, group in groupby(enumerate(reports), key=lambda item: item[1])]
     names = [str(g[0][0]) if len(g) == 1 else f"{g[0][0]}-{g[-1][0]}" for g in groups]
     return [(name, group[0][1]) for name, group in zip(names, groups, strict=True)]

@@ -43,15 +43,15 @@ from pseudoreal_trainer.threads import threads_of
 
 WORKER = "pseudoreal_trainer.cli.rank"
 _JOIN_SECONDS = 7 * 24 * 3600
-"""How long torchrun waits for the other pods. What bounds that for pods that wait for a node is spec.deadlines, and
+"""Seconds that torchrun waits for the other pods. What bounds that for pods that wait for a node is spec.deadlines, and
 spec.hang.startSeconds for pods that run and do not meet."""
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 _SHUTDOWN_SECONDS = 3600
-"""After a SIGTERM torchrun kills its ranks when so long has passed (30 s by itself): room for the step under way and
-for a save. In a pod the operator says less than the kubelet would wait."""
+"""Seconds after a SIGTERM at which torchrun kills its ranks (30 s by itself): time for the step under way and for a
+save. In a pod the operator sets less than the kubelet would wait."""
 _CONNECT_SECONDS, _AGAIN_SECONDS, _LOG_SECONDS = 5.0, 1.0, 60.0
 _LOOK_SECONDS = 0.5
-"""Between two looks at the ranks."""
+"""Seconds between two looks at the ranks."""
 
 log = structlog.get_logger()
 
@@ -76,7 +76,8 @@ def _run(path: Path, stop: "_Stop") -> TerminationMessage:
 
 
 def _refused(path: Path, error: ContractError) -> TerminationMessage:
-    """The phase and the attempt are said in every release."""
+    """The message of a pod that cannot read its configuration. The phase and the attempt are written alike in every
+    release."""
     config = json.loads(path.read_bytes())
     return TerminationMessage(
         outcome="InvalidJob", phase=config.get("phase", ""), attempt=config.get("attempt", 0), message=str(error)[:2000]
@@ -106,7 +107,7 @@ def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """Where the ranks leave word."""
+    """A folder in which the ranks leave their outcomes."""
     if named := os.environ.get(OUTCOME_DIRECTORY):
         Path(named).mkdir(parents=True, exist_ok=True)
         yield Path(named)
@@ -117,7 +118,8 @@ def _folder() -> Iterator[Path]:
 
 
 def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) -> TerminationMessage:
-    """Completes the message of a pod whose ranks could not say where the training stands."""
+    """The message of a pod whose ranks could not say where the training stands, completed from the newest
+    checkpoint."""
     store = store_of(config)
     try:
         newest = store.committed(config.phase)[-1:]
@@ -132,7 +134,8 @@ def _with_newest_checkpoint(message: TerminationMessage, config: PhaseConfig) ->
 
 
 def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
-    """What the pod has, and defaults for what it leaves open; PET_* reaches torchrun as it is."""
+    """The environment of torchrun: the pod's own, and defaults for what that leaves open; PET_* reaches torchrun as it
+    is."""
     processes = config.processes_per_worker
     defaults = {
         "PET_NPROC_PER_NODE": str(processes),
@@ -151,8 +154,8 @@ def _environment(config: PhaseConfig, outcomes: Path) -> dict[str, str]:
 
 
 def rendezvous_host(environment: Mapping[str, str]) -> dict[str, str]:
-    """Worker 0 holds the rendezvous. torchrun would compare names of hosts to find that out, and in its node's network
-    a pod has the name of the node."""
+    """Variables that say whether this pod holds the rendezvous, as worker 0 does. torchrun would compare names of hosts
+    to find that out, and in its node's network a pod has the name of the node."""
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
     is_host = "true" if environment.get("PET_NODE_RANK") == "0" else "false"
@@ -160,7 +163,8 @@ def rendezvous_host(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def await_rendezvous(environment: Mapping[str, str], is_asked_to_stop: Callable[[], bool]) -> None:
-    """Until worker 0 answers. It may wait for a node for hours, and torchrun gives up after a minute."""
+    """Waits until worker 0 answers, or the pod is asked to stop. It may wait for a node for hours, and torchrun gives
+    up after a minute."""
     if environment.get("PET_RDZV_BACKEND") != "c10d" or environment.get("PET_NODE_RANK") == "0":
         return
     host, _, port = environment["PET_RDZV_ENDPOINT"].rpartition(":")
@@ -177,7 +181,8 @@ def await_rendezvous(environment: Mapping[str, str], is_asked_to_stop: Callable[
 
 
 def _run_torchrun(config: Path, environment: dict[str, str], stop: "_Stop", partners: Partners) -> int:
-    """torchrun's exit code. It gives ranks half a minute to end when one of them is gone; `partners` does not."""
+    """Runs torchrun: its exit code. torchrun gives ranks half a minute to end when one of them is gone; `partners` does
+    not."""
     command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0"]
     command += ["--module", WORKER, str(config)]
     process = subprocess.Popen(command, env=environment)

@@ -37,8 +37,8 @@ def main() -> NoReturn:
 
 
 def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMessage:
-    """Returns how the rank ended, which it has left for its pod as well. `end` takes the exit code of a rank that
-    fails, in the thread that fails first: others of its threads may wait for ranks that wait for this one."""
+    """Trains as one rank: how the rank ended, which it has left for its pod as well. `end` takes the exit code of a
+    rank that fails, in the thread that fails first: others of its threads may wait for ranks that wait for this one."""
     stop = threading.Event()
     # Before torch is imported, which takes seconds in which a SIGTERM would otherwise kill the process.
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
@@ -68,7 +68,7 @@ def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMess
 
 
 def _end_at_once(exit_code: int) -> NoReturn:
-    """An ordinary end waits for threads."""
+    """Ends the process without waiting for its threads, as an ordinary end would."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

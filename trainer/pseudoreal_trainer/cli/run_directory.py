@@ -18,7 +18,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 
 
 class _Record(ApiModel):
-    """job.json"""
+    """The content of job.json."""
 
     uid: str
     attempt: int
@@ -29,7 +29,7 @@ class _Record(ApiModel):
 class RunDirectory:
     path: Path
     job: PseudoRealJob
-    """With the uid that the run was given when it began."""
+    """The job, with the uid that the run was given when it began."""
     attempt: int
 
     @property
@@ -42,7 +42,8 @@ class RunDirectory:
 
 
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
-    """Raises InvalidJobError when the folder holds a run that is not to be resumed, or one of another spec."""
+    """The folder of a run, which begins or resumes. Raises InvalidJobError when the folder holds a run that is not to
+    be resumed, or one of another spec."""
     record_path = path / "job.json"
     if not record_path.exists():
         record = _Record(uid=str(uuid.uuid4()), attempt=0, job=job)

@@ -14,13 +14,13 @@ class Architecture:
     class_name: str
     model_type: str
     in_layer: Mapping[str, str]
-    """Their names -> ours, of the tensors of a layer."""
+    """Their names -> ours, for the tensors of a layer."""
     config: Mapping[str, Any]
-    """What its config.json has besides a Llama's."""
+    """Entries of its config.json beyond those of a Llama."""
 
 
 def architecture_of(model: Model) -> Architecture:
-    """A Llama, or with experts a Mixtral. Raises NotExportable."""
+    """The architecture that computes what the model does: a Llama, or with experts a Mixtral. Raises NotExportable."""
     name = "Llama" if model.moe is None else "Mixtral"
     if model.ffn.activation != "swiglu":
         raise NotExportable(
@@ -32,8 +32,8 @@ def architecture_of(model: Model) -> Architecture:
 
 
 def _mixtral(moe: MixtureOfExperts) -> Architecture:
-    """With one expert for each token, whose weight Mixtral's normalization makes 1. It has no capacity: where ours are
-    full, it computes what ours leave out."""
+    """A Mixtral with one expert for each token, whose weight Mixtral's normalization makes 1. It has no capacity: where
+    ours are full, it computes what ours leave out."""
     if moe.prototypes > 1:
         raise NotExportable(
             f"model.moe.prototypes is {moe.prototypes}, and a Mixtral has one router over all experts of a layer;"
@@ -44,7 +44,8 @@ def _mixtral(moe: MixtureOfExperts) -> Architecture:
 
 
 def _experts(count: int) -> dict[str, str]:
-    """As Mixtral was published; `transformers` 5 makes its stacked tensors from these."""
+    """Their names -> ours for the experts of a layer, as Mixtral was published; `transformers` 5 makes its stacked
+    tensors from these."""
     matrices = {"w1": "gate", "w2": "down", "w3": "up"}
     return {"block_sparse_moe.gate.weight": "router.weight"} | {
         f"block_sparse_moe.experts.{expert}.{theirs}.weight": f"experts.{expert}.{ours}.weight"

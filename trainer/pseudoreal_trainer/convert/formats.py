@@ -19,7 +19,8 @@ def write_safetensors(source: Reader, folder: Path, tracked: Tracked[str]) -> No
 
 
 def write_dcp(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
-    """Its index is a pickle, as this format wants it; nothing of ours reads one."""
+    """Writes a folder that torch.distributed.checkpoint loads. Its index is a pickle, as this format wants it; nothing
+    of ours reads one."""
     import torch
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save

@@ -26,7 +26,7 @@ _OUTSIDE = {
 
 
 def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
-    """Raises NotExportable when the model is neither a Llama nor a Mixtral."""
+    """Writes the folder. Raises NotExportable when the model is neither a Llama nor a Mixtral."""
     model = source.manifest.model
     architecture = architecture_of(model)
     names = _names(source, architecture)
@@ -76,7 +76,7 @@ def _config(model: Model, architecture: Architecture, dtype: str) -> dict[str, A
 
 
 def _tokenizer() -> dict[str, Any]:
-    """Of the `tokenizers` library: byte-level BPE without merges, where token b is byte b."""
+    """A tokenizer in the format of the `tokenizers` library: byte-level BPE without merges, where token b is byte b."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     return {
         "version": "1.0",

@@ -9,7 +9,8 @@ Counts = NDArray[np.int64]
 
 _CHUNK = 1 << 20
 _MOST_CHUNKS = 16
-"""Counted, spread evenly over the training text: half a second on one core, in which the other ranks wait."""
+"""Most chunks that are counted, spread evenly over the training text: half a second on one core, in which the other
+ranks wait."""
 
 
 def order2_nats(train: Bytes, windows: Bytes) -> float:
@@ -35,7 +36,7 @@ def order2_nats(train: Bytes, windows: Bytes) -> float:
 
 
 def _code(previous: list[NDArray[np.int64]], length: int) -> NDArray[np.int64]:
-    """The nearest byte is the lowest digit in base 256."""
+    """The bytes before each position as one number: the nearest byte is the lowest digit in base 256."""
     code = np.zeros(length, dtype=np.int64)
     for power, digit in enumerate(previous):
         code += digit << (8 * power)
@@ -50,8 +51,8 @@ def _chunks(length: int) -> list[range]:
 
 
 def _counts(text: Bytes, chunks: list[range], order: int, contexts: NDArray[np.int64]) -> Counts:
-    """[contexts, 256]: how often each byte follows each of these runs of `order` bytes. In chunks, and without the runs
-    that nobody asks for, to bound memory."""
+    """Counts, [contexts, 256]: how often each byte follows each of these runs of `order` bytes. They are made in
+    chunks, and without the runs that nobody asks for, to bound memory."""
     others = len(contexts)
     rows = np.full(256**order, others)
     rows[contexts] = np.arange(others)

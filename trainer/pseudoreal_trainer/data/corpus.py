@@ -16,7 +16,7 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 Bytes = NDArray[np.uint8]
 
 _PORTION = 16 << 20
-"""Bytes that are read, and then digested while they are in the cache."""
+"""Bytes of a portion, which is read and then digested while it is in the cache."""
 
 
 class CorpusIdentity(ApiModel):
@@ -37,9 +37,9 @@ class CorpusIdentity(ApiModel):
 @dataclass(frozen=True)
 class Corpus:
     text: Bytes
-    """All of it, [bytes]: the only copy in memory."""
+    """The whole text, [bytes]: the only copy in memory."""
     boundary: int
-    """Where validation begins."""
+    """Byte at which the validation part begins."""
     identity: CorpusIdentity
 
     @property
@@ -56,7 +56,8 @@ class Corpus:
 
 
 def load_corpus(data: Data, sequence: int) -> Corpus:
-    """Every file that matches, in the order of their names. Raises InvalidJobError when there is too little text."""
+    """The text of every file that matches, in the order of their names. Raises InvalidJobError when there is too little
+    text."""
     text, identity = _read(corpus_files(data))
     boundary = len(text) - round(len(text) * float(data.validation.fraction))
     corpus = Corpus(text, boundary, identity)
@@ -71,7 +72,7 @@ def load_corpus(data: Data, sequence: int) -> Corpus:
 
 
 def _read(files: list[Path]) -> tuple[Bytes, CorpusIdentity]:
-    """Raises TrainingError when a file changes meanwhile."""
+    """The files' text and identity. Raises TrainingError when a file changes meanwhile."""
     sizes = [file.stat().st_size for file in files]
     text, digest, begin = np.empty(sum(sizes), dtype=np.uint8), hashlib.sha256(), 0
     for file, size in zip(files, sizes, strict=True):
@@ -91,7 +92,7 @@ def _read_file(file: Path, out: Bytes, digest: "hashlib._Hash") -> None:
 
 
 def corpus_files(data: Data) -> list[Path]:
-    """Raises InvalidJobError when the folder is missing or nothing in it matches."""
+    """The files of the corpus, sorted. Raises InvalidJobError when the folder is missing or nothing in it matches."""
     folder = Path(data.path)
     if not folder.is_dir():
         raise InvalidJobError(

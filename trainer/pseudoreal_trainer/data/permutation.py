@@ -19,7 +19,7 @@ _LEAST_HALF_BITS = 4
 
 
 def permute(indices: Words, count: int, *key: int) -> Words:
-    """Where each of `indices`, all below `count`, goes; the key is any numbers below 2**64."""
+    """The place of each of `indices`, all below `count`, in the permutation; the key is any numbers below 2**64."""
     half = max((max(count - 1, 1).bit_length() + 1) // 2, _LEAST_HALF_BITS)
     rounds = _round_keys(key)
     found = _encrypted(indices, half, rounds)

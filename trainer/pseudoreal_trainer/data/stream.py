@@ -13,15 +13,15 @@ from pseudoreal_trainer.data.corpus import Bytes
 from pseudoreal_trainer.data.permutation import permute
 
 Generator = Literal["feistel-splitmix64-v1", "numpy PCG64"]
-"""What makes the order of an epoch's samples. numpy's, of releases before 0.3, keeps a list of all samples, and numpy
-does not promise the same one for ever (NEP 19); training that began with it goes on with it."""
+"""Name of the rule that makes the order of an epoch's samples. numpy's, of releases before 0.3, keeps a list of all
+samples, and numpy does not promise the same one for ever (NEP 19); training that began with it goes on with it."""
 
 Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Samples are the non-overlapping windows of a text; every epoch has its own order."""
+    """A text as samples, its non-overlapping windows; every epoch has its own order."""
 
     text: Bytes
     sequence: int
@@ -30,11 +30,12 @@ class Stream:
 
     @property
     def samples(self) -> int:
-        """Samples of an epoch. A window has one byte more than `sequence`: the target of its last position."""
+        """Number of samples of an epoch. A window has one byte more than `sequence`: the target of its last
+        position."""
         return (len(self.text) - 1) // self.sequence
 
     def windows_at(self, first: int, end: int) -> Indices:
-        """Windows that the samples at the cursors first..end-1 are, [end - first]."""
+        """Numbers of the windows that are the samples at the cursors first..end-1, [end - first]."""
         found = np.empty(end - first, dtype=np.int64)
         for epoch in range(first // self.samples, -(-end // self.samples)):
             begin = max(first, epoch * self.samples)
@@ -54,7 +55,7 @@ class Stream:
 
 
 def take_windows(text: Bytes, starts: Indices, sequence: int) -> Bytes:
-    """[len(starts), sequence + 1]"""
+    """The windows that begin at `starts`, [len(starts), sequence + 1]."""
     windows: Bytes = text[starts[:, None] + np.arange(sequence + 1)]
     return windows
 

@@ -167,8 +167,8 @@ class Run:
         self.parts.copies.drop(step)
 
     def reduce(self, step: Reduce) -> None:
-        self.parts.copies.begin_all()
         # The fetches before this record gather in the same group: every rank must call them before this sum.
+        self.parts.copies.begin_all()
         self.parts.reductions.reduce(step, self.parts.gradients.reduce(step.unit), self.parts.updates.room)
 
     def measure(self, step: Measure) -> None:

@@ -1,4 +1,4 @@
-"""Speeds of memory, the host, the disk, and of what ranks say to each other."""
+"""Measures the speeds of memory, the host, the disk, and of messages between ranks."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -45,14 +45,15 @@ def _available_bytes() -> int:
 
 
 def memory_bytes_per_second(device: torch.device, ranks: int) -> float:
-    """Of a sum in place, float32: two are read, one is written."""
+    """Bytes of memory that a sum in place, in float32, moves in a second: two are read for one that is written."""
     elements = vector_bytes(device, ranks, 2) // 4
     total, part = (torch.ones(elements, device=device) for _ in range(2))
     return 3 * total.nbytes / seconds_of(lambda: total.add_(part), device)
 
 
 def update_seconds_per_element(device: torch.device, ranks: int) -> float:
-    """What an update of a unit in bfloat16 takes: the gradient is clipped, and the new weights are cast."""
+    """Seconds for each element of the update of a unit in bfloat16: the gradient is clipped, and the new weights are
+    cast."""
     elements = vector_bytes(device, ranks, 4.5) // 4
     weights, first, second, gradient = (torch.ones(elements, device=device) for _ in range(4))
     compute = torch.empty(elements, dtype=torch.bfloat16, device=device)
@@ -62,7 +63,7 @@ def update_seconds_per_element(device: torch.device, ranks: int) -> float:
 
 
 def copies(source: torch.device, target: torch.device, ranks: int) -> Transfer:
-    """Between host memory that is pinned, where there is a device, and the device."""
+    """Speed of copies between the device and host memory, which is pinned where there is a device."""
     device = target if source == _CPU else source
     host = allocator_for(device)
     size = min(vector_bytes(_CPU, ranks, 2), vector_bytes(device, ranks, 2))
@@ -79,7 +80,8 @@ def copies(source: torch.device, target: torch.device, ranks: int) -> Transfer:
 
 
 def disk() -> tuple[Transfer, Transfer]:
-    """To read and to write, in the folder for temporary files, past the page cache where the file system can."""
+    """Speeds of reading and of writing a file in the folder for temporary files, past the page cache where the file
+    system can."""
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
         file = DirectFile(Path(folder), DISK_BYTES)
         small, large = aligned_buffer(_SMALL), aligned_buffer(DISK_BYTES)
@@ -94,12 +96,13 @@ def disk() -> tuple[Transfer, Transfer]:
 
 
 def collectives(ranks: Ranks) -> Collectives:
-    """Of all ranks. For the bytes that each sends."""
+    """Speeds of the collectives of all ranks, for the bytes that each sends."""
     world, large = ranks.world, _COLLECTIVE_BYTES[ranks.device.type]
     part = (world - 1) / world
 
     def line(act: Callable[[Tensor, Tensor], object], share: float) -> Transfer:
-        """`act` gets a whole vector and a shard of it; each rank sends `share` of the whole."""
+        """The speed of a collective. `act` gets a whole vector and a shard of it; each rank sends `share` of the
+        whole."""
 
         def timed(size: int) -> tuple[int, float]:
             shard = torch.ones(size // 4 // world, device=ranks.device)
@@ -117,7 +120,7 @@ def collectives(ranks: Ranks) -> Collectives:
 
 
 def point_to_point(ranks: Ranks) -> Transfer:
-    """From each rank to the next, around, all at the same time."""
+    """Speed of messages from each rank to the next, around a ring, all at the same time."""
     after, before = (ranks.rank + 1) % ranks.world, (ranks.rank - 1) % ranks.world
 
     def timed(size: int) -> tuple[int, float]:
@@ -134,7 +137,7 @@ def point_to_point(ranks: Ranks) -> Transfer:
 
 
 def agree_seconds(ranks: Ranks) -> float:
-    """By the network of the hosts, as the engine agrees."""
+    """Seconds of an agreement, by the network of the hosts, as the engine agrees."""
     values = torch.zeros(3, dtype=torch.float64)
     group: Any = dist.new_group(backend="gloo")
     return seconds_together(lambda: dist.all_reduce(values, group=group), ranks)

@@ -21,12 +21,12 @@ Progress = Callable[[str], None]
 
 
 def measurements() -> int:
-    """How often `measure_machine` says what it does."""
+    """Number of times that `measure_machine` says what it does."""
     return len(_rank_counts()) * tasks(_device())
 
 
 def measure_machine(progress: Progress) -> HardwareProfile:
-    """Raises what a rank raised."""
+    """The profile of this machine. Raises what a rank raised."""
     on_gpu = _device().type == "cuda"
     # As pods do: threads that spin while they wait steal the time of the other ranks.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -39,7 +39,7 @@ class _Batch:
 
 
 def pass_seconds(device: torch.device) -> float:
-    """Of a step's time, what is not spent in the passes, for each pass."""
+    """Seconds of a step that are not spent in the passes, for each pass."""
     cell = Cell("float32", hidden=32, tokens=8)
     spec = cell.sizes.model
     layout = Layout(tuple(range(_LAYERS)), pipeline=1, data=1, micro_batches=_MICRO_BATCHES)

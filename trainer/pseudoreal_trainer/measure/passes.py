@@ -1,4 +1,4 @@
-"""Speeds of forward and backward passes, over a grid of widths and tokens."""
+"""Measures the speeds of forward and backward passes, over a grid of widths and tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,7 +20,8 @@ from pseudoreal_trainer.plan.units import VOCABULARY, units_of
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _SEQUENCE = {"cuda": 2048, "cpu": 128}
 _HEAD_WIDTH = {"cuda": 128, "cpu": 32}
-"""Attention has its share of a block's time by them: they are what models have that are trained on such a device."""
+"""Width of a head. It decides attention's share of a block's time; these are the widths in models that are trained on
+such a device."""
 _LONG_SECONDS = 0.05
 
 
@@ -47,12 +48,12 @@ class Cell:
 
     @property
     def flops(self) -> int:
-        """Of a block's forward pass."""
+        """Floating-point operations of a block's forward pass."""
         return self.sizes.block_flops(self.tokens)
 
 
 def rows(device: torch.device) -> list[list[Cell]]:
-    """Of one precision and width each, from few tokens to many."""
+    """The rows of the grid: cells of one precision and width each, from few tokens to many."""
     on_gpu = device.type == "cuda"
     widths = (1024, 4096, 8192) if on_gpu else (64, 128, 256, 512)
     lengths = (512, 4096, 16384) if on_gpu else (64, 256, 1024, 4096)
@@ -65,7 +66,7 @@ def device_type(device: torch.device) -> Device:
 
 
 def is_slow(cell: Cell, speed: PassSpeed) -> bool:
-    """More tokens would take too long, and not be faster."""
+    """Whether a cell is so slow that more tokens would take too long, and not be faster."""
     return cell.flops / speed.block_forward_flops_per_second > _LONG_SECONDS
 
 
@@ -105,7 +106,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
 def _backward(
     module: torch.nn.Module, source: Tensor, run: Callable[[Tensor], Tensor], gradient: Tensor | None
 ) -> Callable[[], object]:
-    """With the forward pass that it needs, as under recomputation."""
+    """A backward pass with the forward pass that it needs, as under recomputation."""
 
     def act() -> object:
         inner = source.detach().requires_grad_()

@@ -17,16 +17,16 @@ from pseudoreal_trainer.threads import threads_of
 Say = Callable[[str], None]
 _CPU = torch.device("cpu")
 _NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
-"""A rank alone sends nothing."""
+"""Speed of messages for a rank alone, which sends none."""
 
 
 def tasks(device: torch.device) -> int:
-    """How often a rank says what it does."""
+    """Number of times that a rank says what it does."""
     return len(rows(device)) + 3
 
 
 def measure(rank: int, world: int, device_type: str, folder: Path, say: Say) -> None:
-    """The first rank leaves the speeds in the folder."""
+    """Measures as one rank among others; the first rank leaves the speeds in the folder."""
     device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
     if device_type == "cuda":
         # Before anything is pinned: that opens a context on the current device, which else is the first one's.

@@ -1,4 +1,4 @@
-"""What kernels hold for themselves in a pass: the allocator's bytes beyond those that the plan counts."""
+"""Measures what kernels hold for themselves in a pass: the allocator's bytes beyond those that the plan counts."""
 
 import json
 import tempfile
@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def scratch_share(act: Callable[[], object], device: torch.device, planned: int) -> float:
-    """For each byte of `planned`, those that `act` has at a time according to the plan."""
+    """Bytes of scratch memory for each byte of `planned`, the most that `act` has at a time according to the plan."""
     most = _most_on_gpu(act, device) if device.type == "cuda" else most_on_cpu(act)
     return max(0.0, most / planned - 1)
 

@@ -12,11 +12,11 @@ from pseudoreal_trainer.forecast.time.hardware import Transfer
 _LEAST_SECONDS = 0.06
 _LEAST_TIMES, _MOST_TIMES = 2, 200
 _TOGETHER = 15
-"""Runs of what ranks do together: all of them must make the same number."""
+"""Number of runs of what ranks do together: all of them must make the same number."""
 
 
 def seconds_of(act: Callable[[], object], device: torch.device) -> float:
-    """The median of some runs, after one that is not counted."""
+    """The median seconds of some runs, after one that is not counted."""
     _timed(act, device)
     times: list[float] = []
     while len(times) < _LEAST_TIMES or (sum(times) < _LEAST_SECONDS and len(times) < _MOST_TIMES):
@@ -25,7 +25,8 @@ def seconds_of(act: Callable[[], object], device: torch.device) -> float:
 
 
 def seconds_together(act: Callable[[], object], ranks: Ranks) -> float:
-    """As `seconds_of`, of something that all ranks do at the same time; the mean over them."""
+    """The median seconds of something that all ranks do at the same time, as `seconds_of` takes it; the mean over the
+    ranks."""
     times = []
     for _ in range(_TOGETHER):
         ranks.from_first(0)

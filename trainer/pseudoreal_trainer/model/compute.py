@@ -1,4 +1,4 @@
-"""The types in which a phase computes and keeps its state."""
+"""Number formats in which a phase computes and keeps its state."""
 
 import torch
 from pseudoreal_api.spec.model import Precision

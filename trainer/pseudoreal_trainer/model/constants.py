@@ -1,5 +1,5 @@
-"""Of the model; whoever computes it must use the same."""
+"""Constants of the model; whoever computes it must use the same."""
 
 EPSILON = 1e-6
-"""Of the norms."""
+"""Added to the mean square in the norms."""
 ROTARY_BASE = 10_000.0

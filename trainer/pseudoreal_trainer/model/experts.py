@@ -24,7 +24,7 @@ from pseudoreal_trainer.model.grouped import can_group, grouped_feed_forward
 
 
 class Router(nn.Linear):
-    """A row for each expert, those of a prototype beside each other."""
+    """The router: a row for each expert, those of a prototype beside each other."""
 
     def __init__(self, hidden: int, experts: int) -> None:
         super().__init__(hidden, experts, bias=False)
@@ -42,7 +42,7 @@ class Experts(nn.ModuleList):
         self._capacity = capacity_of(spec)
 
     def forward(self, hidden: Tensor, logits: Tensor) -> Tensor:
-        """[B, T, H], [B, T, experts] -> [B, T, H]"""
+        """The sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H]."""
         routes = _routed(logits.unflatten(-1, (self._prototypes, -1)), self._capacity)
         # The only place where the host waits for the device, once for all prototypes.
         counts: list[list[int]] = routes.counts.tolist()
@@ -57,10 +57,8 @@ class Experts(nn.ModuleList):
         return out.view_as(hidden)
 
     def _made(self, prototype: int, tokens: Tensor, counts: Tensor, sizes: list[int]) -> Tensor:
-        """[accepted, H], [n] -> [accepted, H]; an expert without tokens runs on none, and so has a gradient of zeros.
-
-        `sizes` are `counts` on the host.
-        """
+        """Outputs of a prototype's experts: tokens [accepted, H], counts [n] -> [accepted, H]. An expert without tokens
+        runs on none, and so has a gradient of zeros. `sizes` are `counts` on the host."""
         first = prototype * len(sizes)
         experts: list[Any] = [self[first + index] for index in range(len(sizes))]
         if can_group(tokens, experts):
@@ -70,18 +68,19 @@ class Experts(nn.ModuleList):
 
 @dataclass(frozen=True)
 class _Routes:
-    """Paths of all N tokens through P prototypes of n experts each."""
+    """The paths of all N tokens through P prototypes of n experts each."""
 
     order: Tensor
     """The tokens, [P, N]: those that the first expert accepts, then the second's, ...; last, those that none does."""
     counts: Tensor
-    """Tokens that each expert accepts, [P, n]."""
+    """Number of tokens that each expert accepts, [P, n]."""
     gates: Tensor
-    """[P, N]"""
+    """Factor of each token's output, [P, N]: 1, with a gradient."""
 
 
 def _routed(logits: Tensor, capacity: int) -> _Routes:
-    """logits [B, T, P, n]. Reads nothing back from the device: `bincount` and `one_hot` may, to learn a size."""
+    """The routes for logits [B, T, P, n]. Nothing is read back from the device: `bincount` and `one_hot` may, to learn
+    a size."""
     experts = logits.shape[-1]
     choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, P, 1]
     chosen = choice == torch.arange(experts, device=logits.device)  # [B, T, P, n]
@@ -94,11 +93,12 @@ def _routed(logits: Tensor, capacity: int) -> _Routes:
 
 
 def _gates(logits: Tensor, choice: Tensor) -> Tensor:
-    """1, with the gradient of the chosen expert's probability. [B, T, P, n], [B, T, P, 1] -> [P, N]
+    """The gates: 1, with the gradient of the chosen expert's probability. logits [B, T, P, n], choice [B, T, P, 1] ->
+    [P, N].
 
     Mixtral divides by the sum of the chosen experts' probabilities, which leaves 1 for one expert and nothing for the
-    router to learn from. So the gradient passes straight through, as if by the probability (Bengio et al. 2013,
-    arXiv 1308.3432). Times the probability itself, as in Switch, the layer would not be Mixtral's.
+    router to learn from. So the gradient passes straight through, as if by the probability (Bengio et al. 2013, arXiv
+    1308.3432). Times the probability itself, as in Switch, the layer would not be Mixtral's.
     """
     chance = logits.softmax(dim=-1).gather(-1, choice).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is 0 to the bit, where 1 + p - p need not be 1.
@@ -106,10 +106,9 @@ def _gates(logits: Tensor, choice: Tensor) -> Tensor:
 
 
 def capacity_of(spec: Model) -> int:
-    """Tokens of a sequence that an expert accepts: `capacityFactor` times its even share, rounded up.
-
-    Of a training sequence, also where a shorter one is read: the beginning of a text is computed as it is in the whole.
-    """
+    """Number of tokens of a sequence that an expert accepts: `capacityFactor` times its even share, rounded up. It is
+    that of a training sequence also where a shorter one is read: the beginning of a text is computed as it is in the
+    whole."""
     assert spec.moe is not None, "only experts have one"
     share = Fraction(spec.sequence * spec.moe.prototypes, spec.moe.experts)
     return ceil(Fraction(spec.moe.capacity_factor) * share)

@@ -15,7 +15,7 @@ class FeedForward(nn.Module):
         self.down = nn.Linear(spec.hidden, hidden, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[..., H] -> [..., H]"""
+        """The layer's output: [..., H] -> [..., H]."""
         inner = F.gelu(self.up(hidden)) if self.gate is None else F.silu(self.gate(hidden)) * self.up(hidden)
         out: Tensor = self.down(inner)
         return out

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from pseudoreal_trainer.model.feed_forward import FeedForward
 
 _ALIGNMENT = 16
-"""Bytes: every row of an operand begins at a multiple (torch.nn.functional.grouped_mm on CUDA)."""
+"""Alignment in bytes: every row of an operand begins at a multiple (torch.nn.functional.grouped_mm on CUDA)."""
 
 
 def can_group(tokens: Tensor, experts: Sequence[FeedForward]) -> bool:
@@ -27,7 +27,7 @@ def can_group(tokens: Tensor, experts: Sequence[FeedForward]) -> bool:
 
 
 def are_side_by_side(experts: Sequence[FeedForward]) -> bool:
-    """Their matrices can be seen as one tensor, [n, out, in], whose rows are aligned."""
+    """Whether the experts' matrices can be seen as one tensor, [n, out, in], whose rows are aligned."""
     kinds = [[expert.up.weight for expert in experts], [expert.down.weight for expert in experts]]
     if experts[0].gate is not None:
         kinds.append(_gates(experts))
@@ -37,10 +37,8 @@ def are_side_by_side(experts: Sequence[FeedForward]) -> bool:
 def grouped_feed_forward(
     experts: Sequence[FeedForward], tokens: Tensor, counts: Tensor, sizes: Sequence[int]
 ) -> Tensor:
-    """[accepted, H] -> [accepted, H], as FeedForward does it; the first tokens are those of the first expert.
-
-    counts [n], on the device of the tokens; `sizes` are the same on the host.
-    """
+    """What FeedForward computes, for all experts: tokens [accepted, H] -> [accepted, H]; the first tokens are those of
+    the first expert. counts [n], on the device of the tokens; `sizes` are the same on the host."""
     ends = counts.cumsum(0, dtype=torch.int32)
 
     def linear(features: Tensor, weights: list[Tensor]) -> Tensor:
@@ -53,7 +51,8 @@ def grouped_feed_forward(
 
 
 class _GroupedLinear(torch.autograd.Function):
-    """features [accepted, in], weights of n experts, each [out, in] -> [accepted, out]"""
+    """A linear layer for each expert: features [accepted, in], weights of n experts, each [out, in] -> [accepted,
+    out]."""
 
     @staticmethod
     def forward(ctx: Any, features: Tensor, ends: Tensor, sizes: Sequence[int], *weights: Tensor) -> Tensor:
@@ -79,7 +78,7 @@ def _gates(experts: Sequence[FeedForward]) -> list[Tensor]:
 
 
 def _as_one(weights: Sequence[Tensor]) -> Tensor:
-    """A view of all, [n, out, in]."""
+    """A view of all weights as one tensor, [n, out, in]."""
     first = weights[0].detach()
     distance = (weights[1].data_ptr() - first.data_ptr()) // first.itemsize if len(weights) > 1 else first.numel()
     return first.as_strided((len(weights), *first.shape), (distance, *first.stride()))

@@ -10,7 +10,7 @@ from pseudoreal_trainer.plan.units import EMBEDDING, Parameter, Unit
 
 
 def initial_weights(unit: Unit, index: int, layers: int, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Parameter -> values, on the CPU. Norms start at one, matrices with a normal distribution."""
+    """Parameter -> its first values, on the CPU. Norms start at one, matrices with a normal distribution."""
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
     return {parameter.name: _drawn(unit, parameter, layers, dtype, generator) for parameter in unit.parameters}
 
@@ -23,8 +23,8 @@ def _drawn(unit: Unit, parameter: Parameter, layers: int, dtype: torch.dtype, ge
 
 
 def _std(unit: Unit, matrix: Parameter, layers: int) -> float:
-    """Keeps the size of the features through each matrix; the sum of all layers' outputs adds up to about one
-    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number)."""
+    """Standard deviation that keeps the size of the features through each matrix; the sum of all layers' outputs adds
+    up to about one (Radford et al. 2019, GPT-2: residual projections divided by the root of their number)."""
     if unit.name == EMBEDDING:
         return 1.0
     std = 1.0 / sqrt(matrix.shape[1])

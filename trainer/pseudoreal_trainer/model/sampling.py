@@ -21,12 +21,12 @@ def generate(model: Transformer, prompt: bytes, count: int, sequence: int, seed:
 
 
 def readable(text: bytes) -> str:
-    """For a terminal: a model that has learnt little writes control characters, too."""
+    """The text as a terminal can show it: a model that has learnt little writes control characters, too."""
     decoded = text.decode(errors="replace")
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in decoded)
 
 
 def _draw(logits: Tensor, generator: torch.Generator) -> int:
-    """logits [256]"""
+    """A token drawn by the probabilities of the logits, [256]."""
     probabilities = torch.softmax(logits.double().cpu() / TEMPERATURE, dim=0)
     return int(torch.multinomial(probabilities, 1, generator=generator).item())

@@ -27,7 +27,7 @@ class Transformer(nn.Module):
         self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """tokens [B, T] -> logits [B, T, 256]"""
+        """The logits of the next token: tokens [B, T] -> [B, T, 256]."""
         hidden = self.embedding(tokens)  # [B, T, H]
         rotation = rotary(tokens.shape[1], self.head_width, hidden)
         for block in self.layer_blocks:
@@ -42,7 +42,7 @@ class Embedding(nn.Module):
         self.embedding = nn.Embedding(VOCABULARY, spec.hidden)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """[B, T] -> [B, T, H]"""
+        """The tokens' embeddings: [B, T] -> [B, T, H]."""
         hidden: Tensor = self.embedding(tokens)
         return hidden
 
@@ -56,7 +56,7 @@ class Head(nn.Module):
         self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, T, H] -> logits [B, T, 256]"""
+        """The logits: [B, T, H] -> [B, T, 256]."""
         logits: Tensor = self.head(self.norm(hidden))
         return logits
 
@@ -75,7 +75,7 @@ class Block(nn.Module):
         self.is_mixture = spec.moe is not None
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """[B, T, H] -> [B, T, H]"""
+        """The block's output: [B, T, H] -> [B, T, H]."""
         hidden = hidden + self.attention(self.attention_norm(hidden), rotation)
         features = self.ffn_norm(hidden)
         added: Tensor = self.experts(features, self.router(features)) if self.is_mixture else self.ffn(features)
@@ -83,7 +83,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal, with rotary positions."""
+    """Causal self-attention with rotary positions."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -94,14 +94,14 @@ class Attention(nn.Module):
         self.output = nn.Linear(hidden, hidden, bias=False)
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """[B, T, H] -> [B, T, H]"""
+        """The attention's output: [B, T, H] -> [B, T, H]."""
         query, key, value = (self._split(part(hidden)) for part in (self.query, self.key, self.value))
         mixed = F.scaled_dot_product_attention(rotate(query, rotation), rotate(key, rotation), value, is_causal=True)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
         return out
 
     def _split(self, hidden: Tensor) -> Tensor:
-        """[B, T, H] -> [B, heads, T, H / heads]"""
+        """The features by head: [B, T, H] -> [B, heads, T, H / heads]."""
         batch, length, width = hidden.shape
         return hidden.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
@@ -114,7 +114,7 @@ def rotary(length: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-    """Turns feature i with feature i + width / 2. features [B, heads, T, width]"""
+    """The features [B, heads, T, width], turned pair by pair: feature i with feature i + width / 2."""
     cosine, sine = (part.to(features.dtype) for part in rotation)
     first, second = features.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)

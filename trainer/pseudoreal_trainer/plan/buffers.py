@@ -9,8 +9,8 @@ from pseudoreal_trainer.plan.steps import Backward
 
 
 def gradient_buffers(layout: Layout, rank: int) -> int:
-    """How many whole gradients of units without room of their own exist at a time: those that grow, and one that is
-    being reduced meanwhile."""
+    """Number of whole gradients of units without room of their own that exist at a time: those that grow, and one that
+    is being reduced meanwhile."""
     spans = _growth(replace(layout, homes=(), sharding="none"), rank)
     sharing = [spans[unit] for unit in layout.local_units(rank) if layout.has_gradient_shard(unit)]
     growing = max((sum(span.start in other for other in sharing) for span in sharing), default=0)

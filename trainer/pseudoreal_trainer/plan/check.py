@@ -61,20 +61,20 @@ def _require(holds: bool, fault: str) -> None:
 
 @dataclass
 class _RankState:
-    """What is true on a rank between two steps of its plan."""
+    """What is true on a rank between two records of its plan."""
 
     layout: Layout
     rank: int
     resident: set[int] = field(default_factory=set)
     read: set[int] = field(default_factory=set)
     inputs: set[tuple[int, int]] = field(default_factory=set)
-    """(position, micro-batch) whose input is on the device."""
+    """Each (position, micro-batch) whose input is on the device."""
     stashed: set[tuple[int, int]] = field(default_factory=set)
     gradients: set[tuple[int, int]] = field(default_factory=set)
-    """(position, micro-batch) of which the gradient of the input is here."""
+    """Each (position, micro-batch) the gradient of whose input is on the device."""
     passes: Counter[Forward | Backward] = field(default_factory=Counter)
     measured: list[int] = field(default_factory=list)
-    """Positions."""
+    """Positions that were measured."""
     reduced: set[int] = field(default_factory=set)
     tied: set[int] = field(default_factory=set)
     updated: set[int] = field(default_factory=set)
@@ -248,11 +248,12 @@ _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
 }
 
 _Channel = tuple[Flow, int, int]
-"""Flow, sending rank, receiving rank."""
+"""A flow, its sending and its receiving rank."""
 
 
 def _check_channels(plan: Plan) -> None:
-    """Messages have no names on some networks: the k-th receive of a channel gets its k-th send."""
+    """Checks that the k-th receive of a channel gets its k-th send: messages have no names on some networks. Raises
+    PlanError."""
     sent: dict[_Channel, list[tuple[int, int]]] = {}
     received: dict[_Channel, list[tuple[int, int]]] = {}
     for rank, steps in enumerate(plan):

@@ -17,20 +17,20 @@ class Layout:
     """Entry l is the block of layer l."""
     pipeline: int
     data: int
-    """Data-parallel ranks of each pipeline rank."""
+    """Number of data-parallel ranks of each pipeline rank."""
     micro_batches: int
     order: Schedule = "layered"
     sharding: StateSharding = "none"
     homes: tuple[Home, ...] = ()
-    """Of each unit. Empty: all on the device."""
+    """Home of each unit. Empty: all are on the device."""
     window: int = 2
     """Most working copies of moving units at a time."""
     recompute: bool = True
     stash: bool = False
-    """Boundary activations wait on the host."""
+    """Whether boundary activations wait on the host."""
     clipping: ClippingMode = "global"
     measures: bool = False
-    """In some steps the gradients of layers that share a block are measured one by one."""
+    """Whether, in some steps, the gradients of layers that share a block are measured one by one."""
 
     @property
     def layers(self) -> int:
@@ -43,7 +43,7 @@ class Layout:
 
     @cached_property
     def units(self) -> int:
-        """Embedding, blocks, head."""
+        """Number of units: embedding, blocks, head."""
         return max(self.layer_blocks) + 3
 
     def unit_of(self, position: int) -> int:
@@ -52,14 +52,14 @@ class Layout:
         return self.units - 1 if position == self.head else 1 + self.layer_blocks[position - 1]
 
     def position_above(self, position: int) -> int | None:
-        """The next one whose layer uses the same block."""
+        """The next position whose layer uses the same block; None where there is none."""
         return self._neighbours.get(position)
 
     def position_below(self, position: int) -> int | None:
         return self._lower_neighbours.get(position)
 
     def shares(self, position: int) -> bool:
-        """Another layer uses its block."""
+        """Whether another layer uses the block of this position."""
         return position in self._neighbours or position in self._lower_neighbours
 
     @cached_property
@@ -77,12 +77,13 @@ class Layout:
         return {above: below for below, above in self._neighbours.items()}
 
     def rank_of(self, position: int) -> int:
-        """Pipeline rank. The embedding is with the first layer and the head with the last, so only layers send."""
+        """The pipeline rank of a position. The embedding is with the first layer and the head with the last, so only
+        layers send."""
         return self._ranks[position]
 
     @cached_property
     def _ranks(self) -> tuple[int, ...]:
-        """Of each position."""
+        """The pipeline rank of each position."""
         layers = range(self.layers)
         if self.order in _MODULAR:
             ranks = [layer % self.pipeline for layer in layers]
@@ -91,7 +92,7 @@ class Layout:
         return (ranks[0], *ranks, ranks[-1])
 
     def positions(self, rank: int) -> tuple[int, ...]:
-        """Of a pipeline rank, ascending."""
+        """The positions of a pipeline rank, ascending."""
         return self._positions[rank]
 
     @cached_property
@@ -118,31 +119,31 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Parts into which the state of each unit is split. A unit that moves has no whole copy anywhere."""
+        """Number of parts into which the state of each unit is split. A unit that moves has no whole copy anywhere."""
         return 1 if self.sharding == "none" else self.data
 
     def moves(self, unit: int) -> bool:
-        """Its working copy exists in the window only."""
+        """Whether the unit's working copy exists in the window only."""
         return self.home(unit) != "device" or (self.sharding == "full" and self.data > 1)
 
     def refreshed(self, unit: int) -> bool:
-        """Its working copy stays, and is gathered from the updated shards once a step."""
+        """Whether the unit's working copy stays, and is gathered from the updated shards once a step."""
         return not self.moves(unit) and self.shards > 1
 
     def has_gradient_shard(self, unit: int) -> bool:
-        """Its gradient is whole only until it is reduced."""
+        """Whether the unit's gradient is whole only until it is reduced."""
         return self.moves(unit) or (self.sharding in ("gradients", "full") and self.data > 1)
 
     def keeps_gradient(self, unit: int) -> bool:
-        """Its update waits for the gradients of other units or ranks, and its own is kept meanwhile; else the update
-        follows at once."""
+        """Whether the unit's update waits for the gradients of other units or ranks, so that its own is kept meanwhile;
+        otherwise the update follows at once."""
         return self.clipping == "global" or len(self.users[unit]) > 1
 
     @property
     def is_tied(self) -> bool:
-        """Some block is used on several pipeline ranks."""
+        """Whether some block is used on several pipeline ranks."""
         return any(len(ranks) > 1 for ranks in self.users)
 
     def world_rank(self, pipeline_rank: int, data_rank: int) -> int:
-        """Data ranks are neighbours: what they exchange is the larger part."""
+        """Number of a rank in the world. Data ranks are neighbours: what they exchange is the larger part."""
         return pipeline_rank * self.data + data_rank

@@ -89,8 +89,8 @@ def _early_agreement(layout: Layout, order: Sequence[Compute]) -> int | None:
 
 
 def _early_update(layout: Layout, unit: int) -> Iterator[Step]:
-    """Without global clipping a unit is updated as soon as it is reduced, unless other pipeline ranks have a part in
-    its gradient."""
+    """The update of a unit as soon as it is reduced: without global clipping, unless other pipeline ranks have a part
+    in its gradient."""
     if layout.clipping != "global" and len(layout.users[unit]) == 1:
         yield Update(unit)
 

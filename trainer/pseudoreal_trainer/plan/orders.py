@@ -23,7 +23,7 @@ def evaluation_order(layout: Layout, rank: int) -> list[Compute]:
 
 
 def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
-    """Raises ValueError: every rank needs equally many layers, and every round equally many micro-batches."""
+    """Checks that every rank has equally many layers, and every round equally many micro-batches. Raises ValueError."""
     if layers % pipeline:
         raise ValueError(
             f"parallelism.schedule interleaved needs model.layers {layers} to be a multiple of parallelism.pipeline"
@@ -38,7 +38,7 @@ def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
 
 
 def _layered(layout: Layout, rank: int) -> Iterator[Compute]:
-    """All micro-batches through one layer, then the next."""
+    """The order layered: all micro-batches through one layer, then the next."""
     positions, micro_batches = layout.positions(rank), range(layout.micro_batches)
     yield from (Forward(p, m) for p in positions if p != layout.head for m in micro_batches)
     yield from (Backward(p, m) for p in reversed(positions) for m in micro_batches)
@@ -60,7 +60,8 @@ def _one_forward_one_backward(layout: Layout, rank: int) -> Iterator[Compute]:
 
 
 def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
-    """Rounds of micro-batches; in each, all chunks of the rank, a layer each, one after the other."""
+    """The order interleaved: rounds of micro-batches; in each, all chunks of the rank, a layer each, one after the
+    other."""
     check_interleaved(layout.layers, layout.pipeline, layout.micro_batches)
     chunks = _chunks(layout, rank)
     width = layout.micro_batches // max(1, layout.micro_batches // layout.pipeline)
@@ -72,7 +73,8 @@ def _interleaved(layout: Layout, rank: int) -> Iterator[Compute]:
 
 
 def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
-    """A layer each; the embedding belongs to the first layer's chunk and the head to the last's."""
+    """Positions of the rank's chunks, a layer each; the embedding belongs to the first layer's chunk and the head to
+    the last's."""
     chunks: list[tuple[int, ...]] = [(p,) for p in layout.positions(rank) if 0 < p < layout.head]
     if layout.rank_of(0) == rank:
         chunks[0] = (0, *chunks[0])
@@ -82,7 +84,7 @@ def _chunks(layout: Layout, rank: int) -> list[tuple[int, ...]]:
 
 
 def _one_by_one(forward: list[list[Compute]], backward: list[list[Compute]], warmup: int) -> Iterator[Compute]:
-    """`warmup` entries forward; then one forward and one backward in turn, and the rest backward."""
+    """Passes in turn: `warmup` entries forward, then one forward and one backward, at last the rest backward."""
     yield from chain.from_iterable(forward[:warmup])
     for ahead, back in zip_longest(forward[warmup:], backward, fillvalue=()):
         yield from chain(ahead, back)

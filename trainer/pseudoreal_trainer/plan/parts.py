@@ -8,20 +8,20 @@ from pseudoreal_trainer.plan.units import Unit
 
 @dataclass(frozen=True)
 class Part:
-    """Of a tensor."""
+    """A part of a tensor: consecutive elements of the flattened tensor."""
 
     name: str
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     begin: int
-    """First element, in the flattened tensor."""
+    """First element of the part, counted in the flattened tensor."""
     end: int
     offset: int
-    """Of its first element in the unit's flat vector."""
+    """Place of the part's first element in the unit's flat vector."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """Its own when it is the whole tensor, else flat."""
+        """Shape in which the part is stored: the tensor's own when the part is all of it, else flat."""
         flat = (self.end - self.begin,)
         return self.shape if self.begin == 0 and self.end == prod(self.shape) else flat
 

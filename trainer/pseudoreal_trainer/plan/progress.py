@@ -13,7 +13,8 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import Agree, Backward, Flow, Forward, Measure, Plan, Reduce, Send, Step, Tie, Update
 
 _Message = tuple[Flow | None, int, int]
-"""Flow, position, micro-batch; None is the whole gradient of a layer, for the next layer below with the same block."""
+"""A flow, a position and a micro-batch. A flow of None is the whole gradient of a layer, for the next layer below with
+the same block."""
 _Meeting = Tie | Agree
 
 
@@ -21,7 +22,7 @@ _Meeting = Tie | Agree
 class _Rank:
     first: deque[Step]
     free: int
-    """Rooms for gradients."""
+    """Number of rooms for gradients that are free."""
     second: deque[Step] = field(default_factory=deque)
     growing: set[int] = field(default_factory=set)
 
@@ -37,7 +38,7 @@ def stuck(layout: Layout, plan: Plan) -> dict[int, Step]:
 
 
 def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable[bool]:
-    """Whether each first thread got further."""
+    """Lets each first thread do what it can: whether it got further, rank by rank."""
     for rank, state in enumerate(ranks):
         before = len(state.first)
         while state.first and _begins(layout, rank, state, sent):
@@ -79,7 +80,7 @@ def _awaited(layout: Layout, rank: int, step: Step) -> set[_Message]:
 
 
 def _seconds(layout: Layout, ranks: list[_Rank]) -> bool:
-    """Whether a second thread got further."""
+    """Lets the second threads do what they can: whether one got further."""
     before = sum(len(state.second) for state in ranks)
     for state in ranks:
         while state.second and not isinstance(state.second[0], _Meeting):
@@ -97,7 +98,7 @@ def _finish(state: _Rank, step: Step) -> None:
 
 
 def _meet(layout: Layout, ranks: list[_Rank], meeting: _Meeting) -> None:
-    """Lets those go on that this meeting is of, once all of them are there."""
+    """Lets the ranks of a meeting go on, once all of them are there."""
     rows = range(len(ranks)) if isinstance(meeting, Agree) else layout.users[meeting.unit]
     if all(ranks[rank].second and ranks[rank].second[0] == meeting for rank in rows):
         for rank in rows:

@@ -40,7 +40,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Forward:
-    """At the head: the loss alone, without gradients (evaluation)."""
+    """A forward pass. At the head: the loss alone, without gradients (evaluation)."""
 
     position: int
     micro_batch: int
@@ -48,7 +48,8 @@ class Forward:
 
 @dataclass(frozen=True, slots=True)
 class Backward:
-    """Adds to the gradient of the position's unit. At the head it contains the forward pass and the loss."""
+    """A backward pass, which adds to the gradient of the position's unit. At the head it contains the forward pass and
+    the loss."""
 
     position: int
     micro_batch: int
@@ -60,12 +61,12 @@ class Send:
     position: int
     micro_batch: int
     peer: int
-    """Pipeline rank."""
+    """The pipeline rank that receives."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Starts to receive; the step that needs it waits."""
+    """Starts to receive; the record that needs the tensor waits for it."""
 
     flow: Flow
     position: int
@@ -83,7 +84,7 @@ class Stash:
 
 @dataclass(frozen=True, slots=True)
 class Unstash:
-    """Brings it back."""
+    """Brings the stashed input of a position back to the device."""
 
     position: int
     micro_batch: int
@@ -142,4 +143,4 @@ Step = (
 Compute = Forward | Backward
 RankPlan = tuple[Step, ...]
 Plan = tuple[RankPlan, ...]
-"""One for each pipeline rank; data ranks of one pipeline rank have the same."""
+"""The plan of each pipeline rank; data ranks of one pipeline rank have the same."""

@@ -14,14 +14,14 @@ from typing import Literal
 from pseudoreal_api.spec.model import Model
 
 VOCABULARY = 256
-"""One token for each byte."""
+"""Number of different tokens: one for each byte."""
 
 Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
-"""Of the vectors that make up a unit's state."""
+"""Kinds of the vectors that make up a unit's state."""
 
 VECTOR = 16
-"""Elements that a processor handles at once, at most; the rest of a range it rounds in another way."""
+"""Most elements that a processor handles at once; the rest of a range it rounds in another way."""
 
 EMBEDDING, HEAD = "embedding", "head"
 
@@ -29,7 +29,7 @@ EMBEDDING, HEAD = "embedding", "head"
 @dataclass(frozen=True)
 class Parameter:
     name: str
-    """In the model and in checkpoints."""
+    """Name in the model and in checkpoints."""
     shape: tuple[int, ...]
 
     @property
@@ -41,7 +41,7 @@ class Parameter:
 class Unit:
     name: str
     parameters: tuple[Parameter, ...]
-    """In the order of the flat vector."""
+    """Parameters in the order of the flat vector."""
 
     @cached_property
     def numel(self) -> int:
@@ -49,7 +49,7 @@ class Unit:
 
     @cached_property
     def decayed(self) -> int:
-        """Elements at the start of the flat vector on which weight decay acts."""
+        """Number of elements at the start of the flat vector on which weight decay acts."""
         return sum(parameter.numel for parameter in self.parameters if len(parameter.shape) > 1)
 
     def shard(self, rank: int, ranks: int) -> range:
@@ -58,7 +58,8 @@ class Unit:
         return range(rank * length, (rank + 1) * length)
 
     def shard_length(self, ranks: int) -> int:
-        """A whole number of the processor's vectors, so that the update of an element does not depend on the cuts."""
+        """Elements of each rank's part: a whole number of the processor's vectors, so that the update of an element
+        does not depend on the cuts."""
         return self.numel if ranks == 1 else -(-self.numel // (ranks * VECTOR)) * VECTOR
 
 

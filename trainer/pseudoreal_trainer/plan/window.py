@@ -35,7 +35,8 @@ class _Window:
     read: set[int] = field(default_factory=set)
 
     def turn_to(self, coming: list[int]) -> Iterator[Step]:
-        """`coming`: the units needed next, one more than fit; that one is read ahead if it is on disk."""
+        """Makes the window hold the units needed next. `coming`: one more of them than fit; that one is read ahead if
+        it is on disk."""
         wanted = coming[: self.layout.window]
         for unit in [unit for unit in self.resident if unit not in wanted]:
             del self.resident[unit]
@@ -69,7 +70,7 @@ def _insert_refreshes(layout: Layout, order: Sequence[Compute], before: dict[int
 
 
 def _runs(layout: Layout, order: Sequence[Compute], counts: Callable[[int], bool]) -> list[tuple[int, int]]:
-    """(index of the first pass, unit) for each stretch of passes that use the same counted unit."""
+    """Stretches of passes that use the same counted unit: (index of the first pass, unit)."""
     found: list[tuple[int, int]] = []
     for index, compute in enumerate(order):
         unit = layout.unit_of(compute.position)

@@ -16,24 +16,25 @@ _FRAME = "  File "
 @dataclass(frozen=True)
 class Crash:
     what: str
-    """Aborted, Segmentation fault, Bus error, ..."""
+    """The signal in words: Aborted, Segmentation fault, Bus error, ..."""
     where: str | None
     """The innermost line of Python of the thread that crashed. None: that thread runs no Python."""
 
     @property
     def is_of_watchdog(self) -> bool:
-        """NCCL's watchdog is a thread of torch, and ends the process by an abort when a collective takes too long."""
+        """Whether NCCL's watchdog ended the process: a thread of torch that aborts it when a collective takes too
+        long."""
         return self.what == "Aborted" and self.where is None
 
 
 def note_crashes(folder: Path, local_rank: int) -> None:
-    """From now on a crash of this process leaves a file there."""
+    """Makes a crash of this process, from now on, leave a file in the folder."""
     # The handler writes to the descriptor, which stays open as long as the process lives.
     faulthandler.enable(_file_of(folder, local_rank).open("wb"))
 
 
 def read_crashes(folder: Path, local_ranks: int) -> Mapping[int, Crash]:
-    """Local rank -> how it crashed, of those that did."""
+    """Local rank -> how it crashed, for those that did."""
     found = {rank: _read(_file_of(folder, rank)) for rank in range(local_ranks)}
     return {rank: crash for rank, crash in found.items() if crash is not None}
 

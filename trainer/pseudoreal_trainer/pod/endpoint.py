@@ -12,7 +12,7 @@ from pseudoreal_api.names import CONFIG_DIRECTORY, REPORT_CA_FILE, REPORT_TOKEN_
 from pseudoreal_api.wire.reports import REPORT_URL, PodReport, ReportAnswer
 
 _SECONDS = 4.0
-"""For each step of a request."""
+"""Time limit in seconds for each step of a request."""
 _ANSWER_BYTES = 64 * 1024
 
 
@@ -20,22 +20,23 @@ class Refused(Exception):
     def __init__(self, status: int, reason: str, retry_after: float) -> None:
         super().__init__(f"it answers {status} {reason}")
         self.retry_after = retry_after
-        """Seconds."""
+        """Seconds that the operator asks to wait."""
 
 
 @dataclass(frozen=True)
 class Endpoint:
     url: str
     token: Path
-    """File; it is renewed while the pod runs."""
+    """File of the token; it is renewed while the pod runs."""
     authority: Path
-    """File: certificates that sign the endpoint's own. May be renewed as well."""
+    """File of the certificates that sign the endpoint's own. It may be renewed as well."""
 
     _kept: list[HTTPSConnection] = field(default_factory=list, init=False, repr=False, compare=False)
     """The connection of the report before, if there is one: a handshake costs more than a report."""
 
     def send(self, report: PodReport) -> ReportAnswer:
-        """For one thread at a time. Raises OSError, HTTPException, ValueError or Refused."""
+        """Sends a report: the answer. For one thread at a time. Raises OSError, HTTPException, ValueError or
+        Refused."""
         content = report.to_json().encode()
         if self._kept:
             # The other end may have closed it meanwhile; then nothing was heard.
@@ -66,7 +67,7 @@ class Endpoint:
 
 
 def endpoint_of_pod() -> Endpoint | None:
-    """None: there is nobody to report to."""
+    """The endpoint that the pod's environment names; None where there is nobody to report to."""
     if REPORT_URL not in os.environ:
         return None
     token = Path(REPORT_TOKEN_DIRECTORY) / REPORT_TOKEN_FILE
@@ -80,5 +81,5 @@ def _answer(response: HTTPResponse, content: bytes) -> ReportAnswer:
 
 
 def _seconds(retry_after: str | None) -> float:
-    """0 for a date, which nobody sends who limits a rate."""
+    """The seconds of a Retry-After header; 0 for a date, which no server sends that limits a rate."""
     return float(retry_after) if retry_after is not None and retry_after.isdecimal() else 0.0

@@ -8,7 +8,7 @@ import re
 from pseudoreal_trainer.errors import PeerFailed, causes
 
 _TYPES = ("DistNetworkError", "DistStoreError")
-"""Of torch, which may not be imported yet: known by their names. They speak of the store by which ranks meet."""
+"""Names of torch's error types, as torch may not be imported yet. They speak of the store by which ranks meet."""
 _GLOO_SAYS = "gloo/transport/"
 _NCCL_SAYS = (
     "ncclRemoteError",
@@ -26,7 +26,8 @@ def has_lost_a_peer(error: BaseException) -> bool:
 
 
 def timeout_sentence(error: BaseException) -> str:
-    """Begins the text of an error by which a collective ended that other ranks did not join in time; else nothing."""
+    """The first sentence of the message for a collective that ended because other ranks did not join it in time; empty
+    for other errors."""
     for cause in causes(error):
         if _says_so(cause) and _TIMED_OUT.search(text := str(cause)):
             limit = _MILLISECONDS.search(text)

@@ -10,29 +10,29 @@ _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control"),
     2: ("memory.max", "memory.current", "memory.peak", "memory.events"),
 }
-"""Version of control groups -> limit, use, peak, kills."""
+"""Version of control groups -> its files of the limit, use, peak and kills."""
 _NO_LIMIT = 1 << 60
-"""Version 1 says so by a large number, the word max in version 2."""
+"""Bytes from which on a limit is none: version 1 says so by a large number, version 2 by the word max."""
 
 
 @dataclass(frozen=True)
 class PodMemory:
-    """Bytes; None: the system does not say, or there is no limit."""
+    """Memory of a pod in bytes. None: the system does not say, or there is no limit."""
 
     limit: int | None = None
     used: int | None = None
     peak: int | None = None
     kills: int = 0
-    """Processes that the system has ended because there was no more."""
+    """Number of processes that the system has ended because there was no more memory."""
 
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Of a process, when it had not enough."""
+    """Memory of a process, in bytes, when it had not enough."""
 
     process: int
     bound: int | None
-    """On the data of the process alone (setrlimit)."""
+    """Limit on the data of the process alone (setrlimit); None: there is none."""
     pod: PodMemory
 
 
@@ -49,7 +49,7 @@ def exhausted(before: PodMemory, after: PodMemory) -> PodMemory | None:
 
 
 def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
-    """Of the control group that this process is in: that of its container."""
+    """Memory of the control group that this process is in: that of its container."""
     try:
         version, folder = _group(groups, own.read_text().splitlines())
     except OSError:
@@ -59,7 +59,7 @@ def pod_memory(groups: Path = _GROUPS, own: Path = _OWN) -> PodMemory:
 
 
 def _group(groups: Path, lines: list[str]) -> tuple[int, Path]:
-    """Version and folder. `lines`: `number:controllers:path`, see cgroups(7)."""
+    """Version and folder of the control group. `lines`: `number:controllers:path`, see cgroups(7)."""
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
     of_memory = [path for controllers, path in paths.items() if "memory" in controllers.split(",")]
     version, top, path = (1, groups / "memory", of_memory[0]) if of_memory else (2, groups, paths.get("", "/"))

@@ -52,7 +52,7 @@ def leave_outcome(folder: Path, local_rank: int, message: TerminationMessage) ->
 
 
 def read_outcome(folder: Path, local_rank: int) -> RankOutcome | None:
-    """None: the rank has left no word."""
+    """The outcome of a rank; None where it has left none."""
     path = _file_of(folder, local_rank)
     return RankOutcome.model_validate_json(path.read_bytes()) if path.exists() else None
 
@@ -112,7 +112,8 @@ def pod_outcome(
 
 
 def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:
-    """`crashed` and `killed` ranks have said nothing themselves; the killed ones come first, as the cause."""
+    """The sentence for ranks that have left no outcome, those that `crashed` and those that were `killed`; the killed
+    ones come first, as the cause."""
     told = []
     if killed and exit_code < 0:
         # Its ranks may run on for a moment: what killed it need not have killed them.
@@ -139,7 +140,7 @@ def _listed(ranks: list[int]) -> str:
 
 
 def write_termination(message: TerminationMessage) -> None:
-    """To the file that Kubernetes reads; outside of a cluster there is none."""
+    """Writes the message to the file that Kubernetes reads; outside of a cluster there is none."""
     named = os.environ.get(TERMINATION_LOG)
     path = Path(named or _KUBERNETES_TERMINATION_LOG)
     if named or path.exists():

@@ -24,7 +24,7 @@ def connect(seconds: float, *, holds: bool = False) -> Store:
 
 
 def part_of(store: Store, name: str, seconds: float) -> Store:
-    """Where nothing else is; what is asked for there is waited for so long."""
+    """A part of the store that nothing else uses; a read waits `seconds` for an entry."""
     part = PrefixStore(name, store)
     part.set_timeout(timedelta(seconds=seconds))
     return part
@@ -35,7 +35,8 @@ def is_held_by_torchrun() -> bool:
 
 
 class Board:
-    """Every method that waits says whether it was in vain; none waits for longer than its seconds."""
+    """What the ranks write for one another. Every method that waits says whether it was in vain; none waits longer than
+    its seconds."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -44,12 +45,12 @@ class Board:
         self._store.set(f"node/{rank}", node)
 
     def nodes(self, ranks: Collection[int], seconds: float) -> Nodes:
-        """Of those that have begun."""
+        """The nodes of those of the ranks that have begun."""
         found = self._wait_for_each("node", ranks, seconds)
         return {rank: self._store.get(f"node/{rank}").decode() for rank in found}
 
     def go(self, is_complete: bool) -> None:
-        """All have begun, or it makes no sense to measure."""
+        """Tells all ranks whether to measure: all have begun, or it makes no sense."""
         self._store.set("go", str(is_complete))
 
     def may_go(self, seconds: float) -> bool:
@@ -73,11 +74,11 @@ class Board:
         return verdict
 
     def wait_until_heard(self, ranks: Collection[int], seconds: float) -> None:
-        """The store may end with this process."""
+        """Waits until the ranks have heard the verdict: the store may end with this process."""
         self._wait([f"heard/{rank}" for rank in ranks], seconds)
 
     def _wait_for_each(self, key: str, ranks: Collection[int], seconds: float) -> list[int]:
-        """The ranks whose entry came in time."""
+        """The ranks whose entries came in time."""
         until = time.monotonic() + seconds
         return [rank for rank in ranks if self._wait([f"{key}/{rank}"], until - time.monotonic())]
 

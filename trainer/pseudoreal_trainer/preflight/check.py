@@ -15,19 +15,19 @@ from pseudoreal_trainer.preflight.judge import judge, judge_silent_leader, judge
 from pseudoreal_trainer.preflight.pairs import Meeting, meetings
 
 _QUOTED = 200
-"""Characters of an error."""
+"""Most characters that are quoted of an error."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds. Nothing takes so long unless it hangs."""
+    """Time limits in seconds. Nothing takes so long unless it hangs."""
 
     start: float = 600.0
-    """Until all ranks have begun: some may still read their corpus."""
+    """Limit until all ranks have begun: some may still read their corpus."""
     product: float = 60.0
     meeting: float = 20.0
     answer: float = 10.0
-    """Through the store."""
+    """Limit for an answer through the store."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Self:
     processes: int
     node: str
     device: Callable[[], torch.device]
-    """Raises TrainingError when it is not what the pod asked for: a finding like others."""
+    """The rank's device. Raises TrainingError when it is not what the pod asked for: a finding like others."""
 
     @property
     def world(self) -> int:
@@ -49,13 +49,13 @@ class Self:
         return meetings(self.rank, self.workers, self.processes)
 
     def measuring(self, limits: Limits) -> float:
-        """Seconds, at most."""
+        """Most seconds that measuring takes."""
         return limits.product + len(self.meetings()) * limits.meeting
 
 
 @dataclass
 class _Notes:
-    """Of the thread that measures, which may hang: what it has come to know is always here."""
+    """Notes of the thread that measures, which may hang: what it has found out so far is always here."""
 
     product_seconds: float | None = None
     product_right: bool = False
@@ -64,7 +64,8 @@ class _Notes:
 
 
 def check(own: Self, limits: Limits) -> tuple[Verdict, list[Finding]]:
-    """Every rank calls this; the findings are rank 0's to know. Raises torch's errors when there is no store."""
+    """Checks this rank: the verdict on all ranks, and on rank 0 the findings behind it. Every rank calls this. Raises
+    torch's errors when there is no store."""
     if own.world == 1:
         finding = _measured(own, limits)
         return judge({0: own.node}, [finding], limits.product), [finding]

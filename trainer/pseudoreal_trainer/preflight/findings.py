@@ -16,7 +16,7 @@ class Talk(ApiModel):
 
 
 class Finding(ApiModel):
-    """Of one rank."""
+    """What one rank found out."""
 
     rank: int
     node: str
@@ -26,7 +26,7 @@ class Finding(ApiModel):
     talks: list[Talk] = Field([], description="Those that it came to, in their order.")
 
     def seconds(self, link: Link) -> float | None:
-        """With its best partner: a partner may be the slow one."""
+        """Seconds over this link with the rank's best partner: a partner may be the slow one."""
         return min((t.seconds for t in self.talks if t.link == link and t.seconds is not None), default=None)
 
 
@@ -41,5 +41,5 @@ class Verdict(ApiModel):
 
     @property
     def suspect(self) -> int | None:
-        """The first rank that is at fault by itself."""
+        """The first rank that is at fault by itself; None where there is none."""
         return next((fault.ranks[0] for fault in self.broken if len(fault.ranks) == 1), None)

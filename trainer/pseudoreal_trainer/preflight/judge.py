@@ -8,7 +8,7 @@ from pseudoreal_trainer.preflight.pairs import Link
 from pseudoreal_trainer.preflight.slowness import slow_ranks
 
 Nodes = Mapping[int, str]
-"""Of the ranks that have begun."""
+"""The node of each rank that has begun."""
 _Pair = frozenset[int]
 
 _PARTNERS = {"across": "in other pods", "within": "in its pod"}
@@ -16,18 +16,19 @@ _PLACES = {"across": "of different pods", "within": "of one pod"}
 
 
 def judge_start(world: int, nodes: Nodes, seconds: float) -> Verdict:
-    """Of ranks that did not even begin."""
+    """The verdict when some ranks did not even begin."""
     missing = [rank for rank in range(world) if rank not in nodes]
     return Verdict(broken=[_silent(rank, nodes, seconds) for rank in missing])
 
 
 def judge_silent_leader(nodes: Nodes, seconds: float) -> Verdict:
-    """Rank 0, which judges, does not answer."""
+    """The verdict when rank 0, which judges, does not answer."""
     return Verdict(broken=[_silent(0, nodes, seconds)])
 
 
 def judge(nodes: Nodes, findings: Collection[Finding], seconds: float) -> Verdict:
-    """`nodes` of all ranks; `findings` of those that answered within the seconds."""
+    """The verdict on all ranks. `nodes`: those of all ranks; `findings`: those of the ranks that answered within
+    `seconds`."""
     answered = {finding.rank for finding in findings}
     broken = [_silent(rank, nodes, seconds) for rank in sorted(nodes.keys() - answered)]
     broken += [fault for finding in findings for fault in _wrong(finding)]
@@ -61,7 +62,7 @@ def _wrong(finding: Finding) -> list[Fault]:
 
 
 def _broken_links(link: Link, findings: Collection[Finding]) -> list[Fault]:
-    """Between ranks that are sound by themselves."""
+    """Faults of links between ranks that are sound by themselves."""
     talks = {(f.rank, talk.partner): talk for f in findings for talk in f.talks if talk.link == link}
     # A rank that an earlier partner held up never came: that is not the fault of those who waited for it.
     met = {frozenset(pair) for pair in talks if pair[::-1] in talks}

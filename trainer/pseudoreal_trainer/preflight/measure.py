@@ -12,12 +12,12 @@ from torch.distributed.distributed_c10d import Store
 
 # Of many tries the fastest counts: it is the one that nothing else has held up.
 _PRODUCT_SECONDS = 1.0
-"""Spent on products: long enough for a GPU to reach its clock, and for what else a CPU has to do to pass."""
+"""Seconds spent on products: long enough for a GPU to reach its clock, and for what else a CPU has to do to pass."""
 _SUMS = 20
 # On a CPU a product fits between two turns of the scheduler.
 _SIDES = {"cuda": 4096, "cpu": 256}
 _NUMBERS = {"cuda": 1 << 24, "cpu": 1 << 18}
-"""That are summed, of four bytes each."""
+"""How many numbers are summed, of four bytes each."""
 
 
 class WrongSum(ArithmeticError):
@@ -77,8 +77,8 @@ def _open_pair(store: Store, place: int, device: torch.device, seconds: float) -
 
 
 def _count_anew() -> None:
-    """Two processes find each other by the number of their group. One that could not begin is counted all the same;
-    the count starts anew once a group has ended as it should."""
+    """Counts groups anew. Two processes find each other by the number of their group, and one that could not begin is
+    counted all the same; the count starts anew once a group has ended as it should."""
     dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
 
@@ -98,7 +98,7 @@ def _sums(place: int, device: torch.device) -> float:
 
 
 def _now(device: torch.device) -> float:
-    """When the device has done all its work."""
+    """The time (time.perf_counter) once the device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -21,7 +21,7 @@ class Meeting:
 
 
 def meetings(rank: int, workers: int, processes: int) -> list[Meeting | None]:
-    """Of all rounds, the same number for every rank; None for a round in which it is left over."""
+    """The rank's meetings in all rounds, the same number for every rank; None for a round in which it is left over."""
     worker, local = divmod(rank, processes)
     found: list[Meeting | None] = []
     for number in range(_rounds(workers)):
@@ -38,12 +38,13 @@ def _rounds(members: int) -> int:
 
 
 def _cycle(members: int) -> int:
-    """Rounds in which everybody meets everybody."""
+    """Number of rounds in which everybody meets everybody."""
     return members - 1 + members % 2
 
 
 def _partner(member: int, members: int, number: int) -> int | None:
-    """The circle method: in each round, those who are their own partners meet the last one, or are left over."""
+    """The member's partner in a round, by the circle method: in each round, those who are their own partners meet the
+    last one, or are left over."""
     cycle = _cycle(members)
     last = members - 1 if members % 2 == 0 else None
     if member == last:

@@ -9,9 +9,9 @@ import structlog
 from pseudoreal_trainer.preflight.findings import Finding, Verdict
 
 _LISTED = 16
-"""Ranks whose times are logged, the slowest products first."""
+"""Number of ranks whose times are logged, the slowest products first."""
 _QUOTED = 4
-"""Faults in a sentence."""
+"""Most faults in a sentence."""
 
 _COLUMNS = ("product_ms", "across_ms", "within_ms")
 
@@ -39,7 +39,7 @@ def _median(values: Iterable[float | None]) -> float | None:
 
 
 def sentence(verdict: Verdict) -> str:
-    """For a verdict with broken ranks: which, and what to do."""
+    """The sentence for a verdict with broken ranks: which they are, and what to do."""
     found = "; ".join(fault.text for fault in verdict.broken[:_QUOTED])
     more = len(verdict.broken) - _QUOTED
     others = f"; and {more} more" if more > 0 else ""

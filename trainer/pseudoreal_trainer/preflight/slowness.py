@@ -8,7 +8,7 @@ from pseudoreal_trainer.preflight.findings import Fault, Finding
 from pseudoreal_trainer.preflight.pairs import Link
 
 SLOW = 3.0
-"""Times the median."""
+"""Multiple of the median time from which on a rank is slow."""
 
 _DOING = {"across": "to talk to another pod", "within": "to talk to another rank of its pod"}
 

@@ -17,11 +17,12 @@ from pseudoreal_trainer.preflight.report import sentence
 COMMAND = (sys.executable, "-m", "pseudoreal_trainer.preflight")
 
 _SECONDS = 1200.0
-"""The check keeps its own, shorter limits; this is for one that hangs as a whole."""
+"""Seconds after which a check that hangs as a whole is ended; it keeps its own, shorter limits."""
 
 
 def run_preflight(config: PhaseConfig, path: Path) -> None:
-    """Every rank calls this, with the file of its configuration. Raises TrainingError when a rank is broken."""
+    """Runs the check of a rank. Every rank calls this, with the file of its configuration. Raises TrainingError when a
+    rank is broken."""
     rank = int(os.environ.get("RANK", "0"))
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         file = Path(folder) / "verdict.json"
@@ -35,7 +36,7 @@ def run_preflight(config: PhaseConfig, path: Path) -> None:
 
 
 def _run(config: Path, verdict: Path) -> str:
-    """How it ended, should there be no verdict."""
+    """Runs the process of the check: how it ended, should there be no verdict."""
     # A session of its own: a signal for the worker is not for the check, which is about to end anyway.
     process = subprocess.Popen([*COMMAND, config, verdict], start_new_session=True)
     try:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """All or nothing: whoever reads `path` sees the old text or the new one."""
+    """Writes a file all or not at all: whoever reads `path` sees the old text or the new one."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text)
     sync(temporary)
@@ -14,7 +14,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Works for files and directories."""
+    """Makes a file or a directory survive a crash of the machine."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

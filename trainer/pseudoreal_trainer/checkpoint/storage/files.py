@@ -71,7 +71,7 @@ class FileStorage:
 
 
 def _mode(path: Path) -> int | None:
-    """None when there is nothing. Raises OSError where that cannot be told."""
+    """Mode of the file or directory; None when there is none. Raises OSError where that cannot be told."""
     try:
         return path.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -79,7 +79,7 @@ def _mode(path: Path) -> int | None:
 
 
 class FileContent:
-    """Mapped into memory: the system reads a page when it is used."""
+    """The bytes of a file that is mapped into memory: the system reads a page when it is used."""
 
     def __init__(self, path: Path) -> None:
         self._bytes = np.memmap(path, dtype=np.uint8, mode="r")
@@ -100,7 +100,7 @@ class FileOutput:
         self._flush(len(content))
 
     def _flush(self, size: int) -> None:
-        """Sends what is written on to the disk meanwhile: at the end there is little left to wait for."""
+        """Sends what is written to the disk meanwhile, so that little is left to wait for at the end."""
         self._unflushed += size
         if self._unflushed >= _FLUSHED_BYTES and (self._flushed is None or self._flushed.done()):
             self._await_flush()
@@ -109,7 +109,7 @@ class FileOutput:
             self._unflushed = 0
 
     def _await_flush(self) -> None:
-        """Raises what it raised: the system says only once that a disk has failed."""
+        """Waits for the flush under way and raises what it raised: the system says only once that a disk has failed."""
         if self._flushed is not None:
             self._flushed.result()
 

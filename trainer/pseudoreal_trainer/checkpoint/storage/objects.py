@@ -15,15 +15,15 @@ from pseudoreal_trainer.checkpoint.storage.place import SCHEME, ObjectPath
 from pseudoreal_trainer.errors import TrainingError
 
 _BLOCK_BYTES, _BLOCKS_AT_ONCE = 8 << 20, 8
-"""Of reading."""
+"""Bytes of a block that is read, and number of blocks at a time."""
 _PART_BYTES, _MOST_PARTS = 16 << 20, 10_000
-"""Of writing; the number is S3's limit."""
+"""Bytes of a part that is written, and the number of parts that S3 allows."""
 
 log = structlog.get_logger()
 
 
 class StorageUnavailable(TrainingError):
-    """Object storage that cannot be reached or refuses; of what it holds nothing is known."""
+    """Object storage that cannot be reached, or refuses. What it holds is then unknown."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class ObjectStorage:
             files.pipe_file(self.path.url, text.encode())
 
     def complete(self, text: str) -> None:
-        """Raises FileExistsError when another attempt has done so meanwhile."""
+        """Writes the last object of its folder. Raises FileExistsError when another attempt has done so meanwhile."""
         try:
             with _asking(self.path) as files:
                 files.pipe_file(self.path.url, text.encode(), mode="create")
@@ -81,7 +81,7 @@ class ObjectStorage:
         return [self.path / name for name in sorted(names)]
 
     def make_folder(self) -> None:
-        """There are none."""
+        """Does nothing: object storage has no folders."""
 
     def remove_folder(self, first: str) -> None:
         with _asking(self.path) as files:
@@ -104,7 +104,7 @@ class ObjectContent:
 
 
 class ObjectOutput:
-    """Sent in parts while it is written; the object appears when it is finished."""
+    """An object that is sent in parts while it is written; it appears when it is finished."""
 
     def __init__(self, path: ObjectPath, size: int) -> None:
         self._path, self._part, self._size = path, max(_PART_BYTES, ceil(size / _MOST_PARTS)), 0
@@ -114,7 +114,7 @@ class ObjectOutput:
         self._finished = False
 
     def write(self, content: memoryview) -> None:
-        """In equal parts, as some servers want them."""
+        """Takes content, which is sent in equal parts, as some servers want them."""
         begin = 0
         with _asking(self._path):
             while begin < len(content):
@@ -142,7 +142,7 @@ class ObjectOutput:
 
 
 def _blocks(path: ObjectPath, begin: int, end: int) -> Iterator[bytes]:
-    """The bytes begin..end-1, some blocks of them in memory at a time."""
+    """The bytes begin..end-1 block by block, some blocks of them in memory at a time."""
     for first in range(begin, end, _BLOCK_BYTES * _BLOCKS_AT_ONCE):
         starts = [*range(first, min(end, first + _BLOCK_BYTES * _BLOCKS_AT_ONCE), _BLOCK_BYTES)]
         ends = [min(end, start + _BLOCK_BYTES) for start in starts]
@@ -152,7 +152,8 @@ def _blocks(path: ObjectPath, begin: int, end: int) -> Iterator[bytes]:
 
 @contextmanager
 def _asking(path: ObjectPath) -> Iterator[Any]:
-    """The file system of fsspec. Its errors have no base in common; here they become those of `Storage`."""
+    """A context with the file system of fsspec. Its errors have no base in common; here they become those of
+    `Storage`."""
     try:
         yield _file_system()
     except FileExistsError as error:
@@ -182,7 +183,8 @@ def _unavailable(path: ObjectPath, error: Exception) -> StorageUnavailable:
 
 
 def _code(error: BaseException) -> str | None:
-    """Of S3: https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html"""
+    """S3's code of an error (https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html); None for another
+    error."""
     response: dict[str, Any] = getattr(error.__cause__, "response", {})
     found: str | None = response.get("Error", {}).get("Code")
     return found

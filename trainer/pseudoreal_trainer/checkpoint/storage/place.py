@@ -8,11 +8,11 @@ SCHEME = "s3://"
 
 @dataclass(frozen=True)
 class ObjectPath:
-    """Speaks as much of pathlib's language as is needed to name things. Object storage has no folders, only names
-    that begin alike; they are called folders all the same."""
+    """A name in object storage, with as much of pathlib's interface as naming things needs. Object storage has no
+    folders, only names that begin alike; they are called folders all the same."""
 
     url: str
-    """Without a slash at its end."""
+    """The URL, without a slash at its end."""
 
     def __truediv__(self, name: str) -> "ObjectPath":
         return ObjectPath(f"{self.url}/{name}")

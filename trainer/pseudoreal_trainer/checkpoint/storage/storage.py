@@ -13,16 +13,16 @@ from pseudoreal_trainer.checkpoint.storage.place import Place
 
 
 class Output(Protocol):
-    """A new file, from its begin to its end."""
+    """A new file that is written from its begin to its end."""
 
     def write(self, content: memoryview) -> None:
-        """The content may be changed afterwards."""
+        """Appends `content`, which may be changed once this returns."""
 
     def finish(self) -> None:
-        """The file survives a crash of the machine once this returns."""
+        """Ends the file, which survives a crash of the machine once this returns."""
 
     def close(self) -> None:
-        """A file that was not finished is given up."""
+        """Gives the file up if it was not finished."""
 
 
 class Content(Protocol):
@@ -33,25 +33,25 @@ class Content(Protocol):
 
 
 class Storage(Protocol):
-    """The file or the folder at a place. Raises OSError; of object storage FileNotFoundError and FileExistsError, and
-    StorageUnavailable for all else."""
+    """The file or the folder at a place. Its methods raise OSError: for object storage FileNotFoundError and
+    FileExistsError, and StorageUnavailable for everything else."""
 
     def exists(self) -> bool: ...
 
     def read(self) -> bytes: ...
 
     def size(self) -> int:
-        """Bytes."""
+        """Size of the file in bytes."""
 
     def sha256(self) -> str: ...
 
     def content(self) -> Content: ...
 
     def output(self, size: int) -> Output:
-        """Of a file that is not there yet and will have so many bytes."""
+        """Begins a file that is not there yet and will have `size` bytes."""
 
     def replace(self, text: str) -> None:
-        """All or nothing: whoever reads the file sees the old text or the new one."""
+        """Writes the file all or not at all: whoever reads it sees the old text or the new one."""
 
     def complete(self, text: str) -> None:
         """Writes the last file of its folder: when it is there, all that were written before are."""
@@ -60,12 +60,12 @@ class Storage(Protocol):
         """The files of this name in the folders of this folder."""
 
     def folders(self) -> Sequence[Place]:
-        """Directly below this one."""
+        """The folders directly below this one."""
 
     def make_folder(self) -> None: ...
 
     def remove_folder(self, first: str) -> None:
-        """With all that it holds, if it is there: at first the file of this name."""
+        """Removes the folder with all that it holds, if it is there; the file named `first` goes first."""
 
 
 def storage_of(place: Place) -> Storage:
