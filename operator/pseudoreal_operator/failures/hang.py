@@ -18,6 +18,8 @@ from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase
 
+STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")
+"""Reasons of a Stall."""
 _NAMED = 4
 """Ranks that a sentence names."""
 _STILL = 0.8

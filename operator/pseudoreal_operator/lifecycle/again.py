@@ -7,25 +7,26 @@ from typing import Any
 
 from pseudoreal_api.status.status import CheckpointStatus, Discard, PhaseStatus, PseudoRealJobStatus
 
-from pseudoreal_operator.lifecycle.endings import Reason, announce, fail, remembered
+from pseudoreal_operator.lifecycle.decision import Decision
+from pseudoreal_operator.lifecycle.endings import Announcement, Cause, announce, fail, remembered
 from pseudoreal_operator.lifecycle.retries import exhaustion, wait_seconds, with_retry
-from pseudoreal_operator.lifecycle.step import Step
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.stages import Phases
+from pseudoreal_operator.status.events import Reason
 
 _NO_RESULT: dict[str, Any] = dict.fromkeys(
     ("end_checkpoint", "step", "tokens", "loss", "start_validation_loss", "validation_loss")
 )
 
 
-def train_again(case: Case, index: int) -> Step:
+def train_again(case: Case, index: int) -> Decision:
     """The phase at `index` from the checkpoint that it started from."""
     phase, old = case.spec.phases[index], case.status.phases
     number = case.status.execution_attempt + 1
     # The checkpoint that a delink made for the phase has the step at which the one before it ended.
     first = (old[index - 1].step or 0) + 1 if index else 0
     begin = old[index].start_checkpoint
-    memory = case.status.model_copy(
+    status = case.status.model_copy(
         update={
             "phases": _back_to(old, index, Discard(before_attempt=number, from_step=first)),
             "checkpoint": CheckpointStatus(latest=begin, step=first - 1) if begin else None,
@@ -39,10 +40,11 @@ def train_again(case: Case, index: int) -> Step:
         f"spec.restartFrom asks for phase {phase.name} again. Execution {number} trains it from"
         f" {'checkpoint ' + begin if begin else 'random weights'}"
     )
-    return announce(case, memory, "TrainingAgain", text, case.spec.restart.backoff_seconds)
+    new = Announcement("TrainingAgain", text, (Reason.PHASE_RESTARTED,))
+    return announce(case, status, new, case.spec.restart.backoff_seconds)
 
 
-def roll_back(case: Case, sentence: str) -> Step:
+def roll_back(case: Case, sentence: str) -> Decision:
     """The phase before the delink goes on from its newest checkpoint before the one at its end."""
     index = case.stage.index - 1
     before = case.status.phases[index]
@@ -53,11 +55,11 @@ def roll_back(case: Case, sentence: str) -> Step:
     discard = Discard(before_attempt=number, from_step=before.step or 0)
     # What another job made of the later phases fits the end that is made anew.
     phases = _back_to(case.status.phases, index, discard, continued=False)
-    memory = remembered(case, case.status, Reason("DelinkTimeout", sentence))
-    wait = wait_seconds(memory, case.spec.restart)
-    memory = with_retry(memory, counts=True).model_copy(update={"phases": phases, "transition": None})
+    status = remembered(case, case.status, Cause("DelinkTimeout", sentence))
+    wait = wait_seconds(status, case.spec.restart)
+    status = with_retry(status, counts=True).model_copy(update={"phases": phases, "transition": None})
     text = f"{sentence} Execution {number} makes the end of phase {before.name} anew, from an earlier checkpoint"
-    return announce(case, memory, "RolledBack", text, wait)
+    return announce(case, status, Announcement("RolledBack", text, (Reason.DELINK_ROLLED_BACK,)), wait)
 
 
 def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:

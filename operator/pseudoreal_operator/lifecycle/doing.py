@@ -1,11 +1,30 @@
-"""What an execution that runs is doing, in one claim. Pure."""
+"""What an execution that runs is doing: one claim, and an event where it is worth one. Pure."""
 
-from pseudoreal_operator.failures.hang import find_stall, straggler_sentence
+import hashlib
+
+from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sentence
 from pseudoreal_operator.failures.obstacles import describe_obstacle
-from pseudoreal_operator.lifecycle.step import progresses, stands
+from pseudoreal_operator.lifecycle.decision import event, progresses, stands
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import PodPhase, Role
 from pseudoreal_operator.status.conditions import Claim, find
+from pseudoreal_operator.status.events import Event, Reason
+
+
+def noticed(case: Case, doing: Claim) -> tuple[Event, ...]:
+    """What has changed since the last look. Their names have no step: however often it is noticed, there is one event
+    for each clock that ran out and each rank that straggled in an execution."""
+    before = find(case.status, "Progressing")
+    if before and before.reason == doing.reason:
+        return ()
+    if doing.reason in STALLS:
+        return (event(case, Reason.HANG_DETECTED, doing.message, detail=doing.reason),)
+    if doing.reason == "Straggling":
+        who = hashlib.sha256(doing.message.encode()).hexdigest()[:8]
+        return (event(case, Reason.STRAGGLER_DETECTED, doing.message, detail=who),)
+    if doing.reason == "Finishing":
+        return (event(case, Reason.FINISH_REQUESTED, doing.message),)
+    return ()
 
 
 def activity(case: Case) -> Claim:

@@ -1,7 +1,7 @@
 """plan(what was seen, now) -> what to make, delete, say and remember. Pure.
 
-A plan takes one step. Nothing is remembered but the status, and the number of a new attempt is written to it before
-any child of that attempt is made; so a pass may die anywhere, and the next one finds its way.
+A plan carries out one decision. Nothing is remembered but the status, and the number of a new execution is written to
+it before any child of that execution is made; so a pass may die anywhere, and the next one finds its way.
 """
 
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus, Replicas
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.hang import seconds_to_stall
+from pseudoreal_operator.lifecycle.decision import Decision, stands
 from pseudoreal_operator.lifecycle.endings import refuse, unforeseen
 from pseudoreal_operator.lifecycle.rules import (
     RULES,
@@ -22,7 +23,6 @@ from pseudoreal_operator.lifecycle.rules import (
     start,
     startup_deadline,
 )
-from pseudoreal_operator.lifecycle.step import Step, stands
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
 from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.manifests.claims import claim
@@ -32,7 +32,7 @@ from pseudoreal_operator.observe.stages import all_stages, has_begun
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import Claim
-from pseudoreal_operator.status.events import Event, transitions
+from pseudoreal_operator.status.events import Event
 
 HINDERED_SECONDS, MOST_HINDERED_SECONDS = 5.0, 300.0
 """Between two tries to make what the API server refuses: at first, and at most."""
@@ -67,18 +67,18 @@ def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
     case = Case(seen, now)
     if conditions.has_ended(seen.status):
         return _afterwards(case)
-    step = next((step for rule in RULES if (step := rule(case))), None) or start(case)
-    is_new = not seen.status.phases and not step.ended
-    return _tried(case, step, settings) if is_new else _carry_out(case, step, settings)
+    decision = next((decision for rule in RULES if (decision := rule(case))), None) or start(case)
+    is_new = not seen.status.phases and not decision.ended
+    return _tried(case, decision, settings) if is_new else _planned(case, decision, settings)
 
 
-def _tried(case: Case, step: Step, settings: Settings) -> Plan:
+def _tried(case: Case, decision: Decision, settings: Settings) -> Plan:
     try:
         stages = all_stages(case.spec)
-        trial = [manifest for stage in stages for manifest in children(case.seen.job, stage, step.memory, settings)]
+        trial = [manifest for stage in stages for manifest in children(case.seen.job, stage, decision.status, settings)]
     except Exception as error:  # a template may hold anything, and what it breaks must be said, not raised
-        return _carry_out(case, refuse(case.status, unforeseen(error), case.now), settings)
-    return replace(_carry_out(case, step, settings), trial=tuple(trial))
+        return _planned(case, refuse(case.status, unforeseen(error), case.now), settings)
+    return replace(_planned(case, decision, settings), trial=tuple(trial))
 
 
 def _afterwards(case: Case) -> Plan:
@@ -101,7 +101,7 @@ def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
     case = Case(seen, now)
     if conditions.has_ended(case.status) or has_begun(case.status):
         return plan_hindrance(seen, sentence, now)
-    return _carry_out(case, refuse(case.status, sentence, now), settings=None)
+    return _planned(case, refuse(case.status, sentence, now), settings=None)
 
 
 def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence: str, now: datetime) -> Plan:
@@ -139,12 +139,12 @@ def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: Claim, no
     return Plan(status.model_copy(update={"conditions": said}))
 
 
-def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
-    status = _described(case.seen.status, step, case.metadata.generation, case.now)
-    status = status.model_copy(update={"replicas": _replicas(case, step)})
+def _planned(case: Case, decision: Decision, settings: Settings | None) -> Plan:
+    status = _described(case.seen.status, decision, case.metadata.generation, case.now)
+    status = status.model_copy(update={"replicas": _replicas(case, decision)})
     status, unhurried_by = _unhurried(case.seen.status, status, case.now)
-    run = step.children.run(step.memory.execution_attempt) if step.children else None
-    made = _made(case, step, settings) if settings else []
+    run = decision.children.run(decision.status.execution_attempt) if decision.children else None
+    made = _made(case, decision, settings) if settings else []
     # The number of a new execution must be safe before anything of the old one goes: it says why.
     announced = status.execution_attempt > case.seen.status.execution_attempt > 0
     return Plan(
@@ -153,37 +153,37 @@ def _carry_out(case: Case, step: Step, settings: Settings | None) -> Plan:
         give_up=_lost_jobs(case, run),
         delete=() if announced else (*_running_jobs(case.seen, except_for=run), *_old_failures(case.seen)),
         apply=tuple(made),
-        events=tuple(transitions(case.seen.status, status)),
-        wake_after=min([*_waits(case, step), *unhurried_by], default=None),
+        events=decision.events,
+        wake_after=min([*_waits(case, decision), *unhurried_by], default=None),
     )
 
 
-def _made(case: Case, step: Step, settings: Settings) -> list[dict[str, Any]]:
-    if step.children is None:
+def _made(case: Case, decision: Decision, settings: Settings) -> list[dict[str, Any]]:
+    if decision.children is None:
         return []
-    volume, run = claim(case.seen.job), step.children.run(step.memory.execution_attempt)
+    volume, run = claim(case.seen.job), decision.children.run(decision.status.execution_attempt)
     made = [volume] if volume and identity(volume) not in case.seen.existing else []
     if any(child.run == run for child in case.seen.jobs):
         # It is made last, so the others are there.
         return made
-    return [*made, *children(case.seen.job, step.children, step.memory, settings)]
+    return [*made, *children(case.seen.job, decision.children, decision.status, settings)]
 
 
-def _described(old: PseudoRealJobStatus, step: Step, generation: int, now: datetime) -> PseudoRealJobStatus:
-    claims = [step.accepted, step.progressing, conditions.delinked(step.memory.phases), step.suspended]
-    claims += [step.ended] if step.ended else []
-    return step.memory.model_copy(
+def _described(old: PseudoRealJobStatus, decision: Decision, generation: int, now: datetime) -> PseudoRealJobStatus:
+    claims = [decision.accepted, decision.progressing, conditions.delinked(decision.status.phases), decision.suspended]
+    claims += [decision.ended] if decision.ended else []
+    return decision.status.model_copy(
         update={
             "observed_generation": generation,
-            "phase": step.summary,
+            "phase": decision.summary,
             "hindered_since": None,
             "conditions": conditions.updated(old.conditions, claims, generation, now),
         }
     )
 
 
-def _replicas(case: Case, step: Step) -> Replicas:
-    if step.children is None:
+def _replicas(case: Case, decision: Decision) -> Replicas:
+    if decision.children is None:
         return Replicas()
     desired = case.workers
     failed = sum(pod.phase is PodPhase.FAILED for pod in case.pods)
@@ -227,26 +227,26 @@ def _old_failures(seen: Observed) -> tuple[str, ...]:
     return tuple(job.name for job in newest_first[KEPT_FAILURES:] if not job.deleting)
 
 
-def _waits(case: Case, step: Step) -> list[float]:
-    """Seconds to when the step wants to go on, and to each moment at which a clock runs out. Of all else watches and
-    reports tell: a job of which nothing changes is not looked at."""
-    waits = [] if step.wake_after is None else [step.wake_after]
+def _waits(case: Case, decision: Decision) -> list[float]:
+    """Seconds to when the decision is to be looked at again, and to each moment at which a clock runs out. Watches and
+    reports tell of all else: a job of which nothing changes is not looked at."""
+    waits = [] if decision.wake_after is None else [decision.wake_after]
     waits += [(moment - case.now).total_seconds() for moment in moments(case.seen, case.now)]
-    if not step.ended and step.suspended.status != "True":
-        waits += _deadlines(case, step)
+    if not decision.ended and decision.suspended.status != "True":
+        waits += _deadlines(case, decision)
     return [max(0.0, wait) for wait in waits]
 
 
-def _deadlines(case: Case, step: Step) -> Iterator[float]:
+def _deadlines(case: Case, decision: Decision) -> Iterator[float]:
     """Seconds to each of them. Those that a queue holds stand still."""
-    memory, limits = step.memory, case.spec.deadlines
-    if memory.start_time is None or memory.queued_since is not None:
+    status, limits = decision.status, case.spec.deadlines
+    if status.start_time is None or status.queued_since is not None:
         return
     if limits.active_seconds is not None:
         yield (active_deadline(case, limits.active_seconds) - case.now).total_seconds()
-    if memory.transition is not None:
-        yield (clock.from_text(memory.transition.deadline) - case.now).total_seconds()
-    if step.children is None or case.job is None or case.job.state is not JobState.ACTIVE:
+    if status.transition is not None:
+        yield (clock.from_text(status.transition.deadline) - case.now).total_seconds()
+    if decision.children is None or case.job is None or case.job.state is not JobState.ACTIVE:
         return
     if limits.startup_seconds is not None and case.started_pods < case.workers:
         yield (startup_deadline(case, limits.startup_seconds) - case.now).total_seconds()

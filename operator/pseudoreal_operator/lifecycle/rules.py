@@ -2,7 +2,7 @@
 
 from datetime import datetime, timedelta
 
-from pseudoreal_api.status.status import Transition
+from pseudoreal_api.status.status import PhaseStatus, Transition
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures import results
@@ -12,21 +12,22 @@ from pseudoreal_operator.failures.obstacles import describe_obstacle
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.lifecycle.again import is_untouched, roll_back, train_again
-from pseudoreal_operator.lifecycle.doing import activity
-from pseudoreal_operator.lifecycle.endings import Reason, fail, refuse, restart_or_fail, succeed, unforeseen
-from pseudoreal_operator.lifecycle.step import Step, progresses, stands
+from pseudoreal_operator.lifecycle.decision import Decision, event, progresses, stands, start_events, untold
+from pseudoreal_operator.lifecycle.doing import activity, noticed
+from pseudoreal_operator.lifecycle.endings import Cause, fail, refuse, restart_or_fail, succeed, unforeseen
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role
 from pseudoreal_operator.observe.stages import Stage, current_stage, first_phases, is_started, started
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import Claim
+from pseudoreal_operator.status.events import Event, Reason
 
 UNWATCHED_SECONDS = 5.0
 """Between two looks at what others are to remove: not all of it is watched."""
 
 
-def first_sight(case: Case) -> Step | None:
+def first_sight(case: Case) -> Decision | None:
     if case.status.phases:
         return None
     try:
@@ -39,14 +40,15 @@ def first_sight(case: Case) -> Step | None:
     update = {"attempt": 1, "start_time": now, "active_since": now, "phases": first_phases(case.spec)}
     # There is nothing yet that could be done again.
     update["restarted_from"] = case.spec.restart_from
-    return Step(
+    return Decision(
         case.status.model_copy(update=update),
         "Pending",
         progresses("Accepted", f"Phase {case.spec.phases[0].name} is about to start."),
+        events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
     )
 
 
-def overdue(case: Case) -> Step | None:
+def overdue(case: Case) -> Decision | None:
     allowed = case.spec.deadlines.active_seconds
     if allowed is None or _is_paused(case) or case.now < active_deadline(case, allowed):
         return None
@@ -57,65 +59,85 @@ def overdue(case: Case) -> Step | None:
     return fail(case, case.status, "DeadlineExceeded", text)
 
 
-def stage_done(case: Case) -> Step | None:
+def stage_done(case: Case) -> Decision | None:
     if case.job is None or case.job.state is not JobState.COMPLETE:
         return None
     message = results.result_of(case.stage, case.words)
     if message is None:
         return _without_result(case, case.job)
-    memory = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
-    following = current_stage(memory.phases)
+    status = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
+    following = current_stage(status.phases)
+    events = (*untold(case), _done(case, status.phases[case.stage.index]))
     if case.stage.role is Role.TRAIN:
-        progress = results.final_progress(case.spec, memory.progress, message, is_last=following is None, now=case.now)
-        memory = memory.model_copy(update={"progress": progress})
+        progress = results.final_progress(case.spec, status.progress, message, is_last=following is None, now=case.now)
+        status = status.model_copy(update={"progress": progress})
     if following is None:
-        return succeed(memory.model_copy(update={"transition": None}), case.now)
+        return succeed(case, status.model_copy(update={"transition": None}), *events)
     done = case.stage.title.capitalize() if case.stage.role is Role.DELINK else f"Phase {case.stage.phase}"
-    memory = memory.model_copy(update={"transition": _transition(case, following)})
+    status = status.model_copy(update={"transition": _transition(case, following)})
     summary = "Delinking" if following.role is Role.DELINK else following.phase
-    return Step(memory, summary, progresses("StageDone", f"{done} is done; {following.title} is about to start."))
+    text = f"{done} is done; {following.title} is about to start."
+    return Decision(status, summary, progresses("StageDone", text), events=events)
 
 
-def _without_result(case: Case, job: ChildJob) -> Step:
+def _done(case: Case, phase: PhaseStatus) -> Event:
+    if case.stage.role is Role.DELINK:
+        text = f"Phase {phase.name} will start from the delinked checkpoint {phase.start_checkpoint}."
+        return event(case, Reason.DELINK_COMPLETED, text)
+    losses = f"loss {phase.loss}, validation loss {phase.validation_loss}, in nats per token"
+    text = f"Phase {phase.name} is done at step {phase.step}: {losses}; checkpoint {phase.end_checkpoint}."
+    return event(case, Reason.PHASE_SUCCEEDED, text)
+
+
+def _without_result(case: Case, job: ChildJob) -> Decision:
     pod = next((pod for pod in case.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
     if pod is None:
         gone = f"The pod of Job {job.name} is gone, with its result."
-        return restart_or_fail(case, Reason("ResultGone", gone, counts=False))
+        return restart_or_fail(case, Cause("ResultGone", gone, counts=False))
     text = (
         f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {case.stage.title}:"
         " spec.pod may give it another command, or an image of another release."
     )
-    return restart_or_fail(case, Reason("ResultUnreadable", text, pod))
+    return restart_or_fail(case, Cause("ResultUnreadable", text, pod))
 
 
-def suspended(case: Case) -> Step | None:
+def suspended(case: Case) -> Decision | None:
     if not case.spec.suspend:
         return None
     alive = [pod.name for pod in case.seen.pods if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
-    memory = results.with_checkpoints(results.with_saved(case.status, case.heard), case.words)
-    return Step(
-        memory.model_copy(update={"restart_after": None}),
+    status = results.with_checkpoints(results.with_saved(case.status, case.heard), case.words)
+    return Decision(
+        status.model_copy(update={"restart_after": None}),
         "Suspended",
         stands("Suspended", "The job is suspended."),
+        events=() if conditions.holds(case.status, "Suspended") else (_suspension(case, text),),
         suspended=Claim("Suspended", "True", "Requested", text),
         wake_after=None,
     )
 
 
-def resumed(case: Case) -> Step | None:
+def _suspension(case: Case, text: str) -> Event:
+    # A job may be suspended and resumed more than once before an execution starts.
+    return event(case, Reason.SUSPENDED, text, detail=case.status.active_since or "")
+
+
+def resumed(case: Case) -> Decision | None:
     if not conditions.holds(case.status, "Suspended"):
         return None
-    now = clock.to_text(case.now)
-    memory = case.status.model_copy(update={"active_since": now, "retries": None, "transition": _renewed(case)})
-    if is_started(memory.phases, case.stage):
-        update = {"execution_attempt": memory.execution_attempt + 1, "restart_after": now, "attempt_time": None}
-        memory = memory.model_copy(update=update)
-    return Step(memory, _waiting_summary(case), progresses("Resumed", f"{case.stage.title} is about to go on."))
+    now, since = clock.to_text(case.now), case.status.active_since
+    status = case.status.model_copy(update={"active_since": now, "retries": None, "transition": _renewed(case)})
+    if is_started(status.phases, case.stage):
+        update = {"execution_attempt": status.execution_attempt + 1, "restart_after": now, "attempt_time": None}
+        status = status.model_copy(update=update)
+    number = status.execution_attempt
+    told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", case.stage.number, number, since or "")
+    claim = progresses("Resumed", f"{case.stage.title} is about to go on.")
+    return Decision(status, _waiting_summary(case), claim, events=(told,))
 
 
-def asked_again(case: Case) -> Step | None:
+def asked_again(case: Case) -> Decision | None:
     wish = case.spec.restart_from
     if wish is None or wish == case.status.restarted_from:
         return None
@@ -123,12 +145,14 @@ def asked_again(case: Case) -> Step | None:
     if not is_untouched(case.status, index):
         return train_again(case, index)
     text = f"Phase {wish.phase}, which spec.restartFrom names, has not begun yet: nothing is done again."
-    memory = case.status.model_copy(update={"restarted_from": wish})
+    status = case.status.model_copy(update={"restarted_from": wish})
     runs = case.job is not None and case.job.state is JobState.ACTIVE
-    return Step(memory, case.status.phase, progresses("NothingToRepeat", text), children=case.stage if runs else None)
+    return Decision(
+        status, case.status.phase, progresses("NothingToRepeat", text), children=case.stage if runs else None
+    )
 
 
-def delink_overdue(case: Case) -> Step | None:
+def delink_overdue(case: Case) -> Decision | None:
     transition = case.status.transition
     if case.stage.role is not Role.DELINK or transition is None or _is_paused(case):
         return None
@@ -145,7 +169,7 @@ def delink_overdue(case: Case) -> Step | None:
     return fail(case, case.status, "DelinkTimeout", sentence)
 
 
-def never_started(case: Case) -> Step | None:
+def never_started(case: Case) -> Decision | None:
     """Not all pods run in time."""
     allowed, asked = case.spec.deadlines.startup_seconds, case.status.attempt_time
     if case.job is None:
@@ -163,7 +187,7 @@ def never_started(case: Case) -> Step | None:
     return fail(case, case.status, "StartupDeadlineExceeded", text)
 
 
-def _never_made(case: Case) -> Step | None:
+def _never_made(case: Case) -> Decision | None:
     """The API server refuses the pods themselves."""
     deadline = hindered_deadline(case)
     if deadline is None or case.now < deadline:
@@ -176,7 +200,7 @@ def _never_made(case: Case) -> Step | None:
     return fail(case, case.status, "StartupDeadlineExceeded", text.rstrip())
 
 
-def hung(case: Case) -> Step | None:
+def hung(case: Case) -> Decision | None:
     if case.stage.role is not Role.TRAIN or case.job is None or case.job.state is not JobState.ACTIVE:
         return None
     if case.job.queued:
@@ -186,20 +210,22 @@ def hung(case: Case) -> Step | None:
         return None
     if case.spec.hang.action == "Fail":
         return fail(case, case.status, stall.reason, f"{stall.sentence} spec.hang.action is Fail.")
-    return restart_or_fail(case, Reason(stall.reason, stall.sentence, stall.culprit))
+    return restart_or_fail(case, Cause(stall.reason, stall.sentence, stall.culprit), Reason.HANG_DETECTED)
 
 
-def running(case: Case) -> Step | None:
+def running(case: Case) -> Decision | None:
     if case.job is None or case.job.state is not JobState.ACTIVE:
         return None
-    memory = results.with_reports(started(case.status, case.stage), case.heard, case.now)
-    if memory.attempt_time is None:
+    status = results.with_reports(started(case.status, case.stage), case.heard, case.now)
+    if status.attempt_time is None:
         # The pass that asked for the pods did not live to say so.
-        memory = memory.model_copy(update={"attempt_time": case.job.begun or clock.to_text(case.now)})
-    return Step(memory, _summary(case), activity(case), children=case.stage, wake_after=None)
+        status = status.model_copy(update={"attempt_time": case.job.begun or clock.to_text(case.now)})
+    doing = activity(case)
+    events = (*untold(case), *noticed(case, doing))
+    return Decision(status, _summary(case), doing, events=events, children=case.stage, wake_after=None)
 
 
-def lost(case: Case) -> Step | None:
+def lost(case: Case) -> Decision | None:
     """A pod cannot be ended, as on a node that is off: its Job waits for it, and so do its partners."""
     if case.job is None or case.job.state is not JobState.ACTIVE:
         return None
@@ -210,7 +236,7 @@ def lost(case: Case) -> Step | None:
     return _judged(case, Missing(stuck=pod), where)
 
 
-def deserted(case: Case) -> Step | None:
+def deserted(case: Case) -> Decision | None:
     """A pod is gone without a word, as with its node, and another lost its connection to it."""
     if case.job is None or case.job.state is not JobState.ACTIVE or not case.gone:
         return None
@@ -220,30 +246,30 @@ def deserted(case: Case) -> Step | None:
     return _judged(case, Missing(workers=case.gone))
 
 
-def attempt_failed(case: Case) -> Step | None:
+def attempt_failed(case: Case) -> Decision | None:
     if case.job is None or case.job.state is not JobState.FAILED:
         return None
     return _judged(case, Missing(workers=case.gone))
 
 
-def vanished(case: Case) -> Step | None:
+def vanished(case: Case) -> Decision | None:
     """The status says that the execution began, and its Job is gone."""
     if not is_started(case.status.phases, case.stage) or case.status.restart_after is not None:
         return None
-    return restart_or_fail(case, Reason("JobDeleted", f"Job {case.job_name} was deleted.", counts=False))
+    return restart_or_fail(case, Cause("JobDeleted", f"Job {case.job_name} was deleted.", counts=False))
 
 
-def backing_off(case: Case) -> Step | None:
+def backing_off(case: Case) -> Decision | None:
     after = case.status.restart_after
     if after is None or clock.from_text(after) <= case.now:
         return None
     before = conditions.find(case.status, "Progressing")
     text = before.message if before else f"The next execution starts not before {after}."
     wait = (clock.from_text(after) - case.now).total_seconds()
-    return Step(case.status, "Restarting", stands("Restarting", text), wake_after=wait)
+    return Decision(case.status, "Restarting", stands("Restarting", text), wake_after=wait)
 
 
-def leftovers(case: Case) -> Step | None:
+def leftovers(case: Case) -> Decision | None:
     """Executions must not overlap, nor must a job and a deleted one of the same name share children's names."""
     old, wait = next((pod for pod in case.seen.pods if pod.is_alive), None), None
     if old:
@@ -256,15 +282,16 @@ def leftovers(case: Case) -> Step | None:
         wait = UNWATCHED_SECONDS
     else:
         return None
-    return Step(case.status, _waiting_summary(case), stands("AwaitingCleanup", text), wake_after=wait)
+    return Decision(case.status, _waiting_summary(case), stands("AwaitingCleanup", text), wake_after=wait)
 
 
-def start(case: Case) -> Step:
-    memory = started(case.status, case.stage).model_copy(update={"attempt_time": clock.to_text(case.now)})
-    return Step(
-        memory,
+def start(case: Case) -> Decision:
+    status = started(case.status, case.stage).model_copy(update={"attempt_time": clock.to_text(case.now)})
+    return Decision(
+        status,
         _summary(case),
         progresses("Starting", f"Execution {case.run.attempt} at {case.stage.title} starts."),
+        events=tuple(start_events(case)),
         children=case.stage,
         wake_after=None,
     )
@@ -334,14 +361,14 @@ def _renewed(case: Case) -> Transition | None:
     return case.status.transition.model_copy(update={"deadline": clock.to_text(later)})
 
 
-def _judged(case: Case, missing: Missing, more: str = "") -> Step:
+def _judged(case: Case, missing: Missing, more: str = "") -> Decision:
     verdict = classify(case.job_name, case.pods, case.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
-        memory = results.with_checkpoints(case.status, case.words)
-        return fail(case, memory, verdict.reason, sentence)
+        status = results.with_checkpoints(case.status, case.words)
+        return fail(case, status, verdict.reason, sentence)
     counts = verdict.action == "Restart"
-    return restart_or_fail(case, Reason(verdict.reason, sentence, _origin(case, verdict.pod), counts))
+    return restart_or_fail(case, Cause(verdict.reason, sentence, _origin(case, verdict.pod), counts))
 
 
 def _origin(case: Case, pod: Pod | None) -> Pod | None:

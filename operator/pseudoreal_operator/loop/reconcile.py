@@ -33,7 +33,7 @@ from pseudoreal_operator.observe.observed import Observed
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
-from pseudoreal_operator.status.events import to_manifest
+from pseudoreal_operator.status.events import to_manifests
 from pseudoreal_operator.status.refused import texts_of, without_texts
 
 Json = dict[str, Any]
@@ -196,7 +196,7 @@ class _Hands:
     async def tell(self, wanted: Plan) -> float | None:
         """Events come after the status that records their transition, and nothing waits for them."""
         now, instance = datetime.now(UTC), socket.gethostname()
-        events = [to_manifest(event, self.metadata, now, instance) for event in wanted.events]
+        events = to_manifests(wanted.events, self.metadata, now, instance)
         if wanted.status != self.status:
             try:
                 await self._write(wanted.status)

@@ -26,6 +26,11 @@ class Stage:
         return Run(self.phase, self.role, attempt)
 
     @property
+    def number(self) -> int:
+        """Its place in all_stages."""
+        return 2 * self.index - (self.role is Role.DELINK)
+
+    @property
     def title(self) -> str:
         return f"phase {self.phase}" if self.role is Role.TRAIN else f"the delink into phase {self.phase}"
 

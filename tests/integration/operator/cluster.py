@@ -148,7 +148,7 @@ class Job:
     def events(self) -> list[Json]:
         uid = self.body["metadata"]["uid"]
         found = [e for e in self.cluster.list("api/v1 events") if e["involvedObject"].get("uid") == uid]
-        return sorted(found, key=lambda event: (event["lastTimestamp"], event["metadata"]["name"]))
+        return sorted(found, key=lambda event: event["eventTime"])
 
     def reasons(self) -> list[str]:
         return [event["reason"] for event in self.events()]

@@ -106,7 +106,7 @@ async def _write(api: Api, job: Job, text: str) -> None:
     child = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "spec": {"podSelector": {}}}
     await api.create(child | {"metadata": metadata | {"annotations": {"text": text}}})
     named = JobMetadata(**metadata, uid=job.body["metadata"]["uid"], generation=1)
-    await api.post(to_manifest(Event(Reason.FAILED, text, 0, 0), named, NOW, "test"))
+    await api.post(to_manifest(Event(Reason.FAILED, text, stage=0, execution=1), named, NOW, "test"))
 
 
 @pytest.mark.usefixtures("operator")
