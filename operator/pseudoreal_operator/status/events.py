@@ -20,7 +20,8 @@ from pseudoreal_operator.foreign import cut
 
 COMPONENT = "pseudoreal-operator"
 _MESSAGE_CHARACTERS = 1000
-"""Kubernetes takes 1024 bytes."""
+_MESSAGE_BYTES = 1024
+"""Kubernetes takes no more with an eventTime."""
 _DETAIL_CHARACTERS = 60
 
 
@@ -97,7 +98,7 @@ def to_manifest(event: Event, job: JobMetadata, now: datetime, instance: str) ->
         "type": "Warning" if event.reason in _WARNINGS else "Normal",
         "reason": event.reason.value,
         "action": "Reconcile",
-        "message": cut(event.message, _MESSAGE_CHARACTERS),
+        "message": shortened(event.message),
         "eventTime": clock.to_microseconds(now),
         "firstTimestamp": seconds,
         "lastTimestamp": seconds,
@@ -106,3 +107,11 @@ def to_manifest(event: Event, job: JobMetadata, now: datetime, instance: str) ->
         "reportingComponent": COMPONENT,
         "reportingInstance": instance,
     }
+
+
+def shortened(message: str) -> str:
+    """What Kubernetes takes of it."""
+    most = _MESSAGE_CHARACTERS
+    while (size := len(cut(message, most).encode(errors="surrogatepass"))) > _MESSAGE_BYTES:
+        most = most * _MESSAGE_BYTES // size - 1
+    return cut(message, most)

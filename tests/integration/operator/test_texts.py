@@ -17,8 +17,8 @@ from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.login import connect
-from pseudoreal_operator.foreign import clean, cut
-from pseudoreal_operator.status.events import Event, Reason, to_manifest
+from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.status.events import Event, Reason, shortened, to_manifest
 
 from tests.integration.operator.cluster import Cluster, Job
 from tests.patience import wait_for
@@ -131,7 +131,7 @@ def _check_end(job: Job, words: str) -> None:
     assert failed["reason"] == "RestartsExhausted"
     shown = clean(words.strip(), 600).rstrip(".")
     assert f"ended with exit code 1: {shown}." in failed["message"], job.name
-    assert job.event("Failed")["message"] == cut(failed["message"], 1000)
+    assert job.event("Failed")["message"] == shortened(failed["message"])
 
 
 @pytest.mark.usefixtures("operator")

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from pseudoreal_operator.status.events import Event, Reason, to_manifests
+from pseudoreal_operator.status.events import Event, Reason, shortened, to_manifests
 
 from tests.unit.operator.lifecycle.test_plan import begun, fail_attempt
 from tests.unit.operator.world import World, make_job
@@ -89,3 +89,10 @@ def test_a_name_is_one_that_kubernetes_takes() -> None:
     name = event.name(make_job().metadata)
     assert name.startswith("sim.0a1b2c3d.0012-01-13-nodeavoided-node-7.example-xxx")
     assert len(name) < 253
+
+
+@pytest.mark.parametrize("text", ["a", "é", "🏖", "\ud800", "a🏖é "])
+def test_a_message_is_one_that_kubernetes_takes(text: str) -> None:
+    short = shortened(2000 * text)
+    assert 800 < len(short.encode(errors="surrogatepass")) <= 1024
+    assert shortened("all of it") == "all of it"
