@@ -47,7 +47,7 @@ def names() -> list[str]:
 
 
 def job(name: str) -> Json:
-    """As a user writes it."""
+    """The job as a user writes it."""
     body: Json = yaml.safe_load((_FOLDER / "jobs" / f"{name}.yaml").read_text())
     return body
 

@@ -12,5 +12,5 @@ def bare(text: str) -> str:
 
 
 def bare_child(kind: str, name: str) -> str:
-    """Of a Service or a NetworkPolicy, `llm-k3x7qa` is `llm`."""
+    """The name without its digest: of a Service or a NetworkPolicy `llm-k3x7qa` it is `llm`."""
     return _LAST.sub("", name) if kind in ("Service", "NetworkPolicy") else bare(name)

@@ -22,7 +22,7 @@ class BenchmarkModel:
     spec: Model
     effort: Effort
     sequences: int = 16
-    """Of a step, over all ranks; more where each rank would have none in some micro-batch."""
+    """Sequences of a step, over all ranks; more where each rank would have none in some micro-batch."""
     micro_batches: tuple[int, ...] = (1, 4, 16)
 
 
@@ -57,7 +57,7 @@ class Case(BaseModel, frozen=True):
 
     @property
     def sequences(self) -> int:
-        """Of a step, over all ranks: each has one in every micro-batch at least."""
+        """Sequences of a step, over all ranks: each rank has one in every micro-batch at least."""
         return max(MODELS[self.model].sequences, RANKS * self.micro_batches)
 
     @property

@@ -55,11 +55,11 @@ class Saving(BaseModel, frozen=True):
     seconds: float
     """Until everything is on the disk; the median."""
     stall_seconds: float
-    """Of them, those in which training stands still."""
+    """Seconds of the save in which training stands still."""
     extra_bytes: int
-    """Of memory, at most."""
+    """Most bytes of memory beyond those of training alone."""
     load_seconds: float | None = None
-    """Of its own files, where that needs the process that wrote them."""
+    """Seconds to load its own files; measured where that needs the process that wrote them."""
 
 
 class Measured(BaseModel, frozen=True):
@@ -324,7 +324,7 @@ def _load_dcp(folder: Path) -> None:
 
 
 def section() -> str:
-    """As Markdown, from the newest results."""
+    """The section as Markdown, from the newest results."""
     found = Measured.model_validate_json(CHECKPOINTS.read_bytes())
     rows = "\n".join(
         f"| {one.way} | {one.seconds:.2f} | {one.stall_seconds:.3f} |"

@@ -28,7 +28,7 @@ _WARM_UP, _TIMED, _SEQUENCES = 2, 5, 8
 class Depth(BaseModel, frozen=True):
     layers: int
     seconds: float
-    """Of a step; the median."""
+    """Median seconds of a step."""
     window_bytes: int
 
 
@@ -62,7 +62,7 @@ def _measured(layers: int) -> Depth:
 
 
 def section() -> str:
-    """As Markdown, from the newest results."""
+    """The section as Markdown, from the newest results."""
     depths = Depths.validate_json(DEPTH.read_bytes())
     rows = "\n".join(
         f"| {d.layers} | {1000 * d.seconds:.0f} | {1000 * d.seconds / d.layers:.2f} | {d.window_bytes / 2**20:.2f} |"

@@ -51,7 +51,7 @@ def _beside(path: Path) -> Path:
 
 
 def commit() -> str:
-    """Of the tree that is measured; with a plus when files differ from it."""
+    """Commit of the tree that is measured; with a plus when files differ from it."""
     described = subprocess.run(
         ["git", "describe", "--always", "--dirty=+", "--abbrev=9"], capture_output=True, text=True, check=False
     )

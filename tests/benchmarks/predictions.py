@@ -59,7 +59,7 @@ class Configuration:
     layout: Layout
     hidden: int = 128
     sequences: int = 4
-    """Of a micro-batch, over all data ranks."""
+    """Sequences of a micro-batch, over all data ranks."""
 
     @property
     def model(self) -> Model:
@@ -152,7 +152,7 @@ def _median_step(configuration: Configuration, ranks: Ranks, folder: Path) -> fl
 
 
 def section() -> str:
-    """As Markdown, from the newest results."""
+    """The section as Markdown, from the newest results."""
     found = Predictions.validate_json(PREDICTIONS.read_bytes())
     rows = "\n".join(
         f"| {p.label} | {1000 * p.predicted:.0f} | {1000 * p.measured:.0f} | {p.error:+.0%} |" for p in found

@@ -24,7 +24,7 @@ _FURTHER: dict[Path, Callable[[], str]] = {
     checkpoints.CHECKPOINTS: checkpoints.section,
     operator_results.OPERATOR: operator_results.section,
 }
-"""Of what was measured here."""
+"""Sections of the report on what was measured here."""
 
 
 def main() -> None:

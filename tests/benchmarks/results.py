@@ -9,7 +9,7 @@ from tests.benchmarks.cases import Case
 RESULTS = Path("benchmark-results")
 TRAINER = RESULTS / "trainer.json"
 PARTIAL = RESULTS / "partial.json"
-"""Of a run that left cases out: not for the report."""
+"""Results of a run that left cases out: not for the report."""
 
 
 class Machine(BaseModel, frozen=True):
@@ -17,10 +17,10 @@ class Machine(BaseModel, frozen=True):
     cores: int
     memory_gib: float
     versions: dict[str, str]
-    """Of python, and of the packages that are compared."""
+    """Versions of python and of the packages that are compared."""
     date: str = "an unknown day"
     commit: str = "an unknown commit"
-    """Of this project."""
+    """Commit of this project."""
 
 
 class Step(BaseModel, frozen=True):

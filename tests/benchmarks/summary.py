@@ -10,7 +10,7 @@ from tests.benchmarks.results import Run
 DEVICE, HOST, DISK = "pseudoreal, device", "pseudoreal, host", "pseudoreal, disk"
 WHOLE = "pseudoreal, device, not sharded"
 MOST_SPREAD = 0.25
-"""Of the quartiles of a cell that counts."""
+"""Largest spread of the quartiles of a cell that counts."""
 COUNTERPARTS: Mapping[str, str] = {
     "DistributedDataParallel": WHOLE,
     "fully_shard": DEVICE,
@@ -24,7 +24,7 @@ COUNTERPARTS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Timing:
-    """Of one stack in one case, over the timed steps of all rounds."""
+    """The time of one stack in one case, over the timed steps of all rounds."""
 
     milliseconds: float
     """The median."""

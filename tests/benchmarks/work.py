@@ -23,7 +23,7 @@ class Work:
 
     model: Model
     seed: int
-    """Of the first weights."""
+    """Seed of the first weights."""
     batches: Tensor
     """Bytes of all ranks: [steps, sequences, sequence + 1]; the targets are the tokens that follow. Where they are, the
     passes are made."""

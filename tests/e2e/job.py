@@ -90,11 +90,11 @@ class Job:
         return max((json.loads(line).get("step", 0) for line in lines), default=0)
 
     def steps_in_order(self) -> list[int]:
-        """As they are logged."""
+        """The steps, in the order in which they are logged."""
         return [json.loads(line)["step"] for line in (self.folder / "metrics.jsonl").read_text().splitlines()]
 
     def manifests(self) -> list[Json]:
-        """Of all committed checkpoints, by step."""
+        """Manifests of all committed checkpoints, ordered by step."""
         found = [json.loads(path.read_text()) for path in self.folder.glob("checkpoints/*/manifest.json")]
         return sorted(found, key=lambda manifest: int(manifest["step"]))
 

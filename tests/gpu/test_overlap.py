@@ -22,7 +22,8 @@ pytestmark = pytest.mark.gpu
 
 
 LEAST_HIDDEN = 0.5
-"""Of the time of copies and updates. A step has many tokens, so that compute takes longer than either."""
+"""Least share of the time of copies and updates that is hidden. A step has many tokens, so that compute takes longer
+than either."""
 
 
 @dataclass(frozen=True)

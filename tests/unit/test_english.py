@@ -21,7 +21,7 @@ ROOMS = (
     "engine/ranks",
     "engine/state",
 )
-FOLDERS = ("crds", "dev", *(f"{TRAINER}/{room}" for room in ROOMS))
+FOLDERS = ("crds", "dev", "tests", *(f"{TRAINER}/{room}" for room in ROOMS))
 FRAGMENT = re.compile(r"(Of|That|As|In that)\b")
 
 

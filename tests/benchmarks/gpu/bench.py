@@ -26,7 +26,7 @@ BUDGET_SECONDS = 520.0
 """Nine minutes, less what starting and ending takes."""
 _TAIL_LINES = 15
 _DISK_BYTES = 30e9
-"""That the home disk needs, at most."""
+"""Most bytes that the home disk needs."""
 
 
 def main() -> None:
@@ -104,7 +104,7 @@ def _run(request: Request, log: Path, seconds: float) -> str | None:
 
 
 def _measured_profile(options: argparse.Namespace, chosen: Suite, folder: Path) -> Path | None:
-    """Of this machine. A machine that cannot be measured can still be timed."""
+    """The profile of this machine; None where it cannot be measured, which does not keep it from being timed."""
     points = [point for case in chosen.cases for point in case.points]
     tokens = [point.tokens // point.micro_batches for point in points if point.micro_batches > 1]
     begin = time.monotonic()

@@ -8,7 +8,7 @@ from tests.benchmarks.gpu.results import Record
 LEAST_SECONDS = 20.0
 """A case is not begun with less: torch and the weights alone take that long."""
 MOST_SECONDS = 170.0
-"""Of a case: one that hangs must not take the time of all that follow."""
+"""Time limit of a case: one that hangs must not take the time of all that follow."""
 STOP_SECONDS = 5.0
 """At the end, to stop a case and to write."""
 

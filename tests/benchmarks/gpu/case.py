@@ -38,7 +38,7 @@ class Request(BaseModel, frozen=True):
     folder: Path
     """For the home disk."""
     profile: Path | None
-    """Of the machine; None: nothing is predicted."""
+    """The profile of the machine; None: nothing is predicted."""
     result: Path
 
 
@@ -144,7 +144,7 @@ def _pinned_by_torch() -> int:
 
 
 def _resident_bytes() -> int:
-    """Of this program, at most; getrusage also counts what its parent had."""
+    """Most bytes of memory that this program has had; getrusage also counts what its parent had."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     return int(found[1]) * 1024 if found else 0
 

@@ -19,7 +19,7 @@ class Point(BaseModel, frozen=True):
     """A batch of a case."""
 
     tokens: int
-    """Of a step."""
+    """Tokens of a step."""
     micro_batches: int = MICRO_BATCHES
 
 
@@ -29,7 +29,7 @@ class Case(BaseModel, frozen=True):
     model: str
     stack: Stack
     home: Home
-    """Of fully_shard: device, or host by CPUOffloadPolicy."""
+    """Home of the state under fully_shard: device, or host by CPUOffloadPolicy."""
     clipping: ClippingMode
     points: tuple[Point, ...]
 

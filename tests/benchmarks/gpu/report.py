@@ -29,7 +29,7 @@ def main(source: Path) -> None:
 
 
 def section(path: Path = GPU) -> str:
-    """As Markdown; without results, a sentence that says so."""
+    """The section as Markdown; without results, a sentence that says so."""
     if not path.exists():
         return _NONE
     found = Results.model_validate_json(path.read_bytes())

@@ -15,13 +15,13 @@ class Machine(BaseModel, frozen=True):
     cores: int
     memory_gib: float
     commit: str
-    """Of the sources; with a + behind it when files had changes."""
+    """Commit of the sources; with a + behind it when files had changes."""
     date: str
     """ISO, UTC."""
 
 
 class Forecast(BaseModel, frozen=True):
-    """As `pseudoreal plan` says it with the speeds that were measured in the same run."""
+    """The forecast of `pseudoreal plan` with the speeds that were measured in the same run."""
 
     seconds: float
     device_bytes: int
@@ -33,12 +33,12 @@ class Measured(BaseModel, frozen=True):
 
     point: Point
     seconds: tuple[float, ...]
-    """Of each timed step: from one step's loss being known to the next one's."""
+    """Seconds of each timed step: from one step's loss being known to the next one's."""
     losses: tuple[float, ...]
-    """Of all steps, those of the warm-up too; nats per token, before the update."""
+    """Losses of all steps, those of the warm-up too; nats per token, before the update."""
     hidden_share: float | None
-    """Of the time in which something is copied between host and device, that in which kernels run too. None: nothing
-    was copied, or there is no GPU."""
+    """Share of the time in which something is copied between host and device that kernels run too. None: nothing was
+    copied, or there is no GPU."""
     device_peak_bytes: int
     """Tensors, at most. 0 without a GPU."""
     pinned_bytes: int
@@ -72,7 +72,7 @@ class Record(BaseModel, frozen=True):
     problem: str | None = None
     """Why it ended before its last point; None: it did not."""
     seconds: float = 0.0
-    """That the case took, its start included."""
+    """Seconds that the case took, its start included."""
 
 
 class Results(BaseModel, frozen=True):

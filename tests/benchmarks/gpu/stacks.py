@@ -20,7 +20,7 @@ class Trainer(Protocol):
         """Waits for what still goes on."""
 
     def pinned_bytes(self) -> int:
-        """Of the host memory that it has pinned now, besides what comes from torch's allocator."""
+        """Bytes of host memory that the stack has pinned now, besides what comes from torch's allocator."""
 
     def close(self) -> None: ...
 

@@ -31,7 +31,7 @@ class Timeline:
 
     @property
     def hidden_share(self) -> float | None:
-        """Of the time in which something is copied, that in which kernels run too. None: nothing was copied."""
+        """Share of the time in which something is copied that kernels run too. None: nothing was copied."""
         return share_of([*self.to_device, *self.to_host], self.kernels)
 
     def of_host(self, events: Iterable[dict[str, Any]], name: str) -> list[Span]:
@@ -60,7 +60,7 @@ def record(work: Callable[[], None], file: Path) -> Timeline:
 
 
 def share_of(some: Iterable[Span], others: Iterable[Span]) -> float | None:
-    """Of the time of `some`, that in which `others` go on too. None: there are none."""
+    """Share of the time of `some` in which `others` go on too. None: there are none."""
     spans = [*some]
     return shared(spans, others) / shared(spans, spans) if spans else None
 

@@ -9,11 +9,11 @@ Regime = Literal["equal", "offload"]
 
 SEEDS = (0, 1, 2)
 STEPS = 400
-"""Of a job in the regime of equal steps."""
+"""Steps of a job in the regime of equal steps."""
 RATE = "2e-3"
 OTHER_RATES = ("1e-3", "4e-3")
 OFFLOAD_STEPS = 150
-"""Of the unshared job in the regime of offload."""
+"""Steps of the unshared job in the regime of offload."""
 VALIDATION_SEQUENCES = 64
 
 _REGIMES: dict[Regime, dict[str, Any]] = {
@@ -61,7 +61,8 @@ class Experiment:
     pseudo: Pseudo | None = None
     """None: one phase alone."""
     shared: bool = False
-    """That phase is a pseudo phase, with one block to the end: what sharing gives without any real phase."""
+    """Whether that one phase is a pseudo phase, with one block to the end: what sharing gives without any real
+    phase."""
     optimizer_state: str = "measured"
     warmup_steps: int = 0
     """After the delink."""

@@ -151,7 +151,7 @@ def _bump_cells(lives: Sequence[Life]) -> tuple[str, str]:
 
 
 def _mean_or_never(values: Sequence[float | None]) -> str:
-    """Of those that are there; how many, unless all."""
+    """The mean of the values that are there, with their number unless all are; never where none is."""
     there = [value for value in values if value is not None]
     if not there:
         return "never"
@@ -159,7 +159,7 @@ def _mean_or_never(values: Sequence[float | None]) -> str:
 
 
 def _correlations(by_name: dict[str, list[Life]]) -> str:
-    """Of the adaptive rule, of the first seed."""
+    """The correlations that the adaptive rule measured, with the first seed."""
     lives = by_name.get("adaptive (0.99), measured", [])
     whole = by_name.get("adaptive (0.5), measured", [])
     if not lives or not whole:

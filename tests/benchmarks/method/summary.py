@@ -24,7 +24,7 @@ class Pace:
 
 
 def points(life: Life) -> list[Point]:
-    """Of all phases; at the delink, whose loss both have, one."""
+    """The points of all phases; at the delink, whose loss both phases have, one."""
     found = {point.step: point for phase in life.phases for point in phase.points}
     return [found[step] for step in sorted(found)]
 

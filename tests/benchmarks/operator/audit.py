@@ -143,7 +143,8 @@ class Reaction:
 
     seconds: float
     job_controller: float
-    """Of them, those until the Job said so too: before that the operator does not take an execution for done."""
+    """Seconds of the reaction until the Job said so too: before that the operator does not take an execution for
+    done."""
 
 
 def reactions(requests: Iterable[Request]) -> list[Reaction]:
@@ -157,7 +158,7 @@ def reactions(requests: Iterable[Request]) -> list[Reaction]:
 
 
 def _reactions(requests: list[Request]) -> Iterable[Reaction]:
-    """Of one job, in the order of time."""
+    """The reactions of the operator to the requests of one job, which are in the order of time."""
     made = [r.done for r in requests if r.is_of_operator and r.kind == "create jobs"]
     said = [r.done for r in requests if r.is_of_operator and r.kind == "patch pseudorealjobs/status"]
     told = [r.done for r in requests if r.user == JOB_CONTROLLER and r.kind == "update jobs/status"]
@@ -170,7 +171,8 @@ def _reactions(requests: list[Request]) -> Iterable[Reaction]:
 
 
 def _last_ends(ends: Iterable[Request]) -> Iterable[float]:
-    """Of each execution: pods are called after their Job, with an index and five letters at the end."""
+    """The last end of a pod in each execution: pods are named after their Job, with an index and five letters at the
+    end."""
     last: dict[str, float] = {}
     for end in ends:
         last[end.name.rsplit("-", 2)[0]] = end.done

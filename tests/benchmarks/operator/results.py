@@ -23,7 +23,7 @@ class Quantiles(BaseModel, frozen=True):
 
 
 class Flight(BaseModel, frozen=True):
-    """Of jobs that were applied together, until all of them trained."""
+    """Figures of jobs that were applied together, until all of them trained."""
 
     seconds: float
     processor_seconds: float
@@ -36,7 +36,7 @@ class Quiet(BaseModel, frozen=True):
     for_jobs: dict[str, float]
     lease: float
     processor_share: float
-    """Of one processor."""
+    """Share of one processor."""
 
 
 class StartUp(BaseModel, frozen=True):
@@ -51,7 +51,7 @@ class StartUp(BaseModel, frozen=True):
     """Seconds between two renewals of the Lease."""
     lease_lost: int
     transitions: int
-    """Of the Lease, after it was acquired."""
+    """Transitions of the Lease after it was acquired."""
 
     @property
     def lease_kept(self) -> bool:
@@ -82,17 +82,17 @@ class Record(BaseModel, frozen=True):
     reaction: Quantiles
     """At a steady rate of ends."""
     job_controller: Quantiles
-    """Of the reaction: until the Job controller had said that the Job is done."""
+    """Seconds of the reaction until the Job controller had said that the Job is done."""
     answers: Quantiles
-    """Of the API server to the operator, at that rate."""
+    """Seconds in which the API server answered the operator, at that rate."""
     rate: float
     """Jobs whose first pod ended, a second."""
     bulk: Bulk
     peak_bytes: int
     processor_seconds: float
-    """Of both operators together, from the first to the last moment."""
+    """Processor seconds of both operators together, from the first to the last moment."""
     complaints: dict[str, int] | None = None
-    """Of both operators: what they logged as a warning or an error, and how often. None: that was not noted."""
+    """What both operators logged as a warning or an error, and how often. None: that was not noted."""
 
     @property
     def processor_seconds_per_life(self) -> float:
@@ -175,7 +175,7 @@ def read() -> Records:
 
 
 def section(records: Sequence[Record] | None = None) -> str:
-    """As Markdown; by default of the newest results."""
+    """The section as Markdown; by default of the newest results."""
     found = read().records if records is None else records
     parts = ["## Operator", _TEXT, _table(found), _bars(found), _kinds(found), _measured(found)]
     return "\n\n".join(parts)

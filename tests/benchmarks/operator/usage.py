@@ -9,9 +9,9 @@ from pathlib import Path
 @dataclass(frozen=True)
 class Usage:
     peak_bytes: int
-    """Of memory that was resident at once."""
+    """Most bytes of memory that were resident at once."""
     seconds: float
-    """Of all processors."""
+    """Seconds of all processors."""
 
 
 def usage(process: int) -> Usage:
@@ -28,7 +28,7 @@ def parse(status: str, stat: str, ticks: int) -> Usage:
 
 
 def busy_seconds() -> float:
-    """Of all processors, since the machine began: whatever they did but wait."""
+    """Busy seconds of all processors since the machine began: whatever they did but wait."""
     return parse_busy(Path("/proc/stat").read_text(), os.sysconf("SC_CLK_TCK"))
 
 

@@ -80,7 +80,7 @@ class Cluster:
         client.BatchV1Api(self.api).delete_namespaced_job(found, self.namespace, propagation_policy="Background")
 
     def hold_child_job(self, name: str, hold: bool) -> None:
-        """As a queue does, which admits it later."""
+        """Holds or admits a child Job, as a queue does."""
         found, patch = self._child_job(name), {"spec": {"suspend": hold}}
         client.BatchV1Api(self.api).patch_namespaced_job(found, self.namespace, patch)
 
@@ -199,7 +199,7 @@ class Job:
         self.cluster.patch_pod_status(pod["metadata"]["name"], status | _container({"running": {}}, ready=True))
 
     def bind(self, pod: Json, node: str) -> None:
-        """As the scheduler does."""
+        """Binds a pod to a node, as the scheduler does."""
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
         body = {"metadata": {"name": name}, "target": target}
         # The client of Python would read the answer as another kind than it is.

@@ -96,7 +96,7 @@ class Operator:
         self.process.wait()
 
     def stop(self) -> int:
-        """As Kubernetes does it; its exit code."""
+        """Stops the operator as Kubernetes does: its exit code."""
         assert self.process is not None, "it was started"
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(SHUTDOWN_SECONDS)

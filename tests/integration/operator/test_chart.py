@@ -33,7 +33,7 @@ def container(documents: list[Json]) -> Json:
 
 
 def environment(documents: list[Json]) -> dict[str, str]:
-    """Of the operator, in a pod of the name pod-1."""
+    """The environment of the operator, in a pod of the name pod-1."""
     return {entry["name"]: entry.get("value", "pod-1") for entry in container(documents)["env"]}
 
 
@@ -42,7 +42,7 @@ def checksum(documents: list[Json]) -> str:
 
 
 def write_secret(folder: Path, documents: list[Json]) -> dict[str, bytes]:
-    """Of the chart's own making, into a folder as the kubelet does it."""
+    """Writes the secret that the chart makes into a folder, as the kubelet does it: its files."""
     files = {name: base64.b64decode(text) for name, text in find(documents, "Secret", "pseudoreal-tls")["data"].items()}
     for name, content in files.items():
         (folder / name).write_bytes(content)
@@ -169,7 +169,7 @@ def test_the_network_policy_lets_training_pods_in() -> None:
 
 
 def test_the_cluster_may_choose_the_users(tmp_path: Path) -> None:
-    """As OpenShift does it."""
+    """OpenShift chooses the users, for instance."""
     documents = render(*(f"--set=podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")))
     assert "runAsUser" not in str(find(documents, "Deployment"))
     write_secret(tmp_path, documents)

@@ -1,4 +1,4 @@
-"""Of two operators one works: the one that holds the Lease."""
+"""One of two operators works: the one that holds the Lease."""
 
 import time
 from collections.abc import Callable

@@ -111,7 +111,7 @@ async def _write(api: Api, job: Job, text: str) -> None:
 
 @pytest.mark.usefixtures("operator")
 def test_no_last_words_of_a_pod_stop_its_job(cluster: Cluster) -> None:
-    """As they are, and as the message of a trainer."""
+    """The texts are last words as they are, and as the message of a trainer."""
     raw = {kind: cluster.create(f"raw-{kind}", **ONCE) for kind in TEXTS}
     told = {kind: cluster.create(f"told-{kind}", **ONCE) for kind in TEXTS.keys() - {"huge"}}
     for kind, job in raw.items():
@@ -151,7 +151,7 @@ def test_no_number_of_a_pod_stops_its_job(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("operator")
 def test_no_obstacle_of_a_pod_stops_its_job(cluster: Cluster) -> None:
-    """As the kubelet and the scheduler tell them; the reason is a text as well."""
+    """The kubelet and the scheduler tell such obstacles; their reason is a text as well."""
     jobs = {kind: cluster.create(f"waits-{kind}") for kind in TEXTS.keys() - {"huge"}}
     for kind, job in jobs.items():
         (pod,) = job.pods(f"{job.name}-pseudo-a1")

@@ -90,7 +90,7 @@ class World:
         return plan(self.observe(), self.now, SETTINGS)
 
     def carry_out(self, wanted: Plan, effects: int = 1000) -> None:
-        """As far as `effects` requests go; then the operator dies."""
+        """Carries out a plan as far as `effects` requests go; then the operator dies."""
         assert not wanted.events or wanted.status != self.status, "an event tells of a change of the status"
         steps = [lambda name=name: self._stop(name) for name in wanted.stop]
         steps += [lambda name=name: self._give_up(name) for name in wanted.give_up]

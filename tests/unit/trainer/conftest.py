@@ -63,7 +63,7 @@ Configs = Callable[..., PhaseConfig]
 
 @pytest.fixture
 def config(job_body: dict[str, Any], tmp_path: Path) -> Configs:
-    """Of a phase of the job as `job_body` stands when it is called."""
+    """Makes the configuration of a phase of the job as `job_body` stands when it is called."""
 
     def make(index: int = 0, work: str = "work", attempt: int = 1) -> PhaseConfig:
         job = PseudoRealJob.from_object(job_body)

@@ -228,7 +228,7 @@ def _failure(kind: Kind) -> Json:
 
 
 def _has_texts(job: Json) -> bool:
-    """Of others than the operator, which says that they were refused."""
+    """Whether the job has texts of others than the operator, which says that they were refused."""
     messages = [condition["message"] for condition in job["status"]["conditions"]]
     return any("refused the text of this condition" not in message for message in messages)
 

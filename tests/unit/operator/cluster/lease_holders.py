@@ -45,7 +45,7 @@ class Operator:
         self.client.delay = lambda: None
 
     async def stop(self) -> None:
-        """As SIGTERM does it."""
+        """Stops the holder as SIGTERM does."""
         self.task.cancel()
         with suppress(asyncio.CancelledError):
             await self.task

@@ -353,7 +353,7 @@ def test_a_job_that_cannot_be_read_waits_and_its_pods_run_on() -> None:
 
 @pytest.mark.parametrize("state", ["Validating", "Paused"])
 def test_a_state_of_a_later_release_does_not_end_a_pass(state: str) -> None:
-    """As after the operator was rolled back."""
+    """Such a state is met after the operator was rolled back."""
     world = begun()
     newer = world.status.to_dict()
     newer["phases"][0]["state"] = state

@@ -141,7 +141,7 @@ def test_pods_that_end_soon_anyway_are_left_alone() -> None:
 
 
 def test_a_job_that_fails_already_is_not_given_up_again() -> None:
-    """As one of an earlier release, which the Job controller ends by itself."""
+    """The child Job is one of an earlier release, which the Job controller ends by itself."""
     world = two_pods()
     gone, other = world.alive()
     world.finish(gone, "Failed")

@@ -88,7 +88,7 @@ class Server:
             raise lost
 
     def condition(self, kind: str) -> Json:
-        """As it was written last."""
+        """The condition of this kind as it was written last."""
         return next(c for c in self.applied[-1]["status"]["conditions"] if c["type"] == kind)
 
 

@@ -62,7 +62,7 @@ def files_of(job: Json) -> dict[str, str]:
 
 
 def config_of(job: Json) -> PhaseConfig | DelinkConfig:
-    """As a trainer of this release reads it."""
+    """The configuration as a trainer of this release reads it."""
     with tempfile.TemporaryDirectory() as folder:
         for name, text in files_of(job).items():
             Path(folder, name).write_text(text)

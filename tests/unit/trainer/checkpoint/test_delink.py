@@ -114,7 +114,8 @@ def test_moments_are_divided_by_the_uses_that_fall_away(
 
 
 def _squares_of_gradients(source: Reader, config: PhaseConfig) -> tuple[dict[str, float], dict[str, float]]:
-    """Of the step after a checkpoint: of the shared block and, in the mean, of copies of it; by plain autograd."""
+    """Squares of gradients in the step after a checkpoint: of the shared block and, in the mean, of copies of it; by
+    plain autograd."""
     windows = Stream(load_corpus(config.data, 16).train, 16, config.data.seed).windows(
         source.manifest.global_cursor, source.manifest.global_cursor + config.batch.sequences
     )

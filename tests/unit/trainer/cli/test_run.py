@@ -95,7 +95,8 @@ def test_a_run_is_stopped_resumed_and_ends_as_if_it_had_not_been(
 def test_a_stop_leaves_time_for_a_step_and_a_save(
     own: str | None, seconds: int, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As torchrun itself reads its options: without ours it kills ranks that save after 30 s. The operator's count."""
+    """torchrun itself reads the options here: by itself it kills ranks that save after 30 s. A value that the operator
+    sets counts."""
     monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
     if own is not None:
         monkeypatch.setenv(SHUTDOWN_TIMEOUT, own)

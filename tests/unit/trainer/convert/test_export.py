@@ -65,7 +65,7 @@ def test_one_prototype_is_a_mixtral(mixture: Reader, tmp_path: Path) -> None:
 
 
 def _assert_same_logits(shared: Reader, tmp_path: Path) -> Any:
-    """Of transformers' model and ours; the result is theirs."""
+    """Checks that transformers' model of the export computes our logits: transformers' model."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     output = tmp_path / "exported"

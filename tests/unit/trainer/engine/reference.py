@@ -39,7 +39,7 @@ def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]
 
 
 def set_gradients(model: Transformer, case: Case, step: int) -> float:
-    """Of the batch of a step; the result is its loss."""
+    """Sets the gradients of a step's batch: its loss."""
     batch = batch_of(case, step)
     tokens = batch[:, :, 1:].numel()
     parts = [_gradients(model, part_of(batch, d, case.data), tokens) for d in range(case.data)]

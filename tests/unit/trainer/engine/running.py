@@ -27,7 +27,7 @@ SEED = 3
 
 @dataclass
 class Result:
-    """Of a case on one rank."""
+    """The result of a case on one rank."""
 
     losses: list[float] = field(default_factory=list)
     weights: dict[str, Tensor] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Result:
     moved: list[dict[str, int]] = field(default_factory=list)
     """For each step, link -> bytes."""
     events: list[dict[str, Any]] = field(default_factory=list)
-    """Of the steps, without the evaluation."""
+    """Events of the steps, without the evaluation."""
     captured: dict[Kind, dict[int, tuple[int, Tensor]]] = field(default_factory=dict)
     """Kind -> unit -> where in the unit's flat vector this rank's part of it begins, and that part."""
     measured: list[LayerGradients] = field(default_factory=list)

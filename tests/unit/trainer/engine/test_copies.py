@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Window:
-    """Of some slots, over two blocks on the host whose weights are all 1 and all 2."""
+    """A window of some slots, over two blocks on the host whose weights are all 1 and all 2."""
 
     copies: Copies
     modules: Modules
@@ -142,7 +142,7 @@ def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(windo
 
 
 def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
-    """As they do on the other data ranks, whose units may be ready at other times."""
+    """They begin in this order on the other data ranks, whose units may be ready at other times."""
     copies, updating = window_of_two.copies, Future[None]()
     copies.updated[1] = updating
     copies.fetch(Fetch(1))

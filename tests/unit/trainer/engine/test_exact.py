@@ -82,7 +82,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]
 
 
 def _sound(results: dict[Case, list[Result]], case: Case) -> Result:
-    """Of the first rank."""
+    """The result of the first rank."""
     for result in results[case]:
         assert result.losses == results[case][0].losses, "every rank knows the same loss"
     return results[case][0]

@@ -44,7 +44,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]
 
 
 def _gradients_of_layers(case: Case) -> list[dict[str, Tensor]]:
-    """Of the first step, by ordinary autograd on a model in which each layer has a copy of its block."""
+    """The gradients of layers in the first step, by ordinary autograd on a model in which each layer has a copy of its
+    block."""
     shared = build_model(case.model, case.sharing, SEED, torch.float64)
     copies = Transformer(case.model, Sharing(blocks=case.layers)).double()
     copies.load_state_dict(shared.state_dict(), strict=False)

@@ -28,7 +28,7 @@ PATIENCE = 60.0
 
 @dataclass
 class _State:
-    """Of a unit on the host. It says what is done with it."""
+    """The state of a unit on the host, which records what is done with it."""
 
     unit: int
     log: list[tuple[str, int]]

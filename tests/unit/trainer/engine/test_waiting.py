@@ -37,7 +37,7 @@ def lanes() -> RecordedLanes:
 
 @pytest.fixture
 def reductions(lanes: RecordedLanes) -> Iterator[Reductions]:
-    """Of a rank whose waits are in the log of the lanes."""
+    """The reductions of a rank whose waits are in the log of the lanes."""
     ranks = Ranks(0, 1, CPU)
 
     @contextmanager

@@ -25,7 +25,7 @@ class Trained:
     """By one rank."""
 
     losses: list[float] = field(default_factory=list)
-    """Of each step, on all ranks together."""
+    """Loss of each step, over all ranks together."""
     weights: dict[str, Tensor] = field(default_factory=dict)
     first_moments: dict[str, Tensor] = field(default_factory=dict)
 

@@ -64,7 +64,7 @@ def test_what_kernels_hold_is_what_the_plan_does_not_count() -> None:
 
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 def test_bytes_of_a_pass_that_was_not_measured_are_within_a_tenth(compute: Precision) -> None:
-    """Of this processor, from passes that are larger and smaller."""
+    """The forecast for this processor, from larger and smaller passes, is compared with a measurement."""
     measured = [measure_cell(Cell(compute, hidden, tokens), CPU) for hidden in (64, 128) for tokens in (64, 256)]
     speeds = profile().speeds[0].model_copy(update={"passes": measured})
     cell = Cell(compute, hidden=96, tokens=128)
@@ -112,7 +112,7 @@ def test_vectors_are_beyond_caches_and_leave_memory_free() -> None:
 
 
 def test_an_update_is_measured_with_clipping_and_cast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the engine makes it."""
+    """The engine makes its updates like this."""
     monkeypatch.setattr(links, "MOST_BYTES", 2**20)
     seen: list[tuple[Slices, float]] = []
     update = AdamW.update

@@ -259,7 +259,8 @@ def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(moe: di
 def test_experts_in_groups_are_those_one_by_one(
     moe: dict[str, Any], activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in the engine, where the parameters of a unit are parts of one vector; also for experts without tokens."""
+    """The experts are laid out as in the engine, where the parameters of a unit are parts of one vector; some have no
+    tokens."""
     spec = _spec(moe, activation, hidden=16, inner=24)
     with torch.device("meta"):
         block = Block(spec)

@@ -15,7 +15,7 @@ def make_layout(layers: int = 4, pipeline: int = 2, micro_batches: int = 2, **ch
 
 
 def everywhere(home: str, layers: int) -> tuple[str, ...]:
-    """Of the units of an unshared model."""
+    """Homes of the units of an unshared model."""
     return (home,) * (layers + 2)
 
 

@@ -52,7 +52,7 @@ Edit = Callable[[list[Step]], None]
 
 
 def place(steps: list[Step], kind: type[Step], number: int = 0, **fields: object) -> int:
-    """Of the record with this number among those of a kind with these fields."""
+    """Index of the record with this number among those of a kind with these fields."""
     found = [
         index
         for index, step in enumerate(steps)

@@ -61,7 +61,7 @@ def test_modular_pipeline_sends_each_boundary_twice_for_each_micro_batch(p: int,
 
 
 def counts(plan: Plan, kind: type[Fetch] | type[Reduce]) -> list[int]:
-    """Of each unit, on each rank."""
+    """Counts of the records of a kind, by unit and rank."""
     return [
         sum(isinstance(step, kind) and step.unit == unit for step in steps)
         for steps in plan

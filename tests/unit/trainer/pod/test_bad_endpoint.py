@@ -10,7 +10,7 @@ from tests.unit.trainer.pod.server import Server, serving
 
 MANNERS = ["500", "hangs", "429", "garbage", "no http", "down"]
 STEPS = 5
-"""That are made at least while the endpoint has each of its manners."""
+"""Least number of steps that are made while the endpoint has each of its manners."""
 DEADLINE = 600
 
 

@@ -23,7 +23,7 @@ def abort_in_python() -> None:
 
 
 def abort_beside_python() -> None:
-    """As NCCL's watchdog does: from a thread that Python knows nothing of."""
+    """Aborts as NCCL's watchdog does: from a thread that Python knows nothing of."""
     library, thread = ctypes.CDLL(None), ctypes.c_ulong()
     library.pthread_create(ctypes.byref(thread), None, library.abort, None)
     threading.Event().wait()

@@ -50,7 +50,7 @@ class Ranks:
         return Verdict.model_validate_json(self.files[rank].read_bytes())
 
     def events(self) -> list[dict[str, Any]]:
-        """Of rank 0."""
+        """Events of rank 0."""
         return [json.loads(line) for line in self.log.read_text().splitlines()]
 
     def kill(self) -> None:

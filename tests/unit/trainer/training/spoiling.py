@@ -34,7 +34,7 @@ def spoilt(steps: Callable[[int], bool] | Collection[int], value: float = nan) -
 
 
 def rank(number: int, config: PhaseConfig, step: int, folder: Path) -> None:
-    """Of two. Leaves what it says."""
+    """One rank of two, which leaves what it logs in `folder`."""
     corpus = load_corpus(config.data, config.model.sequence)
     try:
         with spoilt({step}):

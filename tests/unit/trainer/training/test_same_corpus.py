@@ -89,7 +89,7 @@ def test_a_job_that_continues_another_may_have_another_corpus(
 
 
 def _as_of_version_2(folder: Path) -> None:
-    """As a release before 0.3 writes it."""
+    """Rewrites the manifest in `folder` as a release before 0.3 writes it."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     del manifest["corpus"]

@@ -44,7 +44,7 @@ class Bucket:
         return [one["Key"].removeprefix("prefix/") for one in listed]
 
     def part_sizes(self) -> list[int]:
-        """Of the one upload that is unfinished."""
+        """Sizes of the parts of the one upload that is unfinished."""
         (upload,) = self.client.list_multipart_uploads(Bucket=self.name)["Uploads"]
         listed = self.client.list_parts(Bucket=self.name, Key=upload["Key"], UploadId=upload["UploadId"])
         return [part["Size"] for part in listed.get("Parts", [])]
@@ -64,7 +64,7 @@ def serving() -> Iterator[str]:
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """As a user sets it."""
+    """The environment as a user sets it."""
     keys = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "something", "AWS_DEFAULT_REGION": "us-east-1"}
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
     return {"AWS_ENDPOINT_URL": endpoint, "AWS_EC2_METADATA_DISABLED": "true"} | keys | nowhere

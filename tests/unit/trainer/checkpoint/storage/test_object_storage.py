@@ -34,7 +34,7 @@ from tests.unit.trainer.checkpoint.storage.object_server import Bucket, environm
 
 UID = "11111111-2222"
 FOLDER = "tiny-11111111"
-"""Of the job, below the prefix."""
+"""The job's folder below the prefix."""
 FILES = ["manifest.json", "moments-00000.safetensors", "weights-00000.safetensors"]
 
 

@@ -118,7 +118,7 @@ def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_message_that_was_received_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NCCL tells."""
+    """NCCL tells that a message was received."""
     messages, work = _messages(completed=True)
     first = _sent(messages, 0, work, monkeypatch)
     assert first() is not None

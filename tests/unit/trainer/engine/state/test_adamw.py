@@ -189,7 +189,8 @@ def one_thread() -> Iterator[AdamW]:
 def test_bytes_of_memory_for_each_element(
     compute: str, most: int, one_thread: AdamW, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of an update that clips. A piece's ends lie in blocks of two pieces, so a little more is counted."""
+    """The bytes are those of an update that clips. A piece's ends lie in blocks of two pieces, so a little more is
+    counted."""
     monkeypatch.setattr(adamw, "PIECE", PIECE)
     length = 24 * PIECE
     slices = make(length, torch.float32, getattr(torch, compute), length)

@@ -19,7 +19,7 @@ from pseudoreal_trainer.training.phase import train_phase
 
 @pytest.fixture(autouse=True)
 def _headers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of Python, in a folder of the test, and an empty PATH beside them."""
+    """Makes Python's headers in a folder of the test, and an empty PATH beside them."""
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "Python.h").touch()
     paths = SimpleNamespace(get_path=lambda _: str(tmp_path / "include"))

@@ -72,7 +72,7 @@ def test_bytes_on_links(case: Case, results: dict[Case, list[Result]]) -> None:
 
 @pytest.mark.parametrize("case", ONE_RANK, ids=lambda case: case.name)
 def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
-    """Of all tiers but the disk, which on the CPU are one memory."""
+    """The bytes are those of all tiers but the disk, which on the CPU are one memory."""
     engines: list[Engine] = []
     kept = allocated(lambda: engines.append(make_engine(case, Ranks(0, 1, CPU), tmp_path)), tmp_path).left
     (engine,) = engines

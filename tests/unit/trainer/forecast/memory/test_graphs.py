@@ -52,7 +52,8 @@ def test_what_autograd_keeps_of_a_block(
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, activation: str) -> None:
-    """As torch itself says it, and the operations by which the backward pass is counted below."""
+    """The figures are compared with torch's own, and so are the operations by which the backward pass is counted
+    below."""
     found = graphs(shape, compute, activation, device="cuda")
     with operations_of_a_gpu():
         counted = kept_bytes(BlockPass(found, compute))

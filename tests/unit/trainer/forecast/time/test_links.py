@@ -14,7 +14,7 @@ L = 8
 
 
 def of_step(layout: Layout, sizes: Sizes) -> Counter[Link]:
-    """Of all pipeline ranks."""
+    """Bytes that all pipeline ranks move in a step."""
     total: Counter[Link] = Counter()
     for steps in step_plan(layout):
         total.update(link_bytes(layout, sizes, steps))
@@ -25,7 +25,7 @@ def of_step(layout: Layout, sizes: Sizes) -> Counter[Link]:
 @pytest.mark.parametrize("sharding", ["none", "full"])
 @pytest.mark.parametrize("stash", [False, True])
 def test_more_micro_batches_move_no_more(home: str, sharding: str, stash: bool) -> None:
-    """Of the same sequences."""
+    """The micro-batches are of the same sequences."""
     few, many = (
         of_step(
             make_layout(L, 2, n, data=2, sharding=sharding, homes=everywhere(home, L), stash=stash),
