@@ -1,17 +1,15 @@
 """One process of a run of `versions`: `python -m tests.benchmarks.versions_rank CASE RESULT`, under torchrun.
 
-The engine is whichever PYTHONPATH finds; this file uses nothing of it that changed between the versions compared.
+The engine is whichever PYTHONPATH finds. Earlier ones can be compared back to the commit that added
+`heartbeat/heartbeat.py` to the trainer; those before it have other names.
 """
 
 import os
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,7 +19,6 @@ from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.ranks.grid import open_grid
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.heartbeat.stamps import Stamps
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.plan.units import units_of
 
@@ -33,29 +30,6 @@ from tests.benchmarks.work import BETAS, THREADS_PER_RANK, WEIGHT_DECAY, Work, n
 SEED, RANKS = 7, 2
 
 
-class WaitsCounted(Stamps):
-    """Adds up the seconds for which the main thread waits for the threads that reduce and update."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seconds = 0.0
-
-    def result(self, future: Future[Any], *rest: Any) -> Any:
-        return self._timed(lambda: super(WaitsCounted, self).result(future, *rest))
-
-    def until(self, ready: Any, *rest: Any) -> None:
-        self._timed(lambda: super(WaitsCounted, self).until(ready, *rest))
-
-    def _timed(self, wait: Callable[[], Any]) -> Any:
-        begin = time.perf_counter()
-        before = self.seconds
-        try:
-            return wait()
-        finally:
-            # `result` waits by `until`: its seconds are counted once.
-            self.seconds = before + time.perf_counter() - begin
-
-
 def main(case: VersionCase, result: Path) -> None:
     torch.set_num_threads(THREADS_PER_RANK)
     dist.init_process_group("gloo")
@@ -65,16 +39,16 @@ def main(case: VersionCase, result: Path) -> None:
     batches = noisy_sequences(steps, sequences, model.spec.sequence + 1, SEED)
     work = Work(model.spec, SEED, batches, case.micro_batches, recompute=False)
     found = VersionSteps(warm_up=model.effort.warm_up)
-    stamps = WaitsCounted()
+    ranks = Ranks(rank, RANKS, torch.device("cpu"))
     with TemporaryDirectory(dir=os.environ.get("TMPDIR")) as folder:
-        engine = _engine(case, work, Ranks(rank, RANKS, torch.device("cpu"), stamps), Path(folder))
+        engine = _engine(case, work, ranks, Path(folder))
         for step in range(steps):
             dist.barrier()
-            begin, waited = time.perf_counter(), stamps.seconds
+            begin, waited = time.perf_counter(), ranks.heartbeat.stalled_seconds
             loss = train_step(engine, work, step)
             dist.barrier()
             found.seconds.append(time.perf_counter() - begin)
-            found.waited.append(stamps.seconds - waited)
+            found.waited.append(ranks.heartbeat.stalled_seconds - waited)
             found.losses.append(loss)
         engine.settle()
         engine.close()

@@ -19,7 +19,8 @@ from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.heartbeat.stamps import FileStamps, Stamps
+from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
+from pseudoreal_trainer.heartbeat.record import HeartbeatFile
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.pod.crash import note_crashes
 from pseudoreal_trainer.pod.lost_peer import has_lost_a_peer, timeout_sentence
@@ -46,24 +47,24 @@ def run_rank(config_file: Path, end: Callable[[int], object]) -> TerminationMess
     local_rank, pod = int(os.environ.get("LOCAL_RANK", "0")), pod_folder()
     if pod is not None:
         note_crashes(pod.path, local_rank)
-    stamps = _stamps(pod, local_rank)  # before torch as well: an import that hangs is seen
+    heartbeat = _heartbeat(pod, local_rank)  # before torch as well: an import that hangs is seen
     config = read_phase_config(config_file)
 
     def leave(message: TerminationMessage) -> TerminationMessage:
         if pod is not None:
             leave_outcome(pod.path, local_rank, message)
-        stamps.ends()
+        heartbeat.ended()
         return message
 
     def fail(error: BaseException) -> None:
         end(leave(_failed(config, error)).exit_code)
 
-    stamps.failure.ends_with(fail)
+    heartbeat.failure.ends_with(fail)
     try:
-        return leave(_train(config, config_file, stop, stamps, pod))
+        return leave(_train(config, config_file, stop, heartbeat, pod))
     except Exception as error:
         # When another thread has failed before, this waits until that one has ended the process.
-        stamps.failure.add(error)
+        heartbeat.failure.add(error)
         return _failed(config, error)
 
 
@@ -74,13 +75,13 @@ def _end_at_once(exit_code: int) -> NoReturn:
     os._exit(exit_code)
 
 
-def _stamps(pod: PodFolder | None, local_rank: int) -> Stamps:
+def _heartbeat(pod: PodFolder | None, local_rank: int) -> Heartbeat:
     if pod is not None:
         try:
-            return FileStamps(pod.stamps(local_rank), int(os.environ.get("RANK", "0")))
+            return Heartbeat(HeartbeatFile(pod.heartbeat(local_rank), os.getpid(), int(os.environ.get("RANK", "0"))))
         except OSError as error:
-            log.warning("rank_gives_no_sign", error=str(error))
-    return Stamps()
+            log.warning("rank_without_heartbeat", error=str(error))
+    return Heartbeat()
 
 
 def _failed(config: PhaseConfig, error: BaseException) -> TerminationMessage:
@@ -96,21 +97,21 @@ def _failed(config: PhaseConfig, error: BaseException) -> TerminationMessage:
 
 
 def _train(
-    config: PhaseConfig, config_file: Path, stop: threading.Event, stamps: Stamps, pod: PodFolder | None
+    config: PhaseConfig, config_file: Path, stop: threading.Event, heartbeat: Heartbeat, pod: PodFolder | None
 ) -> TerminationMessage:
-    stamps.does("reads the corpus")
+    heartbeat.working("reads the corpus")
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
     corpus = load_corpus(config.data, config.model.sequence)
     if config.preflight:
-        stamps.does("checks ranks and links")
+        heartbeat.working("checks ranks and links")
         run_preflight(config, config_file)
-    stamps.does("imports torch")
+    heartbeat.working("imports torch")
     from pseudoreal_trainer.engine.ranks.ranks import open_ranks
     from pseudoreal_trainer.training.phase import train_phase
 
     seconds = config.collective_seconds
     limit = None if seconds is None else timedelta(seconds=seconds)
-    with open_ranks(stamps, gpus=config.gpus, limit=limit) as ranks:
+    with open_ranks(heartbeat, gpus=config.gpus, limit=limit) as ranks:
         return train_phase(config, corpus, ranks, stop.is_set, pod)
 
 

@@ -63,7 +63,7 @@ class Copies:
         numel of the largest]."""
         self._grid, self._layout, self._states, self._resident = grid, grid.layout, states, resident
         self._free = [_Slot(storage, lanes.mark()) for storage in slots]
-        self._lanes, self._trace, self._stamps = lanes, trace, grid.ranks.stamps
+        self._lanes, self._trace, self._heartbeat = lanes, trace, grid.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, dist.Work | None] = {}
         self._waiting: deque[Fetch] = deque()
@@ -189,12 +189,12 @@ class Copies:
             self._lanes.follow(self._newest(unit))
 
     def _await(self, unit: int, gather: dist.Work) -> None:
-        with self._stamps.wait(f"gathers unit {unit}"):
+        with self._heartbeat.waiting(f"gathers unit {unit}"):
             gather.wait()
 
     def _newest(self, unit: int) -> Mark:
         """The mark of the unit's newest update, after waiting until that was called."""
-        return self._stamps.result(self.updated[unit], self._stamps.updates)
+        return self._heartbeat.join(self.updated[unit], self._heartbeat.updates)
 
     def _fetched(self, step: Fetch) -> _Copy:
         begin = time.perf_counter_ns()

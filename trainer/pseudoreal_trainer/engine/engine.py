@@ -46,7 +46,7 @@ class Engine:
         plan = step_plan(grid.layout)
         check_plan(grid.layout, plan)
         self._blueprint, self._grid, self.trace = blueprint, grid, trace
-        self._stamps = grid.ranks.stamps
+        self._heartbeat = grid.ranks.heartbeat
         self._plan = plan[grid.pipeline_rank]
         if grid.layout.measures:
             measuring = measuring_plan(grid.layout)
@@ -99,7 +99,7 @@ class Engine:
         run.go(self._plan if probe is None else self._measuring_plan)
         assert run.agreement is not None, "a training plan agrees"
         agreed = self._parts.reductions.end() if self._may_leave_out_units else run.agreement
-        return self._stamps.result(agreed, self._stamps.reductions)
+        return self._heartbeat.join(agreed, self._heartbeat.reductions)
 
     @property
     def _may_leave_out_units(self) -> bool:

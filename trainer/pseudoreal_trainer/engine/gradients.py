@@ -1,7 +1,9 @@
 """Gradients of units while they grow, and the start of their sum over the data ranks."""
 
 import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import torch
@@ -64,22 +66,26 @@ class Buffers:
 
     def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
         self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
-        self._changed = threading.Condition()
+        self._asked: deque[Future[Tensor]] = deque()
+        """Futures of those who found none free."""
+        self._lock = threading.Lock()
 
-    def take(self) -> Tensor:
-        """A buffer, [numel]. To be called after `are_left` was True: nobody else takes any meanwhile."""
-        with self._changed:
-            return self._free.pop()
-
-    def are_left(self, seconds: float) -> bool:
-        """Whether a buffer is left, after waiting for one at most `seconds`."""
-        with self._changed:
-            return self._changed.wait_for(lambda: bool(self._free), seconds)
+    def take(self) -> Future[Tensor]:
+        """A buffer, [numel]: at once where one is free, otherwise when the next one is given back."""
+        taken: Future[Tensor] = Future()
+        with self._lock:
+            if self._free:
+                taken.set_result(self._free.pop())
+            else:
+                self._asked.append(taken)
+        return taken
 
     def give_back(self, buffer: Tensor) -> None:
-        with self._changed:
-            self._free.append(buffer)
-            self._changed.notify()
+        with self._lock:
+            if self._asked:
+                self._asked.popleft().set_result(buffer)
+            else:
+                self._free.append(buffer)
 
 
 class Gradients:
@@ -98,7 +104,7 @@ class Gradients:
         """`whole`: unit -> room of its own, [padded numel]; the gradients of the other units share `buffers`."""
         self._grid, self._layout, self._modules, self._states = grid, grid.layout, modules, states
         self._whole, self._buffers, self._lanes, self._trace = whole, buffers, lanes, trace
-        self._stamps = grid.ranks.stamps
+        self._heartbeat = grid.ranks.heartbeat
         self._growing: dict[int, Growing] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor]) -> None:
@@ -130,8 +136,7 @@ class Gradients:
         return Growing(flat, self._modules.of(unit).views(flat), buffer)
 
     def _free_buffer(self) -> Tensor:
-        self._stamps.until(self._buffers.are_left, self._stamps.reductions)
-        return self._buffers.take()
+        return self._heartbeat.join(self._buffers.take(), self._heartbeat.reductions)
 
     def _length(self, unit: int) -> int:
         return self._states[unit].extent.length

@@ -28,7 +28,7 @@ class Messages:
 
     def __init__(self, grid: Grid, dtype: torch.dtype, trace: Trace) -> None:
         self._grid, self._dtype, self._trace = grid, dtype, trace
-        self._stamps, self._positions = grid.ranks.stamps, grid.layout.head + 1
+        self._heartbeat, self._positions = grid.ranks.heartbeat, grid.layout.head + 1
         self._sent: dict[Key, tuple[dist.Work, Tensor]] = {}
         self._incoming: dict[Key, _Incoming] = {}
 
@@ -65,7 +65,7 @@ class Messages:
     def take(self, key: Key) -> Tensor:
         """The tensor that was received, [B, T, H]; waits for it."""
         incoming = self._incoming.pop(key)
-        with self._stamps.wait(f"receives {_described(incoming.step)}"):
+        with self._heartbeat.waiting(f"receives {_described(incoming.step)}"):
             incoming.work.wait()
             if incoming.step.flow is Flow.GRADIENT:
                 self._forget_answered(incoming.step)
@@ -78,7 +78,7 @@ class Messages:
     def finish(self) -> None:
         """Waits until all that was sent has been received."""
         if self._sent:
-            with self._stamps.wait("all that was sent arrives"):
+            with self._heartbeat.waiting("all that was sent arrives"):
                 for work, _ in self._sent.values():
                     work.wait()
         self._sent.clear()

@@ -143,7 +143,7 @@ class Probe:
         )
 
     def _wait(self, what: str) -> AbstractContextManager[object]:
-        return self.grid.ranks.stamps.wait(f"measures {what}")
+        return self.grid.ranks.heartbeat.waiting(f"measures {what}")
 
     def _shard(self, unit: int) -> int:
         return self.units[unit].shard_length(self.grid.layout.data)

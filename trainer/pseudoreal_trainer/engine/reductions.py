@@ -69,8 +69,8 @@ class Reductions:
     ) -> None:
         self._spec, self._grid, self._layout, self._units, self._states = spec, grid, grid.layout, units, states
         self._gradients, self._lanes, self._trace = gradients, lanes, trace
-        self._waits = grid.ranks.stamps.reductions
-        self._thread = SideWork("reductions", grid.ranks.stamps.failure, lanes.enter_thread)
+        self._heartbeat = grid.ranks.heartbeat.reductions
+        self._thread = SideWork("reductions", grid.ranks.heartbeat.failure, lanes.enter_thread)
         self._skips = spec.non_finite == "Skip"
         # Of the step that is being reduced. Only the thread touches them.
         self._step = 0
@@ -132,7 +132,7 @@ class Reductions:
     def _await(self, step: Reduce, reduction: Reduction) -> None:
         # This rank's own kernels are its work; from here on it waits for the other ranks.
         reach(reduction.grown)
-        with self._waits.wait(f"reduces unit {step.unit}"):
+        with self._heartbeat.waiting(f"reduces unit {step.unit}"):
             if reduction.work is not None:
                 reduction.work.wait()
             self._lanes.follow(reduction.mark)
@@ -143,7 +143,7 @@ class Reductions:
         users, state = self._layout.users[step.unit], self._states[step.unit]
         with self._trace.span("reduce", step), self._lanes.on(Lane.UPDATE):
             gradient = state.gradient()
-            with self._waits.wait(f"sums unit {step.unit} over stages"):
+            with self._heartbeat.waiting(f"sums unit {step.unit} over stages"):
                 sum_by_parts(gradient, self._grid.device, self._grid.ties[users])
             self._trace.move("collective", gradient.nbytes * 2 * (len(users) - 1) // len(users))
             state.keep_gradient(gradient)
@@ -157,7 +157,7 @@ class Reductions:
             self._lanes.follow(computed)
             square = self._own_square() if self._layout.clipping == "global" else 0.0
             values = [0.0 if loss is None else float(loss), square, *map(float, asked)]
-            with self._waits.wait("agrees on the step"):
+            with self._heartbeat.waiting("agrees on the step"):
                 loss_sum, norm, stop, finish = self._summed(values, self._grid.side_world)
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0)
             nobody = () if agreement.trains else tuple(range(self._layout.units))
@@ -197,7 +197,7 @@ class Reductions:
         square = self._squares.pop(unit)
         if self._layout.shards == 1 or (self._layout.clipping == "none" and not self._skips):
             return square
-        with self._lanes.on(Lane.UPDATE), self._waits.wait(f"sums the norm of unit {unit}"):
+        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
             return self._summed([square], self._grid.side_data)[0]
 
     def _leave_out(self, unit: int) -> None:
@@ -213,7 +213,7 @@ class Reductions:
         if not agreement.trains:
             return agreement
         mine = [float(self._is_counted_here(unit)) for unit in range(self._layout.units)]
-        with self._lanes.on(Lane.UPDATE), self._waits.wait("agrees on what is left out"):
+        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting("agrees on what is left out"):
             counts = self._summed(mine, self._grid.side_world)
         return replace(agreement, left_out=tuple(unit for unit, count in enumerate(counts) if count))
 

@@ -28,8 +28,8 @@ class Updates:
         trace: Trace,
     ) -> None:
         self._spec, self._states, self._reductions = spec, states, reductions
-        self._lanes, self._trace, self._stamps = lanes, trace, grid.ranks.stamps
-        self._thread = SideWork("updates", self._stamps.failure, lanes.enter_thread)
+        self._lanes, self._trace, self._heartbeat = lanes, trace, grid.ranks.heartbeat
+        self._thread = SideWork("updates", self._heartbeat.failure, lanes.enter_thread)
         self._newest: deque[Future[Mark]] = deque(maxlen=KEPT_GRADIENTS)
         self.holds: dict[int, Future[None]] = {}
         """Unit -> capture that its next update waits for."""
@@ -51,7 +51,7 @@ class Updates:
         self._thread.close()
 
     def _update(self, step: Update, rate: float, scale: Future[float | None], hold: Future[None] | None) -> Mark:
-        with self._stamps.updates.wait_behind(self._stamps.reductions):
+        with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             factor = scale.result()
         if factor is None:
             self._states[step.unit].drop_gradient()

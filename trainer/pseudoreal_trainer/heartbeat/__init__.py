@@ -1,4 +1,4 @@
-"""What a rank says of itself while it runs: where it is, since when, and which of its threads failed first.
+"""What a rank says of itself while it runs: whether it works or waits, since when, and which thread failed first.
 
 How that reaches the operator is in `pod`.
 """

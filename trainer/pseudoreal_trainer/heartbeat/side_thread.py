@@ -1,4 +1,4 @@
-"""What a thread beside the main one does: its own work, or waits for other ranks. The main thread asks."""
+"""Whether a thread beside the main one works or waits for other ranks: the main thread looks while it joins it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 Clock = Callable[[], float]
+"""Seconds from any fixed moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,50 +14,56 @@ class _State:
     """Replaced as a whole, as another thread reads it."""
 
     waits_for: "str | SideThread | None"
+    """None: the thread works."""
     since: float
     waited: float
-    """Seconds, until `since`."""
+    """Seconds of waiting for other ranks, until `since`."""
     other_waited: float = 0.0
-    """What the thread that this one waits for had waited itself, at `since`."""
+    """Seconds that the thread which this one waits for had waited itself, at `since`."""
 
 
 class SideThread:
+    """The thread itself calls `waiting` and `waiting_behind`; the main thread reads the rest."""
+
     def __init__(self, work: str, clock: Clock = time.monotonic) -> None:
-        """`work`: its own, in words."""
+        """`work`: what it works at, in words."""
         self.work, self._clock = work, clock
         self._state = _State(None, clock(), 0.0)
-        self.stalled = 0.0
-        """Seconds that the main thread has waited for this one; the main thread counts them."""
+        self.stalled_seconds = 0.0
+        """Seconds for which the main thread has waited to join this one. Only the main thread changes it."""
 
     @contextmanager
-    def wait(self, what: str) -> Iterator[None]:
-        """Around a wait for other ranks. That thread calls it."""
+    def waiting(self, what: str) -> Iterator[None]:
+        """Around a wait of this thread for other ranks."""
         self._state = _State(what, self._clock(), self._state.waited)
         try:
             yield
         finally:
-            self._state = _State(None, self._clock(), self.waited())
+            self._works()
 
     @contextmanager
-    def wait_behind(self, other: "SideThread") -> Iterator[None]:
-        """Around a wait for another thread of this rank: this one waits for other ranks while that one does."""
-        self._state = _State(other, self._clock(), self._state.waited, other.waited())
+    def waiting_behind(self, other: "SideThread") -> Iterator[None]:
+        """Around a wait for another thread of this rank: a wait for other ranks as long as that one waits for them."""
+        self._state = _State(other, self._clock(), self._state.waited, other.waited_seconds())
         try:
             yield
         finally:
-            self._state = _State(None, self._clock(), self.waited())
+            self._works()
 
-    def waited(self) -> float:
+    def waited_seconds(self) -> float:
         """Seconds of waiting for other ranks, so far."""
         state = self._state
         if isinstance(state.waits_for, SideThread):
-            return state.waited + state.waits_for.waited() - state.other_waited
+            return state.waited + state.waits_for.waited_seconds() - state.other_waited
         return state.waited + (0.0 if state.waits_for is None else self._clock() - state.since)
 
-    def now(self) -> tuple[str | None, float]:
+    def waits_for(self) -> tuple[str | None, float]:
         """What it waits for (None: it works), and since when."""
         state = self._state
         if isinstance(state.waits_for, SideThread):
-            what, since = state.waits_for.now()
+            what, since = state.waits_for.waits_for()
             return what, max(since, state.since)
         return state.waits_for, state.since
+
+    def _works(self) -> None:
+        self._state = _State(None, self._clock(), self.waited_seconds())

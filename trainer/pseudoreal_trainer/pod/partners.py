@@ -8,11 +8,11 @@ from contextlib import suppress
 
 import structlog
 
+from pseudoreal_trainer.heartbeat.record import read_heartbeat
 from pseudoreal_trainer.heartbeat.side_thread import Clock
-from pseudoreal_trainer.heartbeat.stamp_file import read_stamp
+from pseudoreal_trainer.pod.heartbeats import process_state
 from pseudoreal_trainer.pod.outcome import has_failed, read_outcome
 from pseudoreal_trainer.pod.pod_folder import PodFolder
-from pseudoreal_trainer.pod.signs import process_state
 
 LAST_SECONDS = 2.0
 """For the last words of the others."""
@@ -54,6 +54,6 @@ class Partners:
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
         """Local rank and process, of those that have begun."""
-        for path in self._folder.all_stamps():
-            if (stamp := read_stamp(path)) is not None:
-                yield int(path.stem), stamp.pid
+        for path in self._folder.heartbeats():
+            if (record := read_heartbeat(path)) is not None:
+                yield int(path.stem), record.pid

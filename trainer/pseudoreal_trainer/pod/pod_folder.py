@@ -1,4 +1,4 @@
-"""What the processes of a pod tell each other while they run, through small files beside those of outcome.py."""
+"""Small files through which the processes of a pod speak to each other while they run, beside those of outcome.py."""
 
 import os
 import time
@@ -13,7 +13,7 @@ from pseudoreal_api.wire.reports import SavedCheckpoint
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
 
 _MEMORY = Path("/dev/shm")
-_STAMPS = ".stamps"
+_HEARTBEAT = ".heartbeat"
 
 
 class _Committed(ApiModel):
@@ -27,13 +27,13 @@ class _Committed(ApiModel):
 class PodFolder:
     path: Path
 
-    def stamps(self, local_rank: int) -> Path:
-        """The file of a rank."""
-        return self.path / f"{local_rank}{_STAMPS}"
+    def heartbeat(self, local_rank: int) -> Path:
+        """The file of a rank's heartbeat."""
+        return self.path / f"{local_rank}{_HEARTBEAT}"
 
-    def all_stamps(self) -> list[Path]:
-        """Of the ranks that have begun."""
-        return sorted(self.path.glob(f"*{_STAMPS}"))
+    def heartbeats(self) -> list[Path]:
+        """Files of the ranks that have begun."""
+        return sorted(self.path.glob(f"*{_HEARTBEAT}"))
 
     def leave_progress(self, report: ProgressReport) -> None:
         self._replace("progress", report.model_dump_json())
@@ -68,7 +68,7 @@ class PodFolder:
     def _replace(self, name: str, text: str) -> None:
         """All or nothing: another process reads it meanwhile."""
         temporary = self.path / f"{name}.tmp"
-        # Training goes on when there is no room for what it tells on its way.
+        # Training goes on when there is no room for what it reports on its way.
         with suppress(OSError):
             temporary.write_text(text)
             temporary.rename(self.path / name)

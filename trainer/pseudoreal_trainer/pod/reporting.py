@@ -9,8 +9,8 @@ import structlog
 from pseudoreal_api.wire.reports import REPORT_SECONDS
 
 from pseudoreal_trainer.pod.endpoint import Endpoint, Refused
+from pseudoreal_trainer.pod.heartbeats import pod_report
 from pseudoreal_trainer.pod.pod_folder import PodFolder
-from pseudoreal_trainer.pod.signs import pod_report
 
 _MOST_SECONDS = 60.0
 _LAST_SECONDS = 1.0

@@ -1,4 +1,4 @@
-"""Tells people and programs how far the training is: metrics.jsonl, and progress lines in the log."""
+"""Reports to people and programs how far the training is: metrics.jsonl, and progress lines in the log."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
-from pseudoreal_trainer.heartbeat.stamps import Stamps
+from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training.schedule import phase_rate
 
@@ -48,22 +48,22 @@ def _step(line: str) -> float:
 class Meter:
     """Durations of steps; only training counts."""
 
-    def __init__(self, stamps: Stamps) -> None:
-        self._stamps = stamps
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        self._heartbeat = heartbeat
         self.seconds = 0.0
         self.waited = 0.0
         """Seconds of the newest step in which the main thread stood still until others reduced and updated."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def __enter__(self) -> Self:
-        self._begin, self._stalled = time.perf_counter(), self._stamps.stalled
+        self._begin, self._stalled = time.perf_counter(), self._heartbeat.stalled_seconds
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         duration = time.perf_counter() - self._begin
         self.seconds += duration
         self._recent.append(duration)
-        self.waited = self._stamps.stalled - self._stalled
+        self.waited = self._heartbeat.stalled_seconds - self._stalled
 
     @property
     def seconds_per_step(self) -> float:
@@ -74,7 +74,7 @@ class Reporter:
     """Writes a line for every step, and logs one a second at most, except that it logs every validation."""
 
     def __init__(self, config: PhaseConfig, meter: Meter, first_step: int, pod: PodFolder | None = None) -> None:
-        """`pod`: whose supervisor is told as well."""
+        """`pod`: whose supervisor reports it as well."""
         self._config, self._meter, self._pod = config, meter, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -57,9 +57,9 @@ def train_phase(
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)
-    ranks.stamps.does("compares the corpus of all ranks")
+    ranks.heartbeat.working("compares the corpus of all ranks")
     agree_on_corpus(corpus.identity, ranks)
-    ranks.stamps.does("verifies checkpoints")
+    ranks.heartbeat.working("verifies checkpoints")
     start = find_start(config, ranks)
     own = start.checkpoint.manifest if start and start.own else None
     if own is not None and own.phase_complete:
@@ -67,14 +67,14 @@ def train_phase(
         return termination("Succeeded", config, own, store)
     if start is not None:
         check_corpus(corpus.identity, start.checkpoint.manifest, own=start.own)
-    ranks.stamps.does("makes the engine")
+    ranks.heartbeat.working("makes the engine")
     device: Device = "cuda" if ranks.device.type == "cuda" else "cpu"
     layout = phase_layout(config, device)
     with open_engine(config, layout, ranks) as engine:
-        ranks.stamps.does("loads weights")
+        ranks.heartbeat.working("loads weights")
         fill(engine, config, start.checkpoint if start else None)
         with Saver(engine, store, fence, config.checkpoint, own) as saver:
-            validation, meter = _validation(config, corpus, layout, device), Meter(ranks.stamps)
+            validation, meter = _validation(config, corpus, layout, device), Meter(ranks.heartbeat)
             phase = _Phase(config, corpus, ranks, store, engine, saver, validation, meter, Rules(config), pod)
             return phase.run(start, stop)
 
@@ -165,7 +165,7 @@ class _Phase:
         if self.ranks.is_first and self.config.index == 0 and start is None:
             log_corpus(self.config, self.corpus, self.validation)
         state = self._adopted(start)
-        self.ranks.stamps.stands(state.step)
+        self.ranks.heartbeat.step_done(state.step)
         if state.start_validation_loss is None:
             loss = self._validated()
             state = state.model_copy(update={"start_validation_loss": loss, "validation_loss": loss})
@@ -203,7 +203,7 @@ class _Phase:
         first = state.step + 1
         while not self.rules.is_over(state):
             finish, probe = self.pod is not None and self.pod.is_asked_to_finish(), self._probe(state)
-            with self.meter, self.ranks.stamps.step():
+            with self.meter, self.ranks.heartbeat.step():
                 result = stepper.take(state.step + 1, state.global_cursor, stop=stop(), finish=finish, probe=probe)
             before, state = state, self._advanced(state, result)
             if result.gradients is not None and result.gradients.are_finite:
@@ -266,7 +266,7 @@ class _Phase:
         return state.step % self.config.data.validation.every_steps == 0 or self.rules.is_over(state)
 
     def _validated(self) -> float:
-        self.ranks.stamps.does("validates")
+        self.ranks.heartbeat.working("validates")
         loss = self.validation.measure(self.engine)
         if not isfinite(loss):
             raise TrainingError(f"the validation loss is {loss}; {REMEDY}")

@@ -108,8 +108,8 @@ class Saver:
     ) -> None:
         """`start`: the checkpoint that training goes on from, whose files were read and are sound."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
-        self._stamps = engine.grid.ranks.stamps
-        self._thread = SideWork("checkpoint", self._stamps.failure)
+        self._heartbeat = engine.grid.ranks.heartbeat
+        self._thread = SideWork("checkpoint", self._heartbeat.failure)
         self._running: _Running | None = None
         self._ours = store.names() if engine.grid.ranks.is_first else set()
 
@@ -117,7 +117,7 @@ class Saver:
         """Begins to save the state of the step that was made last; the result has the one before, if that was still
         being written. Raises SavingFailed when that failed."""
         before = self.finish()
-        self._stamps.save_begins()
+        self._heartbeat.save_begun()
         begin, held = time.perf_counter(), self._engine.held_seconds
         done = self._restated(manifest) if self._is_start(manifest) else self._started(manifest)
         stalled = time.perf_counter() - begin
@@ -134,7 +134,7 @@ class Saver:
             return []
         running, begin = self._running, time.perf_counter()
         self._running = None
-        committed = self._stamps.result(running.done, self._stamps.saving)
+        committed = self._heartbeat.join(running.done, self._heartbeat.saving)
         waited = time.perf_counter() - begin
         held = self._engine.held_seconds - running.held
         return [Saved(committed.manifest, committed.moment - running.begin, running.stalled + held + waited)]
@@ -197,7 +197,7 @@ class Saver:
             if isinstance(error, TrainingError):
                 raise error
             raise _failed(manifest, error or "the first rank says why") from error or PeerFailed()
-        self._stamps.save_ends()
+        self._heartbeat.save_done()
         return _Committed(manifest, time.perf_counter())
 
     def _commit(self, manifest: Manifest) -> None:
@@ -220,7 +220,7 @@ class Saver:
         if self._engine.grid.saving is None:
             everyone = [mine]
         else:
-            with self._stamps.saving.wait("files of all ranks"):
+            with self._heartbeat.saving.waiting("files of all ranks"):
                 dist.all_gather(everyone, mine, group=self._engine.grid.saving)
         decoded = [_decoded(rank, digests) for rank, digests in enumerate(everyone)]
         if any(files is None for files in decoded):
@@ -230,7 +230,7 @@ class Saver:
     def _all_succeeded(self, mine: bool) -> bool:
         failures = torch.tensor(int(not mine))
         if self._engine.grid.saving is not None:
-            with self._stamps.saving.wait("commit of the checkpoint"):
+            with self._heartbeat.saving.waiting("commit of the checkpoint"):
                 dist.all_reduce(failures, group=self._engine.grid.saving)
         return int(failures) == 0
 

@@ -61,7 +61,7 @@ class _Rank:
 
     def __post_init__(self) -> None:
         grid, units = Grid(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.layers)
-        self.stamps = grid.ranks.stamps
+        self.heartbeat = grid.ranks.heartbeat
         self.states: dict[int, Any] = {unit: _State(unit, self.log) for unit in range(len(units))}
         modules, lanes, trace = Mock(), Lanes(CPU), Trace(0)
         modules.of.return_value.views = lambda flat: [flat]
@@ -106,15 +106,15 @@ def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_upda
     rank.backward(4)
     assert rank.states[4].kept.wait(PATIENCE)
     for _ in range(BUFFERS):
-        rank.stamps.until(rank.buffers.are_left, rank.stamps.reductions)
-        rank.buffers.take()
+        rank.heartbeat.join(rank.buffers.take(), rank.heartbeat.reductions)
     assert ("is updated", 5) not in rank.log
 
 
 def test_no_more_gradients_are_kept_than_the_memory_plan_has(rank: _Rank) -> None:
     for unit in (5, 4, 3):
         rank.backward(unit)
-        rank.stamps.until(rank.buffers.are_left, rank.stamps.reductions)
+        # Until one is free.
+        rank.buffers.give_back(rank.heartbeat.join(rank.buffers.take(), rank.heartbeat.reductions))
     assert ("keeps", 3) not in rank.log
     rank.states[5].may_update.set()
     assert rank.states[3].kept.wait(PATIENCE)

@@ -41,12 +41,12 @@ def reductions(lanes: RecordedLanes) -> Iterator[Reductions]:
     ranks = Ranks(0, 1, CPU)
 
     @contextmanager
-    def wait(what: str) -> Iterator[None]:
+    def waiting(what: str) -> Iterator[None]:
         lanes.log.append(("waits", what))
         yield
         lanes.log.append(("goes on", what))
 
-    ranks.stamps.reductions.wait = wait  # type: ignore[method-assign]
+    ranks.heartbeat.reductions.waiting = waiting  # type: ignore[method-assign]
     case = Case()
     units = units_of(case.model, case.layers)
     grid = Grid(case.layout, ranks)

@@ -4,16 +4,8 @@ import threading
 
 import pytest
 from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
-from pseudoreal_trainer.heartbeat.side_thread import SideThread
 
 PATIENCE = 60.0
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def test_nothing_begins_after_a_failure_and_all_hear_of_the_first() -> None:
@@ -49,18 +41,3 @@ def test_the_thread_that_fails_first_ends_the_process_and_others_wait_for_that()
     for thread in (first, second):
         thread.join(PATIENCE)
     assert ended == ["first"]
-
-
-def test_a_thread_that_waits_for_another_one_waits_for_other_ranks_while_that_does() -> None:
-    clock = Clock()
-    reductions, updates = SideThread("reduces gradients", clock), SideThread("updates", clock)
-    with updates.wait_behind(reductions):
-        clock.now += 1
-        assert updates.now()[0] is None
-        with reductions.wait("reduces unit 1"):
-            clock.now += 20
-            assert updates.now() == ("reduces unit 1", 101.0)
-            assert updates.waited() == 20
-        clock.now += 4
-    assert updates.now() == (None, 125.0)
-    assert updates.waited() == reductions.waited() == 20

@@ -1,19 +1,20 @@
-"""Every call in which a rank may wait for another one is inside of a wait that its stamps know."""
+"""Every call in which a rank may wait for another one is inside of a wait that its heartbeat shows."""
 
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.heartbeat.side_thread import SideThread
-from pseudoreal_trainer.heartbeat.stamps import Ready, Stamps
 from pseudoreal_trainer.training.phase import train_phase
 
 from tests.unit.trainer.engine.cases import Case
@@ -21,6 +22,7 @@ from tests.unit.trainer.engine.running import run_case
 from tests.unit.trainer.forked import run_ranks
 
 _BLOCKING = ("all_reduce", "recv", "reduce_scatter_tensor", "all_gather_into_tensor", "all_gather", "new_group")
+_T = TypeVar("_T")
 WORLD = 4
 CASES = (
     Case(data=4, micro_batches=2),
@@ -29,14 +31,14 @@ CASES = (
 )
 
 
-class Known(Stamps):
+class Known(Heartbeat):
     """Remembers in which thread somebody waits."""
 
     def __init__(self) -> None:
         super().__init__()
         self.threads: Counter[int] = Counter()
         for thread in (self.reductions, self.updates, self.saving):
-            thread.wait = self.wait  # type: ignore[method-assign]
+            thread.waiting = self.waiting  # type: ignore[method-assign]
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -44,19 +46,19 @@ class Known(Stamps):
         yield
         self.threads[threading.get_ident()] -= 1
 
-    def wait(self, doing: str) -> AbstractContextManager[object]:
-        assert 0 < len(doing) <= 64
+    def waiting(self, what: str) -> AbstractContextManager[object]:
+        assert 0 < len(what) <= 64
         return self._inside()
 
-    def until(self, ready: Ready, thread: SideThread) -> None:
+    def join(self, future: Future[_T], thread: SideThread) -> _T:
         with self._inside():
-            super().until(ready, thread)
+            return super().join(future, thread)
 
 
-def _watched(name: str, act: Callable[..., Any], stamps: Known, seen: Counter[str]) -> Callable[..., Any]:
+def _watched(name: str, act: Callable[..., Any], heartbeat: Known, seen: Counter[str]) -> Callable[..., Any]:
     def acted(*arguments: Any, **named: Any) -> Any:
         if not named.get("async_op"):
-            assert stamps.threads[threading.get_ident()], f"{name} may wait, and no stamp says so"
+            assert heartbeat.threads[threading.get_ident()], f"{name} may wait, and no heartbeat shows it"
             seen[name] += 1
         return act(*arguments, **named)
 
@@ -64,11 +66,11 @@ def _watched(name: str, act: Callable[..., Any], stamps: Known, seen: Counter[st
 
 
 def _rank(rank: int, folder: Path, config: PhaseConfig) -> None:
-    stamps, seen = Known(), Counter[str]()
+    heartbeat, seen = Known(), Counter[str]()
     for blocking in _BLOCKING:
-        setattr(dist, blocking, _watched(blocking, getattr(dist, blocking), stamps, seen))
-    dist.Work.wait = _watched("wait", dist.Work.wait, stamps, seen)  # type: ignore[method-assign]
-    ranks = Ranks(rank, WORLD, torch.device("cpu"), stamps)
+        setattr(dist, blocking, _watched(blocking, getattr(dist, blocking), heartbeat, seen))
+    dist.Work.wait = _watched("wait", dist.Work.wait, heartbeat, seen)  # type: ignore[method-assign]
+    ranks = Ranks(rank, WORLD, torch.device("cpu"), heartbeat)
     for case in CASES:
         run_case(case, ranks, folder)
     train_phase(config, load_corpus(config.data, config.model.sequence), ranks, lambda: False)

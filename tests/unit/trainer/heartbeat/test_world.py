@@ -44,46 +44,46 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         offload_directory=str(folder / "offload"),
     )
     with serving(folder) as server, world(config, server, folder) as found:
-        found.wait_for(lambda signs: min(sign.step for sign in signs) >= 15)
+        found.wait_for(lambda beats: min(beat.step for beat in beats) >= 15)
         yield found
 
 
-def _waiting(signs: list[RankSign]) -> list[int]:
-    return [sign.rank for sign in signs if sign.place == "waiting"]
+def _waiting(heartbeats: list[RankSign]) -> list[int]:
+    return [beat.rank for beat in heartbeats if beat.place == "waiting"]
 
 
 def test_nobody_is_named_while_all_are_well(trio: World) -> None:
-    begin = trio.signs()[0].step
+    begin = trio.heartbeats()[0].step
     judged: dict[int, float] = {}
 
-    def judge(signs: list[RankSign]) -> bool:
-        assert stragglers(signs, FACTOR) == []
-        judged[signs[0].step] = max((ratio for _, ratio in stragglers(signs, 1.0)), default=1.0)
-        return min(sign.step for sign in signs) >= begin + HEALTHY_STEPS
+    def judge(heartbeats: list[RankSign]) -> bool:
+        assert stragglers(heartbeats, FACTOR) == []
+        judged[heartbeats[0].step] = max((ratio for _, ratio in stragglers(heartbeats, 1.0)), default=1.0)
+        return min(beat.step for beat in heartbeats) >= begin + HEALTHY_STEPS
 
     trio.wait_for(judge)
     print(f"{len(judged)} moments; slowest rank at most {max(judged.values()):.2f} times the median")
     assert len(judged) >= 10
 
 
-def _is_stuck(signs: list[RankSign]) -> bool:
+def _is_stuck(heartbeats: list[RankSign]) -> bool:
     """Rank 1, and not only for a moment: without the fault the others wait for it now and then as well."""
-    return _waiting(signs) == [0, 2] and signs[1].seconds > 1
+    return _waiting(heartbeats) == [0, 2] and heartbeats[1].seconds > 1
 
 
 def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: World) -> None:
     with trio.fault("stuck", 1):
-        signs = trio.wait_for(_is_stuck)
-        assert suspects(signs) == [1]
-        assert (signs[1].place, signs[1].doing) == ("computing", "a step")
-        assert signs[1].process not in "TZX"
-        assert {signs[rank].doing for rank in (0, 2)} <= {
+        heartbeats = trio.wait_for(_is_stuck)
+        assert suspects(heartbeats) == [1]
+        assert (heartbeats[1].place, heartbeats[1].doing) == ("computing", "a step")
+        assert heartbeats[1].process not in "TZX"
+        assert {heartbeats[rank].doing for rank in (0, 2)} <= {
             "agrees on the step",
             *(f"reduces unit {u}" for u in range(6)),
         }
-        later = trio.wait_for(lambda now: now[1].seconds > signs[1].seconds + 0.5)
+        later = trio.wait_for(lambda now: now[1].seconds > heartbeats[1].seconds + 0.5)
         assert suspects(later) == [1]
-        assert [sign.step for sign in later] == [sign.step for sign in signs]
+        assert [beat.step for beat in later] == [beat.step for beat in heartbeats]
     trio.makes_steps(2)
 
 
@@ -91,9 +91,9 @@ def test_a_process_that_is_stopped_while_it_computes_is_named(trio: World) -> No
     with trio.fault("stuck", 1):
         trio.wait_for(_is_stuck)
         with trio.stopped(1):
-            signs = trio.wait_for(lambda signs: signs[1].process == "T")
-            assert signs[1].place == "computing"
-            assert suspects(signs) == [1]
+            heartbeats = trio.wait_for(lambda beats: beats[1].process == "T")
+            assert heartbeats[1].place == "computing"
+            assert suspects(heartbeats) == [1]
     trio.makes_steps(2)
 
 
@@ -102,17 +102,17 @@ def test_a_process_that_is_stopped_inside_a_collective_is_named(trio: World) -> 
         trio.wait_for(_is_stuck)
         with trio.stopped(2):
             (trio.folder / "stuck-1").unlink()
-            signs = trio.wait_for(lambda signs: _waiting(signs) == [0, 1, 2] and signs[2].process == "T")
-            assert suspects(signs) == [2]
+            heartbeats = trio.wait_for(lambda beats: _waiting(beats) == [0, 1, 2] and beats[2].process == "T")
+            assert suspects(heartbeats) == [2]
             # Without the state of its process it can be told as well, if the others are further; no other one is named.
-            unknown = [sign.model_copy(update={"process": ""}) for sign in signs]
+            unknown = [beat.model_copy(update={"process": ""}) for beat in heartbeats]
             assert suspects(unknown) in ([2], [])
     trio.makes_steps(2)
 
 
 def test_a_rank_that_computes_ten_times_as_long_is_a_straggler(trio: World) -> None:
     def named() -> list[int]:
-        return [rank for rank, _ in stragglers(trio.signs(), FACTOR)]
+        return [rank for rank, _ in stragglers(trio.heartbeats(), FACTOR)]
 
     with trio.fault("slow", 0):
         # The faults of other tests leave the mean of a rank only after some steps.

@@ -13,7 +13,7 @@ from typing import Any
 
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.reports import REPORT_URL, RankSign
-from pseudoreal_trainer.heartbeat.stamp_file import Stamp, read_stamp
+from pseudoreal_trainer.heartbeat.record import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 from tests.ports import free_port
@@ -30,15 +30,15 @@ class World:
     folder: Path
     pods: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def signs(self) -> list[RankSign]:
+    def heartbeats(self) -> list[RankSign]:
         return sorted((s for r in list(self.server.newest.values()) for s in r.ranks), key=lambda s: s.rank)
 
     def wait_for(self, condition: Any) -> list[RankSign]:
-        """The first signs of all ranks for which the condition holds."""
+        """The first heartbeats of all ranks for which the condition holds."""
         found: list[RankSign] = []
 
         def holds() -> bool:
-            found[:] = self.signs()
+            found[:] = self.heartbeats()
             assert all(pod.poll() is None for pod in self.pods), "a pod has ended"
             return len(found) == len(self.pods) and bool(condition(found))
 
@@ -46,11 +46,11 @@ class World:
         return found
 
     def makes_steps(self, count: int) -> None:
-        begin = max((sign.step for sign in self.signs()), default=0)
-        self.wait_for(lambda signs: min(sign.step for sign in signs) >= begin + count)
+        begin = max((beat.step for beat in self.heartbeats()), default=0)
+        self.wait_for(lambda beats: min(beat.step for beat in beats) >= begin + count)
 
-    def stamp(self, rank: int) -> Stamp:
-        found = read_stamp(self.pod_folder(rank).stamps(0))
+    def record(self, rank: int) -> HeartbeatRecord:
+        found = read_heartbeat(self.pod_folder(rank).heartbeat(0))
         assert found is not None
         return found
 
@@ -72,7 +72,7 @@ class World:
 
     @contextmanager
     def stopped(self, rank: int) -> Iterator[None]:
-        pid = self.stamp(rank).pid
+        pid = self.record(rank).pid
         os.kill(pid, signal.SIGSTOP)
         try:
             yield

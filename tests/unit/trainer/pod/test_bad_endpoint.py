@@ -53,7 +53,7 @@ def test_the_losses_are_those_without_one(job_body: dict[str, Any], config: Any,
         phase["until"] = {"steps": steps}
     work = tmp_path / "reporting"
     with serving(tmp_path) as server, world(config(0, work.name), server, tmp_path) as pod:
-        pod.wait_for(lambda signs: signs[0].step >= 1)
+        pod.wait_for(lambda beats: beats[0].step >= 1)
         for manner in MANNERS:
             _take_on(manner, server, pod, work)
             _take_on("answers", server, pod, work)

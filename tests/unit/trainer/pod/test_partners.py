@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.messages import Outcome, TerminationMessage
-from pseudoreal_trainer.heartbeat.stamp_file import StampFile, read_stamp
+from pseudoreal_trainer.heartbeat.record import HeartbeatFile, read_heartbeat
 from pseudoreal_trainer.pod.outcome import leave_outcome
 from pseudoreal_trainer.pod.partners import LAST_SECONDS, Partners
 from pseudoreal_trainer.pod.pod_folder import PodFolder
@@ -23,14 +23,14 @@ RANKS = 3
 
 
 class Pod:
-    """Processes that do nothing, each with the stamp of a rank."""
+    """Processes that do nothing, each with the heartbeat of a rank."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.now = folder, 100.0
         self.ranks = [subprocess.Popen(["sleep", "1000"]) for _ in range(RANKS)]
         for number, process in enumerate(self.ranks):
-            stamp = StampFile(PodFolder(folder).stamps(number), process.pid, number)
-            stamp.write("computing", "a step", 0.0, 1, 0, nan, nan)
+            file = HeartbeatFile(PodFolder(folder).heartbeat(number), process.pid, number)
+            file.write("computing", "a step", 0.0, 1, 0, nan, nan)
         self.partners = Partners(PodFolder(folder), lambda: self.now)
 
     def end(self, number: int, outcome: Outcome | None) -> None:
@@ -81,7 +81,7 @@ def test_a_rank_that_has_no_process_yet_is_not_gone(tmp_path: Path) -> None:
     now = [0.0]
     partners = Partners(PodFolder(tmp_path), lambda: now[0])
     partners.look()
-    PodFolder(tmp_path).stamps(0).touch()
+    PodFolder(tmp_path).heartbeat(0).touch()
     now[0] = 10.0
     partners.look()
     assert partners.ended == set()
@@ -97,11 +97,11 @@ def test_a_killed_rank_ends_its_pod_though_another_one_is_stuck(
         folder = found.pod_folder(0)
 
         def trains() -> bool:
-            stamps = [read_stamp(path) for path in folder.all_stamps()]
-            return len(stamps) == 2 and all(stamp is not None and stamp.step > 0 for stamp in stamps)
+            records = [read_heartbeat(path) for path in folder.heartbeats()]
+            return len(records) == 2 and all(record is not None and record.step > 0 for record in records)
 
         wait_for("the first steps", trains, (tmp_path / "log-0").read_text)
-        pids = [stamp.pid for stamp in map(read_stamp, folder.all_stamps()) if stamp]
+        pids = [record.pid for record in map(read_heartbeat, folder.heartbeats()) if record]
         os.kill(pids[0], signal.SIGSTOP)
         os.kill(pids[1], signal.SIGKILL)
         assert found.pods[0].wait(PATIENCE_SECONDS) == 1

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import REPORT_BYTES, PodReport, RankSign, ReportAnswer
-from pseudoreal_trainer.heartbeat.stamp_file import Stamp
-from pseudoreal_trainer.heartbeat.stamps import FileStamps
+from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
+from pseudoreal_trainer.heartbeat.record import HeartbeatFile, HeartbeatRecord
 from pseudoreal_trainer.pod.endpoint import Refused, endpoint_of_pod
+from pseudoreal_trainer.pod.heartbeats import pod_report, process_state, rank_heartbeat
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.pod.reporting import _Reports, delay, reporting
-from pseudoreal_trainer.pod.signs import pod_report, process_state, sign_of
 from structlog.testing import capture_logs
 
 from tests.unit.trainer.pod.server import Server, serving
@@ -117,15 +117,14 @@ def test_without_its_variable_nobody_reports(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_report_says_what_the_ranks_left_in_the_folder(folder: PodFolder) -> None:
     assert pod_report(folder) == PodReport()
     for rank in (4, 5):
-        stamps = FileStamps(folder.stamps(rank - 4), rank)
-        stamps.does("imports torch")
+        Heartbeat(HeartbeatFile(folder.heartbeat(rank - 4), os.getpid(), rank)).working("imports torch")
     folder.leave_progress(PROGRESS)
     folder.leave_checkpoint("pseudo-00000002", 2)
     found = pod_report(folder)
-    assert [(sign.rank, sign.place, sign.doing) for sign in found.ranks] == [
+    assert [(beat.rank, beat.place, beat.doing) for beat in found.ranks] == [
         (rank, "starting", "imports torch") for rank in (4, 5)
     ]
-    assert {sign.process for sign in found.ranks} == {process_state(os.getpid())}
+    assert {beat.process for beat in found.ranks} == {process_state(os.getpid())}
     assert found.progress == PROGRESS
     assert found.checkpoint is not None
     assert (found.checkpoint.name, found.checkpoint.step) == ("pseudo-00000002", 2)
@@ -134,7 +133,7 @@ def test_a_report_says_what_the_ranks_left_in_the_folder(folder: PodFolder) -> N
 
 def test_the_largest_report_is_one_that_the_operator_reads(folder: PodFolder) -> None:
     for rank in range(64):
-        FileStamps(folder.stamps(rank), 10_000 + rank).does("ü" * 64)
+        Heartbeat(HeartbeatFile(folder.heartbeat(rank), os.getpid(), 10_000 + rank)).working("ü" * 64)
     folder.leave_progress(PROGRESS)
     folder.leave_checkpoint("p" * 253, 10**9)
     found = pod_report(folder)
@@ -142,8 +141,8 @@ def test_the_largest_report_is_one_that_the_operator_reads(folder: PodFolder) ->
     assert len(found.to_json().encode()) < REPORT_BYTES
 
 
-def test_ages_are_counted_from_the_moments_of_the_stamp() -> None:
-    stamp = Stamp(
+def test_ages_are_counted_from_the_moments_of_the_record() -> None:
+    record = HeartbeatRecord(
         pid=1,
         rank=2,
         place="waiting",
@@ -154,9 +153,9 @@ def test_ages_are_counted_from_the_moments_of_the_stamp() -> None:
         busy_seconds=0.5,
         save_began=60.0,
     )
-    found = sign_of(stamp, 100.0, "S")
+    found = rank_heartbeat(record, 100.0, "S")
     assert (found.seconds, found.saving_seconds, found.collectives, found.busy_seconds) == (10.0, 40.0, 5, 0.5)
-    assert sign_of(stamp, 80.0, "S").seconds == 0.0
+    assert rank_heartbeat(record, 80.0, "S").seconds == 0.0
 
 
 def test_the_state_of_a_process_whatever_its_name(tmp_path: Path) -> None:
@@ -218,7 +217,7 @@ def test_an_endpoint_that_is_gone_and_comes_back(
 def test_a_report_that_hangs_does_not_keep_the_pod_from_ending(server: Server, folder: PodFolder) -> None:
     server.manner = "hangs"
     program = (
-        "import sys; from pathlib import Path; from pseudoreal_trainer.tell import endpoint;"
+        "import sys; from pathlib import Path; from pseudoreal_trainer.pod import endpoint;"
         "from pseudoreal_trainer.pod.pod_folder import PodFolder;"
         "from pseudoreal_trainer.pod.reporting import reporting\n"
         "endpoint._SECONDS = 600.0\n"

@@ -69,7 +69,7 @@ def open_grid(layout: Layout, ranks: Ranks) -> Grid:
     assert layout.pipeline * layout.data == ranks.world, "the layout covers the ranks"
     if ranks.world == 1:
         return Grid(layout, ranks)
-    with ranks.stamps.wait("groups of ranks"):
+    with ranks.heartbeat.waiting("groups of ranks"):
         grid = _connected(layout, ranks)
         _greet(grid)
         return grid

@@ -14,7 +14,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.heartbeat.stamps import Stamps
+from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
-    stamps: Stamps = field(default_factory=Stamps, compare=False)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat, compare=False)
     limit: timedelta | None = None
     """Longest wait in a collective, for every group. None: torch's own limit."""
 
@@ -33,7 +33,7 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replaces the tensor by its sum over all ranks, which has the same bits on each."""
         if self.world > 1:
-            with self.stamps.wait("sum over all ranks"):
+            with self.heartbeat.waiting("sum over all ranks"):
                 dist.all_reduce(tensor)
         return tensor
 
@@ -49,17 +49,17 @@ class Ranks:
 
 
 @contextmanager
-def open_ranks(stamps: Stamps | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:
+def open_ranks(heartbeat: Heartbeat | None = None, *, gpus: int = 0, limit: timedelta | None = None) -> Iterator[Ranks]:
     """The processes that train together: under torchrun all that it started, else this one alone. `gpus`: number that
     the pod has asked for. Raises TrainingError when a rank that should have a GPU has none."""
-    stamps = stamps or Stamps()
+    heartbeat = heartbeat or Heartbeat()
     world, device = int(os.environ.get("WORLD_SIZE", "1")), device_of_rank(gpus)
     if world == 1:
-        yield Ranks(0, 1, device, stamps, limit)
+        yield Ranks(0, 1, device, heartbeat, limit)
         return
-    with stamps.wait("rendezvous of all ranks"):
+    with heartbeat.waiting("rendezvous of all ranks"):
         _join(device, limit)
-    yield Ranks(dist.get_rank(), world, device, stamps, limit)
+    yield Ranks(dist.get_rank(), world, device, heartbeat, limit)
     # Not after an error: the other ranks may wait inside collectives, and leaving the group would wait for them.
     dist.destroy_process_group()
 

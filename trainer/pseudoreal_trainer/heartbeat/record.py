@@ -1,7 +1,8 @@
-"""The file in which a rank says where it is: a fixed layout, mapped into memory, so that a word costs a microsecond.
+"""The file of a heartbeat: a fixed layout, mapped into memory, so that writing a record costs a microsecond or two.
 
-Two slots are written in turn, each with a checksum of its own: who reads while one is being written, or after its
-writer was stopped in the middle of it, finds the other. A third record, of another thread, is the end of a save.
+Two copies of the record are written in turn, each with a checksum of its own: who reads while one is being written, or
+after its writer was stopped in the middle of it, finds the other. The end of a save stands apart, as another thread
+writes it.
 """
 
 import mmap
@@ -17,50 +18,52 @@ from pseudoreal_api.wire.reports import Place
 
 _PLACES: tuple[Place, ...] = get_args(Place)
 _INDEX = {place: index for index, place in enumerate(_PLACES)}
-_SLOT = struct.Struct("<QIIB64sdQQdd")
-"""Turn, pid, rank, place, doing, since, step, waits, busy seconds, begin of the save."""
+_RECORD = struct.Struct("<QIIB64sdQQdd")
+"""Number of the record, pid, rank, place, doing, since, step, waits, busy seconds, begin of the save."""
 _SAVED = struct.Struct("<d")
 _CHECKSUM = struct.Struct("<I")
-_SLOT_ROOM, _SAVED_BEGIN, _SIZE = 128, 256, 272
-assert _SLOT.size + _CHECKSUM.size <= _SLOT_ROOM
+_RECORD_BYTES, _SAVED_BEGIN, _FILE_BYTES = 128, 256, 272
+assert _RECORD.size + _CHECKSUM.size <= _RECORD_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
-    """What a rank last said. Moments are of CLOCK_MONOTONIC, which the processes of a machine share."""
+class HeartbeatRecord:
+    """The newest record of a rank. Moments are seconds of CLOCK_MONOTONIC, which the processes of a machine share."""
 
     pid: int
     rank: int
     place: Place
     doing: str
     since: float
-    """Moment when it came there."""
+    """Moment from which place and doing hold."""
     step: int
+    """Training steps done, from the job's start."""
     waits: int
-    """That it has left."""
+    """Number of waits that have ended, since the process began."""
     busy_seconds: float | None
+    """Mean of the newest steps without their waits. None: no step is done."""
     save_began: float | None
     """Moment. None: no save is under way."""
 
 
-class StampFile:
-    """Of the rank that writes it."""
+class HeartbeatFile:
+    """The writer's side of the file. One thread calls `write`, and one `write_saved`."""
 
     def __init__(self, path: Path, pid: int, rank: int) -> None:
         with path.open("wb+") as file:
-            # Room that the first word does not find would end the process.
-            os.posix_fallocate(file.fileno(), 0, _SIZE)
-            self._map = mmap.mmap(file.fileno(), _SIZE)
-        self._pid, self._rank, self._turn = pid, rank, 0
+            # A page of the mapping that the file system has no memory for would end the process (SIGBUS) when written.
+            os.posix_fallocate(file.fileno(), 0, _FILE_BYTES)
+            self._map = mmap.mmap(file.fileno(), _FILE_BYTES)
+        self._pid, self._rank, self._number = pid, rank, 0
 
     def write(
         self, place: Place, doing: str, since: float, step: int, waits: int, busy_seconds: float, save_began: float
     ) -> None:
-        """The last two: NaN where there is none."""
-        self._turn += 1
+        """`doing`: what passes 64 bytes is cut off. `busy_seconds`, `save_began`: NaN where there is none."""
+        self._number += 1
         numbers = (since, step, waits, busy_seconds, save_began)
-        body = _SLOT.pack(self._turn, self._pid, self._rank, _INDEX[place], doing.encode(), *numbers)
-        self._put(self._turn % 2 * _SLOT_ROOM, body)
+        body = _RECORD.pack(self._number, self._pid, self._rank, _INDEX[place], doing.encode(), *numbers)
+        self._put(self._number % 2 * _RECORD_BYTES, body)
 
     def write_saved(self, moment: float) -> None:
         """The save that began before this moment is committed."""
@@ -70,15 +73,15 @@ class StampFile:
         self._map[begin : begin + len(body) + _CHECKSUM.size] = body + _CHECKSUM.pack(crc32(body))
 
 
-def read_stamp(path: Path) -> Stamp | None:
-    """None: it has said nothing yet."""
+def read_heartbeat(path: Path) -> HeartbeatRecord | None:
+    """None: nothing is written yet. Any process may call this at any time."""
     content = path.read_bytes()
-    found = [slot for slot in (_sound(content, _SLOT, turn * _SLOT_ROOM) for turn in range(2)) if slot]
+    found = [record for record in (_sound(content, _RECORD, copy * _RECORD_BYTES) for copy in range(2)) if record]
     if not found:
         return None
     _, pid, rank, place, doing, since, step, waits, busy, began = max(found)
     saved = _sound(content, _SAVED, _SAVED_BEGIN)
-    return Stamp(
+    return HeartbeatRecord(
         pid=pid,
         rank=rank,
         place=_PLACES[place],

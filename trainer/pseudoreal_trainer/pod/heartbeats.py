@@ -1,0 +1,48 @@
+"""What a pod reports: the heartbeats of its ranks, how far the training is, the newest checkpoint."""
+
+import re
+import time
+from pathlib import Path
+
+from pseudoreal_api.wire.reports import PodReport, RankSign
+
+from pseudoreal_trainer.heartbeat.record import HeartbeatRecord, read_heartbeat
+from pseudoreal_trainer.pod.pod_folder import PodFolder
+
+_PROCESSES = Path("/proc")
+_GONE = "X"
+
+
+def pod_report(folder: PodFolder) -> PodReport:
+    return PodReport(ranks=rank_heartbeats(folder), progress=folder.progress(), checkpoint=folder.checkpoint())
+
+
+def rank_heartbeats(folder: PodFolder) -> list[RankSign]:
+    """The newest heartbeat of each rank that has begun."""
+    records = [record for record in map(read_heartbeat, folder.heartbeats()) if record is not None]
+    return [rank_heartbeat(record, time.monotonic(), process_state(record.pid)) for record in records]
+
+
+def rank_heartbeat(record: HeartbeatRecord, now: float, process: str) -> RankSign:
+    """Pure. `now`: seconds of CLOCK_MONOTONIC. `process`: the state that `process_state` finds."""
+    return RankSign(
+        rank=record.rank,
+        place=record.place,
+        doing=record.doing,
+        seconds=max(0.0, now - record.since),
+        step=record.step,
+        collectives=record.waits,
+        busy_seconds=record.busy_seconds,
+        saving_seconds=None if record.save_began is None else max(0.0, now - record.save_began),
+        process=process,
+    )
+
+
+def process_state(pid: int) -> str:
+    """Its letter in /proc/PID/stat (proc_pid_stat(5)); X when there is no such process any more."""
+    try:
+        # The name before it, in brackets, may have anything in it.
+        found = re.search(r"\) (\S)[^)]*$", (_PROCESSES / str(pid) / "stat").read_text())
+    except (FileNotFoundError, ProcessLookupError):
+        return _GONE
+    return found[1] if found else ""
