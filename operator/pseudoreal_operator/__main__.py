@@ -50,7 +50,8 @@ async def run(settings: Settings) -> None:
 
 
 def _end_on_sigterm() -> None:
-    """Until kopf handles signals: the first process of a container ignores those that it does not handle."""
+    """Makes SIGTERM end the process until kopf handles signals: the first process of a container ignores those that it
+    does not handle."""
     task = asyncio.current_task()
     assert task is not None, "this runs in a task"
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)

@@ -5,9 +5,10 @@ import re
 MOST_CHARACTERS = 2000
 _CUT = " … "
 _END_SHARE = 0.75
-"""Of what is kept: an error usually comes last."""
+"""Share of what is kept that is taken from the end: an error usually comes last."""
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters but for tab and line feed, which a terminal would obey; and lone surrogates, which are none."""
+"""Characters that cannot be shown: control characters other than tab and line feed, which a terminal would obey, and
+lone surrogates, which stand for none."""
 _PICTURES = 0x2400
 """Unicode block "Control Pictures": a sign for each of the ASCII control characters."""
 
@@ -19,7 +20,7 @@ def clean(text: str, most: int = MOST_CHARACTERS) -> str:
 
 
 def cut(text: str, most: int) -> str:
-    """Without the middle of what is longer."""
+    """`text` with at most `most` characters; what is longer loses its middle."""
     if len(text) <= most:
         return text
     end = int((most - len(_CUT)) * _END_SHARE)

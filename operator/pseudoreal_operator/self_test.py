@@ -28,7 +28,7 @@ def job(layers: int) -> dict[str, Any]:
 
 
 async def run(namespace: str, deployment: str) -> None:
-    """Raises RuntimeError with what is wrong."""
+    """Runs the test. Raises RuntimeError with what is wrong."""
     config.load_incluster_config()
     async with client.ApiClient() as api:
         await _dry_run(api, namespace, layers=4)

@@ -10,14 +10,14 @@ from typing import Literal, cast, get_args
 
 REPORT_PORT = 8443
 USER = 10001
-"""In both images."""
+"""Id of the user in both images."""
 POD_IDS = ("runAsUser", "runAsGroup", "fsGroup")
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 
 
 @dataclass(frozen=True)
 class ReportServer:
-    """Where to listen, and files of a certificate and its key."""
+    """The address to listen at, and the files of a certificate and its key."""
 
     port: int
     certificate: str
@@ -33,28 +33,28 @@ class Lease:
 
 @dataclass(frozen=True)
 class Settings:
-    """`namespaces` is empty when the whole cluster is watched."""
+    """What the Deployment sets. `namespaces` is empty when the whole cluster is watched."""
 
     trainer_image: str
     pull_policy: PullPolicy
     namespaces: tuple[str, ...]
     health_port: int = 8080
     reports: ReportServer | None = None
-    """None: pods have nobody to report to."""
+    """The endpoint for reports; None: pods do not report."""
     lease: Lease | None = None
-    """None: nobody makes sure that this is the only operator."""
+    """The lease to hold; None: no lease is used, and two operators may run at once."""
     pod_ids: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(POD_IDS, USER))
     """runAsUser, runAsGroup and fsGroup of training pods, as far as the cluster does not choose them."""
     nccl_config: str | None = None
     """Text of the site's nccl.conf."""
     report_url: str | None = None
-    """Where training pods report to. None: nowhere."""
+    """URL that training pods report to; None: they do not report."""
     report_ca: str | None = None
-    """Certificates, in PEM, by which they know who answers there."""
+    """Certificates, in PEM, by which training pods know who answers there."""
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
-    """Raises ValueError for a variable that is missing or wrong."""
+    """The settings. Raises ValueError for a variable that is missing or wrong."""
     image = environment.get("PSEUDOREAL_TRAINER_IMAGE", "")
     if not image:
         raise ValueError("PSEUDOREAL_TRAINER_IMAGE is not set; set it to the trainer image of this release")
@@ -107,7 +107,7 @@ def read_namespaces(environment: Mapping[str, str] = os.environ) -> tuple[str, .
 
 
 def _text_of(environment: Mapping[str, str], variable: str) -> str | None:
-    """Of the file that the variable names. None when it is not set, or the file is empty."""
+    """The text of the file that the variable names; None when it is not set, or the file is empty."""
     path = environment.get(variable)
     if not path:
         return None

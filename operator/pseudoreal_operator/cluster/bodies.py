@@ -11,13 +11,14 @@ from typing import Any
 from aiohttp import ClientHandlerType, ClientRequest, ClientResponse
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
-"""In Python's strings they are always alone: they stand for no character, and UTF-8 has none for them."""
+"""Surrogates. In Python's strings they are always alone: they stand for no character, and UTF-8 has none for them."""
 _ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
-"""Inside of strings, where alone they can be, both languages read \\uXXXX as the character."""
+"""Characters that are written as \\uXXXX. They can only be inside of strings, where both languages read that as the
+character."""
 
 
 def encode(value: Any) -> bytes:
-    """A JSON value. Raises ValueError for a number that JSON has not."""
+    """A JSON value as the bytes of a body. Raises ValueError for a number that JSON does not have."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     text = _SURROGATES.sub("\ufffd", text)
     return _ESCAPED.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()

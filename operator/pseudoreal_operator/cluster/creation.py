@@ -13,7 +13,8 @@ class NameConflict(Exception):
 
 
 async def make(api: Api, manifest: Json) -> None:
-    """What is there already, and has the same owner, is what another pass made. Raises NameConflict; ApiException."""
+    """Creates a child. One that is there already and has the same owner is what another pass made. Raises NameConflict,
+    or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
         await api.create(manifest)
@@ -30,7 +31,8 @@ async def make(api: Api, manifest: Json) -> None:
 
 
 def _check_owner(kind: str, found: Json, wanted: Json) -> None:
-    """A claim that stays after its job is wanted without an owner, and is used whoever made it."""
+    """Checks that the object found is the one wanted. A claim that stays after its job is wanted without an owner, and
+    is used whoever made it. Raises NameConflict."""
     owner = _controller(wanted)
     if owner is None or _controller(found) == owner:
         return

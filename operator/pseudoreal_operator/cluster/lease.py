@@ -29,16 +29,18 @@ log = structlog.get_logger()
 # seconds apart); the rest is for an API server that is started anew, after which the operator need not be. Who ends in
 # order hands over at once.
 DURATION_SECONDS = 30.0
-"""After that long without a renewal somebody else may take the lease."""
+"""Seconds without a renewal after which another operator may take the lease."""
 _RENEW_SECONDS = 20.0
-"""After that long without a renewal of its own an operator ends itself, and has the rest of the duration to do so."""
+"""Seconds without a renewal of its own after which an operator ends itself; it has the rest of the duration to do
+so."""
 _REQUEST_SECONDS = 5.0
 _RETRY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A version of the lease, and when it was first seen: clocks of other machines are not compared."""
+    """A version of the lease, and when it was first seen by this machine's clock: clocks of other machines are not
+    compared."""
 
     version: str
     moment: float
@@ -46,12 +48,13 @@ class _Seen:
 
 
 class LeaseLost(Exception):
-    """Somebody else holds the lease, or may hold it by now."""
+    """Another operator holds the lease, or may hold it by now."""
 
 
 @asynccontextmanager
 async def keep_lease(api: Api, lease: Lease) -> AsyncIterator[None]:
-    """Waits until the lease is free, and holds it. Raises LeaseLost, having cancelled what runs inside."""
+    """Waits until the lease is free, and holds it while the context lasts. Raises LeaseLost, having cancelled what runs
+    inside."""
     asked = await _acquire(api, lease)
     log.info("lease_acquired", holder=lease.holder)
     owner = asyncio.current_task()
@@ -73,7 +76,7 @@ async def keep_lease(api: Api, lease: Lease) -> AsyncIterator[None]:
 
 
 async def _acquire(api: Api, lease: Lease) -> float:
-    """When the request that acquired it was sent."""
+    """The moment at which the request that acquired the lease was sent."""
     seen: _Seen | None = None
     while True:
         asked, before = _now(), seen
@@ -90,7 +93,8 @@ async def _acquire(api: Api, lease: Lease) -> float:
 
 
 async def _renew(api: Api, lease: Lease, asked: float) -> None:
-    """Raises LeaseLost. What counts is when a renewal was sent: others count from when they see it, which is later."""
+    """Renews the lease again and again. Raises LeaseLost. What counts is when a renewal was sent: others count from
+    when they see it, which is later."""
     try:
         while True:
             async with asyncio.timeout_at(asked + _RENEW_SECONDS):
@@ -140,7 +144,7 @@ async def _try(api: Api, lease: Lease, seen: _Seen | None, held_by: str | None =
 
 
 def _manifest(lease: Lease, before: Json) -> Json:
-    """`before`: what the Lease said; empty for a new one."""
+    """The Lease to write. `before`: what it said; empty for a new one."""
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     spec = {
         "holderIdentity": lease.holder,

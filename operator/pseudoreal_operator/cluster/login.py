@@ -13,7 +13,7 @@ from pseudoreal_operator.cluster.bodies import send_utf8
 
 @asynccontextmanager
 async def connect(connections: int = 100) -> AsyncIterator[Api]:
-    """With a pool of connections of its own; 0: of any number."""
+    """A client with a pool of `connections` connections of its own; 0: of any number."""
     configuration = client.Configuration(client_session_kwargs={"middlewares": (send_utf8,)})
     configuration.connection_pool_maxsize = connections
     if os.environ.get("KUBECONFIG"):

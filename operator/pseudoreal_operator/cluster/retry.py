@@ -6,12 +6,13 @@ from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 
 UNAVAILABLE = (ApiException, ClientError, OSError, TimeoutError)
-"""An API server that refuses, does not answer, or cannot be reached; all else is a mistake of ours."""
+"""Errors of an API server that refuses, does not answer, or cannot be reached; any other error is a mistake of ours."""
 
 CONFLICT = 409
 _FIRST_SECONDS, _MOST_SECONDS = 1.0, 60.0
 _FIRST_AFTER_CONFLICT, _MOST_AFTER_CONFLICT = 0.1, 5.0
-"""Somebody else wrote: what is there now is to be looked at soon, but not for ever."""
+"""Seconds to wait after a conflict, at first and at most. Somebody else wrote: what is there now is to be looked at
+soon, but not for ever."""
 _MOST_RETRY_AFTER = 600.0
 
 
@@ -23,8 +24,8 @@ class Pause:
 
 
 def pause_after(error: Exception, failures: int, chance: float) -> Pause:
-    """`failures`: how many there were in a row, this one included. `chance`, from 0 to 1, takes up to half of the time
-    off: what failed together does not come back together."""
+    """The wait after a failure. `failures`: how many there were in a row, this one included. `chance`, from 0 to 1,
+    takes up to half of the time off: what failed together does not come back together."""
     conflict = isinstance(error, ApiException) and error.status == CONFLICT
     first, most = (_FIRST_AFTER_CONFLICT, _MOST_AFTER_CONFLICT) if conflict else (_FIRST_SECONDS, _MOST_SECONDS)
     seconds = min(most, first * 2.0 ** min(failures - 1, 10)) * (1 - chance / 2)

@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 _GONE = 410
 _PAUSE_SECONDS = 0.1
-"""Between two connections."""
+"""Seconds between two connections."""
 
 log = structlog.get_logger()
 
@@ -30,13 +30,13 @@ class Watch:
     namespace: str | None
     label: str
     tell: Callable[[str, Json], None]
-    """(type of the change, object); it must not raise."""
+    """Called with the type of each change and the object; it must not raise."""
     missed: Callable[[], None]
-    """Changes may have been missed: at the start, and when the API server does not know any more what came after the
-    last one that was told."""
+    """Called when changes may have been missed: at the start, and when the API server does not know any more what came
+    after the last one that was told."""
 
     async def run(self, begun: asyncio.Event) -> NoReturn:
-        """Sets `begun` when nothing is missed from then on."""
+        """Watches until it is cancelled. Sets `begun` when nothing is missed from then on."""
         version, failures = "", 0
         while True:
             try:

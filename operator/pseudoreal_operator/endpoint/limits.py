@@ -8,7 +8,8 @@ from dataclasses import dataclass
 Clock = Callable[[], float]
 
 _REMEMBERED = 20_000
-"""Callers; those that were not seen for longest are forgotten first, with a full bucket."""
+"""Number of callers that are remembered. Those that were not seen for longest are forgotten first, with a full
+bucket."""
 
 
 @dataclass
@@ -30,7 +31,7 @@ class Limiter:
         return True
 
     def give_back(self, caller: Hashable) -> None:
-        """What was allowed last does not count."""
+        """Gives back what the caller was allowed last."""
         bucket = self._filled(caller)
         bucket.tokens = min(self._burst, bucket.tokens + 1)
 

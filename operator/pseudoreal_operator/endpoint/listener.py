@@ -1,7 +1,5 @@
-"""Takes connections for the endpoint, within bounds.
-
-Who opens many, or opens them and says nothing, neither silences the others for long nor keeps the operator's loop busy
-with handshakes."""
+"""Takes connections for the endpoint, within bounds. A client that opens many, or opens them and says nothing, neither
+silences the others for long nor keeps the operator's loop busy with handshakes."""
 
 import asyncio
 import socket
@@ -17,12 +15,13 @@ from pseudoreal_operator.endpoint.tls_buffers import take_small_buffers
 
 MOST_CONNECTIONS = 4000
 MOST_HANDSHAKES = 50
-"""At a time."""
+"""Most handshakes at a time."""
 PER_SECOND, AT_ONCE = 10, 200
-"""New connections of one address, behind which there may be many pods: one of each, for as long as it reports."""
+"""Limits on new connections of one address. Behind it there may be many pods: each has one connection for as long as it
+reports."""
 HANDSHAKE_SECONDS = 5.0
 IDLE_SECONDS = 15.0
-"""A connection that says nothing for so long is closed: a pod reports every few seconds."""
+"""Seconds of silence after which a connection is closed: a pod reports every few seconds."""
 _BACKLOG = 256
 
 log = structlog.get_logger()
@@ -39,7 +38,7 @@ class Listener:
 
     @asynccontextmanager
     async def listening(self, server: web.Server, port: int) -> AsyncIterator[int]:
-        """`server` gets what is taken. The port; one that is free for 0."""
+        """Listens, and hands what it takes to `server`: the port; a free one where 0 was asked for."""
         with _socket(port) as listening:
             listening.setblocking(False)
             self._start(self._accept(listening, server))
@@ -90,7 +89,7 @@ class Listener:
 
 
 def _socket(port: int) -> socket.socket:
-    """Sockets of both address families, where the machine has both."""
+    """A socket of both address families, where the machine has both."""
     if socket.has_dualstack_ipv6():
         return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
     return socket.create_server(("", port), backlog=_BACKLOG)

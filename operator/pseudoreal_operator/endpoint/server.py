@@ -21,9 +21,9 @@ from pseudoreal_operator.observe.reading import read_report
 from pseudoreal_operator.settings import ReportServer
 
 PER_SECOND, BURST = 1.0, 5.0
-"""Reports of one pod, which sends one every few seconds."""
+"""Limits on the reports of one pod, which sends one every few seconds."""
 READ_SECONDS = 10.0
-"""For the body of a report."""
+"""Time limit for the body of a report."""
 RETRY_SECONDS = 10
 _AGAIN_LATER = (429, 503)
 
@@ -87,7 +87,7 @@ async def serve_reports(reports: Reports, where: ReportServer) -> AsyncIterator[
 
 @asynccontextmanager
 async def bounded(reports: Reports, tls: ssl.SSLContext, port: int) -> AsyncIterator[int]:
-    """The port; a free one for 0."""
+    """Starts the endpoint: its port; a free one where 0 was asked for."""
     listener = Listener(tls)
     runner = web.AppRunner(application(reports), access_log=None, shutdown_timeout=2.0, keepalive_timeout=IDLE_SECONDS)
     await runner.setup()

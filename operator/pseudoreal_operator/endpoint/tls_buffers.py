@@ -10,5 +10,6 @@ BUFFER_BYTES = 16 * 1024
 
 
 def take_small_buffers() -> None:
-    """For all connections of the process that are made from now on, those to the API server among them."""
+    """Makes small buffers the default for all connections of the process that are made from now on, those to the API
+    server among them."""
     SSLProtocol.max_size = BUFFER_BYTES

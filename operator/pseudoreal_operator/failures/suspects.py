@@ -45,7 +45,7 @@ def _longest_first(signs: Sequence[RankSign]) -> list[int]:
 
 
 def _lowest(signs: Sequence[RankSign], value: Callable[[RankSign], int]) -> list[int]:
-    """Empty when all have the same."""
+    """Ranks with the lowest value; empty when all have the same."""
     values = [value(sign) for sign in signs]
     lowest = min(values, default=0)
     return (

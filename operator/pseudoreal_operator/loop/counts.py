@@ -1,4 +1,4 @@
-"""What the operator has counted since it started; `/healthz` shows it."""
+"""Counts of the operator since it started; `/healthz` shows them."""
 
 from dataclasses import dataclass
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 @dataclass
 class Counts:
     refused_statuses: int = 0
-    """Statuses that the API server took only without their texts."""
+    """Number of statuses that the API server took only without their texts."""
     internal_errors: int = 0
-    """Passes that ended by a mistake of the operator."""
+    """Number of passes that ended by a mistake of the operator."""
     lost_events: int = 0
-    """Events that were given up."""
+    """Number of events that were given up."""

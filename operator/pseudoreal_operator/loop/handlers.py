@@ -12,7 +12,7 @@ from pseudoreal_operator.loop.loop import WATCH_TASK, WATCHED_CHILDREN, Loop
 from pseudoreal_operator.settings import Settings
 
 _START_SECONDS = 10.0
-"""Until kopf has found the kind to watch."""
+"""Seconds until kopf has found the kind to watch."""
 _KOPF_TASK = "watcher for "
 
 
@@ -43,11 +43,9 @@ def _count(counts: Counts, name: str) -> Any:
 
 
 def live_watchers(expected: int) -> int:
-    """How many watches run. Raises PermanentError, which fails the probe, when they are fewer than expected.
-
-    A kind that is not there when kopf starts is never watched, and nothing else tells. When a watch ends with an error
-    kopf ends the operator, but not in all of its releases (seen with kopf 1.45.2).
-    """
+    """Number of watches that run. Raises PermanentError, which fails the probe, when they are fewer than expected. A
+    kind that is not there when kopf starts is never watched, and nothing else tells. When a watch ends with an error
+    kopf ends the operator, but not in all of its releases (seen with kopf 1.45.2)."""
     names = [task.get_name() for task in asyncio.all_tasks() if not task.done()]
     alive = sum(name.startswith((_KOPF_TASK, WATCH_TASK)) for name in names)
     if alive < expected:

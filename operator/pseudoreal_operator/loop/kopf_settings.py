@@ -6,7 +6,7 @@ import kopf
 from pseudoreal_api.base import GROUP
 
 LISTED_AT_ONCE = 50
-"""Jobs of one answer: each may be a megabyte, and users decide that."""
+"""Most jobs of one answer: each may be a megabyte, and users decide that."""
 
 
 def kopf_settings() -> kopf.OperatorSettings:

@@ -17,8 +17,9 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class WorkQueue(Generic[Key]):
-    """`work` makes a pass, and returns the seconds until the next one; None: not before somebody adds the key. When it
-    raises, `failed` says for how long to leave the key alone; it is told how often in a row."""
+    """The queue and its workers. `work` makes a pass, and returns the seconds until the next one; None: not before
+    somebody adds the key. When it raises, `failed` says for how long to leave the key alone; it is told how often in a
+    row."""
 
     def __init__(
         self, work: Callable[[Key], Awaitable[float | None]], failed: Callable[[Key, Exception, int], Pause]
@@ -26,9 +27,9 @@ class WorkQueue(Generic[Key]):
         self._work, self._failed = work, failed
         self._news: deque[Key] = deque()
         self._backlog: deque[Key] = deque()
-        """Both may hold keys that were served or forgotten meanwhile."""
+        """Keys of the backlog; it and the line of news may hold keys that were served or forgotten meanwhile."""
         self._ready = asyncio.Semaphore(0)
-        """As many as both hold."""
+        """Counts the keys that both lines hold."""
         self._wanted: dict[Key, deque[Key]] = {}
         """Keys that are to have a pass now, those whose pass goes on among them, and the line where they wait."""
         self._running: set[Key] = set()
@@ -37,14 +38,14 @@ class WorkQueue(Generic[Key]):
         self._not_before: dict[Key, float] = {}
 
     def add_backlog(self, key: Key) -> None:
-        """A pass when there is nothing else to do."""
+        """Asks for a pass over the key when there is nothing else to do."""
         if key in self._not_before:
             self.add(key)
         elif key not in self._wanted:
             self._want(key, self._backlog)
 
     def add(self, key: Key, after: float = 0.0) -> None:
-        """A pass in so many seconds, or earlier."""
+        """Asks for a pass over the key in `after` seconds, or earlier."""
         loop = asyncio.get_running_loop()
         moment = max(loop.time() + after, self._not_before.get(key, 0.0))
         known = self._later.get(key)
@@ -57,14 +58,14 @@ class WorkQueue(Generic[Key]):
         self._later[key] = loop.call_at(moment, self._ripen, key)
 
     def forget(self, key: Key) -> None:
-        """There will be nothing to do for it any more; a pass that goes on ends."""
+        """Forgets the key, for which there is nothing to do any more; a pass that goes on ends."""
         self._drop_timer(key)
         self._wanted.pop(key, None)
         self._recover(key)
 
     @asynccontextmanager
     async def workers(self, count: int) -> AsyncIterator[None]:
-        """While it is entered. Passes that go on at its end are cut off."""
+        """A context in which the workers make passes. Passes that go on at its end are cut off."""
         tasks = [asyncio.create_task(self._serve(), name=f"worker {number}") for number in range(count)]
         try:
             yield

@@ -12,10 +12,8 @@ _FORBIDDEN = 403
 
 
 async def rehearse(api: Api, trial: Iterable[Json]) -> None:
-    """Raises ApiException for the first Job that is refused; its message names the phase.
-
-    A quota counts what is there now and says nothing of the job, so it is met when a Job is really made.
-    """
+    """Tries the Jobs of all stages. Raises ApiException for the first one that is refused; its message names the phase.
+    A quota counts what is there now and says nothing of the job, so it is met when a Job is really made."""
     for manifest in trial:
         if manifest["kind"] != "Job":
             continue

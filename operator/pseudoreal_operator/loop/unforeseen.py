@@ -15,13 +15,13 @@ from pseudoreal_operator.foreign import clean
 Json = dict[str, Any]
 
 _MANAGER = "pseudoreal-operator-errors"
-"""It owns this condition alone, so the rest of the status stays, whoever wrote it."""
+"""Field manager of this condition alone, so that the rest of the status stays, whoever wrote it."""
 
 log = structlog.get_logger()
 
 
 async def tell_of_mistake(api: Api, body: Json, error: Exception) -> None:
-    """Best effort, and once: not again while it stands there."""
+    """Writes the condition: best effort, and not again while it stands there."""
     said = condition(body, error, datetime.now(UTC))
     if said is None:
         return
@@ -36,7 +36,7 @@ async def tell_of_mistake(api: Api, body: Json, error: Exception) -> None:
 
 
 def condition(body: Json, error: Exception, now: datetime) -> Json | None:
-    """None: it is said already, or the job has ended. Pure."""
+    """The condition to write; None when it is said already, or the job has ended. Pure."""
     known = {c["type"]: c for c in (body.get("status") or {}).get("conditions") or []}
     old = known.get("Progressing", {})
     unreadable = isinstance(error, ValidationError)

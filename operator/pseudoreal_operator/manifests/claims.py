@@ -12,11 +12,8 @@ Json = dict[str, Any]
 
 
 def claim(job: PseudoRealJob) -> Json | None:
-    """None when the job asks for none.
-
-    One that stays when the job is deleted belongs to nobody: it has neither an owner nor the uid of the job, and a
-    later job of the same name goes on with it.
-    """
+    """The claim; None when the job asks for none. A claim that stays when the job is deleted belongs to nobody: it has
+    neither an owner nor the uid of the job, and a later job of the same name goes on with it."""
     volume = job.spec.checkpoint.volume
     if volume is None or volume.claim is None:
         return None

@@ -11,12 +11,12 @@ Json = dict[str, Any]
 
 
 def is_isolated(job: PseudoRealJob) -> bool:
-    """A policy has no effect on pods in the network of their node."""
+    """Whether the job has a NetworkPolicy. It would have no effect on pods in the network of their node."""
     return job.spec.network.isolation == "JobOnly" and not job.spec.network.host_network
 
 
 def network_policy(job: PseudoRealJob) -> Json:
-    """Only pods of the job reach its training pods, at any port. What they themselves reach is open."""
+    """The policy: only pods of the job reach its training pods, at any port. What they themselves reach is open."""
     peers = {"podSelector": {"matchLabels": {LABEL_JOB_UID: job.metadata.uid}}}
     spec = {
         "podSelector": {"matchLabels": training_pods(job)},

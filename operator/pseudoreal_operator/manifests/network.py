@@ -17,7 +17,7 @@ Json = dict[str, Any]
 NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 HUGE_PAGES_DIRECTORY = "/hugepages"
 _NCCL_DIRECTORY = "/etc/pseudoreal-nccl"
-"""Of the user's own ConfigMap. A file cannot be mounted below CONFIG_DIRECTORY, which is read-only."""
+"""Folder of the user's own ConfigMap. A file cannot be mounted below CONFIG_DIRECTORY, which is read-only."""
 
 # Below the ports that kernels give to clients (32768..) and Kubernetes to node ports (30000..).
 _HOST_PORTS = range(20_000, 30_000)
@@ -45,20 +45,21 @@ def environment(network: Network) -> dict[str, str]:
 
 
 def nccl_config(network: Network, *, of_site: bool) -> dict[str, str]:
-    """The variable for NCCL's file: the job's own, else that of the site."""
+    """The variable that names NCCL's file: the job's own, else that of the site."""
     directory = _NCCL_DIRECTORY if network.nccl_config else CONFIG_DIRECTORY if of_site else None
     return {"NCCL_CONF_FILE": f"{directory}/{NCCL_CONFIG_FILE}"} if directory else {}
 
 
 def host_environment(network: Network) -> list[Json]:
-    """Other pods cannot resolve the name of a node, which is what torchrun would tell them."""
+    """Variables for pods in the network of their node, whose name other pods cannot resolve; torchrun would tell them
+    that name."""
     if not network.host_network:
         return []
     return [{"name": "PET_LOCAL_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
 
 
 def resources(network: Network, given: Resources) -> Json:
-    """Those of the phase, the adapters and huge pages, and the memory of /dev/shm on top."""
+    """The resources of a pod: those of the phase, the adapters and huge pages, and the memory of /dev/shm on top."""
     extra = _devices(network)
     limits, requests = (_with_shared_memory(network, amounts) for amounts in (given.limits, given.requests))
     return Resources(limits=limits | extra, requests=requests | extra).to_dict()
@@ -104,7 +105,7 @@ def mounts(network: Network) -> list[Json]:
 
 
 def capabilities(network: Network) -> Json:
-    """Adapters reach only memory that is locked."""
+    """Capabilities of the container: adapters reach only memory that is locked."""
     uses_rdma = network.mode == "RDMA" or (network.mode == "Auto" and network.rdma_resource is not None)
     return {"drop": ["ALL"]} | ({"add": ["IPC_LOCK"]} if uses_rdma else {})
 
@@ -114,19 +115,20 @@ def annotations(network: Network) -> dict[str, str]:
 
 
 def pod_fields(network: Network) -> Json:
-    """Without its DNS policy, a pod in its node's network would not find the other pods by name."""
+    """Fields of a pod in its node's network. Without its DNS policy it would not find the other pods by name."""
     return {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if network.host_network else {}
 
 
 def rendezvous_port(job: PseudoRealJob) -> int:
-    """In the network of a node, jobs share its ports: each has one of its own there, most likely."""
+    """The port of the rendezvous. In the network of a node, jobs share its ports: each has one of its own there, most
+    likely."""
     if not job.spec.network.host_network:
         return RENDEZVOUS_PORT
     return _HOST_PORTS[crc32(job.metadata.uid.encode()) % len(_HOST_PORTS)]
 
 
 def check_network(spec: PseudoRealJobSpec) -> None:
-    """Raises ValueError for what Kubernetes would refuse in the pods."""
+    """Checks spec.network. Raises ValueError for what Kubernetes would refuse in the pods."""
     pages = spec.network.huge_pages
     if pages and (bytes_of(pages.amount) == 0 or bytes_of(pages.amount) % bytes_of(pages.page_size)):
         raise ValueError(

@@ -8,7 +8,8 @@ _ADDED_TO = ("labels", "annotations", "env")
 
 
 def merge(base: Any, overlay: Any) -> Any:
-    """Maps merge; lists of named entries merge by name (mounts by mountPath); everything else is replaced."""
+    """`base` with `overlay` laid over it. Maps merge; lists of named entries merge by name (mounts by mountPath);
+    everything else is replaced."""
     if isinstance(base, dict) and isinstance(overlay, dict):
         return base | {key: merge(base[key], value) if key in base else value for key, value in overlay.items()}
     if isinstance(base, list) and isinstance(overlay, list):
@@ -29,8 +30,8 @@ def _merge_named(base: list[Any], overlay: list[Any], key: str) -> list[Any]:
 
 
 def without_nulls(overlay: Any) -> Any:
-    """Without nulls that would take away all labels, annotations or variables, the operator's own among them. Elsewhere
-    a null removes what the operator has set, such as a user id."""
+    """The overlay without nulls that would take away all labels, annotations or variables, the operator's own among
+    them. Elsewhere a null removes what the operator has set, such as a user id."""
     if isinstance(overlay, dict):
         kept = {key: value for key, value in overlay.items() if value is not None or key not in _ADDED_TO}
         return {key: without_nulls(value) for key, value in kept.items()}

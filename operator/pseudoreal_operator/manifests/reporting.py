@@ -17,7 +17,7 @@ def environment(settings: Settings) -> dict[str, str]:
 
 
 def files(settings: Settings) -> dict[str, str]:
-    """By which certificate the operator is known."""
+    """The file with the certificate by which the operator is known."""
     return {REPORT_CA_FILE: settings.report_ca} if settings.report_url and settings.report_ca else {}
 
 

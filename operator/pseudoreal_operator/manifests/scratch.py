@@ -9,14 +9,14 @@ from pseudoreal_api.spec.phase import Phase
 
 _SPARE = 2
 _LEAST = 2**30
-"""Bytes; files are rounded up, and a disk has its own."""
+"""Least bytes: files are rounded up, and a disk has its own needs."""
 _TOKENS = 256
 _WORDS = 5
-"""Words of the master type for each parameter, at most: weight, two moments, gradient, a copy in the compute type."""
+"""Most words of the master type for each parameter: weight, two moments, gradient, a copy in the compute type."""
 
 
 def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
-    """A quantity."""
+    """The size limit of the volume, as a quantity."""
     layout = resolve_layout(spec, phase)
     data_ranks = layout.workers * layout.processes_per_worker // layout.pipeline
     shards = 1 if phase.parallelism.state_sharding == "none" else data_ranks
@@ -36,5 +36,5 @@ def _block(model: Model) -> int:
 
 
 def _ends(model: Model) -> int:
-    """The embedding, and the final norm with the head."""
+    """Parameters of the embedding, and of the final norm with the head."""
     return (2 * _TOKENS + 1) * model.hidden
