@@ -20,6 +20,8 @@ ROOMS = (
     "preflight",
     "engine/ranks",
     "engine/state",
+    "heartbeat",
+    "pod",
 )
 FOLDERS = ("crds", "dev", "tests", *(f"{TRAINER}/{room}" for room in ROOMS))
 FRAGMENT = re.compile(r"(Of|That|As|In that)\b")

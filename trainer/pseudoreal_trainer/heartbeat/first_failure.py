@@ -8,7 +8,8 @@ End = Callable[[BaseException], object]
 
 
 class FirstFailure:
-    """Every thread beside the main one works inside `noticed`; every wait for such a thread looks at `check`.
+    """The first failure of a rank. Every thread beside the main one works inside `noticed`; every wait for such a
+    thread looks at `check`.
 
     A thread cannot be woken while it waits for another rank, and the other rank may wait for the thread that failed. So
     a process that trains hands in an `End` which does not return: the thread that fails first says why and ends the
@@ -21,11 +22,12 @@ class FirstFailure:
         self._end: End | None = None
 
     def ends_with(self, end: End) -> None:
-        """`end` is called once, with the first failure, in the thread that failed."""
+        """Sets what ends the process: `end` is called once, with the first failure, in the thread that failed."""
         self._end = end
 
     def add(self, error: BaseException) -> None:
-        """Only the first one counts; others wait here until its thread has ended the process."""
+        """Notes a failure. Only the first one counts; other threads wait here until its thread has ended the
+        process."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -39,7 +41,7 @@ class FirstFailure:
 
     @contextmanager
     def noticed(self) -> Iterator[None]:
-        """Around each piece of work of a thread beside the main one: nothing begins after a failure."""
+        """A context around each piece of work of a thread beside the main one: nothing begins after a failure."""
         self.check()
         try:
             yield

@@ -19,7 +19,7 @@ from pseudoreal_api.wire.reports import Place
 _PLACES: tuple[Place, ...] = get_args(Place)
 _INDEX = {place: index for index, place in enumerate(_PLACES)}
 _RECORD = struct.Struct("<QIIB64sdQQdd")
-"""Number of the record, pid, rank, place, doing, since, step, waits, busy seconds, begin of the save."""
+"""Layout of a record: its number, pid, rank, place, doing, since, step, waits, busy seconds, begin of the save."""
 _SAVED = struct.Struct("<d")
 _CHECKSUM = struct.Struct("<I")
 _RECORD_BYTES, _SAVED_BEGIN, _FILE_BYTES = 128, 256, 272
@@ -41,9 +41,9 @@ class HeartbeatRecord:
     waits: int
     """Number of waits that have ended, since the process began."""
     busy_seconds: float | None
-    """Mean of the newest steps without their waits. None: no step is done."""
+    """Mean seconds of the newest steps without their waits. None: no step is done."""
     save_began: float | None
-    """Moment. None: no save is under way."""
+    """Moment at which the save under way began. None: no save is under way."""
 
 
 class HeartbeatFile:
@@ -59,14 +59,15 @@ class HeartbeatFile:
     def write(
         self, place: Place, doing: str, since: float, step: int, waits: int, busy_seconds: float, save_began: float
     ) -> None:
-        """`doing`: what passes 64 bytes is cut off. `busy_seconds`, `save_began`: NaN where there is none."""
+        """Writes a record. `doing`: what passes 64 bytes is cut off. `busy_seconds`, `save_began`: NaN where there is
+        none."""
         self._number += 1
         numbers = (since, step, waits, busy_seconds, save_began)
         body = _RECORD.pack(self._number, self._pid, self._rank, _INDEX[place], doing.encode(), *numbers)
         self._put(self._number % 2 * _RECORD_BYTES, body)
 
     def write_saved(self, moment: float) -> None:
-        """The save that began before this moment is committed."""
+        """Writes that the save which began before this moment is committed."""
         self._put(_SAVED_BEGIN, _SAVED.pack(moment))
 
     def _put(self, begin: int, body: bytes) -> None:
@@ -74,7 +75,7 @@ class HeartbeatFile:
 
 
 def read_heartbeat(path: Path) -> HeartbeatRecord | None:
-    """None: nothing is written yet. Any process may call this at any time."""
+    """The newest record; None: nothing is written yet. Any process may call this at any time."""
     content = path.read_bytes()
     found = [record for record in (_sound(content, _RECORD, copy * _RECORD_BYTES) for copy in range(2)) if record]
     if not found:

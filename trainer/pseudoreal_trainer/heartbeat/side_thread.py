@@ -6,15 +6,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 Clock = Callable[[], float]
-"""Seconds from any fixed moment."""
+"""A clock, in seconds from any fixed moment."""
 
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """Replaced as a whole, as another thread reads it."""
+    """What a thread is at. It is replaced as a whole, as another thread reads it."""
 
     waits_for: "str | SideThread | None"
-    """None: the thread works."""
+    """What the thread waits for: other ranks, in words, or another thread. None: it works."""
     since: float
     waited: float
     """Seconds of waiting for other ranks, until `since`."""
@@ -23,7 +23,7 @@ class _State:
 
 
 class SideThread:
-    """The thread itself calls `waiting` and `waiting_behind`; the main thread reads the rest."""
+    """A thread beside the main one. It calls `waiting` and `waiting_behind` itself; the main thread reads the rest."""
 
     def __init__(self, work: str, clock: Clock = time.monotonic) -> None:
         """`work`: what it works at, in words."""
@@ -34,7 +34,7 @@ class SideThread:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Around a wait of this thread for other ranks."""
+        """A context around a wait of this thread for other ranks."""
         self._state = _State(what, self._clock(), self._state.waited)
         try:
             yield
@@ -43,7 +43,8 @@ class SideThread:
 
     @contextmanager
     def waiting_behind(self, other: "SideThread") -> Iterator[None]:
-        """Around a wait for another thread of this rank: a wait for other ranks as long as that one waits for them."""
+        """A context around a wait for another thread of this rank: it is a wait for other ranks as long as that thread
+        waits for them."""
         self._state = _State(other, self._clock(), self._state.waited, other.waited_seconds())
         try:
             yield

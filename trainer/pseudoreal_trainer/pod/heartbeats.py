@@ -24,7 +24,8 @@ def rank_heartbeats(folder: PodFolder) -> list[RankSign]:
 
 
 def rank_heartbeat(record: HeartbeatRecord, now: float, process: str) -> RankSign:
-    """Pure. `now`: seconds of CLOCK_MONOTONIC. `process`: the state that `process_state` finds."""
+    """What a pod reports of a rank. Pure. `now`: seconds of CLOCK_MONOTONIC. `process`: the state that `process_state`
+    finds."""
     return RankSign(
         rank=record.rank,
         place=record.place,
@@ -39,7 +40,7 @@ def rank_heartbeat(record: HeartbeatRecord, now: float, process: str) -> RankSig
 
 
 def process_state(pid: int) -> str:
-    """Its letter in /proc/PID/stat (proc_pid_stat(5)); X when there is no such process any more."""
+    """State of a process: its letter in /proc/PID/stat (proc_pid_stat(5)); X when there is no such process any more."""
     try:
         # The name before it, in brackets, may have anything in it.
         found = re.search(r"\) (\S)[^)]*$", (_PROCESSES / str(pid) / "stat").read_text())

@@ -15,14 +15,15 @@ from pseudoreal_trainer.pod.outcome import has_failed, read_outcome
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 LAST_SECONDS = 2.0
-"""For the last words of the others."""
+"""Seconds that the others have for their outcomes."""
 _DEAD = ("Z", "X")
 
 log = structlog.get_logger()
 
 
 class Partners:
-    """`ended` are the local ranks that were killed here: what became of them was not their fault."""
+    """The ranks of a pod. `ended` are the local ranks that were killed here: what became of them was not their
+    fault."""
 
     def __init__(self, folder: PodFolder, clock: Clock = time.monotonic) -> None:
         self._folder, self._clock = folder, clock
@@ -30,7 +31,8 @@ class Partners:
         self.ended: set[int] = set()
 
     def look(self) -> None:
-        """To be called again and again: kills the others LAST_SECONDS after one was seen to be gone."""
+        """Looks at the ranks, and kills the others LAST_SECONDS after one was seen to be gone. To be called again and
+        again."""
         now = self._clock()
         if self._gone_since is None and any(self._is_gone(*rank) for rank in self._ranks()):
             self._gone_since = now
@@ -38,7 +40,7 @@ class Partners:
             self._kill_others()
 
     def _is_gone(self, local_rank: int, pid: int) -> bool:
-        """It is dead and has not ended well: it was killed, or has failed."""
+        """Whether the rank is dead and has not ended well: it was killed, or has failed."""
         if process_state(pid) not in _DEAD:
             return False
         outcome = read_outcome(self._folder.path, local_rank)
@@ -53,7 +55,7 @@ class Partners:
                     os.kill(pid, signal.SIGKILL)
 
     def _ranks(self) -> Iterator[tuple[int, int]]:
-        """Local rank and process, of those that have begun."""
+        """Local rank and process of each rank that has begun."""
         for path in self._folder.heartbeats():
             if (record := read_heartbeat(path)) is not None:
                 yield int(path.stem), record.pid

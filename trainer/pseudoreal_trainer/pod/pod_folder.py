@@ -20,7 +20,7 @@ class _Committed(ApiModel):
     name: str
     step: int
     moment: float
-    """Of CLOCK_MONOTONIC."""
+    """Moment of the commit, in seconds of CLOCK_MONOTONIC."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +43,11 @@ class PodFolder:
         return None if content is None else ProgressReport.model_validate_json(content)
 
     def leave_checkpoint(self, name: str, step: int) -> None:
-        """It was committed just now."""
+        """Notes a checkpoint that was committed just now."""
         self._replace("checkpoint", _Committed(name=name, step=step, moment=time.monotonic()).to_json())
 
     def checkpoint(self) -> SavedCheckpoint | None:
-        """The newest."""
+        """The newest checkpoint that was noted; None where there is none."""
         content = self._content("checkpoint")
         if content is None:
             return None
@@ -58,7 +58,7 @@ class PodFolder:
         self._finish.touch()
 
     def is_asked_to_finish(self) -> bool:
-        """The phase is to end now, through a checkpoint."""
+        """Whether the phase is to end now, through a checkpoint."""
         return self._finish.exists()
 
     @property
@@ -66,7 +66,7 @@ class PodFolder:
         return self.path / "finish"
 
     def _replace(self, name: str, text: str) -> None:
-        """All or nothing: another process reads it meanwhile."""
+        """Writes a file all or not at all: another process reads it meanwhile."""
         temporary = self.path / f"{name}.tmp"
         # Training goes on when there is no room for what it reports on its way.
         with suppress(OSError):
@@ -81,11 +81,11 @@ class PodFolder:
 
 
 def pod_folder() -> PodFolder | None:
-    """Of the pod that this process belongs to; None when it runs by itself."""
+    """The folder of the pod that this process belongs to; None when it runs by itself."""
     return PodFolder(Path(os.environ[OUTCOME_DIRECTORY])) if OUTCOME_DIRECTORY in os.environ else None
 
 
 def memory_directory() -> str | None:
-    """For files that are written all the time: a mapped file on a disk makes its writer wait while the system saves it.
-    None: there is no such place."""
+    """A folder in memory for files that are written all the time: a mapped file on a disk makes its writer wait while
+    the system saves it. None: there is no such place."""
     return str(_MEMORY) if os.access(_MEMORY, os.W_OK) else None

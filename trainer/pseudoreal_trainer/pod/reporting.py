@@ -14,7 +14,7 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 _MOST_SECONDS = 60.0
 _LAST_SECONDS = 1.0
-"""For the last report, which has the checkpoint that a pod made when it was asked to end."""
+"""Time limit for the last report, which has the checkpoint that a pod made when it was asked to end."""
 _MOST_RETRY_AFTER = 600.0
 
 log = structlog.get_logger()
@@ -22,7 +22,7 @@ log = structlog.get_logger()
 
 @contextmanager
 def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REPORT_SECONDS) -> Iterator[None]:
-    """Reports every so many seconds while its context lasts, and once at its end."""
+    """A context that reports every `seconds` while it lasts, and once at its end."""
     if endpoint is None:
         yield
         return
@@ -38,7 +38,8 @@ def reporting(folder: PodFolder, endpoint: Endpoint | None, seconds: float = REP
 
 
 def delay(seconds: float, failures: int, retry_after: float, chance: float) -> float:
-    """Until the next report. Pure. `chance`, from 0 to 1, keeps pods that failed together from coming back together."""
+    """Seconds until the next report. Pure. `chance`, from 0 to 1, keeps pods that failed together from coming back
+    together."""
     if failures == 0:
         return seconds
     back_off = min(_MOST_SECONDS, seconds * 2.0 ** min(failures, 10))
@@ -65,7 +66,7 @@ class _Reports:
             self._over.set()
 
     def _report(self) -> float:
-        """Seconds until the next one."""
+        """Sends a report: the seconds until the next one."""
         retry_after = 0.0
         try:
             if self._endpoint.send(pod_report(self._folder)).finish_phase:
