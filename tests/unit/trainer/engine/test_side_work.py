@@ -110,6 +110,20 @@ def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_upda
     assert ("is updated", 5) not in rank.log
 
 
+def test_who_finds_no_buffer_free_gets_the_next_that_is_given_back() -> None:
+    buffers = Buffers(LENGTH, 1, torch.float32, CPU)
+    only = buffers.take().result()
+    first, second = buffers.take(), buffers.take()
+    assert not first.done()
+    buffers.give_back(only)
+    assert first.result(0) is only
+    assert not second.done()
+    buffers.give_back(only)
+    assert second.result(0) is only
+    buffers.give_back(only)
+    assert buffers.take().result(0) is only
+
+
 def test_no_more_gradients_are_kept_than_the_memory_plan_has(rank: _Rank) -> None:
     for unit in (5, 4, 3):
         rank.backward(unit)
