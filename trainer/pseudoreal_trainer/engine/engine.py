@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.build import Blueprint, build_parts
-from pseudoreal_trainer.engine.probe import Probe, sums_of
+from pseudoreal_trainer.engine.probe import Probe, groups_of
 from pseudoreal_trainer.engine.ranks.grid import Grid
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.reductions import Agreement
@@ -109,8 +109,8 @@ class Engine:
         """A probe for one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours
         are compared."""
         layout = self._grid.layout
-        sums = () if next_blocks is None else sums_of(layout.layer_blocks, next_blocks)
-        return Probe(self._grid, self.units, self._parts.modules, self.master_dtype, sums)
+        groups = () if next_blocks is None else groups_of(layout.layer_blocks, next_blocks)
+        return Probe(self._grid, self.units, self._parts.modules, self.master_dtype, groups)
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
         """Micro-batch -> sum of the loss over its tokens, in nats. Empty on ranks without the head."""

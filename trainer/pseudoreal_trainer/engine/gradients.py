@@ -36,7 +36,7 @@ class Reduction:
 
 
 @dataclass
-class Growing:
+class GrowingGradient:
     """A gradient to which micro-batch after micro-batch adds its part."""
 
     flat: Tensor
@@ -105,7 +105,7 @@ class Gradients:
         self._grid, self._layout, self._modules, self._states = grid, grid.layout, modules, states
         self._whole, self._buffers, self._lanes, self._trace = whole, buffers, lanes, trace
         self._heartbeat = grid.ranks.heartbeat
-        self._growing: dict[int, Growing] = {}
+        self._growing: dict[int, GrowingGradient] = {}
 
     def accumulate(self, unit: int, gradients: Sequence[Tensor]) -> None:
         """Adds one micro-batch's gradients of the unit's parameters, in the order and shapes of the parameters, in the
@@ -130,10 +130,10 @@ class Gradients:
         if reduction.buffer is not None:
             self._buffers.give_back(reduction.buffer)
 
-    def _begin(self, unit: int) -> "Growing":
+    def _begin(self, unit: int) -> "GrowingGradient":
         buffer = None if unit in self._whole else self._free_buffer()
         flat = self._whole[unit] if buffer is None else buffer[: self._length(unit) * self._layout.shards]
-        return Growing(flat, self._modules.of(unit).views(flat), buffer)
+        return GrowingGradient(flat, self._modules.of(unit).views(flat), buffer)
 
     def _free_buffer(self) -> Tensor:
         return self._heartbeat.join(self._buffers.take(), self._heartbeat.reductions)

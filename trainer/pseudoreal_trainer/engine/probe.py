@@ -1,20 +1,23 @@
 """Measures, in one training step, the gradients that layers have of their own while they share blocks.
 
-A layered backward pass has each of them in hand as it ends. What is kept is numbers: squares of each tensor's gradient,
-for the blocks as they are and as the next phase has them, and how far neighbouring layers agree (Yang et al.,
+A layered backward pass has each of them in hand as it ends. Only numbers are kept of them: squares of each tensor's
+gradient, for the blocks as they are and as the next phase has them, and how far neighbouring layers agree (Yang et al.,
 "Speeding up deep learning training by sharing weights and then unsharing", arXiv 2110.03848: the adaptive rule).
+
+Every data rank has one shard of each gradient here, every pipeline rank the gradients of its own layers. The numbers of
+all of them are summed once, at the end.
 """
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import isfinite, nan, sqrt
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.gradients import Growing
+from pseudoreal_trainer.engine.gradients import GrowingGradient
 from pseudoreal_trainer.engine.modules import Modules
 from pseudoreal_trainer.engine.ranks.grid import Grid
 from pseudoreal_trainer.plan.parts import parts_of
@@ -23,7 +26,7 @@ from pseudoreal_trainer.plan.units import Unit
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """Of one step, from gradients that are summed over all ranks and not clipped."""
+    """What one step measures, from gradients that are summed over all ranks and not clipped."""
 
     shared: dict[str, float]
     """Tensor of a shared block -> sum of the squares of its gradient."""
@@ -39,214 +42,243 @@ class LayerGradients:
 
 
 @dataclass(frozen=True)
-class Sum:
-    """Gradients of some layers that are added up: those of a block, now or in the next phase."""
+class LayerGroup:
+    """Layers that share a block, in this phase or in the next: its gradient is the sum of theirs."""
 
     unit: int
-    """Block that the layers share now, as a unit."""
+    """The block that they share in this phase, as a unit."""
     positions: tuple[int, ...]
-    """Of the layers."""
+    """Positions of the layers, ascending."""
     is_shared: bool
-    """Of all layers of the block."""
+    """They share a block in this phase: these are all of its layers."""
 
 
-def sums_of(layer_blocks: Sequence[int], next_blocks: Sequence[int]) -> tuple[Sum, ...]:
-    """Entry l of each: the block of layer l, now and in the next phase. Pure. Blocks of a single layer have none."""
+def groups_of(layer_blocks: Sequence[int], next_blocks: Sequence[int]) -> tuple[LayerGroup, ...]:
+    """Groups of this phase, then those of the next. Entry l of each argument: the block of layer l, in this and in the
+    next phase. Layers that have a block of their own in this phase are in no group. Pure."""
+    now = [(block, positions) for block, positions in _positions(layer_blocks).items() if len(positions) > 1]
+    shared = {position: block for block, positions in now for position in positions}
+    later = [positions for positions in _positions(next_blocks).values() if positions[0] in shared]
     return (
-        *(Sum(1 + block, positions, True) for block, positions in _positions(layer_blocks) if len(positions) > 1),
-        *(
-            Sum(1 + layer_blocks[positions[0] - 1], positions, False)
-            for _, positions in _positions(next_blocks)
-            if layer_blocks.count(layer_blocks[positions[0] - 1]) > 1
-        ),
+        *(LayerGroup(1 + block, positions, True) for block, positions in now),
+        *(LayerGroup(1 + shared[positions[0]], positions, False) for positions in later),
     )
 
 
-def _positions(blocks: Sequence[int]) -> list[tuple[int, tuple[int, ...]]]:
-    """Block -> positions of its layers."""
-    found: dict[int, list[int]] = {}
-    for position, block in enumerate(blocks, start=1):
-        found.setdefault(block, []).append(position)
-    return [(block, tuple(positions)) for block, positions in sorted(found.items())]
+def _positions(blocks: Sequence[int]) -> dict[int, tuple[int, ...]]:
+    """Block -> positions of its layers; both ascending."""
+    return {
+        block: tuple(position for position, used in enumerate(blocks, start=1) if used == block)
+        for block in sorted(set(blocks))
+    }
 
 
-@dataclass
-class _Growth:
-    """Of a sum, on this rank: its part of the sum's elements."""
-
-    left: int
-    """Layers that are still to come."""
-    part: Tensor | None = None
-    """[shard]"""
-
-
-@dataclass
 class Probe:
     """One measured step of one rank. All ranks make the same calls in the order of their plans."""
 
-    grid: Grid
-    units: Sequence[Unit]
-    modules: Modules
-    dtype: torch.dtype
-    """Of gradients."""
-    sums: tuple[Sum, ...]
-    """Empty: only neighbours are compared."""
-    _growing: dict[int, Growing] = field(default_factory=dict)
-    _growth: dict[Sum, _Growth] = field(default_factory=dict)
-    _squares: dict[Sum, Tensor] = field(default_factory=dict)
-    """[tensors of the unit], float64; this rank's part."""
-    _above: dict[int, Tensor] = field(default_factory=dict)
-    """Unit -> part of the reduced gradient of its newest position, [shard]."""
-    _products: dict[int, Tensor] = field(default_factory=dict)
-    """Position -> [its square, the square of the next above, their product]; this rank's part."""
-    _sent: list[tuple[dist.Work, Tensor]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        mine = self.grid.layout.positions(self.grid.pipeline_rank)
-        counts = {total: len(set(total.positions) & set(mine)) for total in self.sums}
-        self._growth = {total: _Growth(count) for total, count in counts.items() if count}
+    def __init__(
+        self,
+        grid: Grid,
+        units: Sequence[Unit],
+        modules: Modules,
+        dtype: torch.dtype,
+        groups: tuple[LayerGroup, ...],
+    ) -> None:
+        """`dtype`: of gradients. `groups`: none if only neighbours are to be compared."""
+        self._grid, self._units, self._modules, self._dtype = grid, units, modules, dtype
+        self._gradients: dict[int, GrowingGradient] = {}
+        """Position -> sum of its gradients over the micro-batches so far."""
+        self._squares = GroupSquares(grid, units, groups, dtype)
+        self._cosines = NeighbourCosines(grid)
 
     def accumulate(self, position: int, gradients: Sequence[Tensor]) -> None:
-        """`gradients`: of the parameters of the position's unit, of one micro-batch."""
-        if not self.grid.layout.shares(position):
+        """Adds the gradients of one micro-batch: those of the parameters of the position's unit, in their order."""
+        if not self._grid.layout.shares(position):
             return
-        if position not in self._growing:
-            unit = self.grid.layout.unit_of(position)
-            flat = torch.empty(self._shard(unit) * self.grid.layout.data, dtype=self.dtype, device=self.grid.device)
-            self._growing[position] = Growing(flat, self.modules.of(unit).views(flat))
-        self._growing[position].add(gradients)
+        if position not in self._gradients:
+            self._gradients[position] = self._begin(self._grid.layout.unit_of(position))
+        self._gradients[position].add(gradients)
 
     def finish(self, position: int) -> None:
-        """All micro-batches of the position are through."""
-        part = self._reduced(position)
-        for total in self._growth:
-            if position in total.positions:
-                self._add(total, part)
-        self._compare(position, part)
+        """Takes the gradient of a position after its last micro-batch. Positions come from the top down."""
+        gradient = self._reduced(position)
+        self._squares.add(position, gradient)
+        self._cosines.add(position, gradient)
 
     def result(self) -> LayerGradients:
-        """After the step; every rank calls it and has the same."""
-        with self._wait("all that was sent"):
-            for work, _ in self._sent:
-                work.wait()
-        self._end_sums_of_several_ranks()
-        pairs = [p for p in range(1, self.grid.layout.head) if self.grid.layout.position_above(p) is not None]
-        mine = [self._or_zeros(self._squares.get(total), len(self._names(total))) for total in self.sums]
-        mine += [self._or_zeros(self._products.get(position), 3) for position in pairs]
-        summed = self.grid.ranks.sum_(torch.cat(mine)).split([len(values) for values in mine])
-        values: list[list[float]] = [part.tolist() for part in summed]
-        squares = dict(zip(self.sums, values, strict=False))
+        """What the step has measured, the same on every rank; all of them call this after the step."""
+        self._cosines.wait_for_sends()
+        self._squares.sum_over_pipeline()
+        squares, products = self._squares.squares, self._cosines.products
+        # One sum for all numbers. Their order in the vector is that of `groups` and pairs, which all ranks have alike.
+        numbers = self._grid.ranks.sum_(torch.cat([squares.flatten(), products.flatten()]))
+        of_groups, of_pairs = numbers.split([squares.numel(), products.numel()])
+        squared: list[list[float]] = of_groups.view(squares.shape).tolist()
         return LayerGradients(
-            shared=self._by_name(squares, is_shared=True),
-            single=self._by_name(squares, is_shared=False),
-            correlations=tuple(_cosine(*products) for products in values[len(self.sums) :]),
+            shared=self._squares.means(squared, are_shared=True),
+            single=self._squares.means(squared, are_shared=False),
+            correlations=tuple(_cosine(*pair) for pair in of_pairs.view(products.shape).tolist()),
         )
 
-    def _wait(self, what: str) -> AbstractContextManager[object]:
-        return self.grid.ranks.heartbeat.waiting(f"measures {what}")
-
-    def _shard(self, unit: int) -> int:
-        return self.units[unit].shard_length(self.grid.layout.data)
+    def _begin(self, unit: int) -> GrowingGradient:
+        data = self._grid.layout.data
+        padded = self._units[unit].shard_length(data) * data
+        flat = torch.empty(padded, dtype=self._dtype, device=self._grid.device)
+        return GrowingGradient(flat, self._modules.of(unit).views(flat))
 
     def _reduced(self, position: int) -> Tensor:
-        """This data rank's part of the position's gradient, summed over the data ranks."""
-        flat = self._growing.pop(position).flat
-        if self.grid.data is None:
+        """This data rank's part of the position's gradient, summed over the data ranks, [shard]."""
+        flat = self._gradients.pop(position).flat
+        if self._grid.data is None:
             return flat
-        part = torch.empty(len(flat) // self.grid.layout.data, dtype=flat.dtype, device=flat.device)
-        with self._wait(f"the sum of layer {position}"):
-            dist.reduce_scatter_tensor(part, flat, group=self.grid.data)
+        part = torch.empty(len(flat) // self._grid.layout.data, dtype=flat.dtype, device=flat.device)
+        # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
+        with _wait(self._grid, f"the sum of layer {position}"):
+            dist.reduce_scatter_tensor(part, flat, group=self._grid.data)
         return part
 
-    def _add(self, total: Sum, part: Tensor) -> None:
-        growth = self._growth[total]
-        # Not in place: the part may belong to other sums as well.
-        growth.part = part if growth.part is None else growth.part + part
-        growth.left -= 1
-        if growth.left == 0 and len(self._ranks(total)) == 1:
-            self._squares[total] = self._squares_of(total.unit, growth.part)
-            growth.part = None
 
-    def _ranks(self, total: Sum) -> set[int]:
-        """Pipeline ranks that have a part in it."""
-        return {self.grid.layout.rank_of(position) for position in total.positions}
+class GroupSquares:
+    """Sums of the squares of groups' gradients, for each tensor of their blocks."""
 
-    def _compare(self, position: int, part: Tensor) -> None:
-        layout, unit = self.grid.layout, self.grid.layout.unit_of(position)
-        if (above := layout.position_above(position)) is not None:
-            other = self._received(above, part) if self._is_elsewhere(above) else self._above[unit]
-            self._products[position] = torch.stack([_dot(part, part), _dot(other, other), _dot(part, other)])
-        below = layout.position_below(position)
-        if below is not None and self._is_elsewhere(below):
-            self._send(below, part)
-        self._above[unit] = part
+    def __init__(self, grid: Grid, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
+        self._grid, self._units, self._groups, self._dtype = grid, units, groups, dtype
+        self._sums: dict[LayerGroup, Tensor] = {}
+        """Group -> sum of the gradients of this rank's layers so far, [shard]; gone once it is squared."""
+        # All blocks have the same tensors.
+        tensors = len(units[groups[0].unit].parameters) if groups else 0
+        self.squares = torch.zeros(len(groups), tensors, dtype=torch.float64, device=grid.device)
+        """[groups, tensors]: those of this data rank's shard. Of each group one pipeline rank has them, the others
+        zeros."""
 
-    def _is_elsewhere(self, position: int) -> bool:
-        return self.grid.layout.rank_of(position) != self.grid.pipeline_rank
+    def add(self, position: int, gradient: Tensor) -> None:
+        """`gradient`: [shard]. Positions come from the top down."""
+        for row, group in enumerate(self._groups):
+            if position not in group.positions:
+                continue
+            # Not in place: the gradient may belong to other groups as well.
+            self._sums[group] = self._sums[group] + gradient if group in self._sums else gradient
+            if position == group.positions[0] and len(self._ranks(group)) == 1:
+                self.squares[row] = self._squared(group, self._sums.pop(group))
 
-    def _send(self, position: int, part: Tensor) -> None:
-        peer = self.grid.world_rank(self.grid.layout.rank_of(position))
-        work = dist.isend(part, peer, group=self.grid.measuring)
-        assert work is not None, "this rank is part of the group"
-        self._sent.append((work, part))
-
-    def _received(self, position: int, like: Tensor) -> Tensor:
-        other = torch.empty_like(like)
-        with self._wait(f"the gradient of layer {position}"):
-            dist.recv(other, self.grid.world_rank(self.grid.layout.rank_of(position)), group=self.grid.measuring)
-        return other
-
-    def _end_sums_of_several_ranks(self) -> None:
-        here = self.grid.pipeline_rank
-        for total in self.sums:
-            ranks = self._ranks(total)
+    def sum_over_pipeline(self) -> None:
+        """Ends the sums of groups that have layers on several pipeline ranks."""
+        for row, group in enumerate(self._groups):
+            ranks = self._ranks(group)
             if len(ranks) == 1:
                 continue
-            part = torch.zeros(self._shard(total.unit), dtype=self.dtype, device=self.grid.device)
-            if total in self._growth and (mine := self._growth.pop(total).part) is not None:
-                part += mine
-            with self._wait(f"the sum of unit {total.unit}"):
-                dist.all_reduce(part, group=self.grid.measuring)
-            if here == min(ranks):
-                self._squares[total] = self._squares_of(total.unit, part)
+            total = torch.zeros(self._shard(group), dtype=self._dtype, device=self._grid.device)
+            if group in self._sums:
+                total += self._sums.pop(group)
+            # Every pipeline rank is here, also one without a layer of the group: they share one communicator, on which
+            # all go through the groups in one order, after their last message in it.
+            with _wait(self._grid, f"the sum of unit {group.unit}"):
+                dist.all_reduce(total, group=self._grid.measuring)
+            if self._grid.pipeline_rank == min(ranks):
+                self.squares[row] = self._squared(group, total)
 
-    def _squares_of(self, unit: int, part: Tensor) -> Tensor:
-        """[tensors], of the elements that this data rank has."""
-        shard = self.units[unit].shard(self.grid.data_rank, self.grid.layout.data)
-        found = {p.name: p for p in parts_of(self.units[unit], shard)}
-        zero = torch.zeros((), dtype=torch.float64, device=part.device)
-        squares = []
-        for parameter in self.units[unit].parameters:
-            if (here := found.get(parameter.name)) is None:
-                squares.append(zero)
-            else:
-                begin = here.offset - shard.start
-                own = part[begin : begin + here.end - here.begin]
-                squares.append(_dot(own, own))
+    def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, float]:
+        """Tensor of a block -> mean over the block's groups of this phase, or of the next. `squares`: of all ranks,
+        [groups, tensors]."""
+        found: dict[str, list[float]] = {}
+        for group, values in zip(self._groups, squares, strict=True):
+            if group.is_shared == are_shared:
+                for parameter, value in zip(self._units[group.unit].parameters, values, strict=True):
+                    found.setdefault(parameter.name, []).append(value)
+        return {name: sum(values) / len(values) for name, values in found.items()}
+
+    def _ranks(self, group: LayerGroup) -> set[int]:
+        """Pipeline ranks with layers of the group."""
+        return {self._grid.layout.rank_of(position) for position in group.positions}
+
+    def _shard(self, group: LayerGroup) -> int:
+        return self._units[group.unit].shard_length(self._grid.layout.data)
+
+    def _squared(self, group: LayerGroup, gradient: Tensor) -> Tensor:
+        """[tensors], float64: of the elements of each that this data rank's shard has. `gradient`: [shard]."""
+        unit = self._units[group.unit]
+        shard = unit.shard(self._grid.data_rank, self._grid.layout.data)
+        own = {part.name: part for part in parts_of(unit, shard)}
+        squares = [torch.zeros((), dtype=torch.float64, device=gradient.device) for _ in unit.parameters]
+        for index, parameter in enumerate(unit.parameters):
+            if (part := own.get(parameter.name)) is not None:
+                begin = part.offset - shard.start
+                elements = gradient[begin : begin + part.end - part.begin]
+                squares[index] = _dot(elements, elements)
         return torch.stack(squares)
 
-    def _or_zeros(self, mine: Tensor | None, length: int) -> Tensor:
-        return torch.zeros(length, dtype=torch.float64, device=self.grid.device) if mine is None else mine
 
-    def _names(self, total: Sum) -> list[str]:
-        return [parameter.name for parameter in self.units[total.unit].parameters]
+class NeighbourCosines:
+    """Products of the gradients of neighbouring layers of a block, from which their cosines follow.
 
-    def _by_name(self, squares: dict[Sum, list[float]], *, is_shared: bool) -> dict[str, float]:
-        """Tensor -> mean over the sums of its block."""
-        found: dict[str, list[float]] = {}
-        for total, values in squares.items():
-            if total.is_shared == is_shared:
-                for name, value in zip(self._names(total), values, strict=True):
-                    found.setdefault(name, []).append(value)
-        return {name: sum(values) / len(values) for name, values in found.items()}
+    A layer is compared when it is finished: with the next layer above that uses its block, which was finished before.
+    """
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+        self._above: dict[int, Tensor] = {}
+        """Position -> gradient of the next layer above that uses its block and is on this rank, [shard]."""
+        self._sent: list[tuple[dist.Work, Tensor]] = []
+        """Messages that are under way, with their gradients, whose memory nobody else may have meanwhile."""
+        pairs = [p for p in range(1, grid.layout.head) if grid.layout.position_above(p) is not None]
+        self._rows = {position: row for row, position in enumerate(pairs)}
+        """Position of the lower layer of a pair -> its row."""
+        self.products = torch.zeros(len(pairs), 3, dtype=torch.float64, device=grid.device)
+        """[pairs, 3], lowest layers first: square of the lower gradient, square of the upper one, and their product, of
+        this data rank's shard. Zeros where the lower layer is on another pipeline rank."""
+
+    def add(self, position: int, gradient: Tensor) -> None:
+        """`gradient`: [shard]. Positions come from the top down."""
+        layout = self._grid.layout
+        if (above := layout.position_above(position)) is not None:
+            other = self._received(above, gradient) if self._is_elsewhere(above) else self._above.pop(position)
+            products = [_dot(gradient, gradient), _dot(other, other), _dot(gradient, other)]
+            self.products[self._rows[position]] = torch.stack(products)
+        if (below := layout.position_below(position)) is None:
+            return
+        if self._is_elsewhere(below):
+            self._send(below, gradient)
+        else:
+            self._above[below] = gradient
+
+    def wait_for_sends(self) -> None:
+        with _wait(self._grid, "all that was sent"):
+            for work, _ in self._sent:
+                work.wait()
+        self._sent.clear()
+
+    def _is_elsewhere(self, position: int) -> bool:
+        return self._grid.layout.rank_of(position) != self._grid.pipeline_rank
+
+    # Messages have no tags: a rank takes those of another in the order in which they were sent. It is the right one,
+    # because every rank finishes its layers from the top down, and neighbours are equally far apart in all blocks.
+
+    def _send(self, position: int, gradient: Tensor) -> None:
+        peer = self._grid.world_rank(self._grid.layout.rank_of(position))
+        # Without waiting: the peer may come to that layer much later.
+        work = dist.isend(gradient, peer, group=self._grid.measuring)
+        assert work is not None, "this rank is part of the group"
+        self._sent.append((work, gradient))
+
+    def _received(self, position: int, like: Tensor) -> Tensor:
+        """The gradient of a layer on another pipeline rank, [shard]."""
+        other = torch.empty_like(like)
+        with _wait(self._grid, f"the gradient of layer {position}"):
+            dist.recv(other, self._grid.world_rank(self._grid.layout.rank_of(position)), group=self._grid.measuring)
+        return other
+
+
+def _wait(grid: Grid, what: str) -> AbstractContextManager[object]:
+    return grid.ranks.heartbeat.waiting(f"measures {what}")
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Scalar, float64."""
+    """Scalar, float64; added up in the type of the gradients."""
     return torch.dot(left, right).double()
 
 
 def _cosine(left: float, right: float, product: float) -> float:
+    """`left`, `right`: squares of two vectors."""
     if not all(map(isfinite, (left, right, product))):
         return nan
     return product / sqrt(left * right) if left > 0 and right > 0 else 0.0

@@ -5,7 +5,7 @@ from itertools import pairwise
 import pytest
 import torch
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.engine.probe import LayerGradients, LayerGroup, groups_of
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor
 from torch.nn import functional as F
@@ -105,3 +105,14 @@ def test_measuring_changes_nothing(case: Case, results: dict[Case, list[Result]]
     assert results[case][0].losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
     for name, expected in weights.items():
         torch.testing.assert_close(results[case][0].weights[name], expected, rtol=0, atol=1e-12)
+
+
+def test_groups_of_this_phase_and_the_next() -> None:
+    """Layers 0, 2 and 5 have block 0, layers 1 and 3 block 1; layer 4 has its own, and is measured already."""
+    assert groups_of((0, 1, 0, 1, 2, 0), (0, 1, 2, 1, 3, 2)) == (
+        LayerGroup(unit=1, positions=(1, 3, 6), is_shared=True),
+        LayerGroup(unit=2, positions=(2, 4), is_shared=True),
+        LayerGroup(unit=1, positions=(1,), is_shared=False),
+        LayerGroup(unit=2, positions=(2, 4), is_shared=False),
+        LayerGroup(unit=1, positions=(3, 6), is_shared=False),
+    )
