@@ -1,9 +1,9 @@
 """Bytes of a pass: what autograd keeps, and the most that a backward pass needs at a time. Pure.
 
-Derived from the operations of model/transformer.py on each device. Two of them differ: on the CPU a norm is a chain of
-single operations, on a GPU it is one that keeps its input and the inverse root; and the CPU casts into memory of its
-own where it adds tensors of two types. A GPU's attention is torch's flash kernel in bfloat16 and its efficient one in
-float32; in float64 it has neither, and takes more than is said here.
+Derived from the operations of model/transformer.py on each device, tensor by tensor. Two of them differ: on the CPU a
+norm is a chain of single operations, on a GPU it is one that keeps its input and the inverse root; and the CPU casts
+into memory of its own where it adds tensors of two types. A GPU's attention is torch's flash kernel in bfloat16 and its
+efficient one in float32; in float64 it has neither, and takes more than is said here.
 
 Only tensors count. What kernels hold for themselves while they run depends on the processor: packed operands of a
 matrix product, workspaces of cuBLAS, sums of an attention's backward pass. `measure-hardware` measures it.
@@ -13,155 +13,254 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.plan.units import VOCABULARY
+from pseudoreal_trainer.forecast.memory.tensors import Tensors
+
+Table = dict[str, int]
+"""Tensor, with its shape (and its type, where that is not the compute type) -> bytes. Letters and types as in
+`Tensors`; N is B * T."""
 
 _INDEX_BYTES = 8
-_EFFICIENT_BLOCK = 32
-"""Tokens (kAlignLSE of torch's efficient attention)."""
+_PROJECTIONS = tuple(f".attention.{name}." for name in ("query", "key", "value"))
 
 
 @dataclass(frozen=True)
 class Graphs:
-    """Of passes over some tokens."""
+    """Passes over some tokens."""
 
     sizes: Sizes
     tokens: int
 
     @property
     def boundary(self) -> int:
-        return self.sizes.boundary(self.tokens)
+        return self._tensors.hidden
 
     @cached_property
     def block(self) -> int:
         """What autograd keeps of a block's forward pass besides its input, its output and its weights."""
-        return self._block_without_ffn + (self._ffn if self.sizes.model.moe is None else self._mixture)
+        return _total(self._kept_until_attention, self._second_norm_input, self._norm, self._feed_forward)
 
     @cached_property
     def block_backward(self) -> int:
         """Most bytes at a time besides the input and the gradient of the output; the forward pass is part of it.
 
-        As the graph shrinks, the parameters' gradients grow. The most is reached at the start, with the whole graph;
-        or where attention begins, with the feed-forward part's gradients; or at the end, with all gradients, or when
-        those are added to the unit's, for which the CPU casts them one by one.
+        As the graph shrinks, the parameters' gradients grow.
         """
-        model, c = self.sizes.model, self.sizes.compute_bytes
-        parameters, square = self._parameter_bytes(1), self._tensor(model.hidden**2, c)
-        start = self.block + self._ffn_gradients + self._tensor(model.ffn.hidden * model.hidden, c)
-        middle = self._block_without_ffn + parameters - 3 * square + (8 if self._norm_casts else 4) * self.boundary
-        end = parameters + self._gradients_at_the_end * self.boundary
-        return max(start, middle, end, parameters + 2 * self.boundary + self._cast(1))
+        moments = [
+            self._as_the_feed_forward_part_begins,
+            self._at_the_second_norm,
+            self._at_attention,
+            self._at_the_last_projection,
+            self._at_the_first_norm,
+            self._as_gradients_are_added(1, {"output [B, T, H]": self.boundary}),
+        ]
+        return max(moments)
 
     @cached_property
     def head_backward(self) -> int:
-        """As of a block. The loss is at the end of it: log-probabilities, their gradient and that of the logits."""
-        logits, features = self.tokens * VOCABULARY, self._features(self._norm_bytes)
-        start = 3 * self._tensor(logits, self.sizes.master_bytes) + self._norm + self._norm_casts * features
-        if self._is_fused:
-            end = 2 * self.boundary + self._tensor(logits, self.sizes.compute_bytes)
-        else:
-            end = 5 * features + self._norm_casts * self.boundary
-        return max(start, self._parameter_bytes(-1) + max(end, self.boundary + self._cast(-1)))
+        """As `block_backward`, of the final norm, the head and the loss behind it."""
+        t = self._tensors
+        at_the_loss = {
+            "log-probabilities [N, V], master": t.logits,
+            "their gradient [N, V], master": t.logits,
+            "gradient of the logits [N, V], master": t.logits,
+            "input of the head [B, T, H]": t.hidden,
+        }
+        at_the_product = {
+            "input of the head [B, T, H]": t.hidden,
+            "gradient of the logits [N, V]": t.compute_logits,
+            "gradient of the input of the head [B, T, H]": t.hidden,
+            "gradient of the head [V, H]": t.parameters(-1, lambda name: name.startswith("head.")),
+        }
+        at_the_norm = {"gradients of all parameters": t.parameters(-1)}
+        return max(
+            _total(self._cast_input, self._norm, at_the_loss),
+            _total(self._cast_input, self._norm, at_the_product),
+            _total(self._cast_input, self._norm_backward, at_the_norm),
+            self._as_gradients_are_added(-1, {}),
+        )
 
     @cached_property
     def embedding_backward(self) -> int:
-        return self._parameter_bytes(0) + max(self.boundary, self._cast(0))
+        t = self._tensors
+        return t.parameters(0) + max(t.hidden, t.cast(0))
+
+    @cached_property
+    def _tensors(self) -> Tensors:
+        return Tensors(self.sizes, self.tokens)
+
+    # What autograd keeps. A norm's output is kept by what reads it.
 
     @property
-    def _block_without_ffn(self) -> int:
-        """Where a norm is a chain and its type is its own, both norms keep their input; else the second one's input is
-        the residual sum."""
-        norm_inputs = 2 * self._features(self._norm_bytes) if self._norm_casts else self.boundary
-        return norm_inputs + 2 * self._norm + self._attention
+    def _kept_until_attention(self) -> Table:
+        return self._cast_input | self._norm | self._heads | self._side_by_side
 
     @property
-    def _attention(self) -> int:
-        """Query, key, value, the mixed values, and those once more with the heads side by side; the log-sum-exp of
-        each head. A GPU's efficient kernel mixes side by side, and has room for the sums of whole blocks of tokens."""
-        model, tokens = self.sizes.model, self.tokens
-        if not self._is_fused or self.sizes.compute_bytes == 2:
-            return 5 * self.boundary + self._tensor(tokens * model.heads, self._norm_bytes)
-        padded = tokens // model.sequence * _multiple(model.sequence, _EFFICIENT_BLOCK)
-        return 4 * self.boundary + self._tensor(padded * model.heads, self._norm_bytes)
+    def _cast_input(self) -> Table:
+        """Of the first norm, or the final one, besides the input of the block, or the head, which is not counted."""
+        return {"input of the norm [B, T, H], wide": self._tensors.wide_hidden} if self._tensors.norm_casts else {}
 
     @property
-    def _norm(self) -> int:
-        """The inverse root for each token, and what the norm makes; of a chain also the features before the weight."""
-        chain = 0 if self._is_fused else self._features(self._norm_bytes)
-        return self._tensor(self.tokens, self._norm_bytes) + chain + self.boundary
+    def _second_norm_input(self) -> Table:
+        t = self._tensors
+        return {"sum of input and attention [B, T, H], of the norm's type": t.wide_hidden if t.norm_casts else t.hidden}
 
     @property
-    def _norm_bytes(self) -> int:
-        """Norms compute in float32 at least; attention keeps its log-sum-exp in that type too."""
-        return max(4, self.sizes.compute_bytes)
+    def _norm(self) -> Table:
+        t = self._tensors
+        kept = {"inverse root of the mean square [B, T, 1], wide": t.inverse_root}
+        return kept if t.is_fused else kept | {"features before the weight [B, T, H], wide": t.wide_hidden}
 
     @property
-    def _norm_casts(self) -> bool:
-        return not self._is_fused and self._norm_bytes != self.sizes.compute_bytes
+    def _heads(self) -> Table:
+        t = self._tensors
+        return {
+            "input of attention [B, T, H]": t.hidden,
+            "query, rotated [B, heads, T, H / heads]": t.hidden,
+            "key, rotated [B, heads, T, H / heads]": t.hidden,
+            "value [B, heads, T, H / heads]": t.hidden,
+            "mixed values [B, heads, T, H / heads]": t.hidden,
+            "log-sum-exp of the scores [B, heads, T], wide": t.log_sum_exp,
+        }
 
     @property
-    def _is_fused(self) -> bool:
-        """A norm is one operation."""
-        return self.sizes.device == "cuda"
+    def _side_by_side(self) -> Table:
+        t = self._tensors
+        return {} if t.has_efficient_attention else {"mixed values, heads side by side [B, T, H]": t.hidden}
 
     @property
-    def _gradients_at_the_end(self) -> int:
-        """Tensors as large as the boundary in the backward pass of the first norm."""
-        if self._is_fused:
-            return 6
-        return 14 if self._norm_casts else 7
+    def _feed_forward(self) -> Table:
+        if self.sizes.model.moe is not None:
+            return self._mixture
+        return {"input of the feed-forward part [B, T, H]": self._tensors.hidden} | self._inner
+
+    @property
+    def _inner(self) -> Table:
+        inner = self._tensors.inner
+        if self._is_gated:
+            return {
+                "gate [B, T, F]": inner,
+                "its activation [B, T, F]": inner,
+                "up [B, T, F]": inner,
+                "product of the last two [B, T, F]": inner,
+            }
+        return {"up [B, T, F]": inner, "its activation [B, T, F]": inner}
+
+    @property
+    def _mixture(self) -> Table:
+        """Each prototype has all N tokens once, and so as much of `_inner` as a block without experts. As if no expert
+        were ever full."""
+        t, model, moe = self._tensors, self.sizes.model, self.sizes.model.moe
+        assert moe is not None, "only a mixture has these"
+        wide, compute, casts = t.wide_bytes, self.sizes.compute_bytes, t.wide_bytes != self.sizes.compute_bytes
+        of_prototype = {
+            "tokens in the order of the experts [N, H]": t.hidden,
+            "outputs of the experts [N, H]": t.hidden,
+            "outputs times gates [N, H]": t.hidden,
+            "gates [N]": t.of(self.tokens, compute),
+            "choices [N], indices": t.of(self.tokens, _INDEX_BYTES),
+            "order [N], indices": t.of(self.tokens, _INDEX_BYTES),
+        }
+        return {
+            "input of the router [B, T, H], wide": t.wide_hidden,
+            "router [experts, H], wide": t.of(moe.experts * model.hidden, wide) if casts else 0,
+            "probabilities [B, T, experts], wide": t.of(self.tokens * moe.experts, wide),
+        } | {name: moe.prototypes * size for name, size in (of_prototype | self._inner).items()}
+
+    # What lives at those moments of a block's backward pass that may need the most.
+
+    @property
+    def _as_the_feed_forward_part_begins(self) -> int:
+        t, model = self._tensors, self.sizes.model
+        down = t.of(model.ffn.hidden * model.hidden, self.sizes.compute_bytes)
+        table = {"output [B, T, H]": t.hidden, "gradient of the matrix down [H, F]": down}
+        return self.block + _total(table, self._first_gradients)
+
+    @property
+    def _first_gradients(self) -> Table:
+        """Gradients of features, as the feed-forward part's backward pass starts; of experts, in the first one's."""
+        t, moe = self._tensors, self.sizes.model.moe
+        # With gates the gradient of the product has taken the place of the product, which is counted as kept.
+        names = ["gate's activation", "up"] if self._is_gated else ["activation"]
+        inner = {f"gradient of the {name} [B, T, F]": t.inner for name in names}
+        if moe is None:
+            return inner
+        return {name: size * moe.prototypes // moe.experts for name, size in inner.items()} | {
+            "gradient of the outputs times gates [N, H]": t.hidden,
+            "gradient of the outputs of the experts [N, H]": t.hidden,
+        }
+
+    @property
+    def _at_the_second_norm(self) -> int:
+        later = self._tensors.parameters(1, lambda name: ".attention" not in name)
+        table = {"output [B, T, H]": self.boundary, "gradients of the parameters behind attention": later}
+        return _total(self._kept_until_attention, self._second_norm_input, self._norm_backward, table)
+
+    @property
+    def _at_attention(self) -> int:
+        t = self._tensors
+        first = (*_PROJECTIONS, ".attention_norm.")
+        table = {
+            "output [B, T, H]": t.hidden,
+            "gradient of the sum of input and attention [B, T, H]": t.hidden,
+            "gradient of the mixed values [B, T, H]": t.hidden,
+            "gradient of the query [B, heads, T, H / heads]": t.hidden,
+            "gradient of the key [B, heads, T, H / heads]": t.hidden,
+            "gradient of the value [B, heads, T, H / heads]": t.hidden,
+            "gradients of other parameters": t.parameters(1, lambda name: not any(part in name for part in first)),
+        }
+        return _total(self._cast_input, self._norm, self._heads, table)
+
+    @property
+    def _at_the_last_projection(self) -> int:
+        t = self._tensors
+        table = {
+            "input of attention [B, T, H]": t.hidden,
+            "output [B, T, H]": t.hidden,
+            "gradient of the sum of input and attention [B, T, H]": t.hidden,
+            "gradient of the input of attention by value and key [B, T, H]": t.hidden,
+            "gradient of the query, heads side by side [B, T, H]": t.hidden,
+            "gradient of the input of attention by the query [B, T, H]": t.hidden,
+            "gradients of parameters": t.parameters(1, lambda name: ".attention_norm." not in name),
+        }
+        return _total(self._cast_input, self._norm, table)
+
+    @property
+    def _at_the_first_norm(self) -> int:
+        t = self._tensors
+        table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters(1)}
+        if t.is_fused or t.norm_casts:
+            # Else the norm's own is added to it at once.
+            table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
+        return _total(self._cast_input, self._norm_backward, table)
+
+    @property
+    def _norm_backward(self) -> Table:
+        """Gradients of a norm's features, [B, T, H] each. The norm keeps nothing but its input any more."""
+        t = self._tensors
+        if t.is_fused:
+            return {"gradient of the output": t.hidden, "gradient of the input": t.hidden}
+        return {
+            "gradient of the input by the product, wide": t.wide_hidden,
+            "gradient of the squares, wide": t.wide_hidden,
+            "input to the power of one, wide": t.wide_hidden,
+            "derivative of the squares, wide": t.wide_hidden,
+            "gradient of the input by the squares, wide": t.wide_hidden,
+        }
+
+    def _as_gradients_are_added(self, unit: int, left: Table) -> int:
+        """At the end, as the parameters' gradients are added to the unit's."""
+        t = self._tensors
+        table = {
+            "gradient of the input [B, T, H]": t.hidden,
+            "gradients of all parameters": t.parameters(unit),
+            "the largest of them, master": t.cast(unit),
+        }
+        return _total(left, table)
 
     @property
     def _is_gated(self) -> bool:
         return self.sizes.model.ffn.activation == "swiglu"
 
-    @property
-    def _ffn_matrices(self) -> int:
-        """[tokens, inner] that the feed-forward part keeps: up and its activation, and with gates two more."""
-        return 4 if self._is_gated else 2
 
-    @property
-    def _ffn(self) -> int:
-        return self._ffn_matrices * self._inner
-
-    @property
-    def _mixture(self) -> int:
-        """Of each prototype the features before, behind and weighted behind its experts, gates, choices and order, and
-        the probabilities; where the router casts, its weights, and its input instead of the norm's output."""
-        moe, hidden, c, wide = self.sizes.model.moe, self.sizes.model.hidden, self.sizes.compute_bytes, self._norm_bytes
-        assert moe is not None, "only a mixture has these"
-        of_token = 3 * c * hidden + c + 2 * _INDEX_BYTES
-        router = (wide != c) * hidden * (self.tokens * (wide - c) + moe.experts * wide)
-        return moe.prototypes * (self._ffn + self.tokens * of_token) + self.tokens * moe.experts * wide + router
-
-    @property
-    def _ffn_gradients(self) -> int:
-        """Of features, as the feed-forward part's backward pass starts; of experts, in the first one's."""
-        moe, inner = self.sizes.model.moe, (2 if self._is_gated else 1) * self._inner
-        if moe is None:
-            return self.boundary + inner
-        return 3 * self.boundary + inner * moe.prototypes // moe.experts
-
-    @property
-    def _inner(self) -> int:
-        return self._tensor(self.tokens * self.sizes.model.ffn.hidden, self.sizes.compute_bytes)
-
-    def _features(self, width: int) -> int:
-        """[tokens, hidden] of a type of that many bytes."""
-        return self._tensor(self.tokens * self.sizes.model.hidden, width)
-
-    def _tensor(self, elements: int, width: int) -> int:
-        return self.sizes.allocated(elements * width)
-
-    def _parameter_bytes(self, unit: int) -> int:
-        return sum(self._tensor(p.numel, self.sizes.compute_bytes) for p in self.sizes.units[unit].parameters)
-
-    def _cast(self, unit: int) -> int:
-        """The largest parameter's gradient in the master type, where that is another: a GPU casts as it adds."""
-        if self._is_fused or not self.sizes.has_own_copies:
-            return 0
-        return self.sizes.master_bytes * max(parameter.numel for parameter in self.sizes.units[unit].parameters)
-
-
-def _multiple(number: int, of: int) -> int:
-    """The next one."""
-    return -(-number // of) * of
+def _total(*tables: Table) -> int:
+    return sum(sum(table.values()) for table in tables)

@@ -12,9 +12,11 @@ from tests.unit.trainer.forecast.memory.allocations import allocated
 from tests.unit.trainer.forecast.memory.gpu import fake_cuda, most_tensor_bytes, operations_of_a_gpu, storage_of
 from tests.unit.trainer.forecast.memory.passes import DTYPES, ON_GPUS, BlockPass, EndPasses, Shape, graphs
 
-SHAPES = [(64, 256, 2, 64), (64, 64, 1, 16), (128, 512, 1, 48), (128, 512, 4, 128)]
-"""Hidden, inner, sequences, tokens of each: parameters outweigh activations, and the other way."""
-ENDS = [(64, 256, 2, 64), (256, 64, 2, 16), (512, 8, 1, 32)]
+SHAPES = [(64, 256, 2, 64), (64, 64, 1, 16), (128, 512, 1, 48), (128, 512, 4, 128), (128, 64, 2, 96)]
+"""Hidden, inner, sequences, tokens of each: parameters outweigh activations, and the other way; in the last the most is
+needed in the middle of a backward pass."""
+ENDS = [(64, 256, 2, 64), (64, 64, 1, 16), (256, 64, 2, 16), (512, 8, 1, 32), (1024, 8, 2, 64)]
+"""The most is needed at the loss, at the head's product, as gradients are added, and at the norm."""
 MIXTURES = [{"experts": 5}, {"experts": 6, "prototypes": 2}, {"experts": 9, "prototypes": 3}]
 
 Pass = Callable[[], object]
@@ -67,8 +69,10 @@ def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, act
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_most_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activation: str, tmp_path: Path) -> None:
+    """To the byte, but for the output, which the engine still has as it adds gradients, and the pass here has not."""
     found = graphs(shape, compute, activation)
-    assert tensor_bytes(BlockPass(found, compute).both, tmp_path) == pytest.approx(found.block_backward, rel=0.03)
+    counted = tensor_bytes(BlockPass(found, compute).both, tmp_path)
+    assert found.block_backward - found.boundary <= counted <= found.block_backward
 
 
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
@@ -103,8 +107,9 @@ def test_most_bytes_of_a_blocks_backward_pass_on_a_gpu(
 def test_most_bytes_of_the_ends_backward_passes(shape: Shape, compute: str, tmp_path: Path) -> None:
     found = graphs(shape, compute, "gelu")
     ends = EndPasses(found, compute)
-    assert tensor_bytes(ends.of_the_head, tmp_path) == pytest.approx(found.head_backward, rel=0.08)
-    assert tensor_bytes(ends.of_the_embedding, tmp_path) == pytest.approx(found.embedding_backward, rel=0.08)
+    # The loss and its gradient are 4 or 8 bytes each.
+    assert tensor_bytes(ends.of_the_head, tmp_path) == pytest.approx(found.head_backward, abs=16)
+    assert tensor_bytes(ends.of_the_embedding, tmp_path) == found.embedding_backward
 
 
 @pytest.mark.parametrize("compute", ON_GPUS)
@@ -115,8 +120,9 @@ def test_most_bytes_of_the_ends_backward_passes_on_a_gpu(shape: Shape, compute: 
         ends = EndPasses(found, compute)
         head = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)
         embedding = most_tensor_bytes(ends.of_the_embedding, ends.known, found.sizes.allocated)
-    assert head == pytest.approx(found.head_backward, rel=0.08)
-    assert embedding == pytest.approx(found.embedding_backward, rel=0.08)
+    # The loss and its gradient are a block of the allocator each.
+    assert head == pytest.approx(found.head_backward, rel=0.02)
+    assert embedding == found.embedding_backward
 
 
 def tensor_bytes(act: Pass, folder: Path) -> int:

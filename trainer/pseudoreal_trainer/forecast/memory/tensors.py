@@ -1,0 +1,100 @@
+"""Bytes of single tensors of a pass, by shape and type. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.units import VOCABULARY
+
+_EFFICIENT_BLOCK = 32
+"""Tokens (kAlignLSE of torch's efficient attention)."""
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """Bytes on the device of each tensor of a pass over B sequences of T tokens, with H features and F in between.
+
+    Three types: `compute`, that of the passes; `wide`, that of norms, routers and sums of attention, which is float32
+    at least; and `master`, that of the loss and of gradients that are added up.
+    """
+
+    sizes: Sizes
+    tokens: int
+    """B * T"""
+
+    @property
+    def hidden(self) -> int:
+        """[B, T, H], compute."""
+        return self.sizes.boundary(self.tokens)
+
+    @property
+    def wide_hidden(self) -> int:
+        """[B, T, H], wide."""
+        return self.of(self.tokens * self.sizes.model.hidden, self.wide_bytes)
+
+    @property
+    def inner(self) -> int:
+        """[B, T, F], compute."""
+        return self.of(self.tokens * self.sizes.model.ffn.hidden, self.sizes.compute_bytes)
+
+    @property
+    def inverse_root(self) -> int:
+        """[B, T, 1], wide: what a norm multiplies each token with."""
+        return self.of(self.tokens, self.wide_bytes)
+
+    @property
+    def log_sum_exp(self) -> int:
+        """[B, heads, T], wide: of the scores of each token. Torch's efficient attention has it for whole blocks."""
+        model, tokens = self.sizes.model, self.tokens
+        if self.has_efficient_attention:
+            tokens = tokens // model.sequence * _multiple(model.sequence, _EFFICIENT_BLOCK)
+        return self.of(tokens * model.heads, self.wide_bytes)
+
+    @property
+    def compute_logits(self) -> int:
+        """[B * T, V], compute."""
+        return self.of(self.tokens * VOCABULARY, self.sizes.compute_bytes)
+
+    @property
+    def logits(self) -> int:
+        """[B * T, V], master."""
+        return self.of(self.tokens * VOCABULARY, self.sizes.master_bytes)
+
+    def parameters(self, unit: int, counts: Callable[[str], bool] = lambda name: True) -> int:  # noqa: ARG005
+        """Gradients of those of a unit's parameters whose names `counts` accepts, compute."""
+        parameters = self.sizes.units[unit].parameters
+        return sum(self.of(p.numel, self.sizes.compute_bytes) for p in parameters if counts(p.name))
+
+    def cast(self, unit: int) -> int:
+        """The gradient of the unit's largest parameter, master, where the CPU makes it in order to add it. A GPU casts
+        as it adds."""
+        if self.is_fused or not self.sizes.has_own_copies:
+            return 0
+        return self.sizes.master_bytes * max(parameter.numel for parameter in self.sizes.units[unit].parameters)
+
+    @property
+    def wide_bytes(self) -> int:
+        return max(4, self.sizes.compute_bytes)
+
+    @property
+    def is_fused(self) -> bool:
+        """A norm is one operation, as on a GPU; else a chain of them."""
+        return self.sizes.device == "cuda"
+
+    @property
+    def norm_casts(self) -> bool:
+        """A norm makes a copy of its input in its own type."""
+        return not self.is_fused and self.wide_bytes != self.sizes.compute_bytes
+
+    @property
+    def has_efficient_attention(self) -> bool:
+        """Attention leaves its heads side by side; else they are apart, and a copy brings them together."""
+        return self.is_fused and self.sizes.compute_bytes != 2
+
+    def of(self, elements: int, width: int) -> int:
+        return self.sizes.allocated(elements * width)
+
+
+def _multiple(number: int, of: int) -> int:
+    """The next one."""
+    return -(-number // of) * of
