@@ -33,7 +33,7 @@ def delink(config: DelinkConfig) -> TerminationMessage:
         )
     Fence(store.work_directory, config.attempt).claim()
     manifest = delinked(source.manifest, config.phase, config.to_sharing, config.optimizer_state)
-    manifest = manifest.model_copy(update={"attempt": config.attempt})
+    manifest = manifest.revised(attempt=config.attempt)
     manifest = _already_there(store, manifest) or _committed(store, manifest)
     log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, blocks=manifest.sharing.blocks)
     return TerminationMessage(
@@ -59,23 +59,21 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
         optimizer_state = "copy"
     blocks = sources(before, after)
     link = _link(source, blocks, _Divisors.of(source, sharing, optimizer_state))
-    return source.model_copy(
-        update={
-            "phase": phase,
-            "phase_index": source.phase_index + 1,
-            "phase_begin": source.step,
-            "sharing": sharing,
-            "start_validation_loss": None,
-            "validation_loss": None,
-            "phase_complete": False,
-            "ending": Ending(),
-            "measurement": None,
-            "delinked": True,
-            "parent": source.name,
-            "optimizer_state": optimizer_state,
-            "updates": _updates(source.updates, blocks, reset=optimizer_state == "reset"),
-            "link": link,
-        }
+    return source.revised(
+        phase=phase,
+        phase_index=source.phase_index + 1,
+        phase_begin=source.step,
+        sharing=sharing,
+        start_validation_loss=None,
+        validation_loss=None,
+        phase_complete=False,
+        ending=Ending(),
+        measurement=None,
+        delinked=True,
+        parent=source.name,
+        optimizer_state=optimizer_state,
+        updates=_updates(source.updates, blocks, reset=optimizer_state == "reset"),
+        link=link,
     )
 
 

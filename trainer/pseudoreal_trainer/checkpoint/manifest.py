@@ -3,7 +3,7 @@ does not exist."""
 
 import json
 from collections.abc import Collection
-from typing import Literal
+from typing import Any, Literal
 
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.resolved.config import JobIdentity
@@ -141,11 +141,15 @@ class Manifest(ApiModel):
     tensors: dict[str, StoredTensor] = Field({}, description="By their names in the files.")
     files: dict[str, FileDigest] = Field({}, description="All files that hold tensors.")
 
+    def revised(self, **fields: Any) -> "Manifest":
+        """A copy with other values in these fields. Raises ValidationError for an unknown field or a wrong type."""
+        return Manifest.model_validate({**dict(self), **fields})
+
     def to_json(self, *, indent: int | None = None) -> str:
         """The manifest as JSON. Raises ValueError when a number in it is not finite: JSON would say that there is
         none."""
         try:
-            measured = self.model_copy(update={"tensors": {}, "files": {}})
+            measured = self.revised(tensors={}, files={})
             json.dumps(measured.model_dump(), allow_nan=False)
         except ValueError as error:
             raise ValueError(f"the manifest of checkpoint {self.name} has a number that is not finite") from error

@@ -30,7 +30,7 @@ def materialize(source: Reader, folder: Place, tracked: Tracked[str]) -> Manifes
         name: StoredTensor(shape=part.shape, dtype=source.dtype, pieces=[Piece(file=0, begin=0, end=part.end)])
         for name, part in parts.items()
     }
-    return source.manifest.model_copy(update={"link": None, "files": files, "tensors": tensors})
+    return source.manifest.revised(link=None, files=files, tensors=tensors)
 
 
 def _whole(name: str, shape: tuple[int, ...]) -> Part:

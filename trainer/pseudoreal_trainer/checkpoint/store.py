@@ -190,7 +190,7 @@ class CheckpointStore:
 
     def _own(self, manifest: Manifest) -> Manifest:
         if self.job_uid is None:
-            return manifest.model_copy(update={"attempt": 0})
+            return manifest.revised(attempt=0)
         if manifest.job.uid != self.job_uid:
             raise TrainingError(
                 f"checkpoint {manifest.name} in {self.folder} belongs to job {manifest.job.name} with uid"

@@ -73,7 +73,7 @@ def sample(checkpoint: checkpoint_command.Opened, prompt: str, count: int) -> No
     """Print text that the model in the folder or s3:// URL CHECKPOINT writes."""
     from pseudoreal_trainer.model.sampling import generate, readable
     from pseudoreal_trainer.model.transformer import Transformer
-    from pseudoreal_trainer.training.state import load_weights
+    from pseudoreal_trainer.training.start import load_weights
 
     if not prompt:
         raise click.UsageError("the prompt is empty; give it a byte at least")

@@ -6,77 +6,75 @@ from math import ceil
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import GradientCorrelation
 
-from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement
+from pseudoreal_trainer.checkpoint.manifest import Ending, Measurement
 from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.training.progress import Progress
 
 
 @dataclass(frozen=True)
 class Rules:
-    """Of a phase's end."""
+    """What the spec says of a phase's end. Nothing here changes the progress: the loop puts the results into it."""
 
     config: PhaseConfig
 
-    def is_over(self, state: Manifest) -> bool:
-        return state.step >= self._last_step(state)
+    def is_over(self, progress: Progress) -> bool:
+        return progress.step >= self._last_step(progress)
 
-    def measures(self, state: Manifest) -> bool:
+    def measures(self, progress: Progress) -> bool:
         """The next step is one of the last, which the delink asks for."""
         measure = self.config.measure
-        return measure is not None and state.step >= self._last_step(state) - measure.steps
+        return measure is not None and progress.step >= self._last_step(progress) - measure.steps
 
-    def checks(self, state: Manifest) -> bool:
+    def checks(self, progress: Progress) -> bool:
         """The next step compares the gradients of neighbouring layers."""
         rule = self.config.until.gradient_correlation
-        return rule is not None and (state.step + 1) % rule.every_steps == 0
+        return rule is not None and (progress.step + 1) % rule.every_steps == 0
 
-    def after_loss(self, state: Manifest) -> Manifest:
-        """The state once its validation loss is known."""
-        loss, reached = self.config.until.loss, state.validation_loss
+    def after_loss(self, progress: Progress) -> Ending:
+        """The end, once the validation loss of this step is known."""
+        loss, reached = self.config.until.loss, progress.validation_loss
         # Also a loss that is no number has not been reached.
         if loss is None or reached is None or not reached <= float(loss):
-            return state
-        return self._ending_soon(state)
+            return progress.ending
+        return self._ending_soon(progress, progress.ending.checks)
 
-    def after_request(self, state: Manifest) -> Manifest:
-        """The state once somebody has asked for the end of the phase."""
-        return self._ending_soon(state)
+    def after_request(self, progress: Progress) -> Ending:
+        """The end, once somebody has asked for it."""
+        return self._ending_soon(progress, progress.ending.checks)
 
-    def after_check(self, state: Manifest, correlations: tuple[float, ...]) -> Manifest:
-        """The state once the gradients of its step are compared."""
+    def after_check(self, progress: Progress, correlations: tuple[float, ...]) -> Ending:
+        """The end, once the gradients of the step that was just made are compared."""
         rule = self.config.until.gradient_correlation
         assert rule is not None, "only a phase with this rule checks"
-        ending = state.ending
-        checks = ending.checks + 1 if is_met(rule, correlations) else 0
-        state = state.model_copy(update={"ending": ending.model_copy(update={"checks": checks})})
-        return self._ending_soon(state) if checks >= rule.checks else state
+        checks = progress.ending.checks + 1 if is_met(rule, correlations) else 0
+        if checks < rule.checks:
+            return Ending(checks=checks, step=progress.ending.step)
+        return self._ending_soon(progress, checks)
 
-    def after_measuring(self, state: Manifest, found: LayerGradients) -> Manifest:
+    def after_measuring(self, progress: Progress, found: LayerGradients) -> Measurement:
+        """All that the phase has measured so far, the step that was just made included."""
         assert self.config.measure is not None, "only then it is measured"
-        before = state.measurement or Measurement(
-            next_sharing=self.config.measure.next_sharing, steps=0, shared={}, single={}
+        sharing = self.config.measure.next_sharing
+        before = progress.measurement or Measurement(next_sharing=sharing, steps=0, shared={}, single={})
+        return Measurement(
+            next_sharing=before.next_sharing,
+            steps=before.steps + 1,
+            shared=_added(before.shared, found.shared),
+            single=_added(before.single, found.single),
         )
-        measurement = before.model_copy(
-            update={
-                "steps": before.steps + 1,
-                "shared": _added(before.shared, found.shared),
-                "single": _added(before.single, found.single),
-            }
-        )
-        return state.model_copy(update={"measurement": measurement})
 
-    def _last_step(self, state: Manifest) -> int:
+    def _last_step(self, progress: Progress) -> int:
         tokens, last = self.config.until.tokens, self.config.phase_steps
         if tokens is not None:
             per_step = self.config.batch.sequences * self.config.model.sequence
-            last = min(last, state.step + max(0, ceil((tokens - state.tokens) / per_step)))
-        return last if state.ending.step is None else min(last, state.ending.step)
+            last = min(last, progress.step + max(0, ceil((tokens - progress.tokens) / per_step)))
+        return last if progress.ending.step is None else min(last, progress.ending.step)
 
-    def _ending_soon(self, state: Manifest) -> Manifest:
-        """It ends now, or after the steps that still measure."""
-        if state.ending.step is not None:
-            return state
-        step = state.step + (0 if self.config.measure is None or state.step == 0 else self.config.measure.steps)
-        return state.model_copy(update={"ending": Ending(checks=state.ending.checks, step=step)})
+    def _ending_soon(self, progress: Progress, checks: int) -> Ending:
+        """The phase ends now, or after the steps that still measure; where its end is known, that stays."""
+        measured = 0 if self.config.measure is None or progress.step == 0 else self.config.measure.steps
+        step = progress.step + measured if progress.ending.step is None else progress.ending.step
+        return Ending(checks=checks, step=step)
 
 
 def is_met(rule: GradientCorrelation, correlations: tuple[float, ...]) -> bool:

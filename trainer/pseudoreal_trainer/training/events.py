@@ -1,6 +1,7 @@
 """The events of a phase in the log, for people and for the programs that read it."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
@@ -11,10 +12,12 @@ from pseudoreal_trainer.data.baseline import order2_nats
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients
+from pseudoreal_trainer.engine.reductions import Agreement
 from pseudoreal_trainer.model.sampling import generate, readable
 from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.training.progress import Progress, loss_of
 from pseudoreal_trainer.training.saving import Saved
-from pseudoreal_trainer.training.state import load_weights
+from pseudoreal_trainer.training.start import load_weights
 from pseudoreal_trainer.training.validation import Validation, with_context
 
 SAMPLE_BYTES = 300
@@ -38,12 +41,12 @@ def log_corpus(config: PhaseConfig, corpus: Corpus, validation: Validation) -> N
     )
 
 
-def log_started(config: PhaseConfig, engine: Engine, state: Manifest) -> None:
+def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None:
     layout = engine.grid.layout
     log.info(
         "phase_started",
         phase=config.phase,
-        step=state.step,
+        step=progress.step,
         phase_steps=config.phase_steps,
         total_steps=config.total_steps,
         layers=config.model.layers,
@@ -58,14 +61,20 @@ def log_started(config: PhaseConfig, engine: Engine, state: Manifest) -> None:
         state_bytes=dict(engine.state_bytes()),
         device=str(engine.grid.device),
         compute=config.precision.compute,
-        resumed_from=state.parent,
-        start_validation_loss=state.start_validation_loss,
+        resumed_from=progress.parent,
+        start_validation_loss=progress.start_validation_loss,
     )
 
 
-def log_check(state: Manifest, found: LayerGradients) -> None:
+def log_check(progress: Progress, found: LayerGradients) -> None:
     rounded = [round(correlation, 4) for correlation in found.correlations]
-    log.info("gradients_compared", step=state.step, correlations=rounded, checks_met=state.ending.checks)
+    log.info("gradients_compared", step=progress.step, correlations=rounded, checks_met=progress.ending.checks)
+
+
+def log_left_out(config: PhaseConfig, progress: Progress, agreed: Agreement, units: Sequence[str]) -> None:
+    """`units`: names of those that the newest step did not update."""
+    loss = loss_of(agreed, config)
+    log.warning("updates_left_out", step=progress.step, loss=loss, norm=agreed.norm, units=units)
 
 
 def log_saved(saved: Saved) -> None:
@@ -90,15 +99,15 @@ def log_sample(config: PhaseConfig, corpus: Corpus, store: CheckpointStore) -> N
     log.info("sample", phase=config.phase, prompt=readable(prompt), text=readable(text))
 
 
-def log_finished(config: PhaseConfig, state: Manifest, seconds: float) -> None:
+def log_finished(config: PhaseConfig, manifest: Manifest, seconds: float) -> None:
     log.info(
         "phase_finished",
         phase=config.phase,
-        step=state.step,
-        tokens=state.tokens,
-        loss=state.loss,
-        start_validation_loss=state.start_validation_loss,
-        validation_loss=state.validation_loss,
+        step=manifest.step,
+        tokens=manifest.tokens,
+        loss=manifest.loss,
+        start_validation_loss=manifest.start_validation_loss,
+        validation_loss=manifest.validation_loss,
         seconds=seconds,
-        checkpoint=state.name,
+        checkpoint=manifest.name,
     )

@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -18,7 +19,7 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training.schedule import phase_rate
 
 if TYPE_CHECKING:  # it imports torch, for which a command that only looks at the file would wait
-    from pseudoreal_trainer.engine.probe import LayerGradients
+    from pseudoreal_trainer.training.progress import Progress
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -93,38 +94,45 @@ class Reporter:
         if self._pod is not None:
             self._pod.leave_checkpoint(manifest.name, manifest.step)
 
-    def checked(self, found: "LayerGradients") -> None:
-        """The next line has the correlations."""
-        self._correlations = list(found.correlations)
+    def checked(self, correlations: Sequence[float]) -> None:
+        """The next line has them: of the gradients of neighbouring layers."""
+        self._correlations = list(correlations)
 
-    def step(self, state: Manifest, *, validated: bool, important: bool) -> None:
+    def step(self, progress: "Progress", *, validated: bool, important: bool) -> None:
         """`validated`: the validation loss was measured after this very step."""
-        report = self._report(state)
-        line = report if validated else report.model_copy(update={"validation_loss": None})
-        line = line.model_copy(update={"checkpoint": self._saved, "gradient_correlations": self._correlations})
+        line = self._report(progress, progress.validation_loss if validated else None, self._saved, self._correlations)
         self._saved = self._correlations = None
         self._file.write(line.model_dump_json() + os.linesep)
         now = time.monotonic()
         if important or validated or now - self._logged >= _LOG_SECONDS:
             self._logged = now
+            report = self._report(progress, progress.validation_loss)
             log.info(PROGRESS_EVENT, **report.model_dump())
             if self._pod is not None:
                 self._pod.leave_progress(report)
 
-    def _report(self, state: Manifest) -> ProgressReport:
+    def _report(
+        self,
+        progress: "Progress",
+        validation_loss: float | None,
+        checkpoint: CheckpointCost | None = None,
+        correlations: list[float] | None = None,
+    ) -> ProgressReport:
         config, pace = self._config, self._meter.seconds_per_step
         return ProgressReport(
             phase=config.phase,
-            step=state.step,
+            step=progress.step,
             total_steps=config.total_steps,
-            tokens=state.tokens,
-            loss=state.loss,
-            validation_loss=state.validation_loss,
-            learning_rate=phase_rate(config, state.step, state.phase_begin),
+            tokens=progress.tokens,
+            loss=progress.loss,
+            validation_loss=validation_loss,
+            learning_rate=phase_rate(config, progress.step, progress.begin),
             tokens_per_second=config.batch.sequences * config.model.sequence / pace,
             seconds=self._meter.seconds,
-            remaining_seconds=(config.phase_steps - state.step) * pace,
-            global_cursor=state.global_cursor,
-            skipped_steps=state.skipped.steps,
+            remaining_seconds=(config.phase_steps - progress.step) * pace,
+            global_cursor=progress.cursor,
+            skipped_steps=progress.skipped.steps,
             waited_seconds=self._meter.waited,
+            checkpoint=checkpoint,
+            gradient_correlations=correlations,
         )

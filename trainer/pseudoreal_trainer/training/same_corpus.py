@@ -3,7 +3,7 @@
 import structlog
 import torch
 
-from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
@@ -24,18 +24,20 @@ def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
         )
 
 
-def check_corpus(identity: CorpusIdentity, start: Manifest, *, own: bool) -> None:
-    """`own`: the checkpoint is not of a job that this one continues, which may have another corpus.
-
-    Raises InvalidJobError: every sample would be another one, and text of the validation part would be trained on.
-    """
+def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
+    """Raises InvalidJobError where the job itself began with another text: every sample would be another one, and text
+    of the validation part would be trained on. A job that it continues may have had another."""
+    if isinstance(origin, Anew):
+        return
+    start = origin.checkpoint.manifest
     before = start.corpus
     if before is None or identity.is_same_text(before):
         return
-    if own:
-        raise InvalidJobError(
-            f"the corpus is not the one that checkpoint {start.name} was trained on: it has {identity}, and had"
-            f" {before}; restore the files, or train on the new ones in a new job, whose spec.checkpoint.continueFrom"
-            " may name this one's folder"
-        )
-    log.warning("continues_with_another_corpus", checkpoint=start.name, now=str(identity), before=str(before))
+    if isinstance(origin, Continued):
+        log.warning("continues_with_another_corpus", checkpoint=start.name, now=str(identity), before=str(before))
+        return
+    raise InvalidJobError(
+        f"the corpus is not the one that checkpoint {start.name} was trained on: it has {identity}, and had"
+        f" {before}; restore the files, or train on the new ones in a new job, whose spec.checkpoint.continueFrom"
+        " may name this one's folder"
+    )

@@ -172,9 +172,11 @@ class Saver:
 
     def _restated(self, manifest: Manifest) -> Future[_Committed]:
         """Its files stay, and what is said of them is replaced in one go."""
-        assert self._start is not None, "it has the name of the start"
-        kept = {"tensors", "files", "link", "delinked", "parent"}
-        manifest = manifest.model_copy(update={field: getattr(self._start, field) for field in kept})
+        start = self._start
+        assert start is not None, "it has the name of the start"
+        manifest = manifest.revised(
+            tensors=start.tensors, files=start.files, link=start.link, delinked=start.delinked, parent=start.parent
+        )
         return self._thread.later(lambda: self._committed(manifest))
 
     @property
@@ -189,7 +191,7 @@ class Saver:
         if files is None:
             raise _failed(manifest, error or "another rank says why") from error or PeerFailed()
         tensors = tensors_of(self._engine.grid.layout, self._engine.units, self._dtype)
-        return self._committed(manifest.model_copy(update={"files": files, "tensors": tensors, "link": None}))
+        return self._committed(manifest.revised(files=files, tensors=tensors, link=None))
 
     def _committed(self, manifest: Manifest) -> _Committed:
         error = _attempt(lambda: self._commit(manifest))[1] if self._engine.grid.ranks.is_first else None

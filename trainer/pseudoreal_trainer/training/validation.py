@@ -4,13 +4,16 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.data.corpus import Bytes, Corpus
 from pseudoreal_trainer.data.stream import Indices, take_windows
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.forecast.memory.crossing import Shape
-from pseudoreal_trainer.training.step import tokens_of
+from pseudoreal_trainer.forecast.memory.evaluation import sequences_at_once
+from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
+from pseudoreal_trainer.forecast.memory.sizes import Device
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.training.batches import WindowBatch
 
 
 @dataclass(frozen=True)
@@ -34,24 +37,12 @@ class Validation:
             turns = range(first, min(first + self.at_once, -(-len(self.windows) // grid.layout.data)))
             # Data ranks without a window in the last turn measure one once more: all take part in every collective.
             own = [min(turn * grid.layout.data + grid.data_rank, last) for turn in turns]
-            batch = _Windows([tokens_of(self.windows[index : index + 1]) for index in own])
+            batch = WindowBatch([self.windows[index] for index in own])
             for turn, loss in engine.evaluate(batch, len(own)).items():
                 if (first + turn) * grid.layout.data + grid.data_rank <= last:
                     sums[own[turn]] = loss
         # Every entry is zero on all ranks but one, so the order of this reduction cannot matter.
         return float(sum(grid.ranks.sum_(sums).tolist())) / self.tokens
-
-
-@dataclass(frozen=True)
-class _Windows:
-    windows: list[Tensor]
-    """Each [1, T + 1]."""
-
-    def shape(self, micro_batch: int) -> Shape:
-        return 1, self.windows[micro_batch].shape[1] - 1
-
-    def tokens(self, micro_batch: int) -> Tensor:
-        return self.windows[micro_batch]
 
 
 def window_starts(corpus: Corpus, sequence: int, most: int) -> Indices:
@@ -61,9 +52,10 @@ def window_starts(corpus: Corpus, sequence: int, most: int) -> Indices:
     return np.arange(count) * available // count * sequence
 
 
-def build_validation(corpus: Corpus, sequence: int, most: int, at_once: int) -> Validation:
-    starts = window_starts(corpus, sequence, most)
-    return Validation(take_windows(corpus.validation, starts, sequence), at_once)
+def phase_validation(config: PhaseConfig, corpus: Corpus, layout: Layout, device: Device) -> Validation:
+    starts = window_starts(corpus, config.model.sequence, config.data.validation.sequences)
+    at_once = sequences_at_once(layout, phase_sizes(config, device))
+    return Validation(take_windows(corpus.validation, starts, config.model.sequence), at_once)
 
 
 def with_context(corpus: Corpus, sequence: int, most: int) -> Bytes:

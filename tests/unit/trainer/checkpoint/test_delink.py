@@ -21,7 +21,7 @@ from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.training.state import load_weights
+from pseudoreal_trainer.training.start import load_weights
 from torch.nn import functional as F
 
 TOKENS = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(1))
@@ -257,7 +257,9 @@ target = delinked(source, "real", Sharing(blocks=48), "scale")
 (folder / "target.json").write_text(target.to_json(indent=1))
 found = Manifest.model_validate_json((folder / "target.json").read_bytes())
 used = resource.getrusage(resource.RUSAGE_SELF)
-print(sum(1 for name in Reader(found, folder).names), used.ru_maxrss * 1024, round(used.ru_utime + used.ru_stime))
+# Not ru_maxrss, which counts what the process that started this one had in memory then.
+peak = next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(sum(1 for name in Reader(found, folder).names), int(peak) * 1024, round(used.ru_utime + used.ru_stime))
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.manifest import Updates
+from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Origin, find_origin
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import load_corpus
@@ -18,10 +18,9 @@ from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.training.phase import open_engine
+from pseudoreal_trainer.training.phase import train_step
 from pseudoreal_trainer.training.saving import Saver
-from pseudoreal_trainer.training.state import fill, find_start, first_manifest
-from pseudoreal_trainer.training.step import Stepper
+from pseudoreal_trainer.training.start import fill, first_progress, open_engine
 
 from tests.unit.trainer.forked import run_ranks
 
@@ -62,26 +61,23 @@ def _rank(rank: int, world: int, tasks: list[Task]) -> None:
 
 def _do(task: Task, ranks: Ranks) -> None:
     config, work = task.config, Path(task.config.work_directory)
-    start = None
+    origin: Origin | Complete = Anew()
     if task.source is not None:
-        found = find_start(config.model_copy(update={"work_directory": str(task.source)}), ranks)
-        start = found.checkpoint if found else None
+        origin = find_origin(config.model_copy(update={"work_directory": str(task.source)}), ranks)
+    assert not isinstance(origin, Complete)
     corpus = load_corpus(config.data, config.model.sequence)
     with open_engine(config, phase_layout(config, "cpu"), ranks) as engine:
-        fill(engine, config, start)
+        fill(engine, config, origin)
         store, fence = CheckpointStore(work, config.job.uid), Fence(work, 1)
         with Saver(engine, store, fence, config.checkpoint, None) as saver:
-            stepper = Stepper(config, Stream(corpus.train, config.model.sequence, config.data.seed), engine, begin=0)
-            state = first_manifest(config) if start is None else start.manifest
-            if start is not None:
-                saver.start(state)
-            while state.step < END:
-                stepper.take(state.step + 1, state.global_cursor)
-                step, cursor = state.step + 1, state.global_cursor + config.batch.sequences
-                updates = Updates(others=step, blocks=step)
-                state = state.model_copy(update={"step": step, "global_cursor": cursor, "updates": updates})
-                if step in (SAVED, END):
-                    saver.start(state)
+            stream = Stream(corpus.train, config.model.sequence, config.data.seed)
+            progress = first_progress(config, origin)
+            if not isinstance(origin, Anew):
+                saver.start(progress.manifest(config, None))
+            while progress.step < END:
+                progress.advance(train_step(config, stream, engine, progress), config, left_out=[])
+                if progress.step in (SAVED, END):
+                    saver.start(progress.manifest(config, None))
             saver.finish()
 
 

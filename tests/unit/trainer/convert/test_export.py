@@ -10,7 +10,7 @@ from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.training.state import load_weights
+from pseudoreal_trainer.training.start import load_weights
 
 TEXT = "In the beginning, ünïcode 世界 \x00\x7f\n  and two spaces"
 

@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.training.ending import Rules
-from pseudoreal_trainer.training.state import first_manifest
+from pseudoreal_trainer.training.progress import Progress
 
 MEASURED = {"optimizerState": "measured", "measuredSteps": 3}
 
@@ -21,21 +20,19 @@ def rules(job_body: dict[str, Any], config: Any) -> Any:
     return make
 
 
-def _at(rules: Rules, step: int, **more: Any) -> Manifest:
+def _at(step: int, **more: Any) -> Progress:
     """96 tokens a step."""
-    return first_manifest(rules.config).model_copy(update={"step": step, "tokens": 96 * step, **more})
+    return Progress(step=step, tokens=96 * step, **more)
 
 
 def _measured_steps(rules: Rules, last: int = 12) -> list[int]:
-    return [
-        step + 1 for step in range(last) if rules.measures(_at(rules, step)) and not rules.is_over(_at(rules, step))
-    ]
+    return [step + 1 for step in range(last) if rules.measures(_at(step)) and not rules.is_over(_at(step))]
 
 
 @pytest.mark.parametrize(("until", "end"), [({"steps": 6}, 6), ({"tokens": 480}, 5), ({"steps": 6, "tokens": 400}, 5)])
 def test_the_first_bound_ends_it(rules: Any, until: dict[str, Any], end: int) -> None:
     found = rules(until)
-    assert [found.is_over(_at(found, step)) for step in (end - 1, end, end + 1)] == [False, True, True]
+    assert [found.is_over(_at(step)) for step in (end - 1, end, end + 1)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -54,35 +51,37 @@ def test_a_loss_that_is_reached_ends_it_at_once_or_after_the_measured_steps(rule
     until = {"steps": 100, "loss": "2.0"}
     plain, measuring = rules(until), rules(until, MEASURED)
     reached = {"validation_loss": 1.9}
-    assert plain.is_over(plain.after_loss(_at(plain, 7, **reached)))
-    state = measuring.after_loss(_at(measuring, 7, **reached))
-    assert state.ending.step == 10
+    assert plain.is_over(_at(7, ending=plain.after_loss(_at(7, **reached))))
+    progress = _at(7, **reached)
     for step in (7, 8, 9):
-        state = state.model_copy(update={"step": step})
-        assert not measuring.is_over(state)
-        assert measuring.measures(state)
-        state = measuring.after_loss(state)
-    assert measuring.is_over(state.model_copy(update={"step": 10}))
-    assert not measuring.is_over(measuring.after_loss(_at(measuring, 7, validation_loss=2.1)))
+        progress.step, progress.ending = step, measuring.after_loss(progress)
+        assert progress.ending.step == 10
+        assert not measuring.is_over(progress)
+        assert measuring.measures(progress)
+    progress.step = 10
+    assert measuring.is_over(progress)
+    assert measuring.after_loss(_at(7, validation_loss=2.1)).step is None
 
 
 def test_more_than_half_of_the_layers_must_differ_in_checks_in_a_row(rules: Any) -> None:
     found = rules({"steps": 100, "gradientCorrelation": {"below": "0.5", "everySteps": 4, "checks": 2}})
-    assert [step + 1 for step in range(12) if found.checks(_at(found, step))] == [4, 8, 12]
+    assert [step + 1 for step in range(12) if found.checks(_at(step))] == [4, 8, 12]
     met, unmet, half = (0.1, 0.4, 0.9), (0.1, 0.6, 0.9), (0.1, 0.2, 0.6, 0.7)
-    state = _at(found, 4)
+    progress = _at(4)
     for correlations, checks in ((met, 1), (unmet, 0), (met, 1), (half, 0), (met, 1)):
-        state = found.after_check(state, correlations)
-        assert state.ending.checks == checks
-        assert not found.is_over(state)
-    assert found.is_over(found.after_check(state, met))
+        progress.ending = found.after_check(progress, correlations)
+        assert progress.ending.checks == checks
+        assert not found.is_over(progress)
+    progress.ending = found.after_check(progress, met)
+    assert found.is_over(progress)
 
 
 def test_squares_add_up_over_steps(rules: Any) -> None:
     found = rules({"steps": 6}, MEASURED)
-    state = _at(found, 4)
+    progress = _at(4)
     for shared, single in ((8.0, 1.0), (4.0, 2.0)):
-        state = found.after_measuring(state, LayerGradients({"a": shared}, {"a": single}, ()))
-    assert state.measurement is not None
-    assert (state.measurement.steps, state.measurement.shared, state.measurement.single) == (2, {"a": 12}, {"a": 3})
-    assert state.measurement.next_sharing.blocks == 4
+        progress.measurement = found.after_measuring(progress, LayerGradients({"a": shared}, {"a": single}, ()))
+    measured = progress.measurement
+    assert measured is not None
+    assert (measured.steps, measured.shared, measured.single) == (2, {"a": 12}, {"a": 3})
+    assert measured.next_sharing.blocks == 4

@@ -16,7 +16,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.ending import Rules
-from pseudoreal_trainer.training.state import first_manifest
+from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.validation import Validation
 
 from tests.unit.trainer.forked import run_ranks
@@ -159,14 +159,13 @@ def test_a_validation_loss_that_is_not_finite_ends_the_phase(
 
 def test_a_loss_that_is_no_number_is_not_reached(job_body: Any, config: Any) -> None:
     job_body["spec"]["phases"][0]["until"]["loss"] = "1.5"
-    rules = Rules(config(0))
-    state = first_manifest(rules.config).model_copy(update={"step": 3, "validation_loss": nan})
-    assert rules.after_loss(state).ending.step is None
+    assert Rules(config(0)).after_loss(Progress(step=3, validation_loss=nan)).step is None
 
 
 @pytest.mark.parametrize("field", ["loss", "validation_loss", "start_validation_loss"])
 def test_no_manifest_says_a_number_that_is_not_finite(field: str, config: Any) -> None:
-    manifest = first_manifest(config(0))
-    assert manifest.to_json()
+    progress = Progress()
+    assert progress.manifest(config(0), None).to_json()
+    setattr(progress, field, nan)
     with pytest.raises(ValueError, match="pseudo-00000000 has a number that is not finite"):
-        manifest.model_copy(update={field: nan}).to_json()
+        progress.manifest(config(0), None).to_json()

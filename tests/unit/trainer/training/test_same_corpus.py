@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from pseudoreal_trainer.checkpoint.delink import delink
-from pseudoreal_trainer.checkpoint.manifest import Random
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus
 
 from tests.unit.trainer.forked import run_ranks
@@ -101,7 +101,7 @@ def test_training_that_an_earlier_release_began_goes_on_in_its_order(
 ) -> None:
     """Compared with a training that makes all steps in numpy's order."""
     with monkeypatch.context() as old:
-        old.setattr("pseudoreal_trainer.training.state.Random", partial(Random, generator="numpy PCG64"))
+        old.setattr("pseudoreal_trainer.training.start.Progress", partial(Progress, generator="numpy PCG64"))
         train(config(0, "parts"), _stop_after(3))
         train(config(0, "whole"))
     _as_of_version_2(tmp_path / "parts" / "checkpoints" / "pseudo-00000003")

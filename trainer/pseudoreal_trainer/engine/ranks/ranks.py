@@ -37,9 +37,13 @@ class Ranks:
                 dist.all_reduce(tensor)
         return tensor
 
+    def total(self, value: int) -> int:
+        """The sum of what all ranks pass. All ranks call this; none returns before all have called it."""
+        return int(self.sum_(torch.tensor(value, device=self.device)).item())
+
     def from_first(self, value: int) -> int:
         """The value that the first rank passes. All ranks call this; none returns before all have."""
-        return int(self.sum_(torch.tensor(value if self.is_first else 0, device=self.device)).item())
+        return self.total(value if self.is_first else 0)
 
     def digest_from_first(self, digest: str) -> str:
         """The SHA-256 that the first rank passes, in hexadecimal; the others pass an empty string. All ranks call this;

@@ -1,0 +1,167 @@
+"""Where a phase begins: anew, or from which checkpoint, of its own job or of those that it continues."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import structlog
+from pseudoreal_api.resolved.config import PhaseConfig
+
+from pseudoreal_trainer.checkpoint.lineage import continued_stores
+from pseudoreal_trainer.checkpoint.manifest import Manifest, checkpoint_name
+from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, manifests_in, store_of
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Anew:
+    """Fresh weights: the job's first phase has no checkpoint yet."""
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A checkpoint of this job in this phase. The oldest that there can be in a later phase is the delink's."""
+
+    checkpoint: Reader
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A checkpoint of another job in the phase of the same name; spec.checkpoint.continueFrom leads to it."""
+
+    checkpoint: Reader
+
+
+@dataclass(frozen=True)
+class Complete:
+    """The phase has ended, with this checkpoint: there is nothing to begin."""
+
+    checkpoint: Reader
+
+
+Origin = Anew | Resumed | Continued
+
+
+class Ranks(Protocol):
+    """What the ranks that train together tell each other. Every method is a collective: all ranks call it."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def world(self) -> int: ...
+    @property
+    def is_first(self) -> bool: ...
+    def from_first(self, value: int, /) -> int: ...
+    def digest_from_first(self, digest: str, /) -> str: ...
+    def total(self, value: int, /) -> int: ...
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    manifest: Manifest
+    store: int
+    """0 for the job's own, 1 for that of the one that it continues, and so on."""
+
+
+def find_origin(config: PhaseConfig, ranks: Ranks) -> Origin | Complete:
+    """The newest sound checkpoint of the phase, or fresh weights; the same answer on every rank.
+
+    The first rank lists and chooses, and all verify together, each some of the files. Raises TrainingError when a later
+    phase has no checkpoint, CorruptCheckpoint when all are corrupt, and InvalidJobError when
+    spec.checkpoint.continueFrom names none that fits.
+    """
+    stores = [store_of(config), *continued_stores(config)]
+    found = _newest_first(stores, config.phase) if ranks.is_first else []
+    # Collectives, in this order on every rank: how many candidates there are; then of each its store, and those of
+    # `_sound`, until one is sound. What follows depends on nothing but their results.
+    count, which = ranks.from_first(len(found)), 0
+    for place in range(count):
+        chosen = found[place] if ranks.is_first else None
+        which = ranks.from_first(chosen.store if chosen else 0)
+        manifest = _sound(stores[which], chosen.manifest if chosen else None, config.phase, ranks)
+        if manifest is not None:
+            return _from(config, stores[which].reader(manifest), own=which == 0)
+    if count:
+        raise stores[which].all_corrupt(config.phase, [candidate.manifest.name for candidate in found])
+    return _anew(config, stores)
+
+
+def _from(config: PhaseConfig, checkpoint: Reader, *, own: bool) -> Resumed | Continued | Complete:
+    if not own:
+        _refuse_another_model(config, checkpoint.manifest)
+        return Continued(checkpoint)
+    return Complete(checkpoint) if checkpoint.manifest.phase_complete else Resumed(checkpoint)
+
+
+def _anew(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Anew:
+    """Raises where the phase must not begin with fresh weights."""
+    own, *continued = stores
+    if config.index > 0:
+        raise TrainingError(
+            f"phase {config.phase} has no checkpoint in {own.folder}: the delink from the phase before has not run"
+        )
+    if continued and not any(m.phase == config.phase for store in continued for m in manifests_in(store.folder)):
+        raise InvalidJobError(
+            f"spec.checkpoint.continueFrom: {continued[0].folder} holds no checkpoint of phase {config.phase}; name the"
+            " folder of a job with this phase, as JOB-UID8, below spec.checkpoint.path"
+        )
+    return Anew()
+
+
+def _newest_first(stores: Sequence[CheckpointStore], phase: str) -> list[_Candidate]:
+    """Of two with the same step the job's own comes first.
+
+    Where the job's own phase began at another step than another job's, that one's goes back to other weights.
+    """
+    own, *continued = stores
+    found = [_Candidate(manifest, 0) for manifest in own.candidates(phase)]
+    begins = {candidate.manifest.phase_begin for candidate in found}
+    for which, store in enumerate(continued, 1):
+        others = store.candidates(phase)
+        fit = [m for m in others if not begins or m.phase_begin in begins]
+        found += [_Candidate(manifest, which) for manifest in fit]
+        if others and not fit:
+            theirs = others[0].phase_begin
+            log.warning("continued_phase_began_elsewhere", phase=phase, folder=str(store.folder), step=theirs,
+                        own_steps=sorted(begins))  # fmt: skip
+    return sorted(found, key=lambda candidate: (-candidate.manifest.step, candidate.store))
+
+
+def _refuse_another_model(config: PhaseConfig, manifest: Manifest) -> None:
+    for field, now, then in (
+        ("model", config.model, manifest.model),
+        (f"phases[{config.phase}].sharing", config.sharing, manifest.sharing),
+    ):
+        if now != then:
+            raise InvalidJobError(
+                f"spec.{field} is {now.to_json()}, but that of checkpoint {manifest.name}, which"
+                f" spec.checkpoint.continueFrom leads to, is {then.to_json()}; make them the same"
+            )
+
+
+def _sound(store: CheckpointStore, chosen: Manifest | None, phase: str, ranks: Ranks) -> Manifest | None:
+    """The checkpoint that the first rank has `chosen`, if its files are what they should be.
+
+    The others know nothing of it but what they are told: what they would find by themselves may be stale. Every rank
+    calls this. Collectives: step, digest of the manifest, whether sizes are wrong; if not, how many ranks found faults.
+    """
+    step = ranks.from_first(0 if chosen is None else chosen.step)
+    digest = ranks.digest_from_first("" if chosen is None else store.digest(chosen))
+    sizes_differ = chosen is not None and _has_fault(lambda: store.check_sizes(chosen))
+    if ranks.from_first(int(sizes_differ)):
+        return None
+    manifest = chosen or store.as_seen(checkpoint_name(phase, step), digest)
+    faulty = _has_fault(lambda: store.verify(manifest, ranks.rank, ranks.world))
+    return None if ranks.total(int(faulty)) else manifest
+
+
+def _has_fault(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except CorruptCheckpoint as error:
+        log.warning("checkpoint_corrupt", error=str(error))
+        return True
+    return False

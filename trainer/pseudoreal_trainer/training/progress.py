@@ -1,0 +1,140 @@
+"""How far a phase is, and the manifest that says so in a checkpoint."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.run import OptimizerState
+
+from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement, Random, Skipped, Updates
+from pseudoreal_trainer.data.corpus import CorpusIdentity
+from pseudoreal_trainer.data.stream import Generator
+from pseudoreal_trainer.engine.reductions import REMEDY, Agreement
+from pseudoreal_trainer.errors import TrainingError
+
+MOST_IN_A_ROW = 10
+"""Skipped steps. One bad batch passes by itself; a training that diverged does not."""
+
+
+@dataclass
+class Progress:
+    """The same on every rank at the same step: what all ranks decide together, they decide from this. Only the loop
+    that trains changes it."""
+
+    step: int = 0
+    """Steps done, from the job's start."""
+    cursor: int = 0
+    """Samples consumed, from the job's start."""
+    tokens: int = 0
+    """Tokens trained, from the job's start."""
+    loss: float | None = None
+    """Training loss of the newest step with a finite one, nats per token."""
+    start_validation_loss: float | None = None
+    """Nats per token before the phase's first step, once measured."""
+    validation_loss: float | None = None
+    """The newest of this phase, nats per token."""
+    ending: Ending = field(default_factory=Ending)
+    measurement: Measurement | None = None
+    updates: Updates = field(default_factory=lambda: Updates(others=0, blocks=0))
+    skipped: Skipped = field(default_factory=Skipped)
+    parent: str | None = None
+    """Name of the newest checkpoint, which may still be on its way to the disk."""
+
+    # What follows was settled when the phase, or the job, began.
+    begin: int = 0
+    """Step at which the phase began."""
+    optimizer_state: OptimizerState | None = None
+    """What the delink that began the phase did to the moments of blocks. None: the first phase."""
+    generator: Generator = "feistel-splitmix64-v1"
+    """The order of the samples goes on as it began, whatever release that was."""
+
+    @classmethod
+    def saved_in(cls, manifest: Manifest) -> "Progress":
+        return cls(
+            step=manifest.step,
+            cursor=manifest.global_cursor,
+            tokens=manifest.tokens,
+            loss=manifest.loss,
+            start_validation_loss=manifest.start_validation_loss,
+            validation_loss=manifest.validation_loss,
+            ending=manifest.ending,
+            measurement=manifest.measurement,
+            updates=manifest.updates,
+            skipped=manifest.skipped,
+            parent=manifest.name,
+            begin=manifest.phase_begin,
+            optimizer_state=manifest.optimizer_state,
+            generator=manifest.random.generator,
+        )
+
+    def advance(self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str]) -> None:
+        """After one more step. `left_out`: names of the units that it did not update.
+
+        Raises TrainingError where training must not go on, as spec.optimizer.nonFinite says.
+        """
+        self.step += 1
+        loss = loss_of(agreed, config)
+        self.skipped = _skipped(self, agreed, loss, skips=config.optimizer.non_finite == "Skip")
+        self.cursor += config.batch.sequences
+        self.tokens = self.cursor * config.model.sequence
+        if isfinite(loss):
+            self.loss = loss
+        if agreed.trains:
+            self.updates = self.updates.and_one(left_out)
+
+    def manifest(self, config: PhaseConfig, corpus: CorpusIdentity | None, *, complete: bool = False) -> Manifest:
+        """What a checkpoint of this moment says, but for its tensors and files. `complete`: it ends the phase."""
+        return Manifest(
+            job=config.job,
+            attempt=config.attempt,
+            phase=config.phase,
+            phase_index=config.index,
+            model=config.model,
+            sharing=config.sharing,
+            random=Random(generator=self.generator, seed=config.data.seed),
+            corpus=corpus,
+            step=self.step,
+            phase_begin=self.begin,
+            tokens=self.tokens,
+            global_cursor=self.cursor,
+            loss=self.loss,
+            start_validation_loss=self.start_validation_loss,
+            validation_loss=self.validation_loss,
+            phase_complete=complete,
+            ending=self.ending,
+            measurement=self.measurement,
+            delinked=False,
+            parent=self.parent,
+            optimizer_state=self.optimizer_state,
+            updates=self.updates,
+            skipped=self.skipped,
+        )
+
+
+def loss_of(agreed: Agreement, config: PhaseConfig) -> float:
+    """Nats per token, over the whole batch."""
+    return agreed.loss_sum / (config.batch.sequences * config.model.sequence)
+
+
+def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:
+    """The count after the step that `progress` has just made, some of whose losses or gradients may not be finite."""
+    if not skips and not agreed.trains:
+        raise TrainingError(f"{_described(agreed, loss, progress.step)}; {REMEDY}")
+    before = progress.skipped
+    if not agreed.left_out:
+        return Skipped(steps=before.steps, in_a_row=0)
+    in_a_row = before.in_a_row + 1
+    if in_a_row >= MOST_IN_A_ROW:
+        raise TrainingError(
+            f"updates of {in_a_row} steps in a row were left out, as losses or gradients were not finite:"
+            f" {_described(agreed, loss, progress.step)}; {REMEDY}"
+        )
+    return Skipped(steps=before.steps + 1, in_a_row=in_a_row)
+
+
+def _described(agreed: Agreement, loss: float, step: int) -> str:
+    for what, value in (("loss", loss), ("gradient norm", agreed.norm)):
+        if not isfinite(value):
+            return f"the {what} of step {step} is {value}"
+    return f"gradients of step {step} are not finite"
