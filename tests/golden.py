@@ -13,8 +13,7 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.children import children
 from pseudoreal_operator.manifests.claims import claim
-from pseudoreal_operator.observe.observed import Role
-from pseudoreal_operator.observe.stages import Stage
+from pseudoreal_operator.observe.stages import Stage, StageKind
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
@@ -67,7 +66,7 @@ def manifests(name: str) -> list[Json]:
 
 def _stages(read: PseudoRealJob) -> list[Stage]:
     phases = list(enumerate(read.spec.phases))
-    both = [Stage(index, phase.name, role) for index, phase in phases for role in (Role.DELINK, Role.TRAIN)]
+    both = [Stage(index, phase.name, kind) for index, phase in phases for kind in (StageKind.DELINK, StageKind.TRAIN)]
     return both[1:]
 
 

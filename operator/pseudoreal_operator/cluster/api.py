@@ -5,7 +5,7 @@ The generated models of the client would refuse objects of a newer Kubernetes; o
 
 import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from aiohttp import ClientTimeout
@@ -42,6 +42,13 @@ _COLLECTIONS = {
     "Service": ("api/v1", "services"),
     "TokenReview": ("apis/authentication.k8s.io/v1", "tokenreviews"),
 }
+
+
+class Name(NamedTuple):
+    """Where a job is. Another job of that name may come later; a pass reads which one it is."""
+
+    namespace: str
+    name: str
 
 
 class Api:

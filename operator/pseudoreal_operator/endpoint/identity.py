@@ -12,8 +12,8 @@ from pseudoreal_api.wire.reports import REPORT_AUDIENCE
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.endpoint.limits import Clock, Limiter
 from pseudoreal_operator.observe.board import Speaker
-from pseudoreal_operator.observe.observed import Role
 from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.stages import StageKind
 
 Json = dict[str, Any]
 
@@ -149,9 +149,9 @@ def speaker_of(body: Json) -> Speaker:
         job, pod = metadata["labels"][LABEL_JOB_UID], read_pod(body)
     except (KeyError, ValueError):
         raise stranger from None
-    if pod.run.role is not Role.TRAIN:
+    if pod.execution.kind is not StageKind.TRAIN:
         raise stranger
-    return Speaker((metadata["namespace"], job), pod.run, pod.index)
+    return Speaker((metadata["namespace"], job), pod.execution, pod.index)
 
 
 def _review(token: str) -> Json:

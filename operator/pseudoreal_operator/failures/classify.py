@@ -1,4 +1,4 @@
-"""What a failed attempt means, by ordered rules: the job's own, then the built-in ones. Pure."""
+"""What a failed execution means, by ordered rules: the job's own, then the built-in ones. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pseudoreal_api.spec.recovery import RestartRule, RuleAction
 from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator.foreign import cut
-from pseudoreal_operator.observe.observed import Pod, PodPhase, Termination
+from pseudoreal_operator.observe.case import Pod, PodPhase, Termination
 
 _QUOTED = 600
 """Characters of a pod's own words that go into a sentence."""
@@ -48,7 +48,7 @@ class Missing:
 def classify(
     job_name: str, pods: Sequence[Pod], rules: Sequence[RestartRule] = (), missing: Missing | None = None
 ) -> Verdict:
-    """`pods` are those of the attempt that still exist; a pod that ends by deletion leaves none."""
+    """`pods` are those of the execution that still exist; a pod that ends by deletion leaves none."""
     ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_from_the_origin)
     for rule in (*rules, *_BUILT_IN):
         culprit = next((pod for pod in ended if _meets(pod, rule)), None)
@@ -143,8 +143,8 @@ def _memory_sentence(pod: Pod) -> str:
     limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
     return (
         f"{_who(pod)} ran out of memory: its container was killed at its memory limit{limit}. Create the job anew with"
-        f" a higher resources.limits.memory in phase {pod.run.phase}, or with more batch.microBatches or more workers,"
-        " which need less."
+        f" a higher resources.limits.memory in phase {pod.execution.phase}, or with more batch.microBatches or more"
+        " workers, which need less."
     )
 
 

@@ -15,8 +15,7 @@ from pseudoreal_api.wire.reports import RankSign
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.suspects import stragglers, suspects
 from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
-from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase
+from pseudoreal_operator.observe.case import Case, Heard, Pod, PodPhase
 
 STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")
 """Reasons of a Stall."""

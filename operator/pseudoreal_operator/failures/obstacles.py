@@ -1,8 +1,8 @@
-"""Why the pods of an attempt do not all run yet, and what to do about it. Pure."""
+"""Why the pods of an execution do not all run yet, and what to do about it. Pure."""
 
 from collections.abc import Sequence
 
-from pseudoreal_operator.observe.observed import ChildJob, Obstacle, Pod, PodPhase
+from pseudoreal_operator.observe.case import ChildJob, Obstacle, Pod, PodPhase
 
 _IMAGE = "correct spec.pod.image in a new job, or give the namespace access to the registry"
 _CONFIG = "correct spec.pod.template in a new job, or create what it names"

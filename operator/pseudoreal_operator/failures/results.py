@@ -10,8 +10,9 @@ from pseudoreal_api.status.status import CheckpointStatus, Progress, PseudoRealJ
 from pseudoreal_api.wire.messages import ProgressReport, TerminationMessage
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.observe.observed import Heard, Pod, PodPhase, Role
-from pseudoreal_operator.observe.stages import Stage, changed
+from pseudoreal_operator.changes import PhaseFields, status_with
+from pseudoreal_operator.observe.case import Heard, Pod, PodPhase
+from pseudoreal_operator.observe.stages import Stage, StageKind, changed
 
 
 def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
@@ -28,11 +29,10 @@ def recorded(
     status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage, ended: str | None
 ) -> PseudoRealJobStatus:
     """The status once the stage is done, which was at `ended`."""
-    return status.model_copy(
-        update={
-            "phases": changed(status.phases, stage.index, **_outcome(stage, message)),
-            "checkpoint": _newer(status.checkpoint, message, ended),
-        }
+    return status_with(
+        status,
+        phases=changed(status.phases, stage.index, **_outcome(stage, message)),
+        checkpoint=_newer(status.checkpoint, message, ended),
     )
 
 
@@ -42,7 +42,7 @@ def with_checkpoints(status: PseudoRealJobStatus, pods: Iterable[Pod]) -> Pseudo
     for pod in pods:
         if pod.termination and pod.termination.message:
             checkpoint = _newer(checkpoint, pod.termination.message, pod.termination.finished)
-    return status.model_copy(update={"checkpoint": checkpoint})
+    return status_with(status, checkpoint=checkpoint)
 
 
 def with_saved(status: PseudoRealJobStatus, heard: Sequence[Heard]) -> PseudoRealJobStatus:
@@ -58,11 +58,11 @@ def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datet
     for one in heard:
         report = one.report
         if report.progress:
-            status = status.model_copy(update={"progress": live_progress(report.progress, now)})
+            status = status_with(status, progress=live_progress(report.progress, now))
         if report.checkpoint and (status.checkpoint is None or report.checkpoint.name != status.checkpoint.latest):
             saved = clock.to_text(one.last - timedelta(seconds=report.checkpoint.seconds))
             update = CheckpointStatus(latest=report.checkpoint.name, step=report.checkpoint.step, saved_time=saved)
-            status = status.model_copy(update={"checkpoint": update})
+            status = status_with(status, checkpoint=update)
     return status
 
 
@@ -98,8 +98,8 @@ def final_progress(
     )
 
 
-def _outcome(stage: Stage, message: TerminationMessage) -> dict[str, object]:
-    if stage.role is Role.DELINK:
+def _outcome(stage: Stage, message: TerminationMessage) -> PhaseFields:
+    if stage.kind is StageKind.DELINK:
         # The state stays what it is until the training begins.
         return {"state": "Delinking", "start_checkpoint": message.checkpoint}
     return {

@@ -9,7 +9,14 @@ from pseudoreal_api.resolved.resolve import check_resolvable
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.run import is_reserved
 
+from pseudoreal_operator import clock
+from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.lifecycle.decisions import Decision, progresses, refuse, unforeseen
 from pseudoreal_operator.manifests.network import check_network
+from pseudoreal_operator.observe.case import Case
+from pseudoreal_operator.observe.stages import first_phases
+from pseudoreal_operator.status.events import Event, Reason
 
 POD_BYTES = 65_536
 """A pod of a plain job has 5,000."""
@@ -24,6 +31,33 @@ _OPERATORS: dict[str, Any] = {
 """Fields of a pod that only the operator sets, and the one value that does no harm."""
 _LAST_WORDS = ("terminationMessagePath", "terminationMessagePolicy")
 """Fields of the trainer container: what is written there tells the operator how a stage has ended."""
+
+
+def first_sight(case: Case) -> Decision | None:
+    if case.status.phases:
+        return None
+    try:
+        check(case.spec)
+    except ValueError as error:
+        return refuse(case.status, clean(str(error)), case.now)
+    except Exception as error:  # a template may hold anything; a pass that ends here would never end otherwise
+        return refuse(case.status, unforeseen(error), case.now)
+    now = clock.to_text(case.now)
+    status = status_with(
+        case.status,
+        attempt=1,
+        start_time=now,
+        active_since=now,
+        phases=first_phases(case.spec),
+        # There is nothing yet that could be done again.
+        restarted_from=case.spec.restart_from,
+    )
+    return Decision(
+        status,
+        "Pending",
+        progresses("Accepted", f"Phase {case.spec.phases[0].name} is about to start."),
+        events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
+    )
 
 
 def check(spec: PseudoRealJobSpec) -> None:

@@ -3,20 +3,32 @@
 `discards` tell the trainer which checkpoints count no more; it removes them when the new execution commits its first.
 """
 
-from typing import Any
-
 from pseudoreal_api.status.status import CheckpointStatus, Discard, PhaseStatus, PseudoRealJobStatus
 
-from pseudoreal_operator.lifecycle.decision import Decision
-from pseudoreal_operator.lifecycle.endings import Announcement, Cause, announce, fail, remembered
-from pseudoreal_operator.lifecycle.retries import exhaustion, wait_seconds, with_retry
+from pseudoreal_operator.changes import Result, phase_with, status_with
+from pseudoreal_operator.lifecycle.decisions import (
+    Announcement,
+    Cause,
+    Decision,
+    announce,
+    exhaustion,
+    fail,
+    remembered,
+    wait_seconds,
+    with_retry,
+)
 from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.stages import Phases
 from pseudoreal_operator.status.events import Reason
 
-_NO_RESULT: dict[str, Any] = dict.fromkeys(
-    ("end_checkpoint", "step", "tokens", "loss", "start_validation_loss", "validation_loss")
-)
+_NO_RESULT: Result = {
+    "end_checkpoint": None,
+    "step": None,
+    "tokens": None,
+    "loss": None,
+    "start_validation_loss": None,
+    "validation_loss": None,
+}
 
 
 def train_again(case: Case, index: int) -> Decision:
@@ -26,15 +38,14 @@ def train_again(case: Case, index: int) -> Decision:
     # The checkpoint that a delink made for the phase has the step at which the one before it ended.
     first = (old[index - 1].step or 0) + 1 if index else 0
     begin = old[index].start_checkpoint
-    status = case.status.model_copy(
-        update={
-            "phases": _back_to(old, index, Discard(before_attempt=number, from_step=first)),
-            "checkpoint": CheckpointStatus(latest=begin, step=first - 1) if begin else None,
-            "progress": None,
-            "retries": None,
-            "transition": None,
-            "restarted_from": case.spec.restart_from,
-        }
+    status = status_with(
+        case.status,
+        phases=_back_to(old, index, Discard(before_attempt=number, from_step=first)),
+        checkpoint=CheckpointStatus(latest=begin, step=first - 1) if begin else None,
+        progress=None,
+        retries=None,
+        transition=None,
+        restarted_from=case.spec.restart_from,
     )
     text = (
         f"spec.restartFrom asks for phase {phase.name} again. Execution {number} trains it from"
@@ -57,7 +68,7 @@ def roll_back(case: Case, sentence: str) -> Decision:
     phases = _back_to(case.status.phases, index, discard, continued=False)
     status = remembered(case, case.status, Cause("DelinkTimeout", sentence))
     wait = wait_seconds(status, case.spec.restart)
-    status = with_retry(status, counts=True).model_copy(update={"phases": phases, "transition": None})
+    status = status_with(with_retry(status, counts=True), phases=phases, transition=None)
     text = f"{sentence} Execution {number} makes the end of phase {before.name} anew, from an earlier checkpoint"
     return announce(case, status, Announcement("RolledBack", text, (Reason.DELINK_ROLLED_BACK,)), wait)
 
@@ -68,7 +79,7 @@ def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = 
     after = discard.model_copy(update={"from_step": 0, "continued": continued})
     return [
         *phases[:index],
-        phases[index].model_copy(update=_NO_RESULT | {"state": "Running", "discards": _with(phases[index], discard)}),
+        phase_with(phases[index], **_NO_RESULT, state="Running", discards=_with(phases[index], discard)),
         *(_not_begun(phase, after) for phase in phases[index + 1 :]),
     ]
 

@@ -4,14 +4,14 @@ import hashlib
 
 from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sentence
 from pseudoreal_operator.failures.obstacles import describe_obstacle
-from pseudoreal_operator.lifecycle.decision import event, progresses, stands
-from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import PodPhase, Role
-from pseudoreal_operator.status.conditions import Claim, find
+from pseudoreal_operator.lifecycle.decisions import event, progresses, stands
+from pseudoreal_operator.observe.case import Case, PodPhase
+from pseudoreal_operator.observe.stages import StageKind
+from pseudoreal_operator.status.conditions import NewCondition, find
 from pseudoreal_operator.status.events import Event, Reason
 
 
-def noticed(case: Case, doing: Claim) -> tuple[Event, ...]:
+def noticed(case: Case, doing: NewCondition) -> tuple[Event, ...]:
     """What has changed since the last look. Their names have no step: however often it is noticed, there is one event
     for each clock that ran out and each rank that straggled in an execution."""
     before = find(case.status, "Progressing")
@@ -27,18 +27,20 @@ def noticed(case: Case, doing: Claim) -> tuple[Event, ...]:
     return ()
 
 
-def activity(case: Case) -> Claim:
+def activity(case: Case) -> NewCondition:
     assert case.job is not None, "there is a Job that runs"
     failed = next((pod for pod in case.pods if pod.phase is PodPhase.FAILED), None)
     if failed:
-        return stands("Ending", f"Pod {failed.name} has ended, and so do the others of execution {case.run.attempt}.")
+        return stands(
+            "Ending", f"Pod {failed.name} has ended, and so do the others of execution {case.execution.number}."
+        )
     obstacle = describe_obstacle(case.job, case.pods)
     if obstacle:
         return stands(obstacle.reason, obstacle.message)
     return _incomplete(case) or _stalled(case) or _at_work(case)
 
 
-def _incomplete(case: Case) -> Claim | None:
+def _incomplete(case: Case) -> NewCondition | None:
     ready = sum(pod.ready for pod in case.pods)
     # Pods that have done their part are not ready any more.
     if case.pods and (ready >= case.workers or not any(pod.is_alive for pod in case.pods)):
@@ -52,17 +54,17 @@ def _incomplete(case: Case) -> Claim | None:
     return progresses("Starting", text)
 
 
-def _stalled(case: Case) -> Claim | None:
+def _stalled(case: Case) -> NewCondition | None:
     """Where spec.hang.action is Event; otherwise a rule has acted already."""
-    stall = find_stall(case) if case.stage.role is Role.TRAIN else None
+    stall = find_stall(case) if case.stage.kind is StageKind.TRAIN else None
     if stall is None:
         return None
     return stands(stall.reason, f"{stall.sentence} spec.hang.action is Event. What to do: {case.logs_command}")
 
 
-def _at_work(case: Case) -> Claim:
-    where = f"Execution {case.run.attempt} at {case.stage.title}"
-    if case.stage.role is Role.DELINK:
+def _at_work(case: Case) -> NewCondition:
+    where = f"Execution {case.execution.number} at {case.stage.title}"
+    if case.stage.kind is StageKind.DELINK:
         return progresses("Delinking", f"{where} is delinking.")
     if case.heard and not any(heard.begun for heard in case.heard):
         return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")

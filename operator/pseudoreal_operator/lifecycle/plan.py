@@ -13,9 +13,9 @@ from pseudoreal_api.spec.job import JobMetadata
 from pseudoreal_api.status.status import PseudoRealJobStatus, Replicas
 
 from pseudoreal_operator import clock
+from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures.hang import seconds_to_stall
-from pseudoreal_operator.lifecycle.decision import Decision, stands
-from pseudoreal_operator.lifecycle.endings import refuse, unforeseen
+from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
 from pseudoreal_operator.lifecycle.rules import (
     RULES,
     active_deadline,
@@ -26,12 +26,11 @@ from pseudoreal_operator.lifecycle.rules import (
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
 from pseudoreal_operator.manifests.children import children, identity
 from pseudoreal_operator.manifests.claims import claim
-from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import JobState, Observed, PodPhase, Role, Run
-from pseudoreal_operator.observe.stages import all_stages, has_begun
+from pseudoreal_operator.observe.case import Case, JobState, Observed, PodPhase
+from pseudoreal_operator.observe.stages import Execution, StageKind, all_stages, has_begun
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status import conditions
-from pseudoreal_operator.status.conditions import Claim
+from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event
 
 HINDERED_SECONDS, MOST_HINDERED_SECONDS = 5.0, 300.0
@@ -119,11 +118,11 @@ def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
     return _hindered(seen, stands("NameConflict", sentence), now)
 
 
-def _hindered(seen: Observed, why: Claim, now: datetime) -> Plan:
+def _hindered(seen: Observed, why: NewCondition, now: datetime) -> Plan:
     """Each wait is as long as all that were before, so that jobs behind a quota ask little."""
     standing, ended = _standing(seen.job.metadata, seen.status, why, now), conditions.has_ended(seen.status)
     since = (seen.status.completion_time if ended else seen.status.hindered_since) or clock.to_text(now)
-    status = standing.status.model_copy(update={} if ended else {"hindered_since": since})
+    status = standing.status if ended else status_with(standing.status, hindered_since=since)
     waits = [max(HINDERED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_HINDERED_SECONDS]
     deadline = hindered_deadline(Case(replace(seen, status=status), now))
     if deadline is not None and deadline > now:
@@ -131,27 +130,27 @@ def _hindered(seen: Observed, why: Claim, now: datetime) -> Plan:
     return replace(standing, status=status, wake_after=min(waits))
 
 
-def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: Claim, now: datetime) -> Plan:
+def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondition, now: datetime) -> Plan:
     """Nothing is decided: all that was said stays, but for why the job does not go on."""
     if conditions.has_ended(status):
         return Plan(status)
-    said = conditions.with_claim(status.conditions, why, metadata.generation, now)
-    return Plan(status.model_copy(update={"conditions": said}))
+    said = conditions.with_condition(status.conditions, why, metadata.generation, now)
+    return Plan(status_with(status, conditions=said))
 
 
 def _planned(case: Case, decision: Decision, settings: Settings | None) -> Plan:
     status = _described(case.seen.status, decision, case.metadata.generation, case.now)
-    status = status.model_copy(update={"replicas": _replicas(case, decision)})
+    status = status_with(status, replicas=_replicas(case, decision))
     status, unhurried_by = _unhurried(case.seen.status, status, case.now)
-    run = decision.children.run(decision.status.execution_attempt) if decision.children else None
+    execution = decision.children.execution(decision.status.execution_attempt) if decision.children else None
     made = _made(case, decision, settings) if settings else []
     # The number of a new execution must be safe before anything of the old one goes: it says why.
     announced = status.execution_attempt > case.seen.status.execution_attempt > 0
     return Plan(
         status,
         stop=pods_to_stop(case.seen, case.now),
-        give_up=_lost_jobs(case, run),
-        delete=() if announced else (*_running_jobs(case.seen, except_for=run), *_old_failures(case.seen)),
+        give_up=_lost_jobs(case, execution),
+        delete=() if announced else (*_running_jobs(case.seen, except_for=execution), *_old_failures(case.seen)),
         apply=tuple(made),
         events=decision.events,
         wake_after=min([*_waits(case, decision), *unhurried_by], default=None),
@@ -161,24 +160,23 @@ def _planned(case: Case, decision: Decision, settings: Settings | None) -> Plan:
 def _made(case: Case, decision: Decision, settings: Settings) -> list[dict[str, Any]]:
     if decision.children is None:
         return []
-    volume, run = claim(case.seen.job), decision.children.run(decision.status.execution_attempt)
+    volume, execution = claim(case.seen.job), decision.children.execution(decision.status.execution_attempt)
     made = [volume] if volume and identity(volume) not in case.seen.existing else []
-    if any(child.run == run for child in case.seen.jobs):
+    if any(child.execution == execution for child in case.seen.jobs):
         # It is made last, so the others are there.
         return made
     return [*made, *children(case.seen.job, decision.children, decision.status, settings)]
 
 
 def _described(old: PseudoRealJobStatus, decision: Decision, generation: int, now: datetime) -> PseudoRealJobStatus:
-    claims = [decision.accepted, decision.progressing, conditions.delinked(decision.status.phases), decision.suspended]
-    claims += [decision.ended] if decision.ended else []
-    return decision.status.model_copy(
-        update={
-            "observed_generation": generation,
-            "phase": decision.summary,
-            "hindered_since": None,
-            "conditions": conditions.updated(old.conditions, claims, generation, now),
-        }
+    wanted = [decision.accepted, decision.progressing, conditions.delinked(decision.status.phases), decision.suspended]
+    wanted += [decision.ended] if decision.ended else []
+    return status_with(
+        decision.status,
+        observed_generation=generation,
+        phase=decision.summary,
+        hindered_since=None,
+        conditions=conditions.updated(old.conditions, wanted, generation, now),
     )
 
 
@@ -199,31 +197,31 @@ def _unhurried(
         return new, []
     same_time = new.progress.model_copy(update={"last_updated_time": old.progress.last_updated_time})
     if same_time == old.progress:
-        new = new.model_copy(update={"progress": old.progress})
-    alone = new.model_copy(update={"progress": old.progress, "checkpoint": old.checkpoint}) == old
+        new = status_with(new, progress=old.progress)
+    alone = status_with(new, progress=old.progress, checkpoint=old.checkpoint) == old
     due = clock.from_text(old.progress.last_updated_time) + timedelta(seconds=PROGRESS_SECONDS)
     if new == old or not alone or now >= due:
         return new, []
     return old, [(due - now).total_seconds()]
 
 
-def _running_jobs(seen: Observed, *, except_for: Run | None) -> tuple[str, ...]:
+def _running_jobs(seen: Observed, *, except_for: Execution | None) -> tuple[str, ...]:
     running = (job for job in seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
-    return tuple(job.name for job in running if job.run != except_for)
+    return tuple(job.name for job in running if job.execution != except_for)
 
 
-def _lost_jobs(case: Case, run: Run | None) -> tuple[str, ...]:
-    """The Job of `run`, when it is only waiting for pods that can do nothing any more."""
-    job = case.job if run is not None and run == case.run else None
+def _lost_jobs(case: Case, execution: Execution | None) -> tuple[str, ...]:
+    """The Job of `execution`, when it is only waiting for pods that can do nothing any more."""
+    job = case.job if execution is not None and execution == case.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods:
         return ()
-    return (job.name,) if is_lost(case.pods, case.status, case.run, case.now) else ()
+    return (job.name,) if is_lost(case.pods, case.status, case.execution, case.now) else ()
 
 
 def _old_failures(seen: Observed) -> tuple[str, ...]:
     """All but the newest failed Jobs, with their pods: a job that is often disrupted must not fill the cluster."""
     failed = [job for job in seen.jobs if job.state is JobState.FAILED]
-    newest_first = sorted(failed, key=lambda job: -job.run.attempt)
+    newest_first = sorted(failed, key=lambda job: -job.execution.number)
     return tuple(job.name for job in newest_first[KEPT_FAILURES:] if not job.deleting)
 
 
@@ -250,6 +248,6 @@ def _deadlines(case: Case, decision: Decision) -> Iterator[float]:
         return
     if limits.startup_seconds is not None and case.started_pods < case.workers:
         yield (startup_deadline(case, limits.startup_seconds) - case.now).total_seconds()
-    if case.stage.role is Role.TRAIN and (wait := seconds_to_stall(case)) is not None:
+    if case.stage.kind is StageKind.TRAIN and (wait := seconds_to_stall(case)) is not None:
         # A clock runs out after its last second.
         yield wait + _MOMENT_SECONDS

@@ -5,47 +5,35 @@ from datetime import datetime, timedelta
 from pseudoreal_api.status.status import PhaseStatus, Transition
 
 from pseudoreal_operator import clock
+from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.failures.classify import Missing, classify, lost_its_peer
 from pseudoreal_operator.failures.hang import find_stall
 from pseudoreal_operator.failures.obstacles import describe_obstacle
-from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.lifecycle.acceptance import check
+from pseudoreal_operator.lifecycle.acceptance import first_sight
 from pseudoreal_operator.lifecycle.again import is_untouched, roll_back, train_again
-from pseudoreal_operator.lifecycle.decision import Decision, event, progresses, stands, start_events, untold
+from pseudoreal_operator.lifecycle.decisions import (
+    Cause,
+    Decision,
+    event,
+    fail,
+    progresses,
+    restart_or_fail,
+    stands,
+    start_events,
+    succeed,
+    untold,
+)
 from pseudoreal_operator.lifecycle.doing import activity, noticed
-from pseudoreal_operator.lifecycle.endings import Cause, fail, refuse, restart_or_fail, succeed, unforeseen
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
-from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role
-from pseudoreal_operator.observe.stages import Stage, current_stage, first_phases, is_started, started
+from pseudoreal_operator.observe.case import Case, ChildJob, JobState, Pod, PodPhase
+from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, started
 from pseudoreal_operator.status import conditions
-from pseudoreal_operator.status.conditions import Claim
+from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
 
 UNWATCHED_SECONDS = 5.0
 """Between two looks at what others are to remove: not all of it is watched."""
-
-
-def first_sight(case: Case) -> Decision | None:
-    if case.status.phases:
-        return None
-    try:
-        check(case.spec)
-    except ValueError as error:
-        return refuse(case.status, clean(str(error)), case.now)
-    except Exception as error:  # a template may hold anything; a pass that ends here would never end otherwise
-        return refuse(case.status, unforeseen(error), case.now)
-    now = clock.to_text(case.now)
-    update = {"attempt": 1, "start_time": now, "active_since": now, "phases": first_phases(case.spec)}
-    # There is nothing yet that could be done again.
-    update["restarted_from"] = case.spec.restart_from
-    return Decision(
-        case.status.model_copy(update=update),
-        "Pending",
-        progresses("Accepted", f"Phase {case.spec.phases[0].name} is about to start."),
-        events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
-    )
 
 
 def overdue(case: Case) -> Decision | None:
@@ -68,20 +56,20 @@ def stage_done(case: Case) -> Decision | None:
     status = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
     following = current_stage(status.phases)
     events = (*untold(case), _done(case, status.phases[case.stage.index]))
-    if case.stage.role is Role.TRAIN:
+    if case.stage.kind is StageKind.TRAIN:
         progress = results.final_progress(case.spec, status.progress, message, is_last=following is None, now=case.now)
-        status = status.model_copy(update={"progress": progress})
+        status = status_with(status, progress=progress)
     if following is None:
-        return succeed(case, status.model_copy(update={"transition": None}), *events)
-    done = case.stage.title.capitalize() if case.stage.role is Role.DELINK else f"Phase {case.stage.phase}"
-    status = status.model_copy(update={"transition": _transition(case, following)})
-    summary = "Delinking" if following.role is Role.DELINK else following.phase
+        return succeed(case, status_with(status, transition=None), *events)
+    done = case.stage.title.capitalize() if case.stage.kind is StageKind.DELINK else f"Phase {case.stage.phase}"
+    status = status_with(status, transition=_transition(case, following))
+    summary = "Delinking" if following.kind is StageKind.DELINK else following.phase
     text = f"{done} is done; {following.title} is about to start."
     return Decision(status, summary, progresses("StageDone", text), events=events)
 
 
 def _done(case: Case, phase: PhaseStatus) -> Event:
-    if case.stage.role is Role.DELINK:
+    if case.stage.kind is StageKind.DELINK:
         text = f"Phase {phase.name} will start from the delinked checkpoint {phase.start_checkpoint}."
         return event(case, Reason.DELINK_COMPLETED, text)
     losses = f"loss {phase.loss}, validation loss {phase.validation_loss}, in nats per token"
@@ -109,11 +97,11 @@ def suspended(case: Case) -> Decision | None:
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
     status = results.with_checkpoints(results.with_saved(case.status, case.heard), case.words)
     return Decision(
-        status.model_copy(update={"restart_after": None}),
+        status_with(status, restart_after=None),
         "Suspended",
         stands("Suspended", "The job is suspended."),
         events=() if conditions.holds(case.status, "Suspended") else (_suspension(case, text),),
-        suspended=Claim("Suspended", "True", "Requested", text),
+        suspended=NewCondition("Suspended", "True", "Requested", text),
         wake_after=None,
     )
 
@@ -127,10 +115,10 @@ def resumed(case: Case) -> Decision | None:
     if not conditions.holds(case.status, "Suspended"):
         return None
     now, since = clock.to_text(case.now), case.status.active_since
-    status = case.status.model_copy(update={"active_since": now, "retries": None, "transition": _renewed(case)})
+    status = status_with(case.status, active_since=now, retries=None, transition=_renewed(case))
     if is_started(status.phases, case.stage):
-        update = {"execution_attempt": status.execution_attempt + 1, "restart_after": now, "attempt_time": None}
-        status = status.model_copy(update=update)
+        number = status.execution_attempt + 1
+        status = status_with(status, execution_attempt=number, restart_after=now, attempt_time=None)
     number = status.execution_attempt
     told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", case.stage.number, number, since or "")
     claim = progresses("Resumed", f"{case.stage.title} is about to go on.")
@@ -145,7 +133,7 @@ def asked_again(case: Case) -> Decision | None:
     if not is_untouched(case.status, index):
         return train_again(case, index)
     text = f"Phase {wish.phase}, which spec.restartFrom names, has not begun yet: nothing is done again."
-    status = case.status.model_copy(update={"restarted_from": wish})
+    status = status_with(case.status, restarted_from=wish)
     runs = case.job is not None and case.job.state is JobState.ACTIVE
     return Decision(
         status, case.status.phase, progresses("NothingToRepeat", text), children=case.stage if runs else None
@@ -154,7 +142,7 @@ def asked_again(case: Case) -> Decision | None:
 
 def delink_overdue(case: Case) -> Decision | None:
     transition = case.status.transition
-    if case.stage.role is not Role.DELINK or transition is None or _is_paused(case):
+    if case.stage.kind is not StageKind.DELINK or transition is None or _is_paused(case):
         return None
     if case.now < clock.from_text(transition.deadline):
         return None
@@ -201,7 +189,7 @@ def _never_made(case: Case) -> Decision | None:
 
 
 def hung(case: Case) -> Decision | None:
-    if case.stage.role is not Role.TRAIN or case.job is None or case.job.state is not JobState.ACTIVE:
+    if case.stage.kind is not StageKind.TRAIN or case.job is None or case.job.state is not JobState.ACTIVE:
         return None
     if case.job.queued:
         return None  # its queue took the pods back: they save, and end
@@ -219,7 +207,7 @@ def running(case: Case) -> Decision | None:
     status = results.with_reports(started(case.status, case.stage), case.heard, case.now)
     if status.attempt_time is None:
         # The pass that asked for the pods did not live to say so.
-        status = status.model_copy(update={"attempt_time": case.job.begun or clock.to_text(case.now)})
+        status = status_with(status, attempt_time=case.job.begun or clock.to_text(case.now))
     doing = activity(case)
     events = (*untold(case), *noticed(case, doing))
     return Decision(status, _summary(case), doing, events=events, children=case.stage, wake_after=None)
@@ -241,12 +229,12 @@ def deserted(case: Case) -> Decision | None:
     if case.job is None or case.job.state is not JobState.ACTIVE or not case.gone:
         return None
     witnesses = [pod for pod in case.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
-    if not witnesses or not is_lost(case.pods, case.status, case.run, case.now):
+    if not witnesses or not is_lost(case.pods, case.status, case.execution, case.now):
         return None
     return _judged(case, Missing(workers=case.gone))
 
 
-def attempt_failed(case: Case) -> Decision | None:
+def execution_failed(case: Case) -> Decision | None:
     if case.job is None or case.job.state is not JobState.FAILED:
         return None
     return _judged(case, Missing(workers=case.gone))
@@ -286,11 +274,11 @@ def leftovers(case: Case) -> Decision | None:
 
 
 def start(case: Case) -> Decision:
-    status = started(case.status, case.stage).model_copy(update={"attempt_time": clock.to_text(case.now)})
+    status = status_with(started(case.status, case.stage), attempt_time=clock.to_text(case.now))
     return Decision(
         status,
         _summary(case),
-        progresses("Starting", f"Execution {case.run.attempt} at {case.stage.title} starts."),
+        progresses("Starting", f"Execution {case.execution.number} at {case.stage.title} starts."),
         events=tuple(start_events(case)),
         children=case.stage,
         wake_after=None,
@@ -311,7 +299,7 @@ RULES = (
     lost,
     deserted,
     running,
-    attempt_failed,
+    execution_failed,
     vanished,
     backing_off,
     leftovers,
@@ -337,10 +325,10 @@ def hindered_deadline(case: Case) -> datetime | None:
 
 
 def _transition(case: Case, following: Stage) -> Transition | None:
-    if following.role is not Role.DELINK:
+    if following.kind is not StageKind.DELINK:
         return None
     return Transition(
-        id=f"{case.stage.phase}-{following.phase}-e{case.run.attempt}",
+        id=f"{case.stage.phase}-{following.phase}-e{case.execution.number}",
         from_phase=case.stage.phase,
         to_phase=following.phase,
         start_time=clock.to_text(case.now),
@@ -379,7 +367,7 @@ def _origin(case: Case, pod: Pod | None) -> Pod | None:
 
 
 def _summary(case: Case) -> str:
-    return case.stage.phase if case.stage.role is Role.TRAIN else "Delinking"
+    return case.stage.phase if case.stage.kind is StageKind.TRAIN else "Delinking"
 
 
 def _waiting_summary(case: Case) -> str:

@@ -11,7 +11,8 @@ from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.classify import has_code, lost_its_peer
-from pseudoreal_operator.observe.observed import JobState, Observed, Pod, PodPhase, Run
+from pseudoreal_operator.observe.case import JobState, Observed, Pod, PodPhase
+from pseudoreal_operator.observe.stages import Execution
 
 STOP_SECONDS = 5
 """Grace period of pods that cannot save: for their last words."""
@@ -25,20 +26,20 @@ def pods_to_stop(seen: Observed, now: datetime) -> tuple[str, ...]:
     """Names of pods that run, cannot save, and have longer than STOP_SECONDS."""
     return tuple(
         pod.name
-        for run in dict.fromkeys(pod.run for pod in seen.pods)
-        if is_lost(pods := pods_of(seen, run), seen.status, run, now)
+        for execution in dict.fromkeys(pod.execution for pod in seen.pods)
+        if is_lost(pods := pods_of(seen, execution), seen.status, execution, now)
         for pod in pods
         if pod.is_alive and not _leaves_soon(pod, now)
     )
 
 
-def pods_of(seen: Observed, run: Run) -> list[Pod]:
-    return [pod for pod in seen.pods if pod.run == run]
+def pods_of(seen: Observed, execution: Execution) -> list[Pod]:
+    return [pod for pod in seen.pods if pod.execution == execution]
 
 
-def is_lost(pods: Sequence[Pod], status: PseudoRealJobStatus, run: Run, now: datetime) -> bool:
+def is_lost(pods: Sequence[Pod], status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
     """Whether the ranks of an execution can neither train nor save together any more. `pods`: its own."""
-    if any(fault.attempt == run.attempt for fault in status.faults):
+    if any(fault.attempt == execution.number for fault in status.faults):
         return True
     gone = list(_gone(pods, now))
     if any(not lost_its_peer(pod) for pod in gone):
@@ -49,9 +50,9 @@ def is_lost(pods: Sequence[Pod], status: PseudoRealJobStatus, run: Run, now: dat
 
 def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
     """Those to come at which time alone may change what is to be ended, or what is lost."""
-    going_on = {pod.run for pod in seen.pods if pod.is_alive}
-    going_on |= {job.run for job in seen.jobs if job.state is JobState.ACTIVE}
-    for pod in (pod for pod in seen.pods if pod.run in going_on):
+    going_on = {pod.execution for pod in seen.pods if pod.is_alive}
+    going_on |= {job.execution for job in seen.jobs if job.state is JobState.ACTIVE}
+    for pod in (pod for pod in seen.pods if pod.execution in going_on):
         if pod.is_alive and pod.leaves_by:
             moment = clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
         elif pod.phase is PodPhase.FAILED and pod.termination and pod.termination.finished:

@@ -10,11 +10,10 @@ import structlog
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
-from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.cluster.api import Api, Name, message_of
 from pseudoreal_operator.cluster.retry import Pause, pause_after
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.queue import WorkQueue
-from pseudoreal_operator.loop.wakeups import Name
 
 Json = dict[str, Any]
 

@@ -15,7 +15,7 @@ from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pydantic import ValidationError
 
-from pseudoreal_operator.cluster.api import Api, message_of, status_of
+from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
 from pseudoreal_operator.cluster.creation import NameConflict, make
 from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
@@ -26,10 +26,9 @@ from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.rehearsal import rehearse
 from pseudoreal_operator.loop.unforeseen import tell_of_mistake
-from pseudoreal_operator.loop.wakeups import Name
 from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.case import Observed
 from pseudoreal_operator.observe.last_words import LastWords
-from pseudoreal_operator.observe.observed import Observed
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended

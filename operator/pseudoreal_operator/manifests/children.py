@@ -28,11 +28,10 @@ from pseudoreal_api.wire.contract import split
 from pseudoreal_operator.manifests import reporting
 from pseudoreal_operator.manifests.isolation import is_isolated, network_policy
 from pseudoreal_operator.manifests.network import rendezvous_port
-from pseudoreal_operator.manifests.objects import child, own_labels, run_labels, training_pods
+from pseudoreal_operator.manifests.objects import child, execution_labels, own_labels, training_pods
 from pseudoreal_operator.manifests.pod import PodPlan, pod_template
 from pseudoreal_operator.manifests.scratch import size_limit
-from pseudoreal_operator.observe.observed import Role, Run
-from pseudoreal_operator.observe.stages import Stage
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
@@ -43,7 +42,7 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
     """In the order in which they must be made: the Job last, so that where it is, all of them are. Of the status they
     take the numbers and the nodes."""
-    made = network_children(job) if stage.role is Role.TRAIN else []
+    made = network_children(job) if stage.kind is StageKind.TRAIN else []
     return [*made, _job(job, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes)]
 
 
@@ -53,11 +52,11 @@ def network_children(job: PseudoRealJob) -> list[Json]:
 
 
 def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> PodPlan:
-    run = stage.run(status.execution_attempt)
-    name, marks = run.name(job.metadata), run_labels(job, run) | {LABEL_ATTEMPT: str(status.attempt)}
-    files = _config_files(_config(job, stage, run, status))
+    execution = stage.execution(status.execution_attempt)
+    name, marks = execution.name(job.metadata), execution_labels(job, execution) | {LABEL_ATTEMPT: str(status.attempt)}
+    files = _config_files(_config(job, stage, execution, status))
     phase = job.spec.phases[stage.index]
-    if stage.role is Role.DELINK:
+    if stage.kind is StageKind.DELINK:
         return PodPlan(name, marks, files, _without_devices(phase.resources))
     layout = resolve_layout(job.spec, phase)
     return PodPlan(
@@ -67,7 +66,7 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
         phase.resources,
         workers=layout.workers,
         processes=layout.processes_per_worker,
-        rendezvous_id=f"{job.metadata.uid}-{run.phase}-{run.attempt}",
+        rendezvous_id=f"{job.metadata.uid}-{execution.phase}-{execution.number}",
         rendezvous_port=rendezvous_port(job),
         network=job.spec.network,
         disk=_disk(job, phase) if phase.offload.may_use_disk else None,
@@ -92,12 +91,14 @@ def _without_devices(resources: Resources) -> Resources:
     return Resources(limits=plain(resources.limits), requests=plain(resources.requests))
 
 
-def _config(job: PseudoRealJob, stage: Stage, run: Run, status: PseudoRealJobStatus) -> PhaseConfig | DelinkConfig:
+def _config(
+    job: PseudoRealJob, stage: Stage, execution: Execution, status: PseudoRealJobStatus
+) -> PhaseConfig | DelinkConfig:
     checkpoint = job.spec.checkpoint
     mounted = checkpoint.path if checkpoint.volume else WORK_DIRECTORY
     folder = work_directory(mounted, job.metadata.name, job.metadata.uid)
-    here: Json = {"attempt": run.attempt, "work_directory": folder, "discards": _discards(status) or None}
-    if stage.role is Role.TRAIN:
+    here: Json = {"attempt": execution.number, "work_directory": folder, "discards": _discards(status) or None}
+    if stage.kind is StageKind.TRAIN:
         return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, **here)
     return delink_config(job, stage.index, **here)
 

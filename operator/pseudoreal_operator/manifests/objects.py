@@ -12,7 +12,7 @@ from pseudoreal_api.names import (
 )
 from pseudoreal_api.spec.job import PseudoRealJob
 
-from pseudoreal_operator.observe.observed import Role, Run
+from pseudoreal_operator.observe.stages import Execution, StageKind
 
 Json = dict[str, Any]
 
@@ -30,12 +30,12 @@ def child(kind: str, api_version: str, job: PseudoRealJob, name: str, labels: di
     }
 
 
-def run_labels(job: PseudoRealJob, run: Run) -> dict[str, str]:
+def execution_labels(job: PseudoRealJob, execution: Execution) -> dict[str, str]:
     """Labels of the Job and the pods of one execution."""
     return own_labels(job) | {
-        LABEL_PHASE: run.phase,
-        LABEL_EXECUTION_ATTEMPT: str(run.attempt),
-        LABEL_ROLE: run.role.value,
+        LABEL_PHASE: execution.phase,
+        LABEL_EXECUTION_ATTEMPT: str(execution.number),
+        LABEL_ROLE: execution.kind.value,
     }
 
 
@@ -55,7 +55,7 @@ def job_labels(job: PseudoRealJob) -> dict[str, str]:
 def training_pods(job: PseudoRealJob) -> dict[str, str]:
     """Selects the training pods of all executions: never two of them run at once, and the rendezvous keeps those that
     linger out."""
-    return {LABEL_JOB_UID: job.metadata.uid, LABEL_ROLE: Role.TRAIN.value}
+    return {LABEL_JOB_UID: job.metadata.uid, LABEL_ROLE: StageKind.TRAIN.value}
 
 
 def owner(job: PseudoRealJob) -> Json:

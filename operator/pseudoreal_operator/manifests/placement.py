@@ -1,4 +1,4 @@
-"""Which nodes the pods of an attempt may, and would rather, run on. Pure."""
+"""Which nodes the pods of an execution may, and would rather, run on. Pure."""
 
 from collections.abc import Sequence
 from typing import Any

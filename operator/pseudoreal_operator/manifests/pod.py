@@ -145,7 +145,7 @@ def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings)
 
 
 def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
-    """torchrun reads its options from PET_*. The id has the attempt in it, so that a stale worker cannot join."""
+    """torchrun reads its options from PET_*. The id has the execution in it, so that a stale worker cannot join."""
     assert plan.rendezvous_id is not None, "only training meets"
     service = network_name(job.metadata.name, job.metadata.uid)
     return {

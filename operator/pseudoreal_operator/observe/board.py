@@ -7,7 +7,8 @@ from datetime import datetime, timedelta
 from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import PodReport, RankSign
 
-from pseudoreal_operator.observe.observed import Heard, Run
+from pseudoreal_operator.observe.case import Heard
+from pseudoreal_operator.observe.stages import Execution
 
 QUIET_SECONDS = 20.0
 """A pod that was not heard for so long is silent: it reports every few seconds."""
@@ -31,7 +32,7 @@ class Speaker:
     """A pod, as its labels say."""
 
     job: JobKey
-    run: Run
+    execution: Execution
     index: int
 
 
@@ -43,7 +44,7 @@ def _nobody(_after: float) -> None:
 class _Listening:
     """To the pod of rank 0 of an execution, while it runs: it tells of the progress."""
 
-    run: Run
+    execution: Execution
     since: datetime
     looked: datetime | None = None
     """When its log was last looked at."""
@@ -62,12 +63,12 @@ class _Listening:
 class _Followed:
     wake: Callable[[float], None] = _nobody
     finish_phase: str | None = None
-    heard: dict[tuple[Run, int], Heard] = field(default_factory=dict)
+    heard: dict[tuple[Execution, int], Heard] = field(default_factory=dict)
     listening: _Listening | None = None
 
     def log_is_due(self, now: datetime) -> bool:
         to = self.listening
-        return to is not None and to.log_is_due(self.heard.get((to.run, 0)), now)
+        return to is not None and to.log_is_due(self.heard.get((to.execution, 0)), now)
 
 
 class Board:
@@ -89,17 +90,17 @@ class Board:
         followed = self._jobs.get(speaker.job)
         if followed is None:
             return False
-        key = (speaker.run, speaker.index)
+        key = (speaker.execution, speaker.index)
         known = followed.heard.get(key)
         followed.heard[key] = heard = updated(known, speaker, report, now)
         if (after := _wake_after(known, heard)) is not None:
             followed.wake(after if after <= SOON_SECONDS else max(after, len(self._jobs) / NEWS_PER_SECOND))
         return True
 
-    def listen(self, job: JobKey, speaker: Run | None, now: datetime) -> None:
+    def listen(self, job: JobKey, speaker: Execution | None, now: datetime) -> None:
         """To the pod of rank 0 of that execution; to none of them, where it does not run."""
         followed = self._jobs.get(job)
-        if followed is None or (followed.listening and followed.listening.run == speaker):
+        if followed is None or (followed.listening and followed.listening.execution == speaker):
             return
         followed.listening = None if speaker is None else _Listening(speaker, now)
 
@@ -120,26 +121,26 @@ class Board:
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
         """What a pod that does not report has logged: that it makes steps, and no more."""
         followed = self._jobs.get(speaker.job, _Followed())
-        known = followed.heard.get((speaker.run, speaker.index))
+        known = followed.heard.get((speaker.execution, speaker.index))
         if known is None or progress.step > steps_of(known.report):
             ranks = [RankSign(rank=0, place="computing", seconds=0, step=progress.step)]
             self.hear(speaker, PodReport(ranks=ranks, progress=progress), now)
 
-    def of_job(self, job: JobKey, runs: set[Run]) -> tuple[Heard, ...]:
+    def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[Heard, ...]:
         """Of these runs; what is known of others is forgotten."""
         followed = self._jobs.get(job, _Followed())
-        followed.heard = {key: heard for key, heard in followed.heard.items() if heard.run in runs}
+        followed.heard = {key: heard for key, heard in followed.heard.items() if heard.execution in executions}
         return tuple(followed.heard.values())
 
     def is_to_finish(self, speaker: Speaker) -> bool:
         followed = self._jobs.get(speaker.job)
-        return followed is not None and followed.finish_phase == speaker.run.phase
+        return followed is not None and followed.finish_phase == speaker.execution.phase
 
 
 def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:
     """What is known of a pod after one more report. Pure."""
     if known is None:
-        known = Heard(speaker.run, speaker.index, first=now, last=now, report=report)
+        known = Heard(speaker.execution, speaker.index, first=now, last=now, report=report)
     grew = steps_of(report) > steps_of(known.report)
     at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
     # A save may hold up the steps, and has a clock of its own.

@@ -1,18 +1,187 @@
-"""One look at a job, with what follows from it directly; the rules decide on it. Pure."""
+"""What was seen of a job at one look, with what follows from it directly; the rules decide on it. Pure.
+
+A queue that holds a job's pods takes no time from the job: its clocks move on by as long as they are held.
+"""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from enum import StrEnum
 from functools import cached_property
 
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB
 from pseudoreal_api.resolved.resolve import resolve_layout
-from pseudoreal_api.spec.job import JobMetadata, PseudoRealJobSpec
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_api.wire.reports import PodReport
 
+from pseudoreal_operator import clock
+from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Observed, Pod, PodPhase, Role, Run
-from pseudoreal_operator.observe.queue import with_queue
-from pseudoreal_operator.observe.stages import Stage, current_stage
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, current_stage
+
+
+class JobState(StrEnum):
+    ACTIVE = "Active"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class ChildJob:
+    """A batch/v1 Job. `ended` is when it completed or failed, in RFC 3339."""
+
+    name: str
+    execution: Execution
+    state: JobState
+    ended: str | None = None
+    deleting: bool = False
+    outlives_pods: bool = False
+    """One that fails leaves it and the other pods as they are, until it is given up."""
+    given_up: bool = False
+    """One that ends its pods when one of them fails: by the operator's wish, or made so by release 0.2.0."""
+    queued: bool = False
+    """Suspended by somebody else than us: a queue that has not admitted it."""
+    held: str | None = None
+    """When its queue last began to hold it, while it does, in RFC 3339."""
+    admitted: str | None = None
+    """When its queue last let it go, if one ever held it, in RFC 3339."""
+    begun: str | None = None
+    """When it was first made, or last admitted by its queue, in RFC 3339."""
+
+
+class PodPhase(StrEnum):
+    PENDING = "Pending"
+    RUNNING = "Running"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Termination:
+    """How the trainer container ended."""
+
+    exit_code: int
+    reason: str
+    text: str
+    """The termination message as Kubernetes has it."""
+    message: TerminationMessage | None
+    """The same, when it is one of ours."""
+    finished: str = ""
+
+
+@dataclass(frozen=True)
+class Obstacle:
+    """Why a pod does not run yet, in Kubernetes' words."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Pod:
+    name: str
+    execution: Execution
+    index: int
+    phase: PodPhase
+    ready: bool = False
+    node: str = ""
+    started: str | None = None
+    """When its container did, in RFC 3339."""
+    termination: Termination | None = None
+    disruption: str | None = None
+    """Set when Kubernetes itself ended the pod: preemption, eviction, a lost node."""
+    conditions: frozenset[str] = frozenset()
+    """Types of those that are True."""
+    reason: str = ""
+    """Kubernetes' word for what became of the pod as a whole."""
+    complaint: str = ""
+    """That word, and a message."""
+    obstacle: Obstacle | None = None
+    memory_limit: str = ""
+    """Of the trainer container, as the pod says it."""
+    leaves_by: str | None = None
+    """When a pod that is being deleted is to be gone, its grace period included, in RFC 3339."""
+
+    @property
+    def is_alive(self) -> bool:
+        return self.phase in (PodPhase.PENDING, PodPhase.RUNNING)
+
+
+@dataclass(frozen=True)
+class Heard:
+    """What a pod of a training stage has reported. All moments are of the operator's clock."""
+
+    execution: Execution
+    index: int
+    first: datetime
+    """When it was first heard."""
+    last: datetime
+    """When it was last heard."""
+    report: PodReport
+    """Its newest."""
+    begun: datetime | None = None
+    """When a rank of it was first seen in a step, or past one."""
+    progressed: datetime | None = None
+    """When its steps were last seen to grow, or a save to go on."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """`existing` holds (kind, name) of the children that are there. `foreign` names what a deleted job of the same
+    name left and the garbage collector has yet to remove."""
+
+    job: PseudoRealJob
+    status: PseudoRealJobStatus
+    jobs: tuple[ChildJob, ...] = ()
+    pods: tuple[Pod, ...] = ()
+    existing: frozenset[tuple[str, str]] = frozenset()
+    foreign: tuple[str, ...] = ()
+    heard: tuple[Heard, ...] = ()
+    gone: tuple[Pod, ...] = ()
+    """Pods that said something when they ended, and are deleted."""
+
+
+def with_queue(status: PseudoRealJobStatus, job: ChildJob | None, now: datetime) -> PseudoRealJobStatus:
+    """The status with the clocks as the queue leaves them."""
+    if job is not None and job.queued and job.state is JobState.ACTIVE:
+        begun = status.queued_since or clock.to_text(min(now, _moment(job.held) or now))
+        return status_with(status, queued_since=begun)
+    since = status.queued_since or _unseen(status, job)
+    if since is None:
+        return status
+    until = _admitted(job, clock.from_text(since), now)
+    moved = _moved_on(status, until - clock.from_text(since))
+    return status_with(moved, attempt_time=clock.to_text(until)) if job else moved
+
+
+def _moved_on(status: PseudoRealJobStatus, held: timedelta) -> PseudoRealJobStatus:
+    transition = status.transition
+    if transition is not None:
+        transition = transition.model_copy(update={"deadline": _later(transition.deadline, held)})
+    since = status.active_since and _later(status.active_since, held)
+    return status_with(status, queued_since=None, active_since=since, transition=transition)
+
+
+def _unseen(status: PseudoRealJobStatus, job: ChildJob | None) -> str | None:
+    """Since when a queue held the Job that it let go before anybody looked, as while the operator was away."""
+    admitted, asked = _moment(job.admitted) if job else None, _moment(status.attempt_time)
+    return status.attempt_time if admitted and asked and admitted > asked else None
+
+
+def _admitted(job: ChildJob | None, since: datetime, now: datetime) -> datetime:
+    """When the hold that began at `since` was over. The Job controller may not have said so yet."""
+    said = map(_moment, (job.admitted, job.begun)) if job else ()
+    return min([now, *(moment for moment in said if moment and moment >= since)])
+
+
+def _moment(text: str | None) -> datetime | None:
+    return clock.from_text(text) if text else None
+
+
+def _later(text: str, by: timedelta) -> str:
+    return clock.to_text(clock.from_text(text) + by)
+
 
 _NAME_CHARACTERS = 64
 """Of what is to be the name of a phase, which has fewer."""
@@ -20,7 +189,7 @@ _NAME_CHARACTERS = 64
 
 @dataclass(frozen=True)
 class Case:
-    """`run` and what depends on it exist while a stage is left to do."""
+    """`execution` and what depends on it exist while a stage is left to do."""
 
     seen: Observed
     now: datetime
@@ -37,11 +206,11 @@ class Case:
     def status(self) -> PseudoRealJobStatus:
         """The status, with an execution that no child is ahead of, even if a status was lost, and with clocks that the
         time in a queue has moved on."""
-        runs = [job.run for job in self.seen.jobs] + [pod.run for pod in self.seen.pods]
-        newest = max([1, self.seen.status.execution_attempt, *(run.attempt for run in runs)])
-        status = self.seen.status.model_copy(update={"execution_attempt": newest})
+        executions = [job.execution for job in self.seen.jobs] + [pod.execution for pod in self.seen.pods]
+        newest = max([1, self.seen.status.execution_attempt, *(execution.number for execution in executions)])
+        status = status_with(self.seen.status, execution_attempt=newest)
         stage = current_stage(status.phases)
-        return with_queue(status, self._job_of(stage.run(newest)) if stage else None, self.now)
+        return with_queue(status, self._job_of(stage.execution(newest)) if stage else None, self.now)
 
     @cached_property
     def stage(self) -> Stage:
@@ -50,31 +219,31 @@ class Case:
         return stage
 
     @property
-    def run(self) -> Run:
-        return self.stage.run(self.status.execution_attempt)
+    def execution(self) -> Execution:
+        return self.stage.execution(self.status.execution_attempt)
 
     @property
     def workers(self) -> int:
         """Pods that the stage wants."""
-        return self.spec.phases[self.stage.index].workers if self.stage.role is Role.TRAIN else 1
+        return self.spec.phases[self.stage.index].workers if self.stage.kind is StageKind.TRAIN else 1
 
     @property
     def job_name(self) -> str:
         """Name of the Job of the present execution, whichever release made it."""
-        return self.job.name if self.job else self.run.name(self.metadata)
+        return self.job.name if self.job else self.execution.name(self.metadata)
 
     @cached_property
     def job(self) -> ChildJob | None:
         """The Job of the present execution. One that somebody deletes while it runs is as good as gone."""
-        return self._job_of(self.run)
+        return self._job_of(self.execution)
 
-    def _job_of(self, run: Run) -> ChildJob | None:
-        found = next((job for job in self.seen.jobs if job.run == run), None)
+    def _job_of(self, execution: Execution) -> ChildJob | None:
+        found = next((job for job in self.seen.jobs if job.execution == execution), None)
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
     @cached_property
     def pods(self) -> list[Pod]:
-        return sorted((pod for pod in self.seen.pods if pod.run == self.run), key=lambda pod: pod.index)
+        return sorted((pod for pod in self.seen.pods if pod.execution == self.execution), key=lambda pod: pod.index)
 
     @property
     def gone(self) -> list[int]:
@@ -86,12 +255,14 @@ class Case:
     @cached_property
     def words(self) -> list[Pod]:
         """The pods, and those that are gone and whose last words are known."""
-        return self.pods + [pod for pod in self.seen.gone if pod.run == self.run]
+        return self.pods + [pod for pod in self.seen.gone if pod.execution == self.execution]
 
     @cached_property
     def heard(self) -> list[Heard]:
         """Of the present execution, in the order of the pods."""
-        return sorted((heard for heard in self.seen.heard if heard.run == self.run), key=lambda heard: heard.index)
+        return sorted(
+            (heard for heard in self.seen.heard if heard.execution == self.execution), key=lambda heard: heard.index
+        )
 
     @property
     def started_pods(self) -> int:

@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pseudoreal_operator.observe.board import JobKey
-from pseudoreal_operator.observe.observed import Pod, Run
+from pseudoreal_operator.observe.case import Pod
+from pseudoreal_operator.observe.stages import Execution
 
 
 @dataclass
 class _Said:
-    run: Run
+    execution: Execution
     first: Pod | None = None
     """The pod of rank 0, which has the result."""
     newest: Pod | None = None
@@ -27,11 +28,11 @@ class LastWords:
     def hear(self, job: JobKey, pod: Pod) -> None:
         if pod.is_alive or pod.termination is None or pod.termination.message is None:
             return
-        said = self._said.setdefault(job, _Said(pod.run))
-        if pod.run.attempt < said.run.attempt:
+        said = self._said.setdefault(job, _Said(pod.execution))
+        if pod.execution.number < said.execution.number:
             return
-        if pod.run != said.run:
-            said = self._said[job] = _Said(pod.run)
+        if pod.execution != said.execution:
+            said = self._said[job] = _Said(pod.execution)
         if pod.index == 0:
             said.first = pod
         if said.newest is None or _step(pod) > _step(said.newest):

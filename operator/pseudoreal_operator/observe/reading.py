@@ -21,7 +21,8 @@ from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
 
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.observe.observed import ChildJob, JobState, Obstacle, Pod, PodPhase, Role, Run, Termination
+from pseudoreal_operator.observe.case import ChildJob, JobState, Obstacle, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.stages import Execution, StageKind
 
 Json = dict[str, Any]
 
@@ -53,7 +54,7 @@ def belongs_to(uid: str, child: Json) -> bool:
 
 def _has_run(child: Json) -> bool:
     try:
-        return 0 < _run(child).attempt <= _MOST_EXECUTIONS
+        return 0 < _execution(child).number <= _MOST_EXECUTIONS
     except (KeyError, ValueError):
         return False
 
@@ -67,7 +68,7 @@ def read_job(body: Json) -> ChildJob:
     ended = _ending(body)
     return ChildJob(
         name=body["metadata"]["name"],
-        run=_run(body),
+        execution=_execution(body),
         state=JobState(ended["type"]) if ended else JobState.ACTIVE,
         ended=ended.get("lastTransitionTime") if ended else None,
         deleting="deletionTimestamp" in body["metadata"],
@@ -92,7 +93,7 @@ def read_pod(body: Json) -> Pod:
     state = container.get("state", {})
     return Pod(
         name=body["metadata"]["name"],
-        run=_run(body),
+        execution=_execution(body),
         index=_index(body),
         phase=_phase(status),
         ready=_is_true(status, "Ready"),
@@ -156,13 +157,13 @@ def _labels(body: Json) -> dict[str, str]:
     return body["metadata"].get("labels") or {}
 
 
-def _run(body: Json) -> Run:
+def _execution(body: Json) -> Execution:
     labels = _labels(body)
     # Release 0.1.0 labelled its children with the attempt alone.
     number = labels.get(LABEL_EXECUTION_ATTEMPT) or labels[LABEL_ATTEMPT]
     if not (number.isascii() and number.isdecimal()):
         raise ValueError(f"{number} is no number of an execution")
-    return Run(labels[LABEL_PHASE], Role(labels[LABEL_ROLE]), int(number))
+    return Execution(labels[LABEL_PHASE], StageKind(labels[LABEL_ROLE]), int(number))
 
 
 def _changed(body: Json, kind: str, to: str) -> str | None:

@@ -13,8 +13,8 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.observe.board import Board, JobKey, Speaker
+from pseudoreal_operator.observe.case import ChildJob, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.last_words import LastWords
-from pseudoreal_operator.observe.observed import ChildJob, Observed, Pod, PodPhase, Role, Run
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
@@ -23,7 +23,7 @@ from pseudoreal_operator.observe.reading import (
     read_job,
     read_pod,
 )
-from pseudoreal_operator.observe.stages import current_stage
+from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage
 
 Json = dict[str, Any]
 
@@ -47,13 +47,16 @@ async def observe(
     existing = {("Job", _name(body)) for body in own}
     if claim := _claim_name(job):
         # It is made before the Job.
-        is_made = any(read_job(body).run == present for body in own)
+        is_made = any(read_job(body).execution == present for body in own)
         found = {} if is_made else await api.find("PersistentVolumeClaim", namespace, claim)
         if found and is_of_another(uid, found):
             others.append(claim)
         elif found is not None:
             existing.add(("PersistentVolumeClaim", claim))
-    key, runs = (namespace, uid), {pod.run for pod in pods if pod.is_alive} | ({present} if present else set())
+    key, executions = (
+        (namespace, uid),
+        {pod.execution for pod in pods if pod.is_alive} | ({present} if present else set()),
+    )
     await _read_log(api, board, key, _speaker(pods, present), now)
     return Observed(
         job=job,
@@ -62,21 +65,23 @@ async def observe(
         pods=tuple(pods),
         existing=frozenset(existing),
         foreign=(*others, *strangers),
-        heard=board.of_job(key, runs),
+        heard=board.of_job(key, executions),
         gone=words.of_job(key, [pod.name for pod in pods]),
     )
 
 
-def _present(status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Run | None:
+def _present(status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Execution | None:
     """The present execution; None when there is nothing left to do."""
     stage = current_stage(status.phases) if status.phases else None
-    return stage.run(max([1, status.execution_attempt, *(job.run.attempt for job in jobs)])) if stage else None
+    return (
+        stage.execution(max([1, status.execution_attempt, *(job.execution.number for job in jobs)])) if stage else None
+    )
 
 
-def _without(jobs: Sequence[Json], present: Run | None) -> str:
+def _without(jobs: Sequence[Json], present: Execution | None) -> str:
     """A selector that leaves out pods of earlier executions that have all ended; they stay for their logs, and may be
     thousands."""
-    over = [_name(body) for body in jobs if has_no_pod_left(body) and read_job(body).run != present]
+    over = [_name(body) for body in jobs if has_no_pod_left(body) and read_job(body).execution != present]
     return f",{_POD_JOB} notin ({','.join(sorted(over))})" if over else ""
 
 
@@ -98,16 +103,16 @@ def _claim_name(job: PseudoRealJob) -> str | None:
     return None if volume is None or volume.claim is None else claim_name(job.metadata.name)
 
 
-def _speaker(pods: Sequence[Pod], present: Run | None) -> Pod | None:
+def _speaker(pods: Sequence[Pod], present: Execution | None) -> Pod | None:
     """The pod of rank 0, which tells of the progress, if it runs."""
-    if present is None or present.role is not Role.TRAIN:
+    if present is None or present.kind is not StageKind.TRAIN:
         return None
-    return next((p for p in pods if p.phase is PodPhase.RUNNING and p.run == present and p.index == 0), None)
+    return next((p for p in pods if p.phase is PodPhase.RUNNING and p.execution == present and p.index == 0), None)
 
 
 async def _read_log(api: Api, board: Board, job: JobKey, speaker: Pod | None, now: datetime) -> None:
     """What a pod says that does not report. Nothing depends on it."""
-    board.listen(job, speaker.run if speaker else None, now)
+    board.listen(job, speaker.execution if speaker else None, now)
     if speaker is None or not board.look_at_log(job, now):
         return
     try:
@@ -116,7 +121,7 @@ async def _read_log(api: Api, board: Board, job: JobKey, speaker: Pod | None, no
         log.debug("log_unreadable", pod=speaker.name, error=str(error))
         return
     if report is not None:
-        board.read_log(Speaker(job, speaker.run, 0), report, now)
+        board.read_log(Speaker(job, speaker.execution, 0), report, now)
 
 
 def _name(body: Json) -> str:

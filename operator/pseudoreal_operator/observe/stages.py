@@ -5,11 +5,33 @@ a phase is done when the phase has a start checkpoint. Children of finished stag
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
+from typing import Unpack
 
-from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.names import execution_name
+from pseudoreal_api.spec.job import JobMetadata, PseudoRealJobSpec
 from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
 
-from pseudoreal_operator.observe.observed import Role, Run
+from pseudoreal_operator.changes import PhaseFields, phase_with, status_with
+
+
+class StageKind(StrEnum):
+    TRAIN = "train"
+    DELINK = "delink"
+
+
+@dataclass(frozen=True)
+class Execution:
+    """One set of pods for one stage, numbered over the whole job; the labels of its children say which."""
+
+    phase: str
+    kind: StageKind
+    number: int
+
+    def name(self, job: JobMetadata) -> str:
+        """Name of the Job that this release makes. Those of earlier releases have other names, and the same labels."""
+        return execution_name(job.name, job.uid, self.phase, self.kind, self.number)
+
 
 Phases = list[PhaseStatus]
 
@@ -20,26 +42,26 @@ class Stage:
 
     index: int
     phase: str
-    role: Role
+    kind: StageKind
 
-    def run(self, attempt: int) -> Run:
-        return Run(self.phase, self.role, attempt)
+    def execution(self, number: int) -> Execution:
+        return Execution(self.phase, self.kind, number)
 
     @property
     def number(self) -> int:
         """Its place in all_stages."""
-        return 2 * self.index - (self.role is Role.DELINK)
+        return 2 * self.index - (self.kind is StageKind.DELINK)
 
     @property
     def title(self) -> str:
-        return f"phase {self.phase}" if self.role is Role.TRAIN else f"the delink into phase {self.phase}"
+        return f"phase {self.phase}" if self.kind is StageKind.TRAIN else f"the delink into phase {self.phase}"
 
 
 def all_stages(spec: PseudoRealJobSpec) -> list[Stage]:
     """In their order."""
     names = [phase.name for phase in spec.phases]
-    roles = (Role.DELINK, Role.TRAIN)
-    return [Stage(index, name, role) for index, name in enumerate(names) for role in roles][1:]
+    kinds = (StageKind.DELINK, StageKind.TRAIN)
+    return [Stage(index, name, kind) for index, name in enumerate(names) for kind in kinds][1:]
 
 
 def first_phases(spec: PseudoRealJobSpec) -> Phases:
@@ -51,14 +73,14 @@ def current_stage(phases: Phases) -> Stage | None:
     for index, phase in enumerate(phases):
         if phase.state == "Succeeded":
             continue
-        role = Role.DELINK if index > 0 and phase.start_checkpoint is None else Role.TRAIN
-        return Stage(index, phase.name, role)
+        kind = StageKind.DELINK if index > 0 and phase.start_checkpoint is None else StageKind.TRAIN
+        return Stage(index, phase.name, kind)
     return None
 
 
 def is_started(phases: Phases, stage: Stage) -> bool:
     """Whether the status says that children of the stage were made."""
-    return phases[stage.index].state == ("Running" if stage.role is Role.TRAIN else "Delinking")
+    return phases[stage.index].state == ("Running" if stage.kind is StageKind.TRAIN else "Delinking")
 
 
 def has_begun(status: PseudoRealJobStatus) -> bool:
@@ -67,10 +89,10 @@ def has_begun(status: PseudoRealJobStatus) -> bool:
 
 
 def started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
-    """The status once the present attempt at the stage has begun."""
-    state = "Running" if stage.role is Role.TRAIN else "Delinking"
-    return status.model_copy(update={"phases": changed(status.phases, stage.index, state=state), "restart_after": None})
+    """The status once the present execution of the stage has begun."""
+    state = "Running" if stage.kind is StageKind.TRAIN else "Delinking"
+    return status_with(status, phases=changed(status.phases, stage.index, state=state), restart_after=None)
 
 
-def changed(phases: Phases, index: int, **update: object) -> Phases:
-    return [phase.model_copy(update=update) if i == index else phase for i, phase in enumerate(phases)]
+def changed(phases: Phases, index: int, **fields: Unpack[PhaseFields]) -> Phases:
+    return [phase_with(phase, **fields) if i == index else phase for i, phase in enumerate(phases)]

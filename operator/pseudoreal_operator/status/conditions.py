@@ -22,7 +22,7 @@ _MESSAGE_CHARACTERS = 4096
 
 
 @dataclass(frozen=True)
-class Claim:
+class NewCondition:
     """A condition without its bookkeeping."""
 
     type: str
@@ -31,8 +31,8 @@ class Claim:
     message: str
 
 
-ACCEPTED = Claim("Accepted", "True", "Valid", "The job can run.")
-NOT_SUSPENDED = Claim("Suspended", "False", "NotRequested", "spec.suspend is false.")
+ACCEPTED = NewCondition("Accepted", "True", "Valid", "The job can run.")
+NOT_SUSPENDED = NewCondition("Suspended", "False", "NotRequested", "spec.suspend is false.")
 
 
 def find(status: PseudoRealJobStatus, kind: str) -> Condition | None:
@@ -48,44 +48,46 @@ def has_ended(status: PseudoRealJobStatus) -> bool:
     return holds(status, "Succeeded") or holds(status, "Failed")
 
 
-def refused(sentence: str) -> Claim:
-    return Claim("Accepted", "False", "InvalidSpec", sentence)
+def refused(sentence: str) -> NewCondition:
+    return NewCondition("Accepted", "False", "InvalidSpec", sentence)
 
 
-def delinked(phases: Sequence[PhaseStatus]) -> Claim:
+def delinked(phases: Sequence[PhaseStatus]) -> NewCondition:
     wanted = phases[1:]
     done = [phase for phase in wanted if phase.start_checkpoint]
     if not phases:
-        return Claim("Delinked", "Unknown", "NotAccepted", "The job was not accepted.")
+        return NewCondition("Delinked", "Unknown", "NotAccepted", "The job was not accepted.")
     if not wanted:
-        return Claim("Delinked", "True", "NotNeeded", "The job has one phase.")
+        return NewCondition("Delinked", "True", "NotNeeded", "The job has one phase.")
     if len(done) < len(wanted):
-        return Claim("Delinked", "False", "Pending", f"{len(done)} of {len(wanted)} delinks are done.")
+        return NewCondition("Delinked", "False", "Pending", f"{len(done)} of {len(wanted)} delinks are done.")
     last = wanted[-1]
     text = f"Phase {last.name} starts from the delinked checkpoint {last.start_checkpoint}."
-    return Claim("Delinked", "True", "Completed", text)
+    return NewCondition("Delinked", "True", "Completed", text)
 
 
-def updated(old: Sequence[Condition], claims: Sequence[Claim], generation: int, now: datetime) -> list[Condition]:
-    """The claims as conditions; the time moves only when the status does."""
+def updated(
+    old: Sequence[Condition], wanted: Sequence[NewCondition], generation: int, now: datetime
+) -> list[Condition]:
+    """The new conditions; the time of one moves only when its status does."""
     known = {condition.type: condition for condition in old}
-    return [_condition(known.get(claim.type), claim, generation, now) for claim in claims]
+    return [_condition(known.get(new.type), new, generation, now) for new in wanted]
 
 
-def with_claim(old: Sequence[Condition], claim: Claim, generation: int, now: datetime) -> list[Condition]:
-    """What was claimed before, with this in its place."""
+def with_condition(old: Sequence[Condition], wanted: NewCondition, generation: int, now: datetime) -> list[Condition]:
+    """What was said before, with this in its place."""
     known = {condition.type: condition for condition in old}
-    new = _condition(known.get(claim.type), claim, generation, now)
-    return list((known | {claim.type: new}).values())
+    new = _condition(known.get(wanted.type), wanted, generation, now)
+    return list((known | {wanted.type: new}).values())
 
 
-def _condition(old: Condition | None, claim: Claim, generation: int, now: datetime) -> Condition:
-    same = old is not None and old.status == claim.status
-    text = cut(claim.message, _MESSAGE_CHARACTERS)
+def _condition(old: Condition | None, new: NewCondition, generation: int, now: datetime) -> Condition:
+    same = old is not None and old.status == new.status
+    text = cut(new.message, _MESSAGE_CHARACTERS)
     return Condition(
-        type=claim.type,
-        status=claim.status,
-        reason=claim.reason,
+        type=new.type,
+        status=new.status,
+        reason=new.reason,
         message=old.message if old and old.message == sentence_for(text) else text,
         last_transition_time=old.last_transition_time if old and same else clock.to_text(now),
         observed_generation=generation,

@@ -8,11 +8,13 @@ import hashlib
 
 from pseudoreal_api.status.status import Condition, PseudoRealJobStatus
 
+from pseudoreal_operator.changes import status_with
+
 _BEGIN = "The API server refused the text of this condition"
 
 
 def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
-    return status.model_copy(update={"conditions": [_without_text(condition) for condition in status.conditions]})
+    return status_with(status, conditions=[_without_text(condition) for condition in status.conditions])
 
 
 def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:

@@ -19,8 +19,9 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
-from pseudoreal_operator.observe.observed import Heard, JobState, Observed, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.case import Heard, JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
+from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.settings import Settings
 
 from tests.jobs import good_job
@@ -83,7 +84,7 @@ class World:
         speaker = read_pod(pod)
         sign = RankSign(rank=speaker.index, place=place, seconds=0, step=step)
         known = self.reports.get(speaker.name)
-        who = Speaker(UID, speaker.run, speaker.index)
+        who = Speaker(UID, speaker.execution, speaker.index)
         self.reports[speaker.name] = updated(known, who, PodReport(ranks=[sign]), self.now)
 
     def plan(self) -> Plan:
@@ -124,10 +125,10 @@ class World:
     def _write(self, status: PseudoRealJobStatus) -> None:
         self.status = PseudoRealJobStatus.model_validate(status.to_dict())
         for body in self.jobs_list():
-            run = read_job(body).run
-            state = next((phase.state for phase in status.phases if phase.name == run.phase), None)
-            if run.attempt == status.execution_attempt and state == (
-                "Running" if run.role is Role.TRAIN else "Delinking"
+            execution = read_job(body).execution
+            state = next((phase.state for phase in status.phases if phase.name == execution.phase), None)
+            if execution.number == status.execution_attempt and state == (
+                "Running" if execution.kind is StageKind.TRAIN else "Delinking"
             ):
                 self.begun.add(body["metadata"]["name"])
 
@@ -153,7 +154,7 @@ class World:
         others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]
         bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
         lost = any(_is_lost(other) for other in self.pods.values())
-        return bool(bad) or lost or any(fault.attempt == read_pod(pod).run.attempt for fault in self.status.faults)
+        return bool(bad) or lost or any(fault.attempt == read_pod(pod).execution.number for fault in self.status.faults)
 
     def _ask_to_end(self, pod: Json, seconds: float) -> None:
         """A time that is set can only become shorter."""
@@ -234,10 +235,10 @@ class World:
         job["status"] = {"conditions": [condition]}
 
     def _make_pod(self, job: Json, index: int) -> None:
-        run = read_job(job).run
+        execution = read_job(job).execution
         for other in self.alive():
-            assert read_pod(other).run == run, f"{run} starts while {other['metadata']['name']} runs"
-        self._check_order(run)
+            assert read_pod(other).execution == execution, f"{execution} starts while {other['metadata']['name']} runs"
+        self._check_order(execution)
         self.made += 1
         name = f"{job['metadata']['name']}-{index}-{self.made}"
         self.pods[name] = {
@@ -252,12 +253,12 @@ class World:
             "status": {"phase": "Pending"},
         }
 
-    def _check_order(self, run: Run) -> None:
+    def _check_order(self, execution: Execution) -> None:
         names = [phase.name for phase in self.job.spec.phases]
         stages = [stage for name in names for stage in ((name, "delink"), (name, "train"))][1:]
-        place = stages.index((run.phase, run.role.value))
+        place = stages.index((execution.phase, execution.kind.value))
         missing = set(stages[:place]) - self.done
-        assert not missing, f"{run} starts before {missing}"
+        assert not missing, f"{execution} starts before {missing}"
         # What later stages made of an earlier run of this one has nothing to do with what it makes now.
         self.done -= set(stages[place + 1 :])
 
@@ -282,18 +283,18 @@ class World:
         **terminated: Any,
     ) -> None:
         """Ends a pod. With `exit_code` it leaves no word of its own."""
-        run = read_pod(pod).run
-        step = 10 * (1 + [phase.name for phase in self.job.spec.phases].index(run.phase))
+        execution = read_pod(pod).execution
+        step = 10 * (1 + [phase.name for phase in self.job.spec.phases].index(execution.phase))
         if outcome == "Succeeded":
-            self.done.add((run.phase, run.role.value))
+            self.done.add((execution.phase, execution.kind.value))
         message = TerminationMessage(
             outcome=outcome,
-            phase=run.phase,
-            attempt=run.attempt,
-            step=step if run.role is Role.TRAIN else step - 10,
+            phase=execution.phase,
+            attempt=execution.number,
+            step=step if execution.kind is StageKind.TRAIN else step - 10,
             loss=1.0,
             validation_loss=1.5,
-            checkpoint=f"{run.phase}-{step}" if outcome in ("Succeeded", "Yielded") else None,
+            checkpoint=f"{execution.phase}-{step}" if outcome in ("Succeeded", "Yielded") else None,
             message="" if outcome == "Succeeded" else f"it {outcome}",
             peer_lost=peer_lost,
         )

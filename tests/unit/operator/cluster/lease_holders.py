@@ -27,9 +27,9 @@ class Operator:
         self.client, self.name = Client(server, delay), name
         self.began: float | None = None
         self.ended: float | None = None
-        self.task = asyncio.create_task(self._run())
+        self.task = asyncio.create_task(self._execution())
 
-    async def _run(self) -> None:
+    async def _execution(self) -> None:
         async with keep_lease(self.client, lease(self.name)):
             self.began = now()
             try:

@@ -8,12 +8,12 @@ from kubernetes.aio.client import ApiException
 from pseudoreal_operator.endpoint import identity
 from pseudoreal_operator.endpoint.identity import Identities, Refused, TokenPod, pod_of_review, speaker_of
 from pseudoreal_operator.observe.board import Speaker
-from pseudoreal_operator.observe.observed import Role, Run
+from pseudoreal_operator.observe.stages import Execution, StageKind
 
 from tests.unit.operator.endpoint.clock import HandClock
 from tests.unit.operator.endpoint.fake_api import FakeApi, pod_body, review_of
 
-SPEAKER = Speaker(("default", "job-uid"), Run("pseudo", Role.TRAIN, 1), 0)
+SPEAKER = Speaker(("default", "job-uid"), Execution("pseudo", StageKind.TRAIN, 1), 0)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_reviews_that_are_refused(review: dict[str, Any], status: int, says: str
 
 def test_the_speaker_is_what_the_labels_say() -> None:
     body = pod_body(index=3, **{"phase": "real", "execution-attempt": "7"})
-    assert speaker_of(body) == Speaker(("default", "job-uid"), Run("real", Role.TRAIN, 7), 3)
+    assert speaker_of(body) == Speaker(("default", "job-uid"), Execution("real", StageKind.TRAIN, 7), 3)
 
 
 @pytest.mark.parametrize("missing", ["job-uid", "phase", "role", "execution-attempt"])
@@ -140,7 +140,7 @@ async def test_a_pod_whose_labels_change_speaks_for_somebody_else(identities: Id
         body = api.pods["j-pseudo-a1-0"] = pod_body(**labels)
         identities.pod_changed("MODIFIED", body)
         speaker = await identities.of("good", "10.0.0.1")
-        assert (speaker.job, speaker.run.phase) == (expected, labels.get("phase", "pseudo"))
+        assert (speaker.job, speaker.execution.phase) == (expected, labels.get("phase", "pseudo"))
     identities.pod_changed("MODIFIED", pod_body(role="king"))
     reviews = api.reviews
     await identities.of("good", "10.0.0.1")

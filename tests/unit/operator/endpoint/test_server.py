@@ -22,14 +22,14 @@ from pseudoreal_operator.endpoint.certificate import fresh_certificate
 from pseudoreal_operator.endpoint.identity import REFUSALS_AT_ONCE, Identities
 from pseudoreal_operator.endpoint.server import Reports, bounded
 from pseudoreal_operator.observe.board import Board
-from pseudoreal_operator.observe.observed import Role, Run
+from pseudoreal_operator.observe.stages import Execution, StageKind
 
 from tests.unit.operator.endpoint.clock import HandClock
 from tests.unit.operator.endpoint.fake_api import FakeApi
 
 HOST = "operator.test"
 JOB = ("default", "job-uid")
-RUN = Run("pseudo", Role.TRAIN, 1)
+EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
 REPORT = PodReport(ranks=[RankSign(rank=0, place="computing", seconds=0.5, step=3)])
 
 
@@ -94,8 +94,8 @@ async def test_a_good_report_is_heard_and_answered(endpoint: Endpoint, board: Bo
     answer = await endpoint.post()
     assert answer.status == 200
     assert ReportAnswer.model_validate_json(await answer.text()) == ReportAnswer(finish_phase=False)
-    (heard,) = board.of_job(JOB, {RUN})
-    assert (heard.run, heard.index, heard.report) == (RUN, 0, REPORT)
+    (heard,) = board.of_job(JOB, {EXECUTION})
+    assert (heard.execution, heard.index, heard.report) == (EXECUTION, 0, REPORT)
 
 
 async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoint, board: Board) -> None:
@@ -120,7 +120,7 @@ async def test_garbage(endpoint: Endpoint, board: Board, body: Any, says: str) -
     answer = await endpoint.post(body)
     assert answer.status == 400
     assert says in await answer.text()
-    assert board.of_job(JOB, {RUN}) == ()
+    assert board.of_job(JOB, {EXECUTION}) == ()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ async def test_a_bad_token(endpoint: Endpoint, board: Board) -> None:
     answer = await endpoint.post(token="forged")
     assert answer.status == 401
     assert "not valid" in await answer.text()
-    assert board.of_job(JOB, {RUN}) == ()
+    assert board.of_job(JOB, {EXECUTION}) == ()
 
 
 async def test_a_pod_that_does_not_train(endpoint: Endpoint, api: FakeApi) -> None:
@@ -170,7 +170,7 @@ async def test_a_pod_that_does_not_train(endpoint: Endpoint, api: FakeApi) -> No
 async def test_a_report_that_is_too_long(endpoint: Endpoint, board: Board) -> None:
     answer = await endpoint.post("x" * (REPORT_BYTES + 1))
     assert answer.status == 413
-    assert board.of_job(JOB, {RUN}) == ()
+    assert board.of_job(JOB, {EXECUTION}) == ()
 
 
 async def test_a_report_without_a_length_that_is_too_long(endpoint: Endpoint) -> None:
@@ -211,7 +211,7 @@ async def test_one_pod_does_not_use_up_the_reports_of_another(endpoint: Endpoint
     for _ in range(7):
         await endpoint.post()
     assert (await endpoint.post(token="other")).status == 200
-    assert {heard.index for heard in board.of_job(JOB, {RUN})} == {0, 1}
+    assert {heard.index for heard in board.of_job(JOB, {EXECUTION})} == {0, 1}
 
 
 async def test_a_flood_of_unknown_tokens(endpoint: Endpoint) -> None:

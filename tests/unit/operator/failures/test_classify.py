@@ -6,9 +6,10 @@ import pytest
 from pseudoreal_api.spec.recovery import RestartRule
 from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_operator.failures.classify import classify
-from pseudoreal_operator.observe.observed import Pod, PodPhase, Role, Run, Termination
+from pseudoreal_operator.observe.case import Pod, PodPhase, Termination
+from pseudoreal_operator.observe.stages import Execution, StageKind
 
-RUN = Run("real", Role.TRAIN, 1)
+EXECUTION = Execution("real", StageKind.TRAIN, 1)
 DISRUPTION = frozenset({"DisruptionTarget"})
 INVALID = ("Fail", "InvalidJob")
 FAULT, MEMORY = ("Restart", "PodFailed"), ("Restart", "OutOfMemory")
@@ -22,16 +23,21 @@ def ended(
     code = EXIT_CODES[outcome].value
     phase = PodPhase.SUCCEEDED if code == 0 else PodPhase.FAILED
     values: dict[str, Any] = {"exit_code": code, "reason": "Error", "text": "", "message": message}
-    return Pod(f"p{index}", RUN, index, phase, termination=Termination(**(values | changes), finished=finished))
+    return Pod(f"p{index}", EXECUTION, index, phase, termination=Termination(**(values | changes), finished=finished))
 
 
 def silent(index: int, exit_code: int, reason: str = "Error", text: str = "") -> Pod:
-    return Pod(f"p{index}", RUN, index, PodPhase.FAILED, termination=Termination(exit_code, reason, text, None))
+    return Pod(f"p{index}", EXECUTION, index, PodPhase.FAILED, termination=Termination(exit_code, reason, text, None))
 
 
 def preempted(index: int) -> Pod:
     return Pod(
-        f"p{index}", RUN, index, PodPhase.FAILED, disruption="PreemptionByScheduler: made room", conditions=DISRUPTION
+        f"p{index}",
+        EXECUTION,
+        index,
+        PodPhase.FAILED,
+        disruption="PreemptionByScheduler: made room",
+        conditions=DISRUPTION,
     )
 
 
@@ -66,7 +72,7 @@ def preempted(index: int) -> Pod:
         ([preempted(1), silent(0, 137, "OOMKilled")], MEMORY, "ran out of memory"),
         ([ended(0, "Failed", "peer lost"), silent(1, 137, "OOMKilled")], MEMORY, "Pod p1 (worker 1) ran out"),
         (
-            [Pod("p0", RUN, 0, PodPhase.FAILED, complaint="DeadlineExceeded: too long")],
+            [Pod("p0", EXECUTION, 0, PodPhase.FAILED, complaint="DeadlineExceeded: too long")],
             FAULT,
             "Pod p0 (worker 0) failed: DeadlineExceeded: too long.",
         ),

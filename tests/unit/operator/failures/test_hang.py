@@ -10,8 +10,8 @@ from pseudoreal_api.wire.reports import PodReport, RankSign
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.hang import find_stall
 from pseudoreal_operator.lifecycle.plan import plan
-from pseudoreal_operator.observe.case import Case
-from pseudoreal_operator.observe.observed import Heard, Observed, PodPhase, Role, Run
+from pseudoreal_operator.observe.case import Case, Heard, Observed, PodPhase
+from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.status.conditions import find
 
 from tests.names import bare
@@ -44,7 +44,7 @@ def heard(world: World, *signs: RankSign, ago: float = 1, stepped: float | None 
 
     seen = [
         Heard(
-            Run("real", Role.TRAIN, 1),
+            Execution("real", StageKind.TRAIN, 1),
             one.rank,
             first=moment(400),
             last=moment(ago),
@@ -121,7 +121,7 @@ def test_ranks_that_have_ended_do_not_hang() -> None:
 def test_clocks_start_anew_with_each_execution() -> None:
     world = training()
     seen = heard(world, sign(0), sign(1, "computing"))
-    old = tuple(replace(one, run=Run("real", Role.TRAIN, 0)) for one in seen.heard)
+    old = tuple(replace(one, execution=Execution("real", StageKind.TRAIN, 0)) for one in seen.heard)
     assert stall(world, replace(seen, heard=old)) == ("", "")
 
 

@@ -8,7 +8,8 @@ from pseudoreal_api.wire.messages import Outcome, ProgressReport
 from pseudoreal_api.wire.reports import PodReport, RankSign
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import plan, plan_hindrance, plan_refusal, plan_unreadable
-from pseudoreal_operator.observe.observed import ChildJob, Heard, JobState, Role, Run
+from pseudoreal_operator.observe.case import ChildJob, Heard, JobState
+from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.status.conditions import find
 
 from tests.names import bare
@@ -227,7 +228,7 @@ def test_a_job_that_somebody_deletes_while_it_runs_counts_as_gone() -> None:
 
 def test_a_stray_attempt_is_ended() -> None:
     world = begun()
-    stray = ChildJob("sim-real-a1", Run("real", Role.TRAIN, 1), JobState.ACTIVE)
+    stray = ChildJob("sim-real-a1", Execution("real", StageKind.TRAIN, 1), JobState.ACTIVE)
     seen = world.observe()
     assert plan(replace(seen, jobs=(*seen.jobs, stray)), world.now, SETTINGS).delete == ("sim-real-a1",)
 
@@ -261,7 +262,7 @@ def report(step: int, **changes: Any) -> ProgressReport:
 def heard(world: World, step: int) -> tuple[Heard, ...]:
     sign = RankSign(rank=0, place="computing", seconds=0, step=step)
     pod_report = PodReport(ranks=[sign], progress=report(step))
-    return (Heard(Run("pseudo", Role.TRAIN, 1), 0, world.now, world.now, pod_report, begun=world.now),)
+    return (Heard(Execution("pseudo", StageKind.TRAIN, 1), 0, world.now, world.now, pod_report, begun=world.now),)
 
 
 def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:

@@ -12,7 +12,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import PROGRESS_SECONDS, Plan, plan
 from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STUCK_SECONDS
-from pseudoreal_operator.observe.observed import Heard, Observed, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.case import Heard, Observed, Pod, PodPhase, Termination
 
 from tests.unit.operator.lifecycle.test_again import until
 from tests.unit.operator.lifecycle.test_plan import begun
@@ -28,17 +28,17 @@ def planned(world: World, seen: Observed) -> Plan:
 
 def ended_pod(world: World, step: int, outcome: Any = "Yielded", phase: PodPhase = PodPhase.FAILED) -> Pod:
     """One of the present execution of phase pseudo, as its watch last showed it."""
-    (run,) = {job.run for job in world.observe().jobs} or {world.observe().pods[0].run}
+    (execution,) = {job.execution for job in world.observe().jobs} or {world.observe().pods[0].execution}
     message = TerminationMessage(
         outcome=outcome,
-        phase=run.phase,
-        attempt=run.attempt,
+        phase=execution.phase,
+        attempt=execution.number,
         step=step,
         checkpoint=f"pseudo-{step}",
         loss=1.0,
         validation_loss=1.5,
     )
-    return Pod("gone", run, 0, phase, termination=Termination(75, "Error", "", message))
+    return Pod("gone", execution, 0, phase, termination=Termination(75, "Error", "", message))
 
 
 def saved(world: World, step: int) -> Heard:
@@ -47,7 +47,7 @@ def saved(world: World, step: int) -> Heard:
         ranks=[RankSign(rank=0, place="ended", seconds=0, step=step)],
         checkpoint=SavedCheckpoint(name=f"pseudo-{step}", step=step, seconds=0),
     )
-    return Heard(pod.run, 0, first=world.now, last=world.now, report=report, begun=world.now)
+    return Heard(pod.execution, 0, first=world.now, last=world.now, report=report, begun=world.now)
 
 
 def latest(wanted: Plan) -> str | None:
@@ -92,7 +92,7 @@ def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
 
     def said(step: int) -> Observed:
         report = PodReport(ranks=[RankSign(rank=0, place="ended", seconds=0, step=step)], progress=progress(step))
-        return replace(world.observe(), heard=(Heard(pod.run, 0, world.now, world.now, report, begun=world.now),))
+        return replace(world.observe(), heard=(Heard(pod.execution, 0, world.now, world.now, report, begun=world.now),))
 
     world.carry_out(planned(world, said(1)))
     assert planned(world, said(1)).wake_after is None

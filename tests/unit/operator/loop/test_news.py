@@ -6,11 +6,10 @@ from typing import cast
 
 import pytest
 from kubernetes.aio.client import ApiException
-from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import news
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.wakeups import Name
 
 from tests.unit.operator.cluster import virtual_time
 

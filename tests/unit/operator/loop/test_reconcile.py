@@ -6,12 +6,11 @@ from typing import Any, cast
 
 import pytest
 from kubernetes.aio.client import ApiException
-from pseudoreal_operator.cluster.api import Api, Json
+from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.reconcile import Gone, Means, is_mistake, reconcile
-from pseudoreal_operator.loop.wakeups import Name
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
 

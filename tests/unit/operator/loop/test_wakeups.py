@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 from pseudoreal_operator import clock
-from pseudoreal_operator.loop.wakeups import GATHER_SECONDS, Name, Wakeups, first_pass
+from pseudoreal_operator.cluster.api import Name
+from pseudoreal_operator.loop.loop import GATHER_SECONDS, Wakeups, first_pass
 
 Json = dict[str, Any]
 

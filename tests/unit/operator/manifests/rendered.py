@@ -8,15 +8,14 @@ from typing import Any
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig, read_config
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.manifests.children import children
-from pseudoreal_operator.observe.observed import Role
-from pseudoreal_operator.observe.stages import Stage
+from pseudoreal_operator.observe.stages import Stage, StageKind
 
 from tests.unit.operator.world import SETTINGS, make_job
 
 Json = dict[str, Any]
 
-TRAIN = Stage(1, "real", Role.TRAIN)
-DELINK = Stage(1, "real", Role.DELINK)
+TRAIN = Stage(1, "real", StageKind.TRAIN)
+DELINK = Stage(1, "real", StageKind.DELINK)
 SITE = replace(
     SETTINGS, nccl_config="NCCL_IB_HCA=mlx5_0\n", report_url="https://operator.example:8443", report_ca="PEM\n"
 )

@@ -8,8 +8,7 @@ from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
 from pseudoreal_api.spec.run import is_reserved
 from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
-from pseudoreal_operator.observe.observed import Role
-from pseudoreal_operator.observe.stages import Stage
+from pseudoreal_operator.observe.stages import Stage, StageKind
 
 from tests.names import bare
 from tests.unit.operator.manifests.rendered import DELINK, TRAIN, config_of, container, environment, made, pod
@@ -36,7 +35,7 @@ def test_names_labels_and_owner(stage: Stage, name: str) -> None:
     assert bare(job["metadata"]["name"]) == name != job["metadata"]["name"]
     assert job["metadata"]["labels"]["pseudoreal.dev/phase"] == "real"
     assert job["metadata"]["labels"]["pseudoreal.dev/execution-attempt"] == "3"
-    assert job["metadata"]["labels"]["pseudoreal.dev/role"] == stage.role.value
+    assert job["metadata"]["labels"]["pseudoreal.dev/role"] == stage.kind.value
     assert job["spec"]["template"]["metadata"]["labels"] == job["metadata"]["labels"]
 
 
@@ -63,7 +62,7 @@ def test_one_service_and_one_policy_are_for_all_executions() -> None:
     """What stays of an execution is its Job alone."""
     first, second = made(attempt=1), made(attempt=2)
     assert [first[kind] == second[kind] for kind in first] == [True, True, False]
-    pseudo = made(Stage(0, "pseudo", Role.TRAIN))
+    pseudo = made(Stage(0, "pseudo", StageKind.TRAIN))
     assert (pseudo["Service"], pseudo["NetworkPolicy"]) == (first["Service"], first["NetworkPolicy"])
 
 

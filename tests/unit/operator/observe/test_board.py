@@ -7,11 +7,12 @@ import pytest
 from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import Place, PodReport, RankSign, SavedCheckpoint
 from pseudoreal_operator.observe.board import NEWS_PER_SECOND, NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
-from pseudoreal_operator.observe.observed import Heard, Role, Run
+from pseudoreal_operator.observe.case import Heard
+from pseudoreal_operator.observe.stages import Execution, StageKind
 
 JOB = ("default", "uid-1")
-RUN = Run("pseudo", Role.TRAIN, 1)
-SPEAKER = Speaker(JOB, RUN, 0)
+EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
+SPEAKER = Speaker(JOB, EXECUTION, 0)
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SAVED = SavedCheckpoint(name="pseudo-4", step=4, seconds=3)
 
@@ -99,16 +100,20 @@ def test_what_a_report_does_not_repeat_stays_known() -> None:
 
 
 def test_each_pod_and_each_execution_has_its_own_entry(board: Board) -> None:
-    second = Run("pseudo", Role.TRAIN, 2)
-    for speaker in (SPEAKER, Speaker(JOB, RUN, 1), Speaker(JOB, second, 0)):
+    second = Execution("pseudo", StageKind.TRAIN, 2)
+    for speaker in (SPEAKER, Speaker(JOB, EXECUTION, 1), Speaker(JOB, second, 0)):
         board.hear(speaker, at(speaker.index), NOON)
-    assert [(heard.run, heard.index) for heard in board.of_job(JOB, {RUN, second})] == [(RUN, 0), (RUN, 1), (second, 0)]
+    assert [(heard.execution, heard.index) for heard in board.of_job(JOB, {EXECUTION, second})] == [
+        (EXECUTION, 0),
+        (EXECUTION, 1),
+        (second, 0),
+    ]
 
 
 def test_executions_that_are_not_asked_for_are_forgotten(board: Board) -> None:
     board.hear(SPEAKER, at(1), NOON)
     assert board.of_job(JOB, set()) == ()
-    assert board.of_job(JOB, {RUN}) == ()
+    assert board.of_job(JOB, {EXECUTION}) == ()
 
 
 def test_a_job_that_is_not_followed_is_not_heard() -> None:
@@ -116,7 +121,7 @@ def test_a_job_that_is_not_followed_is_not_heard() -> None:
     assert not board.hear(SPEAKER, at(1), NOON)
     board.read_log(SPEAKER, progress(1), NOON)
     board.follow(JOB, None)
-    assert board.of_job(JOB, {RUN}) == ()
+    assert board.of_job(JOB, {EXECUTION}) == ()
 
 
 def test_pods_that_outlive_their_job_leave_nothing_behind(board: Board) -> None:
@@ -124,32 +129,32 @@ def test_pods_that_outlive_their_job_leave_nothing_behind(board: Board) -> None:
     board.forget(JOB)
     board.hear(SPEAKER, at(2), NOON)
     board.follow(JOB, None)
-    assert board.of_job(JOB, {RUN}) == ()
+    assert board.of_job(JOB, {EXECUTION}) == ()
 
 
 def test_a_pod_in_another_namespace_does_not_speak_for_the_job(board: Board) -> None:
-    stranger = Speaker(("elsewhere", JOB[1]), RUN, 0)
+    stranger = Speaker(("elsewhere", JOB[1]), EXECUTION, 0)
     assert not board.hear(stranger, at(1), NOON)
     board.follow(JOB, "pseudo")
-    assert board.of_job(JOB, {RUN}) == ()
+    assert board.of_job(JOB, {EXECUTION}) == ()
     assert not board.is_to_finish(stranger)
 
 
 def test_a_log_counts_where_it_is_ahead_of_the_reports(board: Board) -> None:
     board.read_log(SPEAKER, progress(3), NOON)
     board.read_log(SPEAKER, progress(3), after(9))
-    (heard,) = board.of_job(JOB, {RUN})
+    (heard,) = board.of_job(JOB, {EXECUTION})
     assert (heard.begun, heard.last, heard.report.progress) == (NOON, NOON, progress(3))
     board.hear(SPEAKER, at(7), after(10))
     board.read_log(SPEAKER, progress(6), after(20))
-    assert board.of_job(JOB, {RUN})[0].last == after(10)
+    assert board.of_job(JOB, {EXECUTION})[0].last == after(10)
     board.read_log(SPEAKER, progress(8), after(30))
-    (heard,) = board.of_job(JOB, {RUN})
+    (heard,) = board.of_job(JOB, {EXECUTION})
     assert (heard.progressed, heard.report.progress) == (after(30), progress(8))
 
 
 def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_annotation(board: Board) -> None:
-    real = Speaker(JOB, Run("real", Role.TRAIN, 1), 0)
+    real = Speaker(JOB, Execution("real", StageKind.TRAIN, 1), 0)
     assert not board.is_to_finish(SPEAKER)
     board.follow(JOB, "pseudo")
     assert board.is_to_finish(SPEAKER)
@@ -161,7 +166,7 @@ def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_annotation(board:
 def listening(at: datetime = NOON) -> tuple[Board, list[float]]:
     board, woken = Board(), list[float]()
     board.follow(JOB, None, woken.append)
-    board.listen(JOB, RUN, at)
+    board.listen(JOB, EXECUTION, at)
     return board, woken
 
 
@@ -204,10 +209,10 @@ def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_
     board, woken = listening()
     board.listen(JOB, None, after(1))
     assert looks(board, woken, range(100)) == []
-    board.listen(JOB, RUN, after(100))
-    board.listen(JOB, RUN, after(115))
+    board.listen(JOB, EXECUTION, after(100))
+    board.listen(JOB, EXECUTION, after(115))
     assert looks(board, woken, range(100, 130)) == [121], "since it runs"
-    board.listen(("elsewhere", JOB[1]), RUN, NOON)
+    board.listen(("elsewhere", JOB[1]), EXECUTION, NOON)
     assert not board.look_at_log(("elsewhere", JOB[1]), after(500))
 
 
@@ -216,7 +221,7 @@ def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> N
     for number in range(1000):
         board.follow(("default", str(number)), None, woken.append)
     for step in range(3):
-        board.hear(Speaker(("default", "7"), RUN, 0), at(step), NOON)
+        board.hear(Speaker(("default", "7"), EXECUTION, 0), at(step), NOON)
     assert woken == [SOON_SECONDS, 1000 / NEWS_PER_SECOND, 1000 / NEWS_PER_SECOND]
 
 

@@ -1,23 +1,26 @@
 """What is known of pods that no list shows any more."""
 
 from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_operator.observe.case import Pod, PodPhase, Termination
 from pseudoreal_operator.observe.last_words import LastWords
-from pseudoreal_operator.observe.observed import Pod, PodPhase, Role, Run, Termination
+from pseudoreal_operator.observe.stages import Execution, StageKind
 
 JOB = ("default", "uid")
-RUN = Run("pseudo", Role.TRAIN, 1)
+EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
 
 
-def pod(index: int, step: int, run: Run = RUN, checkpoint: bool = True, phase: PodPhase = PodPhase.FAILED) -> Pod:
+def pod(
+    index: int, step: int, execution: Execution = EXECUTION, checkpoint: bool = True, phase: PodPhase = PodPhase.FAILED
+) -> Pod:
     message = TerminationMessage(
         outcome="Yielded",
-        phase=run.phase,
-        attempt=run.attempt,
+        phase=execution.phase,
+        attempt=execution.number,
         step=step,
         checkpoint=f"pseudo-{step}" if checkpoint else None,
     )
     ended = Termination(exit_code=75, reason="Error", text="", message=message)
-    return Pod(f"pod-{run.attempt}-{index}", run, index, phase, termination=ended)
+    return Pod(f"pod-{execution.number}-{index}", execution, index, phase, termination=ended)
 
 
 def test_the_first_pod_and_the_one_with_the_newest_checkpoint_are_remembered() -> None:
@@ -31,16 +34,16 @@ def test_the_first_pod_and_the_one_with_the_newest_checkpoint_are_remembered() -
 
 def test_a_new_execution_replaces_the_old_one_and_never_the_other_way_round() -> None:
     words = LastWords()
-    words.hear(JOB, pod(0, 20, Run("pseudo", Role.TRAIN, 2)))
+    words.hear(JOB, pod(0, 20, Execution("pseudo", StageKind.TRAIN, 2)))
     words.hear(JOB, pod(0, 10))
-    assert [one.run.attempt for one in words.of_job(JOB, [])] == [2]
-    words.hear(JOB, pod(0, 20, Run("real", Role.DELINK, 2)))
-    assert [one.run.role for one in words.of_job(JOB, [])] == [Role.DELINK]
+    assert [one.execution.number for one in words.of_job(JOB, [])] == [2]
+    words.hear(JOB, pod(0, 20, Execution("real", StageKind.DELINK, 2)))
+    assert [one.execution.kind for one in words.of_job(JOB, [])] == [StageKind.DELINK]
 
 
 def test_a_pod_that_was_killed_or_said_nothing_has_no_last_words() -> None:
     words = LastWords()
     words.hear(JOB, pod(0, 10, phase=PodPhase.RUNNING))
-    words.hear(JOB, Pod("pod", RUN, 0, PodPhase.FAILED))
+    words.hear(JOB, Pod("pod", EXECUTION, 0, PodPhase.FAILED))
     assert words.of_job(JOB, []) == ()
     words.forget(JOB)

@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankSign, SavedCheckpoint
 from pseudoreal_operator.failures.obstacles import describe_obstacle
-from pseudoreal_operator.observe.observed import ChildJob, JobState, Pod, PodPhase, Role, Run
+from pseudoreal_operator.observe.case import ChildJob, JobState, Pod, PodPhase
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     is_of_another,
@@ -16,10 +16,11 @@ from pseudoreal_operator.observe.reading import (
     read_pod,
     read_report,
 )
+from pseudoreal_operator.observe.stages import Execution, StageKind
 
 LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/role": "train", "pseudoreal.dev/attempt": "3"}
-RUN = Run("real", Role.TRAIN, 3)
-JOB = ChildJob("the-job", RUN, JobState.ACTIVE)
+EXECUTION = Execution("real", StageKind.TRAIN, 3)
+JOB = ChildJob("the-job", EXECUTION, JobState.ACTIVE)
 
 
 def pod(**status: Any) -> Pod:
@@ -38,7 +39,7 @@ def test_jobs() -> None:
     assert job(("Complete", "False")).state is JobState.ACTIVE
     assert job(("SuccessCriteriaMet", "True"), ("Complete", "True")).state is JobState.COMPLETE
     failed = job(("Failed", "True"), deletionTimestamp="now")
-    assert (failed.state, failed.ended, failed.deleting, failed.run) == (JobState.FAILED, "t", True, RUN)
+    assert (failed.state, failed.ended, failed.deleting, failed.execution) == (JobState.FAILED, "t", True, EXECUTION)
 
 
 def child(owner: str = "PseudoRealJob one", **labels: str) -> dict[str, Any]:
@@ -73,7 +74,7 @@ def test_what_a_job_owns_is_told_by_its_owner_as_well() -> None:
 
 
 def test_a_child_of_release_0_1_0_has_the_attempt_alone() -> None:
-    assert read_job(child(**OURS)).run == Run("real", Role.TRAIN, 3)
+    assert read_job(child(**OURS)).execution == Execution("real", StageKind.TRAIN, 3)
     assert belongs_to("one", child(**OURS))
 
 
@@ -252,7 +253,7 @@ def test_an_ordinary_start_is_no_obstacle() -> None:
 
 
 def test_a_queue_is_named() -> None:
-    found = describe_obstacle(ChildJob("the-job", RUN, JobState.ACTIVE, queued=True), [])
+    found = describe_obstacle(ChildJob("the-job", EXECUTION, JobState.ACTIVE, queued=True), [])
     assert found
     assert found.reason == "Queued"
 

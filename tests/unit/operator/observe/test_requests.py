@@ -7,8 +7,8 @@ from typing import Any, cast
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.case import Observed
 from pseudoreal_operator.observe.last_words import LastWords
-from pseudoreal_operator.observe.observed import Observed
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.stages import first_phases
 
@@ -41,8 +41,8 @@ async def seen(server: Server, status: PseudoRealJobStatus | None = None) -> Obs
 
 
 def child_job(name: str, attempt: int, **status: Any) -> Json:
-    run = {"job-uid": UID, "phase": "pseudo", "role": "train", "execution-attempt": str(attempt), "attempt": "1"}
-    return labelled(name, **run) | {"status": status}
+    execution = {"job-uid": UID, "phase": "pseudo", "role": "train", "execution-attempt": str(attempt), "attempt": "1"}
+    return labelled(name, **execution) | {"status": status}
 
 
 ENDED = [{"type": "Failed", "status": "True"}]
@@ -66,8 +66,8 @@ async def test_the_claim_of_a_deleted_job_is_waited_for() -> None:
 
 
 async def test_what_somebody_else_labelled_is_no_child() -> None:
-    run = {"phase": "real", "role": "train", "attempt": "1"}
-    own, old = labelled("own", **{"job-uid": UID}, **run), labelled("old", **{"job-uid": "another"}, **run)
+    execution = {"phase": "real", "role": "train", "attempt": "1"}
+    own, old = labelled("own", **{"job-uid": UID}, **execution), labelled("old", **{"job-uid": "another"}, **execution)
     found = await seen(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
     assert [job.name for job in found.jobs] == ["own"]
     assert (found.existing, found.foreign) == ({("Job", "own")}, ("old",))

@@ -1,0 +1,73 @@
+"""Copies of a status, or of a phase in it, that differ in some fields. Pure.
+
+pydantic's own way takes names of fields as strings, which nobody checks; here mypy knows them and their types.
+"""
+
+from typing import TypedDict, Unpack
+
+from pseudoreal_api.spec.recovery import RestartFrom
+from pseudoreal_api.status.status import (
+    CheckpointStatus,
+    Condition,
+    Discard,
+    Fault,
+    PhaseStatus,
+    Progress,
+    PseudoRealJobStatus,
+    Replicas,
+    Retries,
+    Transition,
+)
+
+
+class StatusFields(TypedDict, total=False):
+    observed_generation: int
+    phase: str
+    execution_attempt: int
+    attempt: int
+    restarts: int
+    faults: list[Fault]
+    disruptions: list[Fault]
+    retries: Retries | None
+    avoided_nodes: list[str]
+    restarted_from: RestartFrom | None
+    transition: Transition | None
+    attempt_time: str | None
+    queued_since: str | None
+    hindered_since: str | None
+    restart_after: str | None
+    start_time: str | None
+    active_since: str | None
+    completion_time: str | None
+    replicas: Replicas
+    progress: Progress | None
+    checkpoint: CheckpointStatus | None
+    phases: list[PhaseStatus]
+    conditions: list[Condition]
+
+
+class Result(TypedDict, total=False):
+    """What a phase has at its end."""
+
+    end_checkpoint: str | None
+    step: int | None
+    tokens: int | None
+    loss: str | None
+    start_validation_loss: str | None
+    validation_loss: str | None
+
+
+class PhaseFields(Result, total=False):
+    """All but the name."""
+
+    state: str
+    start_checkpoint: str | None
+    discards: list[Discard] | None
+
+
+def status_with(status: PseudoRealJobStatus, **fields: Unpack[StatusFields]) -> PseudoRealJobStatus:
+    return status.model_copy(update=fields)
+
+
+def phase_with(phase: PhaseStatus, **fields: Unpack[PhaseFields]) -> PhaseStatus:
+    return phase.model_copy(update=fields)

@@ -1,0 +1,295 @@
+"""What rules decide: that a job ends, or that another execution follows, when, and whether one may. Pure.
+
+Each restart waits longer than the one before, unless a new checkpoint was committed between them: what goes on is
+disturbed as little as possible, and what does not must not fill the cluster with its tries.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from pseudoreal_api.names import claim_name, work_folder
+from pseudoreal_api.spec.recovery import Restart
+from pseudoreal_api.status.status import Fault, PseudoRealJobStatus, Retries
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.failures import results
+from pseudoreal_operator.failures.classify import is_of_its_node
+from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.observe.case import Case, Pod, PodPhase
+from pseudoreal_operator.observe.stages import Stage, StageKind, changed, is_started, started
+from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, refused
+from pseudoreal_operator.status.events import Event, Reason
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a rule decides. `status` is the new one, but for its conditions and its summary. `events` tell what has
+    changed with it, in that order: where the status stays, there are none. `children` is the stage whose children must
+    be there; no other Job may run."""
+
+    status: PseudoRealJobStatus
+    summary: str
+    progressing: NewCondition
+    events: tuple[Event, ...] = ()
+    children: Stage | None = None
+    accepted: NewCondition = ACCEPTED
+    suspended: NewCondition = NOT_SUSPENDED
+    ended: NewCondition | None = None
+    wake_after: float | None = 0.0
+    """Seconds; 0 for at once, None for not before something changes."""
+
+
+def progresses(reason: str, message: str) -> NewCondition:
+    return NewCondition("Progressing", "True", reason, message)
+
+
+def stands(reason: str, message: str) -> NewCondition:
+    return NewCondition("Progressing", "False", reason, message)
+
+
+def event(case: Case, reason: Reason, message: str, detail: str = "") -> Event:
+    """An event of the present execution of the present stage."""
+    return Event(reason, message, case.stage.number, case.execution.number, detail)
+
+
+def start_events(case: Case) -> Iterator[Event]:
+    """Those that tell that the present execution has started; none where the status says so already."""
+    if case.status.restart_after is not None:
+        yield event(case, Reason.RESTART_STARTED, f"Execution {case.execution.number} starts.")
+    if is_started(case.status.phases, case.stage):
+        return
+    if case.stage.kind is StageKind.DELINK:
+        yield event(case, Reason.DELINK_STARTED, f"The delink into phase {case.stage.phase} starts.")
+    else:
+        yield event(case, Reason.PHASE_STARTED, f"Phase {case.stage.phase} starts.")
+
+
+def untold(case: Case) -> tuple[Event, ...]:
+    """The pass that asked for the pods may not have lived to say so."""
+    return tuple(start_events(case)) if case.job is not None else ()
+
+
+MAX_BACKOFF_SECONDS = 300
+REMEMBERED_FAULTS = 100
+_DOUBLINGS = 10
+"""Beyond the longest wait already; more would only make a huge number."""
+
+
+def retries(status: PseudoRealJobStatus) -> Retries:
+    """Those since the newest checkpoint."""
+    newest = status.checkpoint.latest if status.checkpoint else None
+    known = status.retries
+    return known if known and known.checkpoint == newest else Retries(restarts=0, checkpoint=newest)
+
+
+def with_retry(status: PseudoRealJobStatus, *, counts: bool) -> PseudoRealJobStatus:
+    """The status once another execution is announced."""
+    known = retries(status)
+    more = {"restarts": known.restarts + 1, "disruptions": known.disruptions + (not counts)}
+    return status_with(status, retries=known.model_copy(update=more))
+
+
+def wait_seconds(status: PseudoRealJobStatus, restart: Restart) -> int:
+    """Before the next restart. A wait of 0 grows as well: 0, 1, 3, 7, ..."""
+    first, doublings = restart.backoff_seconds, min(_DOUBLINGS, retries(status).restarts)
+    return min(max(MAX_BACKOFF_SECONDS, first), max(first << doublings, (1 << doublings) - 1))
+
+
+def exhaustion(status: PseudoRealJobStatus, restart: Restart, now: datetime, *, counts: bool) -> str | None:
+    """A sentence, when spec.restart allows no more restarts of that kind."""
+    return _too_many_faults(status, restart, now) if counts else _too_many_disruptions(status, restart)
+
+
+def _too_many_faults(status: PseudoRealJobStatus, restart: Restart, now: datetime) -> str | None:
+    allowed, window = restart.max_restarts, restart.window_seconds
+    used = len(recent(status.faults, window, now)) if window else status.restarts
+    if used < allowed:
+        return None
+    within = f" within {window} s (spec.restart.windowSeconds)" if window else ""
+    return f"That was after {used} restarts{within}, and spec.restart.maxRestarts allows {allowed}."
+
+
+def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str | None:
+    used = retries(status).disruptions
+    if used < restart.max_disruptions:
+        return None
+    return (
+        f"That was after {used} restarts that do not count, without a new checkpoint between them, and"
+        f" spec.restart.maxDisruptions allows {restart.max_disruptions}."
+    )
+
+
+def with_fault(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
+    """The status with one that counts."""
+    faults = [*recent(status.faults, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
+    failed = status_with(status, attempt=status.attempt + 1, restarts=status.restarts + 1, faults=faults)
+    return _learned(failed, restart)
+
+
+def with_disruption(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
+    """The status with one that does not count, and that its node is to blame for."""
+    disruptions = [*recent(status.disruptions, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
+    return _learned(status_with(status, disruptions=disruptions), restart)
+
+
+def recent(faults: Sequence[Fault], window: int | None, now: datetime) -> list[Fault]:
+    """Those that spec.restart.windowSeconds still counts; without a window, all that are remembered."""
+    if window is None:
+        return list(faults)
+    oldest = now - timedelta(seconds=window)
+    return [fault for fault in faults if clock.from_text(fault.time) > oldest]
+
+
+def _learned(status: PseudoRealJobStatus, restart: Restart) -> PseudoRealJobStatus:
+    known = status.avoided_nodes
+    new = [node for node in _bad_nodes(status, restart.avoid_nodes_after) if node not in known]
+    return status_with(status, avoided_nodes=[*known, *new][-REMEMBERED_FAULTS:])
+
+
+def _bad_nodes(status: PseudoRealJobStatus, limit: int) -> Iterator[str]:
+    counts = Counter(fault.node for fault in (*status.faults, *status.disruptions) if fault.node)
+    return (node for node, count in counts.items() if count >= limit)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why an execution ends: one word, a sentence, where it began if that is known, and whether it counts."""
+
+    word: str
+    sentence: str
+    pod: Pod | None = None
+    counts: bool = True
+
+
+def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decision:
+    """The job cannot run as it is written."""
+    told = Event(Reason.FAILED, sentence, stage=0, execution=1)
+    return replace(_failed(status, "InvalidSpec", sentence, now), events=(told,), accepted=refused(sentence))
+
+
+def unforeseen(error: Exception) -> str:
+    """A sentence for what the checks of a spec did not think of."""
+    said = f"{type(error).__name__}: {clean(str(error))}"
+    return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"
+
+
+def fail(case: Case, status: PseudoRealJobStatus, reason: str, sentence: str) -> Decision:
+    phases = changed(status.phases, case.stage.index, state="Failed")
+    sentences = " ".join([sentence, *_way_on(case, status)])
+    failed = _failed(status_with(status, phases=phases), reason, sentences, case.now)
+    return replace(failed, events=(*untold(case), event(case, Reason.FAILED, sentences)))
+
+
+def _way_on(case: Case, status: PseudoRealJobStatus) -> Iterator[str]:
+    if not status.checkpoint:
+        return
+    way = f"with spec.checkpoint.continueFrom: {work_folder(case.metadata.name, case.metadata.uid)}"
+    volume = case.spec.checkpoint.volume
+    if volume is None or volume.claim is None:
+        yield f"(Its checkpoints stay: a new job goes on from them {way})"
+        return
+    way += f" and spec.checkpoint.volume.claimName: {claim_name(case.metadata.name)}"
+    if volume.claim.policy == "Retain":
+        yield f"(Its checkpoints stay: a new job goes on from them {way})"
+    else:
+        yield (
+            "(Its checkpoints go when this job is deleted, as spec.checkpoint.volume.claim.policy says: keep it while"
+            f" a new job of another name goes on from them {way})"
+        )
+
+
+def succeed(case: Case, status: PseudoRealJobStatus, *events: Event) -> Decision:
+    last = status.phases[-1]
+    text = f"All phases are done at step {last.step}; the model is checkpoint {last.end_checkpoint}."
+    return Decision(
+        status_with(status, completion_time=clock.to_text(case.now)),
+        "Succeeded",
+        stands("Succeeded", "The job is done."),
+        events=(*events, event(case, Reason.SUCCEEDED, text)),
+        ended=NewCondition("Succeeded", "True", "AllPhasesDone", text),
+    )
+
+
+def restart_or_fail(case: Case, why: Cause, *also_told: Reason) -> Decision:
+    """Another execution, as long as spec.restart allows one. Its children come later, when the number is safe in the
+    status. Events of the reasons `also_told` say the same as the one of the failed execution."""
+    status = results.with_checkpoints(case.status, case.words)
+    exhausted = exhaustion(status, case.spec.restart, case.now, counts=why.counts)
+    if exhausted:
+        return fail(case, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {case.logs_command}")
+    status = remembered(case, started(status, case.stage), why)
+    text = f"{why.sentence} {_continuation(case, status)}"
+    new = Announcement("Restarting", text, (*also_told, Reason.ATTEMPT_FAILED))
+    return announce(case, with_retry(status, counts=why.counts), new, wait_seconds(status, case.spec.restart))
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """How a new execution is told of: the reason of the condition, the text, and the reasons of the events."""
+
+    reason: str
+    text: str
+    told: tuple[Reason, ...]
+
+
+def announce(case: Case, status: PseudoRealJobStatus, new: Announcement, wait: int) -> Decision:
+    """A new execution of whatever stage the status is at, after `wait` seconds."""
+    after = clock.to_text(_failed_at(case) + timedelta(seconds=wait))
+    number = status.execution_attempt + 1
+    text = f"{new.text}, not before {after}."
+    told = [event(case, reason, text) for reason in new.told]
+    return Decision(
+        status_with(status, execution_attempt=number, restart_after=after, attempt_time=None),
+        "Restarting",
+        stands(new.reason, text),
+        events=(*untold(case), *told, *_avoided(case, status)),
+    )
+
+
+def _avoided(case: Case, status: PseudoRealJobStatus) -> Iterator[Event]:
+    for node in status.avoided_nodes:
+        if node not in case.status.avoided_nodes:
+            text = f"Faults of this job began on node {node} again and again; its pods go elsewhere if they can."
+            yield event(case, Reason.NODE_AVOIDED, text, detail=node)
+
+
+def _failed_at(case: Case) -> datetime:
+    """When the first pod ended badly: neither the end of the others nor an operator that was away makes a back-off
+    longer."""
+    ends = [pod.termination.finished for pod in case.pods if pod.phase is PodPhase.FAILED and pod.termination]
+    ends = list(filter(None, ends)) or [case.job.ended if case.job and case.job.ended else ""]
+    return min([case.now, *(clock.from_text(end) for end in ends if end)])
+
+
+def remembered(case: Case, status: PseudoRealJobStatus, why: Cause) -> PseudoRealJobStatus:
+    """With what ended the execution, if it counts or says something of a node."""
+    pod = why.pod
+    fault = Fault(
+        attempt=case.execution.number,
+        time=clock.to_text(case.now),
+        reason=why.word,
+        pod=pod.name if pod else None,
+        node=(pod.node or None) if pod else None,
+    )
+    if why.counts:
+        return with_fault(status, case.spec.restart, fault, case.now)
+    if pod and is_of_its_node(pod):
+        return with_disruption(status, case.spec.restart, fault, case.now)
+    return status
+
+
+def _continuation(case: Case, status: PseudoRealJobStatus) -> str:
+    place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
+    return f"Execution {status.execution_attempt + 1} at {case.stage.title} goes on from {place}"
+
+
+def _failed(status: PseudoRealJobStatus, reason: str, sentence: str, now: datetime) -> Decision:
+    return Decision(
+        status_with(status, completion_time=clock.to_text(now), restart_after=None, transition=None),
+        "Failed",
+        stands("Failed", "The job failed; the condition Failed says why."),
+        ended=NewCondition("Failed", "True", reason, sentence),
+    )

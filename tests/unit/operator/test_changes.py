@@ -1,0 +1,16 @@
+"""What mypy checks changes of a status by is the contract."""
+
+from typing import get_type_hints
+
+import pytest
+from pseudoreal_api.base import ApiModel
+from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
+from pseudoreal_operator.changes import PhaseFields, StatusFields
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "fixed"), [(PseudoRealJobStatus, StatusFields, set()), (PhaseStatus, PhaseFields, {"name"})]
+)
+def test_the_fields_are_those_of_the_model(model: type[ApiModel], fields: type, fixed: set[str]) -> None:
+    known = {name: field.annotation for name, field in model.model_fields.items() if name not in fixed}
+    assert get_type_hints(fields) == known
