@@ -11,8 +11,7 @@ from typing import Any
 import yaml
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_operator.manifests.children import children
-from pseudoreal_operator.manifests.claims import claim
+from pseudoreal_operator.manifests.objects import children, claim
 from pseudoreal_operator.observe.stages import Stage, StageKind
 from pseudoreal_operator.settings import Settings
 

@@ -24,8 +24,7 @@ from pseudoreal_operator.lifecycle.rules import (
     startup_deadline,
 )
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
-from pseudoreal_operator.manifests.children import children, identity
-from pseudoreal_operator.manifests.claims import claim
+from pseudoreal_operator.manifests.objects import children, claim, identity
 from pseudoreal_operator.observe.case import Case, JobState, Observed, PodPhase
 from pseudoreal_operator.observe.stages import Execution, StageKind, all_stages, has_begun
 from pseudoreal_operator.settings import Settings

@@ -1,20 +1,212 @@
-"""What all children of a job have in common: names, labels, the owner. Pure."""
+"""What the operator makes for a job: a claim, a headless Service, a NetworkPolicy, and an Indexed Job per execution.
 
+They never change once they are made: what they depend on is immutable in the spec, or the number of the execution is in
+their names.
+"""
+
+import json
+from collections.abc import Sequence
 from typing import Any
 
 from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.names import (
+    CONFIG_FILE,
+    LABEL_ATTEMPT,
     LABEL_EXECUTION_ATTEMPT,
     LABEL_JOB,
     LABEL_JOB_UID,
     LABEL_PHASE,
     LABEL_ROLE,
+    LATER_FILE,
+    NCCL_CONFIG_FILE,
+    OFFLOAD_DIRECTORY,
+    WORK_DIRECTORY,
+    claim_name,
+    network_name,
+    work_directory,
 )
+from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
+from pseudoreal_api.resolved.resolve import delink_config, phase_config, resolve_layout
 from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.phase import Phase, Resources
+from pseudoreal_api.spec.run import NewClaim
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.contract import split
 
-from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.manifests.network import rendezvous_port
+from pseudoreal_operator.manifests.pod import PodPlan, pod_template, report_files
+from pseudoreal_operator.manifests.scratch import size_limit
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind
+from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+
+
+def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
+    """In the order in which they must be made: the Job last, so that where it is, all of them are. Of the status they
+    take the numbers and the nodes."""
+    made = network_children(job) if stage.kind is StageKind.TRAIN else []
+    return [*made, _job(job, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes)]
+
+
+def network_children(job: PseudoRealJob) -> list[Json]:
+    """What the pods of all executions share."""
+    return [_service(job), *([network_policy(job)] if is_isolated(job) else [])]
+
+
+def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> PodPlan:
+    execution = stage.execution(status.execution_attempt)
+    name, marks = execution.name(job.metadata), execution_labels(job, execution) | {LABEL_ATTEMPT: str(status.attempt)}
+    files = _config_files(_config(job, stage, execution, status))
+    phase = job.spec.phases[stage.index]
+    if stage.kind is StageKind.DELINK:
+        return PodPlan(name, marks, files, _without_devices(phase.resources))
+    layout = resolve_layout(job.spec, phase)
+    return PodPlan(
+        name,
+        marks,
+        files | _site_files(job, settings) | report_files(settings),
+        phase.resources,
+        workers=layout.workers,
+        processes=layout.processes_per_worker,
+        rendezvous_id=f"{job.metadata.uid}-{execution.phase}-{execution.number}",
+        rendezvous_port=rendezvous_port(job),
+        network=job.spec.network,
+        disk=_disk(job, phase) if phase.offload.may_use_disk else None,
+    )
+
+
+def _config_files(config: PhaseConfig | DelinkConfig) -> dict[str, str]:
+    known, later = split(config)
+    return {name: json.dumps(content) for name, content in ((CONFIG_FILE, known), (LATER_FILE, later)) if content}
+
+
+def _disk(job: PseudoRealJob, phase: Phase) -> Json:
+    return phase.offload.volume or {"emptyDir": {"sizeLimit": size_limit(job.spec, phase)}}
+
+
+def _without_devices(resources: Resources) -> Resources:
+    """A delink copies bytes: it needs the memory of the phase that it leads into, but no GPU."""
+
+    def plain(amounts: dict[str, int | str]) -> dict[str, int | str]:
+        return {name: amount for name, amount in amounts.items() if "/" not in name}
+
+    return Resources(limits=plain(resources.limits), requests=plain(resources.requests))
+
+
+def _config(
+    job: PseudoRealJob, stage: Stage, execution: Execution, status: PseudoRealJobStatus
+) -> PhaseConfig | DelinkConfig:
+    checkpoint = job.spec.checkpoint
+    mounted = checkpoint.path if checkpoint.volume else WORK_DIRECTORY
+    folder = work_directory(mounted, job.metadata.name, job.metadata.uid)
+    here: Json = {"attempt": execution.number, "work_directory": folder, "discards": _discards(status) or None}
+    if stage.kind is StageKind.TRAIN:
+        return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, **here)
+    return delink_config(job, stage.index, **here)
+
+
+def _discards(status: PseudoRealJobStatus) -> dict[str, list[DiscardConfig]]:
+    return {
+        phase.name: [DiscardConfig.model_validate(rule.to_dict()) for rule in phase.discards]
+        for phase in status.phases
+        if phase.discards
+    }
+
+
+def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:
+    own = job.spec.network.nccl_config is not None
+    return {} if own or settings.nccl_config is None else {NCCL_CONFIG_FILE: settings.nccl_config}
+
+
+def _service(job: PseudoRealJob) -> Json:
+    """Gives the pods host names, before they are ready: they become ready by finding one another."""
+    port = rendezvous_port(job)
+    spec = {
+        "clusterIP": "None",
+        "publishNotReadyAddresses": True,
+        "selector": training_pods(job),
+        "ports": [{"name": "rendezvous", "port": port, "protocol": "TCP", "targetPort": port}],
+    }
+    name = network_name(job.metadata.name, job.metadata.uid)
+    return child("Service", "v1", job, name, own_labels(job)) | {"spec": spec}
+
+
+def _job(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str]) -> Json:
+    queue = {QUEUE_LABEL: job.spec.scheduling.queue} if job.spec.scheduling.queue else {}
+    manifest = child("Job", "batch/v1", job, plan.name, plan.labels | queue)
+    manifest["spec"] = {
+        "completionMode": "Indexed",
+        "completions": plan.workers,
+        "parallelism": plan.workers,
+        # A pod is not replaced: the operator restarts all of them together. And one that fails does not make the Job
+        # controller delete the others: what they say of their end tells where the fault began.
+        "backoffLimitPerIndex": 0,
+        # A pod that is going away counts as failed only once it is gone.
+        "podReplacementPolicy": "Failed",
+        "template": pod_template(job, plan, settings, avoid),
+    }
+    return manifest
+
+
+def identity(manifest: Json) -> tuple[str, str]:
+    """(kind, name)."""
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def claim(job: PseudoRealJob) -> Json | None:
+    """The claim; None when the job asks for none. A claim that stays when the job is deleted belongs to nobody: it has
+    neither an owner nor the uid of the job, and a later job of the same name goes on with it."""
+    volume = job.spec.checkpoint.volume
+    if volume is None or volume.claim is None:
+        return None
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": _metadata(job, volume.claim),
+        "spec": _spec(volume.claim),
+    }
+
+
+def _metadata(job: PseudoRealJob, wanted: NewClaim) -> Json:
+    metadata: Json = {
+        "name": claim_name(job.metadata.name),
+        "namespace": job.metadata.namespace,
+        "labels": job_labels(job),
+    }
+    if wanted.policy == "Delete":
+        metadata["labels"] = own_labels(job)
+        metadata["ownerReferences"] = [owner(job)]
+    return metadata
+
+
+def _spec(wanted: NewClaim) -> Json:
+    spec: Json = {
+        "accessModes": [wanted.access_mode],
+        "resources": {"requests": {"storage": str(wanted.storage)}},
+    }
+    if wanted.storage_class_name:
+        spec["storageClassName"] = wanted.storage_class_name
+    return spec
+
+
+def is_isolated(job: PseudoRealJob) -> bool:
+    """Whether the job has a NetworkPolicy. It would have no effect on pods in the network of their node."""
+    return job.spec.network.isolation == "JobOnly" and not job.spec.network.host_network
+
+
+def network_policy(job: PseudoRealJob) -> Json:
+    """The policy: only pods of the job reach its training pods, at any port. What they themselves reach is open."""
+    peers = {"podSelector": {"matchLabels": {LABEL_JOB_UID: job.metadata.uid}}}
+    spec = {
+        "podSelector": {"matchLabels": training_pods(job)},
+        "policyTypes": ["Ingress"],
+        "ingress": [{"from": [peers]}],
+    }
+    name = network_name(job.metadata.name, job.metadata.uid)
+    return child("NetworkPolicy", "networking.k8s.io/v1", job, name, own_labels(job)) | {"spec": spec}
 
 
 def child(kind: str, api_version: str, job: PseudoRealJob, name: str, labels: dict[str, str]) -> Json:

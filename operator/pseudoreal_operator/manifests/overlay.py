@@ -1,7 +1,15 @@
-"""Lays the user's pod template over the operator's."""
+"""What is laid over the operator's pod template: the user's, and over both the terms of placement. Pure."""
 
+from collections.abc import Sequence
 from typing import Any
 
+from pseudoreal_api.names import LABEL_JOB_UID
+
+Json = dict[str, Any]
+
+HOSTNAME = "kubernetes.io/hostname"
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_PREFERRED = "preferredDuringSchedulingIgnoredDuringExecution"
 # In this order: a mount has a name too, but that of its volume, which may be mounted twice.
 _KEYS = ("mountPath", "name")
 _ADDED_TO = ("labels", "annotations", "env")
@@ -36,3 +44,32 @@ def without_nulls(overlay: Any) -> Any:
         kept = {key: value for key, value in overlay.items() if value is not None or key not in _ADDED_TO}
         return {key: without_nulls(value) for key, value in kept.items()}
     return [without_nulls(entry) for entry in overlay] if isinstance(overlay, list) else overlay
+
+
+def place(spec: Json, uid: str, *, one_per_node: bool, avoid: Sequence[str]) -> Json:
+    """The pod spec with the operator's own terms beside the user's. `avoid` are names of nodes.
+
+    Terms have no names by which an overlay could merge them, so they are added to what it made.
+    """
+    if one_per_node:
+        spec = _with_term(spec, "podAntiAffinity", _REQUIRED, _away_from_pods(uid))
+    if avoid:
+        spec = _with_term(spec, "nodeAffinity", _PREFERRED, _away_from_nodes(avoid))
+    return spec
+
+
+def _with_term(spec: Json, kind: str, strength: str, term: Json) -> Json:
+    affinity = spec.get("affinity") or {}
+    terms = affinity.get(kind) or {}
+    return spec | {"affinity": affinity | {kind: terms | {strength: [*(terms.get(strength) or []), term]}}}
+
+
+def _away_from_pods(uid: str) -> Json:
+    """Pods that have ended do not count to the scheduler."""
+    return {"labelSelector": {"matchLabels": {LABEL_JOB_UID: uid}}, "topologyKey": HOSTNAME}
+
+
+def _away_from_nodes(avoid: Sequence[str]) -> Json:
+    # By the node's name: its label of the host name may say something else. A field is compared with one value.
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in sorted(avoid)]
+    return {"weight": 100, "preference": {"matchFields": fields}}

@@ -1,4 +1,9 @@
-"""The pod template of a stage."""
+"""The pod template of a stage. Pure.
+
+The files in CONFIG_DIRECTORY are annotations of the pod that a volume of the downward API shows, so they come and go
+with it: there is no object beside the Job that could be missing, be left behind or be changed under a pod.
+To report to the operator, a training pod has an address, a token that opens nothing else, and a certificate.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,24 +16,29 @@ from pseudoreal_api.names import (
     CONTAINER,
     OFFLOAD_DIRECTORY,
     RENDEZVOUS_PORT,
+    REPORT_CA_FILE,
+    REPORT_TOKEN_DIRECTORY,
+    REPORT_TOKEN_FILE,
     WORK_DIRECTORY,
     claim_name,
+    file_annotation,
     network_name,
 )
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.network import Network
 from pseudoreal_api.spec.phase import Resources
 from pseudoreal_api.spec.run import Checkpoint, is_reserved
-from pseudoreal_api.wire.reports import NODE_NAME
+from pseudoreal_api.wire.reports import NODE_NAME, REPORT_AUDIENCE, REPORT_URL
 
-from pseudoreal_operator.manifests import files, network, reporting
-from pseudoreal_operator.manifests.overlay import merge, without_nulls
-from pseudoreal_operator.manifests.placement import place
+from pseudoreal_operator.manifests import network
+from pseudoreal_operator.manifests.overlay import merge, place, without_nulls
 from pseudoreal_operator.observe.reading import COMPLETION_INDEX
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
 
+TOKEN_SECONDS = 3600
+_FILES = "config"
 TERMINATION_LOG = "/dev/termination-log"
 
 
@@ -68,7 +78,7 @@ def _indispensable(plan: PodPlan, own: Json) -> Json:
     """Without its labels a pod would be none of the job's, and without the rendezvous each would train alone."""
     (container,) = own["spec"]["containers"]
     env = [entry for entry in container["env"] if is_reserved(entry["name"])]
-    metadata = {"labels": plan.labels, "annotations": files.annotations(plan.files)}
+    metadata = {"labels": plan.labels, "annotations": file_annotations(plan.files)}
     return {"metadata": metadata, "spec": {"containers": [{"name": CONTAINER, "env": env}]}}
 
 
@@ -81,22 +91,30 @@ def _grace_seconds(job: PseudoRealJob) -> int:
 
 def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
     scheduling = job.spec.scheduling
-    spec: Json = {
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": _grace_seconds(job),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": _pod_security(settings),
-        "containers": [_container(job, plan, settings)],
-        "volumes": _volumes(job, plan, settings),
+    return {
+        "metadata": {
+            "labels": plan.labels,
+            "annotations": network.annotations(plan.network) | file_annotations(plan.files),
+        },
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": _grace_seconds(job),
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {
+                "runAsNonRoot": True,
+                **settings.pod_ids,
+                # Walking a volume of checkpoints to change owners that are right already takes minutes.
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [_container(job, plan, settings)],
+            "volumes": _volumes(job, plan, settings),
+            **({"subdomain": network_name(job.metadata.name, job.metadata.uid)} if plan.trains else {}),
+            **({"priorityClassName": scheduling.priority_class_name} if scheduling.priority_class_name else {}),
+            **network.pod_fields(plan.network),
+        },
     }
-    if plan.trains:
-        spec["subdomain"] = network_name(job.metadata.name, job.metadata.uid)
-    if scheduling.priority_class_name:
-        spec["priorityClassName"] = scheduling.priority_class_name
-    annotations = network.annotations(plan.network) | files.annotations(plan.files)
-    metadata: Json = {"labels": plan.labels, "annotations": annotations}
-    return {"metadata": metadata, "spec": spec | network.pod_fields(plan.network)}
 
 
 def _container(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
@@ -136,7 +154,7 @@ def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings)
     values |= network.nccl_config(plan.network, of_site=settings.nccl_config is not None)
     if any(name.endswith("/gpu") for name in plan.resources.limits):
         values["NCCL_DEBUG"] = "WARN"
-    values |= reporting.environment(settings) | _rendezvous(job, plan)
+    values |= report_environment(settings) | _rendezvous(job, plan)
     named = [
         _field(NODE_NAME, "spec.nodeName"),
         _field("PET_NODE_RANK", f"metadata.annotations['{COMPLETION_INDEX}']"),
@@ -175,7 +193,7 @@ def _field(name: str, path: str) -> Json:
 def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     spec = job.spec
     volumes: list[Json] = [
-        files.volume(plan.files),
+        files_volume(plan.files),
         _work_volume(job),
         {"name": "tmp", "emptyDir": {}},
     ]
@@ -183,14 +201,14 @@ def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json
         volumes.append({**spec.data.volume, "name": "data"})
     if plan.disk is not None:
         volumes.append({**plan.disk, "name": "offload"})
-    reports = reporting.volumes(settings) if plan.trains else []
+    reports = report_volumes(settings) if plan.trains else []
     return volumes + network.volumes(plan.network) + reports
 
 
 def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     spec = job.spec
     mounts: list[Json] = [
-        files.mount(),
+        files_mount(),
         _work_mount(spec.checkpoint),
         {"name": "tmp", "mountPath": "/tmp"},
     ]
@@ -198,7 +216,7 @@ def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]
         mounts.append({"name": "data", "mountPath": spec.data.path, "readOnly": True})
     if plan.disk is not None:
         mounts.append({"name": "offload", "mountPath": OFFLOAD_DIRECTORY})
-    reports = reporting.mounts(settings) if plan.trains else []
+    reports = report_mounts(settings) if plan.trains else []
     return mounts + network.mounts(plan.network) + reports
 
 
@@ -217,11 +235,40 @@ def _work_mount(checkpoint: Checkpoint) -> Json:
     return {"name": "checkpoints", "mountPath": checkpoint.path}
 
 
-def _pod_security(settings: Settings) -> Json:
-    return {
-        "runAsNonRoot": True,
-        **settings.pod_ids,
-        # Walking a volume of checkpoints to change owners that are right already takes minutes.
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": "RuntimeDefault"},
-    }
+def file_annotations(files: dict[str, str]) -> dict[str, str]:
+    return {file_annotation(name): text for name, text in files.items()}
+
+
+def files_volume(files: dict[str, str]) -> Json:
+    items = [{"path": name, "fieldRef": {"fieldPath": _annotation_path(name)}} for name in files]
+    return {"name": _FILES, "downwardAPI": {"items": items}}
+
+
+def files_mount() -> Json:
+    return {"name": _FILES, "mountPath": CONFIG_DIRECTORY, "readOnly": True}
+
+
+def _annotation_path(file: str) -> str:
+    return f"metadata.annotations['{file_annotation(file)}']"
+
+
+def report_environment(settings: Settings) -> dict[str, str]:
+    return {REPORT_URL: settings.report_url} if settings.report_url else {}
+
+
+def report_files(settings: Settings) -> dict[str, str]:
+    """The file with the certificate by which the operator is known."""
+    return {REPORT_CA_FILE: settings.report_ca} if settings.report_url and settings.report_ca else {}
+
+
+def report_volumes(settings: Settings) -> list[Json]:
+    if not settings.report_url:
+        return []
+    token = {"audience": REPORT_AUDIENCE, "expirationSeconds": TOKEN_SECONDS, "path": REPORT_TOKEN_FILE}
+    return [{"name": "report-token", "projected": {"sources": [{"serviceAccountToken": token}]}}]
+
+
+def report_mounts(settings: Settings) -> list[Json]:
+    if not settings.report_url:
+        return []
+    return [{"name": "report-token", "mountPath": REPORT_TOKEN_DIRECTORY, "readOnly": True}]

@@ -7,7 +7,7 @@ from typing import Any
 
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig, read_config
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_operator.manifests.children import children
+from pseudoreal_operator.manifests.objects import children
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
 from tests.unit.operator.world import SETTINGS, make_job

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from pseudoreal_operator.manifests.claims import claim
+from pseudoreal_operator.manifests.objects import claim
 
 from tests.unit.operator.manifests.rendered import (
     DELINK,
