@@ -18,8 +18,8 @@ ROOMS = (
     "model",
     "plan",
     "preflight",
-    "engine/ranks",
-    "engine/state",
+    "engine",
+    "forecast",
     "heartbeat",
     "pod",
 )

@@ -50,7 +50,7 @@ class LayerGroup:
     positions: tuple[int, ...]
     """Positions of the layers, ascending."""
     is_shared: bool
-    """They share a block in this phase: these are all of its layers."""
+    """Whether they share a block in this phase: these are all of its layers."""
 
 
 def groups_of(layer_blocks: Sequence[int], next_blocks: Sequence[int]) -> tuple[LayerGroup, ...]:
@@ -195,7 +195,8 @@ class GroupSquares:
         return self._units[group.unit].shard_length(self._grid.layout.data)
 
     def _squared(self, group: LayerGroup, gradient: Tensor) -> Tensor:
-        """[tensors], float64: of the elements of each that this data rank's shard has. `gradient`: [shard]."""
+        """Sums of the squares of each tensor's elements that this data rank's shard has, [tensors], float64.
+        `gradient`: [shard]."""
         unit = self._units[group.unit]
         shard = unit.shard(self._grid.data_rank, self._grid.layout.data)
         own = {part.name: part for part in parts_of(unit, shard)}
@@ -273,12 +274,12 @@ def _wait(grid: Grid, what: str) -> AbstractContextManager[object]:
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
-    """Scalar, float64; added up in the type of the gradients."""
+    """The scalar product, float64; added up in the type of the gradients."""
     return torch.dot(left, right).double()
 
 
 def _cosine(left: float, right: float, product: float) -> float:
-    """`left`, `right`: squares of two vectors."""
+    """The cosine of two vectors. `left`, `right`: their squares; `product`: their scalar product."""
     if not all(map(isfinite, (left, right, product))):
         return nan
     return product / sqrt(left * right) if left > 0 and right > 0 else 0.0

@@ -30,12 +30,12 @@ from pseudoreal_trainer.plan.steps import (
 _WIDTH, _LEFT, _TOP = 1240, 110, 44
 _COMPUTE_HEIGHT, _LANE_HEIGHT, _RANK_GAP, _PANEL_GAP = 22, 10, 10, 46
 _LEAST_WIDTH = 0.7
-"""Pixels; narrower boxes are drawn as wide."""
+"""Least width of a box in pixels; narrower ones are drawn as wide."""
 _STYLE = (
     "text{font:11px sans-serif;fill:#222} .n{font-size:9px;text-anchor:middle} .r{text-anchor:end} .s{font-size:8px}"
 )
 _CHARACTER = 5.6
-"""Pixels, in the boxes."""
+"""Width of a character in the boxes, in pixels."""
 
 _COLOURS: dict[type, tuple[str, str]] = {
     Forward: ("#9ecae1", "#6baed6"),
@@ -45,7 +45,7 @@ _COLOURS: dict[type, tuple[str, str]] = {
     Update: ("#e377c2", "#e377c2"),
     Send: ("#969696", "#969696"),
 }
-"""By layer, in turn, so that neighbouring layers differ."""
+"""Colours of passes, by layer, in turn, so that neighbouring layers differ."""
 _SHOWN_AS: dict[type, type] = {Read: Fetch, Unstash: Fetch, Stash: Reduce, Tie: Reduce, Agree: Reduce}
 _LEGEND: dict[type, str] = {
     Forward: "forward",
@@ -70,7 +70,7 @@ class Panel:
     title: str
     timeline: Timeline
     unit: str
-    """Of time, for the axis."""
+    """Unit of time on the axis."""
 
 
 def picture(panels: Sequence[Panel]) -> str:

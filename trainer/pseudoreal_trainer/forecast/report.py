@@ -35,54 +35,55 @@ class _Model(BaseModel):
 
 class TierBytes(_Model):
     device: int
-    """State, working copies, the window and gradient buffers, through the whole step."""
+    """Bytes through the whole step of state, working copies, the window and gradient buffers."""
     host: int
-    """State, what updates, copies and checkpoints pass through, and the most activations that wait there."""
+    """Bytes of state, of what updates, copies and checkpoints pass through, and of the most activations that wait
+    there."""
     disk: int
     pinned: int
-    """Part of `host` that is locked for copies to and from a GPU: what crosses the bus. 0 without a GPU."""
+    """Bytes of `host` that are locked for copies to and from a GPU: what crosses the bus. 0 without a GPU."""
 
 
 class RankReport(_Model):
-    """Of each data rank of a pipeline rank."""
+    """The plan of each data rank of a pipeline rank."""
 
     parameters: int
-    """Of which it holds the state."""
+    """Number of parameters whose state it holds."""
     bytes: TierBytes
     peak_device_bytes: int
     link_bytes_per_step: dict[Link, int]
 
 
 class PhaseReport(_Model):
-    """Bytes are those of the rank with the most."""
+    """The plan of a phase. Bytes are those of the rank with the most."""
 
     name: str
     parameters: int
     parameters_per_rank: int
     bytes: TierBytes
     peak_device_bytes: int
-    """With the activations."""
+    """Most bytes of the device, with the activations."""
     scratch_bytes: int | None
-    """What kernels hold for themselves besides, while a pass runs. null: no hardware profile was given."""
+    """Bytes that kernels hold for themselves besides, while a pass runs. null: no hardware profile was given."""
     link_bytes_per_step: dict[Link, int]
     fetches_per_unit: int
-    """In a step, of the unit and rank with the most."""
+    """Fetches in a step, of the unit and rank with the most."""
     reductions_per_unit: int
     idle_share: float
-    """Part of the step in which a pipeline rank waits, the mean of the ranks. Without a hardware profile a layer's
+    """Share of the step in which a pipeline rank waits, the mean of the ranks. Without a hardware profile a layer's
     backward pass counts as three forward passes, with recomputation, else two, and all else as nothing."""
     tokens_per_step: int
     step_seconds: float | None
-    """null: no hardware profile was given."""
+    """Seconds of a step. null: no hardware profile was given."""
     tokens_to_hide: dict[Load, int]
-    """What a step does once -> tokens of a step from which on compute takes longer. Empty: no profile."""
+    """Load that a step has once -> tokens of a step from which on compute takes longer. Empty: no profile."""
     bottleneck: str | None
     fits: bool
     reasons: list[str]
     hints: list[str]
     homes: dict[str, Home]
     ranks: list[RankReport]
-    """Of each pipeline rank."""
+    """The report of each pipeline rank."""
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,12 @@ class PlannedPhase:
     layout: Layout
     timeline: Timeline
     is_predicted: bool
-    """Its times are seconds; else forward passes of a layer."""
+    """Whether its times are seconds; else they are forward passes of a layer."""
 
 
 def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None, threads: int) -> PlannedPhase:
-    """`threads` of each rank. Raises ValueError when the profile lacks what the phase needs."""
+    """The plan of a phase. `threads`: those of each rank. Raises ValueError when the profile lacks what the phase
+    needs."""
     layout, sizes = best_layout(config, device), replace(phase_sizes(config, device), threads=threads)
     plan = step_plan(layout)
     check_plan(layout, plan)
@@ -154,7 +156,7 @@ def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:
 
 
 def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> int:
-    """Bytes. Raises ValueError when nothing was measured in that precision."""
+    """Bytes that kernels hold for themselves. Raises ValueError when nothing was measured in that precision."""
     tokens = sizes.most_tokens(layout.data)
     speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden, tokens)
     return round(speed.scratch_share * Graphs(sizes, tokens).block_backward)
@@ -171,7 +173,7 @@ def _reasons(
 
 
 def _hints(layout: Layout) -> list[str]:
-    """On shared blocks in a pipeline."""
+    """Hints on shared blocks in a pipeline."""
     if layout.pipeline == 1 or len(set(layout.layer_blocks)) == layout.layers:
         return []
     if not layout.is_tied:

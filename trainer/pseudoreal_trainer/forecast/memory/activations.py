@@ -9,17 +9,18 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan, Receive, Stash, Step, Unstash
 
 LEAVING = 2
-"""Copies of boundary activations to the host that are under way at a time on a GPU, besides the newest one."""
+"""Number of copies of boundary activations to the host that are under way at a time on a GPU, besides the newest
+one."""
 
 
 def most_stashed(steps: RankPlan) -> int:
-    """Boundary activations that are on the host at a time."""
+    """Most boundary activations that are on the host at a time."""
     changes = (isinstance(step, Stash) - isinstance(step, Unstash) for step in steps)
     return max(accumulate(changes), default=0)
 
 
 def activation_peak(layout: Layout, sizes: Sizes, rank: int, steps: RankPlan) -> Tiers:
-    """Most bytes of activations at a time, of the data rank with the largest part of a micro-batch, with what a pass
+    """Most bytes of activations at a time, on the data rank with the largest part of a micro-batch, with what a pass
     needs while it runs."""
     tokens = sizes.most_tokens(layout.data)
     walk = _Walk(layout, Graphs(sizes, tokens), rank)
@@ -34,7 +35,7 @@ class _Walk:
     def __init__(self, layout: Layout, graphs: Graphs, rank: int) -> None:
         self._layout, self._graphs, self._rank = layout, graphs, rank
         self._held = self.peak = 0
-        """Bytes of the device."""
+        """Bytes of the device that are held, and the most so far."""
 
     def take(self, step: Step) -> None:
         match step:
@@ -66,12 +67,13 @@ class _Walk:
         )
 
     def _answered(self, position: int) -> int:
-        """The output that was sent to another rank, unless it is part of a graph."""
+        """Bytes of the output that was sent to another rank, unless it is part of a graph."""
         was_sent = position < self._layout.head and not self._is_here(position + 1)
         return self._graphs.boundary if was_sent and not self._keeps_graph(position) else 0
 
     def _freed_by_backward(self, position: int) -> int:
-        """Its graph, its input and the gradient of its output; less the new gradient of its input."""
+        """Bytes that the backward pass of a position frees: its graph, its input and the gradient of its output, less
+        the new gradient of its input."""
         inputs = int(position > 0)
         if position > 0 and self._is_here(position - 1) and self._keeps_graph(position - 1):
             # It is the output in the graph before, too.

@@ -14,17 +14,17 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 
 KEPT_GRADIENTS = 2
-"""Reduced gradients of units that are updated at once: of the one whose update is under way, and of the next."""
+"""Number of reduced gradients of units that are updated at once: that whose update is under way, and the next."""
 PAGE = 4096
-"""Bytes that what a disk reads and writes directly is aligned to."""
+"""Alignment in bytes of what a disk reads and writes directly."""
 LINE = 64
-"""Bytes that everything else is aligned to."""
+"""Alignment in bytes of everything else."""
 
 TOKEN_BYTES = 8
-"""Of a token's id."""
+"""Bytes of a token's id."""
 
 Shape = tuple[int, int]
-"""Of a micro-batch on a rank: sequences, tokens in each."""
+"""A micro-batch on a rank: its sequences, and the tokens in each."""
 Use = Literal["staging", "passing", "weights", "gradient"]
 """What a piece is for.
 
@@ -39,7 +39,7 @@ class Piece:
     use: Use
     number: int
     size: int
-    """Bytes."""
+    """Size in bytes."""
     alignment: int
 
 
@@ -75,17 +75,18 @@ def crossing(layout: Layout, sizes: Sizes, rank: int) -> Crossing:
 
 
 def token_bytes(shapes: Iterable[Shape]) -> int:
-    """Of the ids of micro-batches with their last targets, [B, T + 1] each."""
+    """Bytes of the ids of micro-batches with their last targets, [B, T + 1] each."""
     return TOKEN_BYTES * sum(sequences * (tokens + 1) for sequences, tokens in shapes)
 
 
 def takes_tokens(layout: Layout, rank: int) -> bool:
-    """A pipeline rank has the embedding, which takes the inputs, or the head, which takes the targets."""
+    """Whether a pipeline rank has the embedding, which takes the inputs, or the head, which takes the targets."""
     return rank in (layout.rank_of(0), layout.rank_of(layout.head))
 
 
 def captures_from_device(layout: Layout, rank: int) -> bool:
-    """Some of what a pipeline rank saves comes over the bus; the first pipeline rank that uses a unit saves it."""
+    """Whether some of what a pipeline rank saves comes over the bus; the first pipeline rank that uses a unit saves
+    it."""
     units = layout.local_units(rank)
     return any(layout.home(unit) == "device" and layout.users[unit][0] == rank for unit in units)
 

@@ -14,7 +14,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 
 def phase_layout(config: PhaseConfig, device: Device) -> Layout:
-    """The same on all ranks. Raises InvalidJobError when the phase does not fit its budget."""
+    """The layout of a phase, the same on all ranks. Raises InvalidJobError when the phase does not fit its budget."""
     layout = best_layout(config, device)
     reasons = budget_shortfalls(layout, phase_sizes(config, device), bounds_of(config.offload.budget))
     if reasons:
@@ -23,7 +23,7 @@ def phase_layout(config: PhaseConfig, device: Device) -> Layout:
 
 
 def best_layout(config: PhaseConfig, device: Device) -> Layout:
-    """With the homes that come nearest to the budget, whether it is enough or not."""
+    """The layout with the homes that come nearest to the budget, whether that is enough or not."""
     layout = Layout(
         layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
         pipeline=config.parallelism.pipeline,

@@ -57,7 +57,7 @@ class Graphs:
 
     @cached_property
     def head_backward(self) -> int:
-        """As `block_backward`, of the final norm, the head and the loss behind it."""
+        """Most bytes at a time of the final norm, the head and the loss behind it, counted as in `block_backward`."""
         t = self._tensors
         at_the_loss = {
             "log-probabilities [N, V], master": t.logits,
@@ -96,7 +96,8 @@ class Graphs:
 
     @property
     def _cast_input(self) -> Table:
-        """Of the first norm, or the final one, besides the input of the block, or the head, which is not counted."""
+        """The copy of its input that the first or the final norm makes; the input itself, which is that of the block or
+        the head, is not counted."""
         return {"input of the norm [B, T, H], wide": self._tensors.wide_hidden} if self._tensors.norm_casts else {}
 
     @property

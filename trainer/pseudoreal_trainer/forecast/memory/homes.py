@@ -21,7 +21,7 @@ from pseudoreal_trainer.quantity import readable_bytes
 
 @dataclass(frozen=True)
 class Bounds:
-    """Bytes of a rank. None: no bound."""
+    """Limits in bytes for a rank. None: there is none."""
 
     device: int | None = None
     host: int | None = None
@@ -34,13 +34,13 @@ def bounds_of(budget: OffloadBudget | None) -> Bounds:
 
 
 def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Tiers, ...]:
-    """Of each pipeline rank. Homes have no part in it."""
+    """Most bytes of activations on each pipeline rank. Homes have no part in them."""
     at_home = replace(layout, homes=(), sharding="none")
     return tuple(activation_peak(layout, sizes, rank, steps) for rank, steps in enumerate(step_plan(at_home)))
 
 
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
-    """Of each unit: as `homes` says; else as `home` says, and farther away as far as the budget forces it."""
+    """The home of each unit: as `homes` says; else as `home` says, and farther away as far as the budget forces it."""
     fixed: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
     homes: list[Home] = [fixed.get(unit.name, offload.home) for unit in sizes.units]
     movable = [unit for unit in _moving_order(layout, sizes) if sizes.units[unit].name not in fixed]
@@ -60,7 +60,7 @@ class _Choice:
     movable: list[int]
     """Units, in the order in which they move."""
     homes: list[Home]
-    """Of each unit, so far."""
+    """Home of each unit, so far."""
 
     def move(self, source: Home, target: Home, fits: Callable[[Layout, int], bool]) -> None:
         """Moves units until every rank fits, or all of its units that may move have."""
@@ -89,7 +89,8 @@ def budget_shortfalls(layout: Layout, sizes: Sizes, budget: Bounds) -> list[str]
 
 
 def machine_shortfalls(layout: Layout, sizes: Sizes, machine: Bounds) -> list[str]:
-    """The same for what a rank's part of the machine has: on the host, buffers take of it as well."""
+    """A sentence for each bound of the machine that some rank exceeds: on the host, buffers take of a rank's part as
+    well."""
     peaks, profile = _peaks(layout, sizes), "the hardware profile's"
     return [
         *_too_much([most.device for most in peaks], machine.device, f"{profile} device_bytes", _DEVICE),
@@ -105,7 +106,7 @@ _HOST = "let units move to disk (offload.budget, offload.homes), or take more ra
 
 
 def _peaks(layout: Layout, sizes: Sizes) -> list[Tiers]:
-    """Most bytes of each pipeline rank."""
+    """Most bytes on each pipeline rank, by tier."""
     return [held(layout, sizes, rank) + peak for rank, peak in enumerate(activation_peaks(layout, sizes))]
 
 

@@ -9,15 +9,15 @@ from pseudoreal_trainer.plan.layout import Layout
 
 MOMENTS = 2
 CHUNK_ELEMENTS = 2**20
-"""Elements of each vector that are in memory at a time during an update of a unit on disk."""
+"""Number of elements of each vector that are in memory at a time during an update of a unit on disk."""
 CHUNKS_AT_A_TIME = 3
-"""One is read, one updated, one written."""
+"""Number of chunks in memory at a time: one is read, one updated, one written."""
 PIECE_ELEMENTS = 1 << 18
-"""Elements that a thread updates at a time on the host; it scales their gradient in memory of its own."""
+"""Number of elements that a thread updates at a time on the host; it scales their gradient in memory of its own."""
 PORTION_BYTES = 4 << 20
-"""Bytes that a checkpoint takes out of a home at a time, at most."""
+"""Most bytes that a checkpoint takes out of a home at a time."""
 PORTION_ROOM = PORTION_BYTES + 2 * PAGE
-"""Bytes that are read for it from a disk, at most."""
+"""Most bytes that are read for such a portion from a disk."""
 
 _MEASURING_PARTS = 4
 
@@ -28,7 +28,7 @@ class Tiers:
     host: int = 0
     disk: int = 0
     pinned: int = 0
-    """Part of `host` that is locked for copies to and from a GPU."""
+    """Bytes of `host` that are locked for copies to and from a GPU."""
 
     def __add__(self, other: "Tiers") -> "Tiers":
         return Tiers(
@@ -37,7 +37,7 @@ class Tiers:
 
 
 def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Of the data rank of a pipeline rank with the most, without activations."""
+    """Bytes of the data rank of a pipeline rank that holds the most, without activations."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
     room = Tiers(
         device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank) + _measuring_room(layout, sizes, rank)
@@ -48,7 +48,7 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
-    """Master weights, moments, gradient and the copies that stay."""
+    """Bytes of a unit's master weights, moments, gradient and the copies that stay."""
     c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
     masters_and_moments = (1 + MOMENTS) * f * shard
     # Where both have one type, master weights serve as they are.
@@ -81,8 +81,8 @@ def _gradient_room(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 
 def _measuring_room(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Whole gradients of the layers that are under way at a time, and of each shared block the reduced ones: of the
-    layer, of the one above it, and two sums."""
+    """Bytes that a measuring step needs: whole gradients of the layers that are under way at a time, and of each shared
+    block the reduced ones: of the layer, of the one above it, and two sums."""
     shared = [position for position in layout.positions(rank) if layout.shares(position)]
     if not layout.measures or not shared:
         return 0
@@ -93,14 +93,14 @@ def _measuring_room(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 
 def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """What crosses the bus, without what is the state of a unit: buffers that units share, and what aligns them."""
+    """Bytes of what crosses the bus, without the state of units: buffers that units share, and what aligns them."""
     region = crossing(layout, sizes, rank)
     of_units = sum(piece.size for piece in region.pieces if piece.use in ("weights", "gradient"))
     return Tiers(host=region.size - of_units, pinned=region.size if sizes.device == "cuda" else 0)
 
 
 def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
-    """Of a step, on their way to a GPU."""
+    """Bytes of the tokens of a step, on their way to a GPU."""
     if sizes.device == "cpu" or not takes_tokens(layout, rank):
         return Tiers()
     shape = (sizes.most_sequences(layout.data), sizes.model.sequence)
@@ -114,13 +114,13 @@ def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 
 def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """What the threads of an update in host memory have for clipped gradients."""
+    """Bytes that the threads of an update in host memory have for clipped gradients."""
     on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "device"]
     return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "none" else 0
 
 
 def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
-    """Host memory through which updates and checkpoints of units on disk pass, however many they are."""
+    """Bytes of host memory through which updates and checkpoints of units on disk pass, however many units they are."""
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "disk"]
     if not on_disk:
         return 0
@@ -133,5 +133,5 @@ def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
 
 
 def aligned(size: int) -> int:
-    """Bytes of whole pages."""
+    """`size` rounded up to whole pages, in bytes."""
     return -(-size // PAGE) * PAGE

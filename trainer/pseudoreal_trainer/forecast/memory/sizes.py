@@ -9,11 +9,11 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import Unit
 
 Device = Literal["cpu", "cuda"]
-"""Type of the device that trains, as torch calls it."""
+"""Type of the device that trains, as torch names it."""
 
 _COMPUTE_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8}
 _ALLOCATED = {"cpu": 1, "cuda": 512}
-"""What allocations are multiples of: bytes on the CPU; on a GPU the smallest block of torch's caching allocator
+"""Bytes that allocations are multiples of: 1 on the CPU; on a GPU the smallest block of torch's caching allocator
 (kMinBlockSize of CUDACachingAllocator, torch 2.11 to 2.15)."""
 
 
@@ -22,28 +22,28 @@ class Sizes:
     model: Model
     units: tuple[Unit, ...]
     compute_bytes: int
-    """Of an element in the forward and backward pass."""
+    """Bytes of an element in the forward and backward pass."""
     master_bytes: int
-    """Of an element of a master weight, a moment or a gradient."""
+    """Bytes of an element of a master weight, a moment or a gradient."""
     micro_batch: int
     """Sequences of a micro-batch, over all data ranks."""
     checkpoint_buffer: int = 0
     """Bytes through which checkpoints pass."""
     device: Device = "cpu"
     threads: int = 1
-    """Of a rank, for one operation on the host."""
+    """Number of threads of a rank, for one operation on the host."""
 
     @property
     def has_own_copies(self) -> bool:
-        """Working copies differ in type from the master weights."""
+        """Whether working copies differ in type from the master weights."""
         return self.compute_bytes != self.master_bytes
 
     def most_sequences(self, data_ranks: int) -> int:
-        """Of a micro-batch, on the data rank with the largest part of it; see `stream.rank_parts`."""
+        """Most sequences of a micro-batch on a data rank; see `stream.rank_parts`."""
         return -(-self.micro_batch // data_ranks)
 
     def most_tokens(self, data_ranks: int) -> int:
-        """Inputs of these sequences."""
+        """Most tokens of a micro-batch that a data rank takes as inputs."""
         return self.most_sequences(data_ranks) * self.model.sequence
 
     def allocated(self, size: int) -> int:
@@ -59,19 +59,20 @@ class Sizes:
         return tokens * self.model.hidden * self.compute_bytes
 
     def block_flops(self, tokens: int) -> int:
-        """Of a block's forward pass: two for each weight of a matrix that a token meets, and attention to half of the
-        tokens. With experts a token meets the router and one of each prototype, as if none were full."""
+        """Floating-point operations of a block's forward pass: two for each weight of a matrix that a token meets, and
+        attention to half of the tokens. With experts a token meets the router and one of each prototype, as if none
+        were full."""
         model, moe = self.model, self.model.moe
         ffn = (3 if model.ffn.activation == "swiglu" else 2) * model.ffn.hidden
         met = ffn if moe is None else moe.experts + moe.prototypes * ffn
         return 2 * tokens * model.hidden * (4 * model.hidden + met + model.sequence)
 
     def shard(self, layout: Layout, unit: int) -> int:
-        """Elements of a unit's state on each rank that has a part of it."""
+        """Number of elements of a unit's state on each rank that has a part of it."""
         return self.units[unit].shard_length(layout.shards)
 
     def whole(self, layout: Layout, unit: int) -> int:
-        """Elements of all shards, with the padding behind the last."""
+        """Number of elements of all shards, with the padding behind the last."""
         return self.shard(layout, unit) * layout.shards
 
 
@@ -80,5 +81,5 @@ def compute_bytes(compute: str) -> int:
 
 
 def master_bytes(compute: str) -> int:
-    """Masters are float32, or float64 with float64."""
+    """Bytes of an element of a master: float32, or float64 with float64."""
     return max(4, _COMPUTE_BYTES[compute])

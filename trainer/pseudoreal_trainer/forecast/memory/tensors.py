@@ -7,7 +7,7 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.units import VOCABULARY
 
 _EFFICIENT_BLOCK = 32
-"""Tokens (kAlignLSE of torch's efficient attention)."""
+"""Tokens of a block (kAlignLSE of torch's efficient attention)."""
 
 
 @dataclass(frozen=True)
@@ -78,17 +78,17 @@ class Tensors:
 
     @property
     def is_fused(self) -> bool:
-        """A norm is one operation, as on a GPU; else a chain of them."""
+        """Whether a norm is one operation, as on a GPU; else it is a chain of them."""
         return self.sizes.device == "cuda"
 
     @property
     def norm_casts(self) -> bool:
-        """A norm makes a copy of its input in its own type."""
+        """Whether a norm makes a copy of its input in its own type."""
         return not self.is_fused and self.wide_bytes != self.sizes.compute_bytes
 
     @property
     def has_efficient_attention(self) -> bool:
-        """Attention leaves its heads side by side; else they are apart, and a copy brings them together."""
+        """Whether attention leaves its heads side by side; else they are apart, and a copy brings them together."""
         return self.is_fused and self.sizes.compute_bytes != 2
 
     def of(self, elements: int, width: int) -> int:
@@ -96,5 +96,5 @@ class Tensors:
 
 
 def _multiple(number: int, of: int) -> int:
-    """The next one."""
+    """The next multiple."""
     return -(-number // of) * of

@@ -30,34 +30,34 @@ Load = Link | Literal["optimizer"]
 class Costs(Protocol):
     @property
     def overlaps(self) -> bool:
-        """Copies run beside compute; else they are part of it."""
+        """Whether copies run beside compute; else they are part of it."""
 
     @property
     def cores(self) -> float | None:
-        """That the simulated ranks share, one for each task at a time. None: enough."""
+        """Number of cores that the simulated ranks share, one for each task at a time. None: enough."""
 
     def compute(self, step: Compute, /) -> float: ...
 
     def copy(self, step: Fetch | Stash | Unstash, /) -> float:
-        """Between device and host."""
+        """Seconds of a copy between device and host."""
 
     def read(self, step: Read, /) -> float: ...
 
     def network(self, step: Fetch | Reduce | Send | Tie | Agree, /) -> float: ...
 
     def settle(self, step: Reduce, /) -> float:
-        """What follows the sum: the way home of a reduced gradient, and its norm."""
+        """Seconds of what follows the sum: the way home of a reduced gradient, and its norm."""
 
     def update(self, step: Update, /) -> float: ...
 
 
 @dataclass(frozen=True)
 class UnitTime:
-    """A layer's forward pass takes 1; everything between passes takes no time."""
+    """Costs in units of a layer's forward pass; everything between passes takes no time."""
 
     layout: Layout
     backward: float = 3.0
-    """With the forward pass that recomputation repeats."""
+    """Time of a backward pass, with the forward pass that recomputation repeats."""
     overlaps: bool = True
     cores: float | None = None
 
@@ -83,7 +83,7 @@ class UnitTime:
 
 
 class MeasuredCosts:
-    """On the hardware of a profile."""
+    """Costs in seconds on the hardware of a profile."""
 
     def __init__(self, profile: HardwareProfile, layout: Layout, sizes: Sizes, compute: Precision) -> None:
         """Raises ValueError when the profile lacks what the phase needs."""
@@ -143,7 +143,8 @@ class MeasuredCosts:
         return max(loads["optimizer"], loads.get("disk_read", 0.0) + loads.get("disk_write", 0.0))
 
     def _tie(self, step: Tie) -> float:
-        """The sum goes over the devices' network: a gradient that is kept elsewhere passes through the device."""
+        """Seconds of a tie. The sum goes over the devices' network: a gradient that is kept elsewhere passes through
+        the device."""
         loads, size = self.loads(step), self._sizes.shard(self._layout, step.unit) * self._sizes.master_bytes
         through = 0.0
         if self.overlaps and self._layout.home(step.unit) != "device":
@@ -151,7 +152,7 @@ class MeasuredCosts:
         return loads["collective"] + loads["disk_read"] + loads["disk_write"] + through
 
     def _collective(self, step: Step) -> Transfer | None:
-        """None: this rank is alone."""
+        """The speed of the record's collective; None: this rank is alone."""
         ranks = len(self._layout.users[step.unit]) if isinstance(step, Tie) else self._layout.data
         known = self._collectives.get(ranks)
         if known is None:
@@ -180,7 +181,8 @@ class MeasuredCosts:
         return 2 * flops / passes.block_backward_flops_per_second + (forward if layout.recompute else 0.0)
 
     def _accumulation(self, step: Compute) -> float:
-        """A backward pass adds its parameters' gradients to the unit's: two are read, one is written."""
+        """Seconds in which a backward pass adds its parameters' gradients to the unit's: two are read, one is
+        written."""
         if not isinstance(step, Backward):
             return 0.0
         elements = self._sizes.units[self._layout.unit_of(step.position)].numel

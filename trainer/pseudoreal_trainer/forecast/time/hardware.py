@@ -27,7 +27,7 @@ class Transfer(_Model):
 
 
 class Collectives(_Model):
-    """Between ranks that all take part at the same time."""
+    """Speeds of collectives between ranks that all take part at the same time."""
 
     ranks: int = Field(ge=2)
     all_gather: Transfer = Field(description="For the bytes that each rank sends, as in link_bytes_per_step.")
@@ -36,7 +36,7 @@ class Collectives(_Model):
 
 
 class PassSpeed(_Model):
-    """Of one pass over some tokens, with everything that it takes besides arithmetic."""
+    """The speed of one pass over some tokens, with everything that it takes besides arithmetic."""
 
     compute: Precision
     hidden: int = Field(ge=1)
@@ -53,7 +53,7 @@ class PassSpeed(_Model):
 
 
 class Speeds(_Model):
-    """Of one rank while as many ranks as said do the same on one machine."""
+    """Speeds of one rank while as many ranks as named do the same on one machine."""
 
     ranks: int = Field(ge=1)
     passes: list[PassSpeed] = Field(min_length=1)
@@ -84,13 +84,13 @@ class HardwareProfile(_Model):
     speeds: list[Speeds] = Field(min_length=1)
 
     def for_ranks(self, ranks: int) -> Speeds:
-        """Measured with as many ranks on the machine, or with the most below that."""
+        """The speeds measured with as many ranks on the machine, or with the most below that."""
         known = sorted(self.speeds, key=lambda speeds: speeds.ranks)
         return known[max(0, bisect([speeds.ranks for speeds in known], ranks) - 1)]
 
 
 def read_profile(path: Path) -> HardwareProfile:
-    """Raises ValueError with a sentence."""
+    """The profile at `path`. Raises ValueError with a sentence."""
     try:
         return HardwareProfile.model_validate(yaml.safe_load(path.read_text()))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -105,7 +105,7 @@ def read_profile(path: Path) -> HardwareProfile:
 
 
 def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
-    """Those of the nearest number of ranks. Raises ValueError when there are none."""
+    """The collectives of the nearest number of ranks. Raises ValueError when there are none."""
     if not speeds.collectives:
         raise ValueError(
             f"the hardware profile has no collectives, but the phase has groups of {ranks} ranks; measure it on a"
@@ -115,10 +115,8 @@ def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
 
 
 def pass_speed(speeds: Speeds, compute: Precision, hidden: int, tokens: int) -> PassSpeed:
-    """Between the measured points, along straight lines of logarithms; outside of them the nearest.
-
-    Raises ValueError when nothing was measured in that precision.
-    """
+    """The speed of a pass. Between the measured points it follows straight lines of logarithms; outside of them it is
+    that of the nearest. Raises ValueError when nothing was measured in that precision."""
     rows = [row for row in speeds.passes if row.compute == compute]
     if not rows:
         raise ValueError(

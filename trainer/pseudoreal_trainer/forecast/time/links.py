@@ -14,7 +14,8 @@ LINKS: tuple[Link, ...] = get_args(Link)
 
 
 def link_bytes(layout: Layout, sizes: Sizes, steps: RankPlan) -> Counter[Link]:
-    """That a rank sends or moves in a step; of the data rank with the largest part of a micro-batch."""
+    """Bytes that a rank sends or moves in a step, on each link; those of the data rank with the largest part of a
+    micro-batch."""
     total: Counter[Link] = Counter()
     for step in steps:
         total.update(moved(layout, sizes, step))
@@ -22,7 +23,7 @@ def link_bytes(layout: Layout, sizes: Sizes, steps: RankPlan) -> Counter[Link]:
 
 
 def moved(layout: Layout, sizes: Sizes, step: Step) -> dict[Link, int]:
-    """By one record."""
+    """Bytes that one record moves, on each link."""
     match step:
         case Read(unit):
             return {"disk_read": sizes.shard(layout, unit) * sizes.compute_bytes}
@@ -52,7 +53,8 @@ def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
 
 
 def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
-    """To shards: reduce-scatter. To whole gradients: all-reduce, which is that and an all-gather."""
+    """Bytes of a reduction, on each link. To shards it is a reduce-scatter; to whole gradients an all-reduce, which is
+    that and an all-gather."""
     part = sizes.shard(layout, unit) * sizes.master_bytes
     to_shards = (layout.shards - 1) * part
     to_wholes = 2 * (layout.data - 1) * part // layout.data

@@ -22,9 +22,9 @@ from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.steps import Backward, Fetch, Forward, Plan, Read, Reduce, Tie, Update
 
 _STEPS = 3
-"""Updates overlap the next step, so one step alone is not like those that follow."""
+"""Number of simulated steps: updates overlap the next step, so one step alone is not like those that follow."""
 _BUSY = 0.5
-"""Below this share of the step nothing is a bottleneck, and what costs the time is waiting."""
+"""Least share of the step that a bottleneck is busy; below it nothing is one, and what costs the time is waiting."""
 
 _WORDS = {
     COMPUTE: "the forward and backward passes",
@@ -42,12 +42,12 @@ class Prediction:
     idle_share: float
     bottleneck: str
     tokens_to_hide: dict[Load, int]
-    """Of what a step does once, however many tokens it has: tokens of a step, over all ranks, from which on compute
+    """Load that a step has once, however many tokens it has -> tokens of a step, over all ranks, from which on compute
     takes longer."""
 
 
 def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> Prediction:
-    """Raises ValueError when the profile lacks what the phase needs."""
+    """The prediction for a phase. Raises ValueError when the profile lacks what the phase needs."""
     costs = MeasuredCosts(profile, layout, sizes, compute)
     plan = step_plan(layout)
     line = timeline(layout, plan, costs, _STEPS)
@@ -57,13 +57,13 @@ def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Pre
 
 
 def idle_share(line: Timeline, ranks: int) -> float:
-    """Part of the step in which a pipeline rank's first thread does nothing; the mean of the ranks."""
+    """Share of the step in which a pipeline rank's first thread does nothing; the mean of the ranks."""
     busy = busy_seconds(line)
     return 1 - sum(busy[rank, COMPUTE] for rank in range(ranks)) / (ranks * line.seconds) if line.seconds else 0.0
 
 
 def busy_seconds(line: Timeline) -> defaultdict[tuple[int, str], float]:
-    """Of each lane, within the step."""
+    """Seconds that each lane is busy within the step."""
     found: defaultdict[tuple[int, str], float] = defaultdict(float)
     for task, span in zip(line.tasks, line.spans, strict=True):
         if task.step is not None:

@@ -9,13 +9,13 @@ from pseudoreal_trainer.plan.steps import Step
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Begins when the task before it on its lane has ended, and all that it follows."""
+    """A task. It begins when the task before it on its lane has ended, and all that it follows."""
 
     lane: tuple[int, str]
-    """Rank, and what of it: each lane does one task at a time, in the order of the list."""
+    """Rank and lane: each lane does one task at a time, in the order of the list."""
     seconds: float
     follows: tuple[int, ...]
-    """Indices in the list."""
+    """Indices of the tasks that it follows."""
     needs_core: bool
     step: Step | None = None
     """The record of the plan that it does."""
@@ -42,9 +42,9 @@ class _Simulation:
         self._begin, self._end = [0.0] * len(tasks), [-1.0] * len(tasks)
         self._now = self._shared_clock = 0.0
         self._own: list[tuple[float, int]] = []
-        """(time of its end, task) of those that run by themselves."""
+        """Tasks that run by themselves: (time of the end, task)."""
         self._sharing: list[tuple[float, int]] = []
-        """(shared clock at its end, task)."""
+        """Tasks that share cores: (shared clock at the end, task)."""
 
     def run(self) -> list[Span]:
         self._start([index for index, missing in enumerate(self._missing) if missing == 0])
@@ -56,7 +56,7 @@ class _Simulation:
         return [Span(begin, end) for begin, end in zip(self._begin, self._end, strict=True)]
 
     def _start(self, ready: list[int]) -> None:
-        """Also ends those that take no time, and starts what they were awaited by."""
+        """Starts tasks; ends those that take no time, and starts what waited for them."""
         while ready:
             index = ready.pop()
             task = self._tasks[index]
@@ -69,7 +69,7 @@ class _Simulation:
                 heapq.heappush(self._own, (self._now + task.seconds, index))
 
     def _next_to_end(self) -> list[int]:
-        """Goes on to the next end; the tasks that may begin then."""
+        """Goes on to the next end: the tasks that may begin then."""
         pace = min(1.0, self._cores / len(self._sharing)) if self._cores is not None and self._sharing else 1.0
         shared_end = self._now + (self._sharing[0][0] - self._shared_clock) / pace if self._sharing else float("inf")
         own_end = self._own[0][0] if self._own else float("inf")

@@ -44,17 +44,17 @@ COMPUTE, SIDE, COPY_IN, COPY_OUT, COLLECTIVE, MESSAGE, DISK = (
 
 @dataclass(frozen=True)
 class Timeline:
-    """Of one step among several; what it started may end in the next."""
+    """The times of one step among several; what it started may end in the next."""
 
     tasks: list[Task]
     spans: list[Span]
-    """Of each task, from the step's begin."""
+    """Span of each task, counted from the step's begin."""
     seconds: float
-    """Until all ranks know its loss, from when they knew that of the step before."""
+    """Seconds until all ranks know the step's loss, from when they knew that of the step before."""
 
 
 def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeline:
-    """The last of `steps` steps, one after the other. Raises ValueError when the plan does not end."""
+    """The timeline of the last of `steps` steps, one after the other. Raises ValueError when the plan does not end."""
     builder = _Builder()
     ranks = [_Rank(builder, layout, rank, costs) for rank in range(len(plan))]
     ends: list[list[int]] = [[]]
@@ -71,11 +71,11 @@ def timeline(layout: Layout, plan: Plan, costs: Costs, steps: int = 1) -> Timeli
 
 
 class _Builder:
-    """Tasks that may follow what is named only later, by another rank."""
+    """Builds tasks, which may follow what is named only later, by another rank."""
 
     def __init__(self) -> None:
         self._drafts: list[tuple[tuple[int, str], float, list[int], Step | None]] = []
-        """Lane, seconds, what it follows, record."""
+        """Drafts of tasks: lane, seconds, what it follows, record."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
 
@@ -113,7 +113,7 @@ class _Rank:
         self._builder, self._layout, self._rank, self._costs = builder, layout, rank, costs
         self._number = 0
         self._main: int | None = None
-        """The first thread's newest task."""
+        """The newest task of the first thread."""
         self._updated: dict[int, int] = {}
         self._read: dict[int, int] = {}
         self._fetched: dict[int, int] = {}
@@ -125,7 +125,7 @@ class _Rank:
         self._to_finish: list[int] = []
 
     def step(self, number: int, plan: Iterable[Step]) -> int:
-        """Adds the tasks of a step; the result is the one that ends it."""
+        """Adds the tasks of a step: the one that ends it."""
         self._number, self._to_finish = number, []
         for step in plan:
             self._add(step)
@@ -164,7 +164,7 @@ class _Rank:
         return index
 
     def _wait(self, follows: Iterable[int | None]) -> int:
-        """The first thread waits."""
+        """Makes the first thread wait: the task that it goes on with."""
         self._main = self._builder.add((self._rank, COMPUTE), 0.0, follows)
         return self._main
 
@@ -194,7 +194,7 @@ class _Rank:
         return [("sent", self._number, flow, place, step.micro_batch)]
 
     def _take_buffer(self, unit: int) -> int | None:
-        """The reduction that gave it back before, if it was in use."""
+        """The reduction that gave the buffer back before, if it was in use."""
         self._growing.add(unit)
         before = self._taken - self._buffers
         self._taken += 1
@@ -221,7 +221,7 @@ class _Rank:
             self._given_back.append(settled)
 
     def _meet(self, step: Tie | Agree, ranks: Iterable[int]) -> int:
-        """The second threads of these pipeline ranks wait for each other."""
+        """Makes the second threads of these pipeline ranks wait for each other."""
         arrived = self._builder.add((self._rank, SIDE), 0.0, [self._main])
         self._builder.name(("arrived", self._number, step, self._rank), arrived)
         awaited = [("arrived", self._number, step, rank) for rank in ranks]
