@@ -27,7 +27,7 @@ class UnresolvableJob(ValueError):
 
 
 @dataclass(frozen=True)
-class Layout:
+class RankCounts:
     """The ranks of a phase."""
 
     workers: int
@@ -50,7 +50,7 @@ def phase_config(
 ) -> PhaseConfig:
     """The configuration of the phase at `index`. Raises UnresolvableJob."""
     spec, phase = job.spec, job.spec.phases[index]
-    layout = resolve_layout(spec, phase)
+    ranks = rank_counts(spec, phase)
     ends = last_steps(spec)
     return PhaseConfig(
         job=_identity(job),
@@ -67,12 +67,12 @@ def phase_config(
         warmup_steps=spec.delink.warmup_steps if index > 0 and _delinks(spec, index) else 0,
         phase_steps=ends[index],
         total_steps=ends[-1],
-        workers=layout.workers,
-        processes_per_worker=layout.processes_per_worker,
+        workers=ranks.workers,
+        processes_per_worker=ranks.processes_per_worker,
         gpus=gpus_of(phase),
         collective_seconds=collective_seconds(spec.hang),
         batch=phase.batch,
-        parallelism=phase.parallelism.model_copy(update={"pipeline": layout.pipeline}),
+        parallelism=phase.parallelism.model_copy(update={"pipeline": ranks.pipeline}),
         activations=phase.activations,
         offload=phase.offload,
         compile=phase.compile,
@@ -155,7 +155,7 @@ def object_storage(job: PseudoRealJob) -> str | None:
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
     """Raises UnresolvableJob for the first phase that cannot run."""
     for phase in spec.phases:
-        resolve_layout(spec, phase)
+        rank_counts(spec, phase)
         _check_homes(spec, phase)
 
 
@@ -163,7 +163,7 @@ def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
     return phase.sharing or Sharing(blocks=spec.model.layers, pattern="cycle")
 
 
-def resolve_layout(spec: PseudoRealJobSpec, phase: Phase) -> Layout:
+def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
     """The ranks of the phase. Raises UnresolvableJob when they do not fit the layers or the batch."""
     processes = phase.processes_per_worker or gpus_of(phase) or 1
     ranks = phase.workers * processes
@@ -187,7 +187,7 @@ def resolve_layout(spec: PseudoRealJobSpec, phase: Phase) -> Layout:
         )
     if phase.parallelism.schedule == "interleaved":
         _check_interleaved(where, spec.model.layers, phase.batch.micro_batches, pipeline)
-    return Layout(phase.workers, processes, pipeline)
+    return RankCounts(phase.workers, processes, pipeline)
 
 
 def last_steps(spec: PseudoRealJobSpec) -> list[int]:

@@ -26,7 +26,7 @@ from pseudoreal_api.names import (
     work_directory,
 )
 from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
-from pseudoreal_api.resolved.resolve import delink_config, phase_config, resolve_layout
+from pseudoreal_api.resolved.resolve import delink_config, phase_config, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.phase import Phase, Resources
 from pseudoreal_api.spec.run import NewClaim
@@ -63,7 +63,7 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
     phase = job.spec.phases[stage.index]
     if stage.kind is StageKind.DELINK:
         return PodPlan(name, marks, files, _without_devices(phase.resources))
-    layout = resolve_layout(job.spec, phase)
+    layout = rank_counts(job.spec, phase)
     return PodPlan(
         name,
         marks,

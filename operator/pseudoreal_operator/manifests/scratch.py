@@ -2,7 +2,7 @@
 wrong fills the node, which would evict its other pods as well. Pure.
 """
 
-from pseudoreal_api.resolved.resolve import explicit_sharing, resolve_layout
+from pseudoreal_api.resolved.resolve import explicit_sharing, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Phase
@@ -17,13 +17,13 @@ _WORDS = 5
 
 def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
     """The size limit of the volume, as a quantity."""
-    layout = resolve_layout(spec, phase)
-    data_ranks = layout.workers * layout.processes_per_worker // layout.pipeline
+    ranks = rank_counts(spec, phase)
+    data_ranks = ranks.workers * ranks.processes_per_worker // ranks.pipeline
     shards = 1 if phase.parallelism.state_sharding == "none" else data_ranks
-    blocks = min(explicit_sharing(spec, phase).blocks, -(-spec.model.layers // layout.pipeline))
+    blocks = min(explicit_sharing(spec, phase).blocks, -(-spec.model.layers // ranks.pipeline))
     parameters = (blocks * _block(spec.model) + _ends(spec.model)) // shards
     word = 8 if spec.precision.compute == "float64" else 4
-    needed = parameters * _WORDS * word * layout.processes_per_worker
+    needed = parameters * _WORDS * word * ranks.processes_per_worker
     return f"{-(-(_SPARE * needed + _LEAST) // 2**20)}Mi"
 
 

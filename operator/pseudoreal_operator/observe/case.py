@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB
-from pseudoreal_api.resolved.resolve import resolve_layout
+from pseudoreal_api.resolved.resolve import rank_counts
 from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import TerminationMessage
@@ -277,7 +277,7 @@ class Case:
 
     @property
     def _ranks_per_pod(self) -> int:
-        return resolve_layout(self.spec, self.spec.phases[self.stage.index]).processes_per_worker
+        return rank_counts(self.spec, self.spec.phases[self.stage.index]).processes_per_worker
 
     @property
     def asked_to_finish(self) -> str | None:
