@@ -8,22 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TRAINER = "trainer/pseudoreal_trainer"
-ROOMS = (
-    "checkpoint",
-    "cli",
-    "convert",
-    "data",
-    "measure",
-    "model",
-    "plan",
-    "preflight",
-    "engine",
-    "forecast",
-    "heartbeat",
-    "pod",
-)
-FOLDERS = ("crds", "dev", "tests", *(f"{TRAINER}/{room}" for room in ROOMS))
+FOLDERS = ("crds", "operator", "trainer", "dev", "tests")
 FRAGMENT = re.compile(r"(Of|That|As|In that)\b")
 
 

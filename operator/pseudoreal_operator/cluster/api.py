@@ -20,15 +20,16 @@ _Query = list[tuple[str, str]]
 FIELD_MANAGER = "pseudoreal-operator"
 REQUEST_SECONDS = 20.0
 LOG_SECONDS = 5.0
-"""A kubelet that does not answer must not hold up a pass."""
+"""Time limit for reading a log: a kubelet that does not answer must not hold up a pass."""
 LOG_BYTES = 2**20
-"""A line of a log may be of any length."""
+"""Most bytes of a log that are read: a line may be of any length."""
 PAGE = 100
-"""Objects of one answer: of any of them users decide how large it is."""
+"""Most objects of one answer: users decide how large each is."""
 WATCH_SECONDS = 300
-"""After which the API server ends a watch: a connection that a load balancer dropped silently must end some day."""
+"""Seconds after which the API server ends a watch: a connection that a load balancer dropped silently must end some
+day."""
 _SILENT_SECONDS = 90.0
-"""A watch is told something once a minute, be it a bookmark."""
+"""Seconds of silence after which a watch is taken for dead: it is told something once a minute, be it a bookmark."""
 
 _COLLECTIONS = {
     "ConfigMap": ("api/v1", "configmaps"),
@@ -45,20 +46,21 @@ _COLLECTIONS = {
 
 
 class Name(NamedTuple):
-    """Where a job is. Another job of that name may come later; a pass reads which one it is."""
+    """Namespace and name of a job. Another job of that name may come later; a pass reads which one it is."""
 
     namespace: str
     name: str
 
 
 class Api:
-    """Every method raises ApiException for an answer that it does not expect, and OSError when there is none."""
+    """Requests to the API server. Every method raises ApiException for an answer that it does not expect, and OSError
+    when there is none."""
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
 
     async def find(self, kind: str, namespace: str, name: str) -> Json | None:
-        """None when there is no such object."""
+        """The object; None when there is none."""
         try:
             return await self._json("GET", _path(kind, namespace, name))
         except ApiException as error:
@@ -69,7 +71,8 @@ class Api:
     async def each(
         self, kind: str, namespace: str | None, selector: str = "", *, name: str = ""
     ) -> AsyncIterator[Json]:
-        """By pages, so that only one is in memory. Without a namespace: in all of them. `name`: only that one."""
+        """The objects of a kind, page by page, so that only one page is in memory. Without a namespace: those of all
+        namespaces. `name`: only the object of that name."""
         query = [("limit", str(PAGE))]
         query += [("labelSelector", selector)] if selector else []
         query += [("fieldSelector", f"metadata.name={name}")] if name else []
@@ -81,14 +84,14 @@ class Api:
                 yield body
 
     async def version(self, kind: str, namespace: str | None, selector: str) -> str:
-        """From which a watch goes on."""
+        """The version from which a watch goes on."""
         query = [("labelSelector", selector), ("limit", "1")]
         return str((await self._json("GET", _path(kind, namespace), query))["metadata"]["resourceVersion"])
 
     async def watch(
         self, kind: str, namespace: str | None, selector: str, version: str
     ) -> AsyncIterator[tuple[str, Json]]:
-        """(type, object) of every change after that version, until the API server ends it. Of bookmarks only the
+        """The changes after that version, as (type, object), until the API server ends the watch. Of bookmarks only the
         version counts. Raises ApiException as well for an error that the API server tells in the stream."""
         query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
         query += [("labelSelector", selector), ("resourceVersion", version)]
@@ -103,7 +106,7 @@ class Api:
                 yield told["type"], told["object"]
 
     async def apply(self, manifest: Json, subresource: str = "", *, manager: str = FIELD_MANAGER) -> None:
-        """Server-side apply."""
+        """Applies an object (server-side apply)."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"], subresource)
         query = [("fieldManager", manager), ("force", "true")]
@@ -117,12 +120,12 @@ class Api:
         return await self._json("POST", _path(review["kind"], None), [], review)
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
-        """`dry_run`: the API server answers as it would, and stores nothing."""
+        """Creates an object. `dry_run`: the API server answers as it would, and stores nothing."""
         query = [("fieldManager", FIELD_MANAGER), *([("dryRun", "All")] if dry_run else [])]
         await self._json("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), query, manifest)
 
     async def post(self, manifest: Json) -> None:
-        """Creates an object; one of that name that is there already is left as it is."""
+        """Creates an object. One of that name that is there already is left as it is."""
         try:
             await self.create(manifest)
         except ApiException as error:
@@ -132,10 +135,9 @@ class Api:
     async def delete(
         self, kind: str, namespace: str, name: str, uid: str = "", grace_seconds: int | None = None
     ) -> None:
-        """In the background, with what the object owns; no error when it, or the one of that uid, is gone.
-
-        `grace_seconds`: of a pod, in place of its own. A deletion that is under way can only be made shorter.
-        """
+        """Deletes an object, and in the background what it owns; no error when the object, or the one of that uid, is
+        gone. `grace_seconds`: the grace period of a pod, in place of its own. A deletion that is under way can only be
+        made shorter."""
         # All in the body: where there is one, the API server reads no query, and would leave the children of a Job.
         options: Json = {"propagationPolicy": "Background"}
         options |= {"preconditions": {"uid": uid}} if uid else {}
@@ -184,7 +186,7 @@ class Api:
         content_type: str = "application/json",
         timeout: ClientTimeout | None = None,
     ) -> Any:
-        """The client's answer; its body is yet to be read."""
+        """The client's answer, whose body is yet to be read."""
         headers = {"Accept": "application/json, */*", "Content-Type": content_type}
         request = await self._client.param_serialize(
             method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
@@ -199,13 +201,13 @@ class Api:
 
 
 def is_taken(refusal: ApiException) -> bool:
-    """Whether an object of that name is there. Other conflicts, such as that of two writers of a quota, mean that
-    nothing was made."""
+    """Whether the request was refused because an object of that name is there. Other conflicts, such as that of two
+    writers of a quota, mean that nothing was made."""
     return bool(status_of(refusal).get("reason") == "AlreadyExists")
 
 
 def message_of(error: ApiException) -> str:
-    """The API server's sentence, if it sent one; others, such as webhooks, have a say in it."""
+    """The sentence that the API server sent, or a webhook through it; else the client's own."""
     return clean(str(status_of(error).get("message") or f"{error.status} {error.reason}"))
 
 

@@ -18,12 +18,13 @@ from pseudoreal_operator.observe.stages import StageKind
 Json = dict[str, Any]
 
 BELIEVED_SECONDS = 3600.0
-"""How long a review of a token is believed, unless its pod changes meanwhile: as long as kubelets let a token live."""
+"""Seconds for which a review of a token is believed, unless its pod changes meanwhile: as long as kubelets let a token
+live."""
 REVIEWS_PER_SECOND, REVIEWS_AT_ONCE = 50, 200
-"""Of all tokens together: each costs the API server something."""
+"""Limits on reviews of all tokens together: each costs the API server something."""
 REFUSALS_PER_SECOND, REFUSALS_AT_ONCE = 1, 50
-"""Of one address, so that who floods the operator with wrong tokens does not silence the others. Behind one address
-there may be many pods: tokens that turn out good do not count."""
+"""Limits on refusals of one address, so that a flood of wrong tokens from one does not silence the others. Behind one
+address there may be many pods: tokens that turn out good do not count."""
 _REMEMBERED = 20_000
 _REMEMBERED_GONE = 1000
 _USER = "system:serviceaccount:"
@@ -31,7 +32,7 @@ _POD_NAME, _POD_UID = "authentication.kubernetes.io/pod-name", "authentication.k
 
 
 class Refused(Exception):
-    """`status` is the HTTP status; the text says why."""
+    """A report that is refused. `status` is the HTTP status; the text says why."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -51,27 +52,28 @@ class TokenPod:
 class _Belief:
     moment: float
     pod: str
-    """Its uid."""
+    """Uid of the pod."""
     speaker: Speaker
 
 
 class Identities:
-    """Reviews tokens, and remembers what came of it for as long as the watch of the pods tells of no change of the one
-    that speaks. No `namespaces`: all are watched."""
+    """Reviews tokens. The result is remembered as long as the watch of the pods tells of no change of the pod that
+    speaks. No `namespaces`: all are watched."""
 
     def __init__(self, api: Api, namespaces: tuple[str, ...], clock: Clock = time.monotonic) -> None:
         self._api, self._namespaces, self._clock = api, namespaces, clock
         self._known: OrderedDict[str, _Belief] = OrderedDict()
-        """By token; no more than one of a pod."""
+        """Token -> what is believed of it; at most one token of each pod."""
         self._tokens: dict[str, str] = {}
-        """By uid of a pod."""
+        """Uid of a pod -> its token."""
         self._gone: deque[str] = deque(maxlen=_REMEMBERED_GONE)
         """Pods that were deleted, perhaps while their tokens were reviewed."""
         self._reviews = Limiter(REVIEWS_PER_SECOND, REVIEWS_AT_ONCE, clock)
         self._refusals = Limiter(REFUSALS_PER_SECOND, REFUSALS_AT_ONCE, clock)
 
     async def of(self, token: str, address: str) -> Speaker:
-        """Raises Refused; ApiException and OSError when the API server cannot tell."""
+        """The pod that speaks with a token. Raises Refused; ApiException and OSError when the API server cannot
+        tell."""
         # Secrets are not kept, and a digest is short however long the token is.
         key = hashlib.sha256(token.encode()).hexdigest()
         now = self._clock()
@@ -86,7 +88,7 @@ class Identities:
         return speaker
 
     def pod_changed(self, change: str, body: Json) -> None:
-        """What the watch tells. A pod whose labels changed speaks for somebody else, or for nobody."""
+        """Takes a change that the watch tells. A pod whose labels changed speaks for another job, or for none."""
         pod = body["metadata"]["uid"]
         if change == "DELETED":
             self._gone.append(pod)
@@ -142,7 +144,7 @@ def pod_of_review(review: Json) -> TokenPod:
 
 
 def speaker_of(body: Json) -> Speaker:
-    """Raises Refused for a pod that trains nothing."""
+    """The pod as its labels say. Raises Refused for a pod that trains nothing."""
     metadata = body["metadata"]
     stranger = Refused(403, f"pod {metadata['name']} trains no PseudoRealJob")
     try:

@@ -10,10 +10,11 @@ from pseudoreal_operator.foreign import cut
 from pseudoreal_operator.observe.case import Pod, PodPhase, Termination
 
 _QUOTED = 600
-"""Characters of a pod's own words that go into a sentence."""
+"""Most characters of a pod's own words that go into a sentence."""
 _OUT_OF_MEMORY = "OOMKilled"
 _NODES_DOING = ("TerminationByKubelet", "DeletionByTaintManager", "NodeLost")
-"""Kubernetes' words for disruptions: the kubelet's eviction, as of a full disk; a node that is lost."""
+"""Kubernetes' words for disruptions by the node itself: the kubelet's eviction, for instance because of a full disk; a
+node that is lost."""
 
 # A disruption of one pod makes its partners fail, so it explains their failures too. Memory comes before it: a
 # container at its limit would fail again in any place.
@@ -28,7 +29,8 @@ _BUILT_IN = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """`reason` is one word for programs; `pod` is where it began. None: that is not known."""
+    """What a failed attempt means. `reason` is one word for programs; `pod` is where the failure began; None: that is
+    not known."""
 
     action: RuleAction
     reason: str
@@ -66,7 +68,7 @@ def classify(
 
 
 def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
-    """All that ended lost their connection to another pod, and none says more."""
+    """The verdict when all pods that ended lost their connection to another one, and none says more."""
     said = f"{_who(witness)} lost its connection to it"
     if missing.stuck:
         lost = f"{_who(missing.stuck)} does not answer, as on a node that is off; {said}."
@@ -79,7 +81,8 @@ def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
 
 
 def lost_its_peer(pod: Pod) -> bool:
-    """It ended as its connection to another pod broke: what is wrong is wrong there, whichever of them ended first."""
+    """Whether the pod ended because its connection to another one broke: what is wrong is wrong there, whichever of
+    them ended first."""
     message = pod.termination.message if pod.termination else None
     return message is not None and message.peer_lost
 

@@ -20,14 +20,14 @@ from pseudoreal_operator.observe.case import Case, Heard, Pod, PodPhase
 STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")
 """Reasons of a Stall."""
 _NAMED = 4
-"""Ranks that a sentence names."""
+"""Most ranks that a sentence names."""
 _STILL = 0.8
 """Share of the straggler factor below which a rank is no straggler any more."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """`culprit` is the pod of the first suspect."""
+    """A training stage that stands still. `culprit` is the pod of the first suspect."""
 
     reason: str
     sentence: str
@@ -36,7 +36,7 @@ class Stall:
 
 @dataclass(frozen=True)
 class _Clock:
-    """`waited` and `allowed` in seconds."""
+    """A clock that runs; `waited` and `allowed` in seconds."""
 
     reason: str
     missing: str
@@ -51,7 +51,7 @@ def find_stall(case: Case) -> Stall | None:
 
 
 def seconds_to_stall(case: Case) -> float | None:
-    """Until the next of the clocks runs out, if nothing more is heard."""
+    """Seconds until the next of the clocks runs out, if nothing more is heard; None where none runs."""
     return min((clock.allowed - clock.waited for clock in _clocks(case) if clock.waited <= clock.allowed), default=None)
 
 
@@ -74,14 +74,15 @@ def _clocks(case: Case) -> Iterator[_Clock]:
 
 
 def _starts(case: Case) -> list[datetime]:
-    """Of pods that have not reported yet: one has perhaps only just started."""
+    """Start times of pods that have not reported yet: such a pod has perhaps only just started."""
     heard = {heard.index for heard in case.heard}
     return [clock.from_text(pod.started) for pod in case.pods if pod.started and pod.index not in heard]
 
 
 def straggler_sentence(case: Case, *, known: bool) -> str | None:
-    """Names the slowest rank, where one is much slower than the others. `known`: one was at the last look; it is one
-    until it is clearly faster, or who is about at the bound would come and go with each step."""
+    """A sentence that names the slowest rank, where one is much slower than the others. `known`: whether there was one
+    at the last look; it stays one until it is clearly faster, as a rank close to the bound would otherwise come and go
+    with each step."""
     factor = float(case.spec.hang.straggler_factor)
     found = stragglers(_signs(case), factor * _STILL if known else factor)
     if not found:
@@ -104,7 +105,8 @@ def _stall(case: Case, over: _Clock) -> Stall:
 
 
 def _suspects(case: Case) -> list[int]:
-    """Pods that fell silent, or never spoke, while others report come first: they cannot even say that they wait."""
+    """The suspects, in order. Pods that fell silent, or never spoke, while others report come first: they cannot even
+    say that they wait."""
     quiet = [heard for heard in case.heard if _is_silent(case, heard)]
     silent = [rank for heard in quiet for rank in _first_rank(case, heard)]
     if len(quiet) < len(case.heard) and (mute := [*silent, *_unheard(case)]):
@@ -114,7 +116,7 @@ def _suspects(case: Case) -> list[int]:
 
 
 def _first_rank(case: Case, heard: Heard) -> list[int]:
-    """Of the pod, also before its ranks have begun; empty when it is gone."""
+    """The first rank of the pod, also before its ranks have begun; empty when the pod is gone."""
     return [case.first_rank(pod) for pod in case.pods if pod.index == heard.index][:1]
 
 

@@ -19,7 +19,7 @@ _REMEDIES = {
 
 
 def describe_obstacle(job: ChildJob, pods: Sequence[Pod]) -> Obstacle | None:
-    """None when nothing is in the way, or nothing that Kubernetes tells."""
+    """What keeps pods from running; None when nothing does, or nothing that Kubernetes tells."""
     if job.queued:
         return Obstacle("Queued", f"Job {job.name} is suspended by its queue until it is admitted.")
     blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.obstacle]

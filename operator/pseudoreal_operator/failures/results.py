@@ -16,7 +16,7 @@ from pseudoreal_operator.observe.stages import Stage, StageKind, changed
 
 
 def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
-    """What rank 0's pod said when the stage was done; None when that cannot be read any more."""
+    """What the pod of rank 0 said when the stage was done; None when that cannot be read any more."""
     for pod in pods:
         if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED and pod.termination:
             message = pod.termination.message
@@ -28,7 +28,7 @@ def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:
 def recorded(
     status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage, ended: str | None
 ) -> PseudoRealJobStatus:
-    """The status once the stage is done, which was at `ended`."""
+    """The status once the stage is done; it was done at `ended`."""
     return status_with(
         status,
         phases=changed(status.phases, stage.index, **_outcome(stage, message)),

@@ -19,7 +19,7 @@ from pseudoreal_operator.observe.stages import first_phases
 from pseudoreal_operator.status.events import Event, Reason
 
 POD_BYTES = 65_536
-"""A pod of a plain job has 5,000."""
+"""Most bytes of a pod; that of a plain job has 5,000."""
 _PARTS = ("metadata", "spec")
 _TEMPLATE = "spec.pod.template"
 _OPERATORS: dict[str, Any] = {
@@ -61,7 +61,7 @@ def first_sight(case: Case) -> Decision | None:
 
 
 def check(spec: PseudoRealJobSpec) -> None:
-    """Raises ValueError with a sentence for the user."""
+    """Checks what the schema cannot see. Raises ValueError with a sentence for the user."""
     check_resolvable(spec)
     check_network(spec)
     check_template(spec.pod.template)
@@ -69,7 +69,8 @@ def check(spec: PseudoRealJobSpec) -> None:
 
 
 def _check_size(spec: PseudoRealJobSpec) -> None:
-    """Every pod is a copy, and the operator reads all pods of a job at once."""
+    """Bounds the size of a pod: every pod is a copy, and the operator reads all pods of a job at once. Raises
+    ValueError."""
     volumes = [spec.data.volume, *(phase.offload.volume for phase in spec.phases)]
     size = len(spec.pod.to_json()) + sum(len(json.dumps(volume)) for volume in volumes if volume)
     if size > POD_BYTES:
@@ -80,7 +81,7 @@ def _check_size(spec: PseudoRealJobSpec) -> None:
 
 
 def check_template(template: dict[str, Any]) -> None:
-    """Raises ValueError for an overlay that would break what the operator relies on."""
+    """Checks the user's overlay of pods. Raises ValueError for one that would break what the operator relies on."""
     for part, value in template.items():
         if part not in _PARTS or not isinstance(value, dict):
             raise ValueError(
@@ -110,7 +111,7 @@ def _check_words(where: str, words: Any) -> None:
 
 
 def _check_affinity(where: str, affinity: Any) -> None:
-    """The operator adds terms of its own to it."""
+    """Checks the form of the affinity, to which the operator adds terms of its own. Raises ValueError."""
     kinds = [affinity, *affinity.values()] if isinstance(affinity, dict) else [affinity]
     if not all(isinstance(kind, dict | None) for kind in kinds):
         raise ValueError(f"{where} must be a map of maps, as in a pod")

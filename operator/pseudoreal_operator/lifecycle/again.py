@@ -32,7 +32,7 @@ _NO_RESULT: Result = {
 
 
 def train_again(case: Case, index: int) -> Decision:
-    """The phase at `index` from the checkpoint that it started from."""
+    """The decision to train the phase at `index` again, from the checkpoint that it started from."""
     phase, old = case.spec.phases[index], case.status.phases
     number = case.status.execution_attempt + 1
     # The checkpoint that a delink made for the phase has the step at which the one before it ended.
@@ -56,7 +56,7 @@ def train_again(case: Case, index: int) -> Decision:
 
 
 def roll_back(case: Case, sentence: str) -> Decision:
-    """The phase before the delink goes on from its newest checkpoint before the one at its end."""
+    """The decision to let the phase before the delink go on from its newest checkpoint before the one at its end."""
     index = case.stage.index - 1
     before = case.status.phases[index]
     exhausted = exhaustion(case.status, case.spec.restart, case.now, counts=True)
@@ -74,8 +74,8 @@ def roll_back(case: Case, sentence: str) -> Decision:
 
 
 def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:
-    """The phase at `index` is to be trained, and those after it have not begun. `continued`: nor have those of the job
-    that this one continues."""
+    """The phases with that at `index` to be trained and those after it not begun. `continued`: whether checkpoints of
+    the job that this one continues are discarded as well."""
     after = discard.model_copy(update={"from_step": 0, "continued": continued})
     return [
         *phases[:index],
@@ -85,12 +85,13 @@ def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = 
 
 
 def _with(phase: PhaseStatus, discard: Discard) -> list[Discard]:
-    """What was discarded stays so, for it may not have been removed; a rule that the new one covers is dropped."""
+    """The phase's discards with one more. What was discarded stays so, for it may not have been removed; a rule that
+    the new one covers is dropped."""
     return [*(known for known in phase.discards or () if not _covers(discard, known)), discard]
 
 
 def _covers(rule: Discard, other: Discard) -> bool:
-    """`rule` is the newer one."""
+    """Whether `rule`, which is the newer one, discards all that `other` does."""
     return rule.from_step <= other.from_step and (rule.continued or not other.continued)
 
 
@@ -99,5 +100,5 @@ def _not_begun(phase: PhaseStatus, discard: Discard) -> PhaseStatus:
 
 
 def is_untouched(status: PseudoRealJobStatus, index: int) -> bool:
-    """The phase has not been trained yet, so there is nothing to train again."""
+    """Whether the phase has not been trained yet, so that there is nothing to train again."""
     return status.phases[index].state in ("Pending", "Delinking")

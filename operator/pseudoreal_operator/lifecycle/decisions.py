@@ -39,7 +39,7 @@ class Decision:
     suspended: NewCondition = NOT_SUSPENDED
     ended: NewCondition | None = None
     wake_after: float | None = 0.0
-    """Seconds; 0 for at once, None for not before something changes."""
+    """Seconds until the next look: 0 for at once, None for not before something changes."""
 
 
 def progresses(reason: str, message: str) -> NewCondition:
@@ -56,7 +56,7 @@ def event(case: Case, reason: Reason, message: str, detail: str = "") -> Event:
 
 
 def start_events(case: Case) -> Iterator[Event]:
-    """Those that tell that the present execution has started; none where the status says so already."""
+    """Events that tell that the present execution has started; none where the status says so already."""
     if case.status.restart_after is not None:
         yield event(case, Reason.RESTART_STARTED, f"Execution {case.execution.number} starts.")
     if is_started(case.status.phases, case.stage):
@@ -68,18 +68,19 @@ def start_events(case: Case) -> Iterator[Event]:
 
 
 def untold(case: Case) -> tuple[Event, ...]:
-    """The pass that asked for the pods may not have lived to say so."""
+    """Events of a start that may not have been told: the pass that asked for the pods may have died before it could say
+    so."""
     return tuple(start_events(case)) if case.job is not None else ()
 
 
 MAX_BACKOFF_SECONDS = 300
 REMEMBERED_FAULTS = 100
 _DOUBLINGS = 10
-"""Beyond the longest wait already; more would only make a huge number."""
+"""Most doublings of a wait: they are beyond the longest wait already, and more would only make a huge number."""
 
 
 def retries(status: PseudoRealJobStatus) -> Retries:
-    """Those since the newest checkpoint."""
+    """The restarts since the newest checkpoint."""
     newest = status.checkpoint.latest if status.checkpoint else None
     known = status.retries
     return known if known and known.checkpoint == newest else Retries(restarts=0, checkpoint=newest)
@@ -93,13 +94,13 @@ def with_retry(status: PseudoRealJobStatus, *, counts: bool) -> PseudoRealJobSta
 
 
 def wait_seconds(status: PseudoRealJobStatus, restart: Restart) -> int:
-    """Before the next restart. A wait of 0 grows as well: 0, 1, 3, 7, ..."""
+    """Seconds to wait before the next restart. A wait of 0 grows as well: 0, 1, 3, 7, ..."""
     first, doublings = restart.backoff_seconds, min(_DOUBLINGS, retries(status).restarts)
     return min(max(MAX_BACKOFF_SECONDS, first), max(first << doublings, (1 << doublings) - 1))
 
 
 def exhaustion(status: PseudoRealJobStatus, restart: Restart, now: datetime, *, counts: bool) -> str | None:
-    """A sentence, when spec.restart allows no more restarts of that kind."""
+    """A sentence when spec.restart allows no more restarts of that kind; else None."""
     return _too_many_faults(status, restart, now) if counts else _too_many_disruptions(status, restart)
 
 
@@ -123,20 +124,20 @@ def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str 
 
 
 def with_fault(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
-    """The status with one that counts."""
+    """The status with one more fault that counts."""
     faults = [*recent(status.faults, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
     failed = status_with(status, attempt=status.attempt + 1, restarts=status.restarts + 1, faults=faults)
     return _learned(failed, restart)
 
 
 def with_disruption(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
-    """The status with one that does not count, and that its node is to blame for."""
+    """The status with one more disruption, which does not count and which its node is to blame for."""
     disruptions = [*recent(status.disruptions, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
     return _learned(status_with(status, disruptions=disruptions), restart)
 
 
 def recent(faults: Sequence[Fault], window: int | None, now: datetime) -> list[Fault]:
-    """Those that spec.restart.windowSeconds still counts; without a window, all that are remembered."""
+    """The faults that spec.restart.windowSeconds still counts; without a window, all that are remembered."""
     if window is None:
         return list(faults)
     oldest = now - timedelta(seconds=window)
@@ -165,7 +166,7 @@ class Cause:
 
 
 def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decision:
-    """The job cannot run as it is written."""
+    """The decision for a job that cannot run as it is written."""
     told = Event(Reason.FAILED, sentence, stage=0, execution=1)
     return replace(_failed(status, "InvalidSpec", sentence, now), events=(told,), accepted=refused(sentence))
 
@@ -214,8 +215,9 @@ def succeed(case: Case, status: PseudoRealJobStatus, *events: Event) -> Decision
 
 
 def restart_or_fail(case: Case, why: Cause, *also_told: Reason) -> Decision:
-    """Another execution, as long as spec.restart allows one. Its children come later, when the number is safe in the
-    status. Events of the reasons `also_told` say the same as the one of the failed execution."""
+    """The decision to make another execution, as long as spec.restart allows one, or else to end the job. The children
+    come later, when the number is safe in the status. Events of the reasons `also_told` say the same as the one of the
+    failed execution."""
     status = results.with_checkpoints(case.status, case.words)
     exhausted = exhaustion(status, case.spec.restart, case.now, counts=why.counts)
     if exhausted:
@@ -236,7 +238,7 @@ class Announcement:
 
 
 def announce(case: Case, status: PseudoRealJobStatus, new: Announcement, wait: int) -> Decision:
-    """A new execution of whatever stage the status is at, after `wait` seconds."""
+    """The decision to make a new execution of whatever stage the status is at, after `wait` seconds."""
     after = clock.to_text(_failed_at(case) + timedelta(seconds=wait))
     number = status.execution_attempt + 1
     text = f"{new.text}, not before {after}."
@@ -257,15 +259,15 @@ def _avoided(case: Case, status: PseudoRealJobStatus) -> Iterator[Event]:
 
 
 def _failed_at(case: Case) -> datetime:
-    """When the first pod ended badly: neither the end of the others nor an operator that was away makes a back-off
-    longer."""
+    """The time at which the first pod ended badly: neither the end of the others nor an operator that was away makes a
+    back-off longer."""
     ends = [pod.termination.finished for pod in case.pods if pod.phase is PodPhase.FAILED and pod.termination]
     ends = list(filter(None, ends)) or [case.job.ended if case.job and case.job.ended else ""]
     return min([case.now, *(clock.from_text(end) for end in ends if end)])
 
 
 def remembered(case: Case, status: PseudoRealJobStatus, why: Cause) -> PseudoRealJobStatus:
-    """With what ended the execution, if it counts or says something of a node."""
+    """The status with what ended the execution, if that counts or says something of a node."""
     pod = why.pod
     fault = Fault(
         attempt=case.execution.number,

@@ -12,8 +12,8 @@ from pseudoreal_operator.status.events import Event, Reason
 
 
 def noticed(case: Case, doing: NewCondition) -> tuple[Event, ...]:
-    """What has changed since the last look. Their names have no step: however often it is noticed, there is one event
-    for each clock that ran out and each rank that straggled in an execution."""
+    """Events of what has changed since the last look. Their names have no step: however often it is noticed, there is
+    one event for each clock that ran out and each rank that straggled in an execution."""
     before = find(case.status, "Progressing")
     if before and before.reason == doing.reason:
         return ()
@@ -55,7 +55,7 @@ def _incomplete(case: Case) -> NewCondition | None:
 
 
 def _stalled(case: Case) -> NewCondition | None:
-    """Where spec.hang.action is Event; otherwise a rule has acted already."""
+    """The claim that a clock ran out, where spec.hang.action is Event; otherwise a rule has acted already."""
     stall = find_stall(case) if case.stage.kind is StageKind.TRAIN else None
     if stall is None:
         return None

@@ -33,25 +33,25 @@ from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event
 
 HINDERED_SECONDS, MOST_HINDERED_SECONDS = 5.0, 300.0
-"""Between two tries to make what the API server refuses: at first, and at most."""
+"""Seconds between two tries to make what the API server refuses: at first, and at most."""
 PROGRESS_SECONDS = 10.0
-"""Between two writes of the status for progress alone."""
+"""Seconds between two writes of the status for progress alone."""
 _MOMENT_SECONDS = 0.1
 KEPT_FAILURES = 5
-"""Failed Jobs of a running job, for their pods' logs."""
+"""Number of failed Jobs of a running job that are kept, for their pods' logs."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """To be carried out in this order: stop pods, give up Jobs and delete Jobs (all by name), apply manifests, write
-    the status, post events."""
+    """Effects of one pass, to be carried out in this order: stop pods, give up Jobs and delete Jobs (all by name),
+    apply manifests, write the status, post events."""
 
     status: PseudoRealJobStatus
     trial: tuple[dict[str, Any], ...] = ()
-    """To be tried before all else, without being made: the children of all stages, when the job is first seen. What the
-    API server finds invalid is known before weeks of training, not after them."""
+    """Manifests to be tried before all else, without being made: the children of all stages, when the job is first
+    seen. What the API server finds invalid is known before weeks of training, not after them."""
     expire: bool = False
-    """The job itself is to be deleted, and nothing else is to be done."""
+    """Whether the job itself is to be deleted, and nothing else is to be done."""
     stop: tuple[str, ...] = ()
     give_up: tuple[str, ...] = ()
     """Jobs that are to fail now, with their pods, and stay."""
@@ -80,7 +80,7 @@ def _tried(case: Case, decision: Decision, settings: Settings) -> Plan:
 
 
 def _afterwards(case: Case) -> Plan:
-    """The job has ended: nothing of it runs, and what its owner does not want to keep goes."""
+    """The plan for a job that has ended: nothing of it runs, and what its owner does not want to keep goes."""
     seen, ttl = case.seen, case.spec.deadlines.ttl_seconds_after_finished
     waits = [(moment - case.now).total_seconds() for moment in moments(seen, case.now)]
     if ttl is not None and seen.status.completion_time:
@@ -94,8 +94,8 @@ def _afterwards(case: Case) -> Plan:
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """For a job whose children the API server finds invalid. Where it found them valid before, something new refuses
-    them, such as a policy or another release of Kubernetes, and what was trained is not given up for that."""
+    """The plan for a job whose children the API server finds invalid. Where it found them valid before, something new
+    refuses them, such as a policy or another release of Kubernetes, and what was trained is not given up for that."""
     case = Case(seen, now)
     if conditions.has_ended(case.status) or has_begun(case.status):
         return plan_hindrance(seen, sentence, now)
@@ -103,22 +103,25 @@ def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
 
 
 def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence: str, now: datetime) -> Plan:
-    """For a job that the API server stored and that this release cannot read, as while another release takes over."""
+    """The plan for a job that the API server stored and that this release cannot read, for instance while another
+    release takes over."""
     return _standing(metadata, status, stands("Unreadable", sentence), now)
 
 
 def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """For a job whose children the API server refuses for now: by a quota or a policy, or it fails itself."""
+    """The plan for a job whose children the API server refuses for now, by a quota or a policy, or because it fails
+    itself."""
     return _hindered(seen, stands("Hindered", sentence), now)
 
 
 def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
-    """For a job one of whose children cannot be made, as an object that is not the job's has its name."""
+    """The plan for a job one of whose children cannot be made, because an object that is not the job's has its name."""
     return _hindered(seen, stands("NameConflict", sentence), now)
 
 
 def _hindered(seen: Observed, why: NewCondition, now: datetime) -> Plan:
-    """Each wait is as long as all that were before, so that jobs behind a quota ask little."""
+    """The plan for a job that waits until the API server takes its children. Each wait is as long as all that were
+    before, so that jobs behind a quota ask little."""
     standing, ended = _standing(seen.job.metadata, seen.status, why, now), conditions.has_ended(seen.status)
     since = (seen.status.completion_time if ended else seen.status.hindered_since) or clock.to_text(now)
     status = standing.status if ended else status_with(standing.status, hindered_since=since)
@@ -130,7 +133,7 @@ def _hindered(seen: Observed, why: NewCondition, now: datetime) -> Plan:
 
 
 def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondition, now: datetime) -> Plan:
-    """Nothing is decided: all that was said stays, but for why the job does not go on."""
+    """The plan where nothing is decided: all that was said stays, but for why the job does not go on."""
     if conditions.has_ended(status):
         return Plan(status)
     said = conditions.with_condition(status.conditions, why, metadata.generation, now)
@@ -190,8 +193,8 @@ def _replicas(case: Case, decision: Decision) -> Replicas:
 def _unhurried(
     old: PseudoRealJobStatus, new: PseudoRealJobStatus, now: datetime
 ) -> tuple[PseudoRealJobStatus, list[float]]:
-    """Without a change of progress that is no progress, or that follows too soon and comes alone; the seconds after
-    which that one is due."""
+    """The status without a change of progress that is no progress, or that follows too soon and comes alone; and the
+    seconds after which that one is due."""
     if not old.progress or not new.progress:
         return new, []
     same_time = new.progress.model_copy(update={"last_updated_time": old.progress.last_updated_time})
@@ -218,7 +221,8 @@ def _lost_jobs(case: Case, execution: Execution | None) -> tuple[str, ...]:
 
 
 def _old_failures(seen: Observed) -> tuple[str, ...]:
-    """All but the newest failed Jobs, with their pods: a job that is often disrupted must not fill the cluster."""
+    """Names of all but the newest failed Jobs, which go with their pods: a job that is often disrupted must not fill
+    the cluster."""
     failed = [job for job in seen.jobs if job.state is JobState.FAILED]
     newest_first = sorted(failed, key=lambda job: -job.execution.number)
     return tuple(job.name for job in newest_first[KEPT_FAILURES:] if not job.deleting)
@@ -235,7 +239,7 @@ def _waits(case: Case, decision: Decision) -> list[float]:
 
 
 def _deadlines(case: Case, decision: Decision) -> Iterator[float]:
-    """Seconds to each of them. Those that a queue holds stand still."""
+    """Seconds to each deadline. Those of a job that a queue holds stand still."""
     status, limits = decision.status, case.spec.deadlines
     if status.start_time is None or status.queued_since is not None:
         return

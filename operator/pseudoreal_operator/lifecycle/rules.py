@@ -33,7 +33,7 @@ from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
 
 UNWATCHED_SECONDS = 5.0
-"""Between two looks at what others are to remove: not all of it is watched."""
+"""Seconds between two looks at what others are to remove: not all of it is watched."""
 
 
 def overdue(case: Case) -> Decision | None:
@@ -158,7 +158,7 @@ def delink_overdue(case: Case) -> Decision | None:
 
 
 def never_started(case: Case) -> Decision | None:
-    """Not all pods run in time."""
+    """Decides when not all pods run in time."""
     allowed, asked = case.spec.deadlines.startup_seconds, case.status.attempt_time
     if case.job is None:
         return _never_made(case)
@@ -176,7 +176,7 @@ def never_started(case: Case) -> Decision | None:
 
 
 def _never_made(case: Case) -> Decision | None:
-    """The API server refuses the pods themselves."""
+    """Decides when the API server refuses the pods themselves."""
     deadline = hindered_deadline(case)
     if deadline is None or case.now < deadline:
         return None
@@ -214,7 +214,8 @@ def running(case: Case) -> Decision | None:
 
 
 def lost(case: Case) -> Decision | None:
-    """A pod cannot be ended, as on a node that is off: its Job waits for it, and so do its partners."""
+    """Decides when a pod cannot be ended, for instance on a node that is off: its Job waits for it, and so do its
+    partners."""
     if case.job is None or case.job.state is not JobState.ACTIVE:
         return None
     pod = next((pod for pod in case.pods if is_stuck(pod, case.now)), None)
@@ -225,7 +226,7 @@ def lost(case: Case) -> Decision | None:
 
 
 def deserted(case: Case) -> Decision | None:
-    """A pod is gone without a word, as with its node, and another lost its connection to it."""
+    """Decides when a pod is gone without a word, for instance with its node, and another lost its connection to it."""
     if case.job is None or case.job.state is not JobState.ACTIVE or not case.gone:
         return None
     witnesses = [pod for pod in case.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
@@ -241,7 +242,7 @@ def execution_failed(case: Case) -> Decision | None:
 
 
 def vanished(case: Case) -> Decision | None:
-    """The status says that the execution began, and its Job is gone."""
+    """Decides when the status says that the execution began, and its Job is gone."""
     if not is_started(case.status.phases, case.stage) or case.status.restart_after is not None:
         return None
     return restart_or_fail(case, Cause("JobDeleted", f"Job {case.job_name} was deleted.", counts=False))
@@ -258,7 +259,8 @@ def backing_off(case: Case) -> Decision | None:
 
 
 def leftovers(case: Case) -> Decision | None:
-    """Executions must not overlap, nor must a job and a deleted one of the same name share children's names."""
+    """Waits for what earlier executions have left: executions must not overlap, nor must a job and a deleted one of the
+    same name share children's names."""
     old, wait = next((pod for pod in case.seen.pods if pod.is_alive), None), None
     if old:
         text = (
@@ -304,7 +306,7 @@ RULES = (
     backing_off,
     leftovers,
 )
-"""`start` is what remains."""
+"""The rules in their order; `start` is what remains."""
 
 
 def active_deadline(case: Case, allowed: int) -> datetime:
@@ -319,7 +321,7 @@ def startup_deadline(case: Case, allowed: int) -> datetime:
 
 
 def hindered_deadline(case: Case) -> datetime | None:
-    """Until when the API server may refuse the pods."""
+    """The time until which the API server may refuse the pods; None where there is no limit."""
     allowed, since = case.spec.deadlines.startup_seconds, case.status.hindered_since
     return clock.from_text(since) + timedelta(seconds=allowed) if allowed and since else None
 
@@ -337,12 +339,13 @@ def _transition(case: Case, following: Stage) -> Transition | None:
 
 
 def _is_paused(case: Case) -> bool:
-    """Clocks stand still from the wish to suspend until the job is resumed, and while a queue holds its pods."""
+    """Whether clocks stand still: from the wish to suspend until the job is resumed, and while a queue holds its
+    pods."""
     return case.spec.suspend or conditions.holds(case.status, "Suspended") or case.status.queued_since is not None
 
 
 def _renewed(case: Case) -> Transition | None:
-    """The clock of a transition stands still while the job is suspended; it starts anew."""
+    """The transition with its clock begun anew, as it stands still while the job is suspended."""
     if case.status.transition is None:
         return None
     later = case.now + timedelta(seconds=case.spec.delink.timeout_seconds)
@@ -360,7 +363,7 @@ def _judged(case: Case, missing: Missing, more: str = "") -> Decision:
 
 
 def _origin(case: Case, pod: Pod | None) -> Pod | None:
-    """Where a fault began: a pod may say that the rank of another one is to blame."""
+    """The pod in which a fault began: a pod may say that the rank of another one is to blame."""
     message = pod.termination.message if pod and pod.termination else None
     suspect = message.suspect if message else None
     return pod if suspect is None else case.pod_of_rank(suspect) or pod

@@ -15,11 +15,11 @@ from pseudoreal_operator.observe.case import JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.stages import Execution
 
 STOP_SECONDS = 5
-"""Grace period of pods that cannot save: for their last words."""
+"""Grace period in seconds of pods that cannot save: for their termination messages."""
 ORIGIN_SECONDS = 6.0
-"""For the pod where a fault began to say so, once one that only lost its connection to it has ended."""
+"""Seconds that the pod in which a fault began has to say so, once one that only lost its connection to it has ended."""
 STUCK_SECONDS = 15.0
-"""After the end of its grace period, a pod that is still there is taken for lost."""
+"""Seconds after the end of its grace period at which a pod that is still there is taken for lost."""
 
 
 def pods_to_stop(seen: Observed, now: datetime) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ def is_lost(pods: Sequence[Pod], status: PseudoRealJobStatus, execution: Executi
 
 
 def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
-    """Those to come at which time alone may change what is to be ended, or what is lost."""
+    """Moments to come at which time alone may change what is to be ended, or what is lost."""
     going_on = {pod.execution for pod in seen.pods if pod.is_alive}
     going_on |= {job.execution for job in seen.jobs if job.state is JobState.ACTIVE}
     for pod in (pod for pod in seen.pods if pod.execution in going_on):
@@ -64,7 +64,7 @@ def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
 
 
 def is_stuck(pod: Pod, now: datetime) -> bool:
-    """Whether it cannot be ended, as on a node that is off."""
+    """Whether the pod cannot be ended, for instance on a node that is off."""
     if pod.leaves_by is None or not pod.is_alive:
         return False
     return now >= clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)

@@ -27,12 +27,13 @@ Json = dict[str, Any]
 WORKERS = 16
 WATCHED_CHILDREN = ("Job", "Pod")
 LISTEN_SECONDS = 10.0
-"""Between two looks at which pods are silent; they cost no request."""
+"""Seconds between two looks at which pods are silent; they cost no request."""
 WATCH_TASK = "watch of "
 _BEGIN_SECONDS = 5.0
-"""Until the watches run; one that cannot, as in a namespace without rights, must not hold up the others."""
+"""Seconds to wait until the watches run; one that cannot, for instance in a namespace without rights, must not hold up
+the others."""
 GATHER_SECONDS = 0.1
-"""After which a change of a child is looked at: changes of a Job and of its pods come together."""
+"""Seconds after which a change of a child is looked at: changes of a Job and of its pods come together."""
 
 log = structlog.get_logger()
 
@@ -46,11 +47,11 @@ class Wish(NamedTuple):
     has_finalizer: bool
     ended: bool
     told: bool
-    """It has a status."""
+    """Whether the job has a status."""
 
 
 class Queue(Protocol):
-    """Of passes over jobs."""
+    """A queue of passes over jobs."""
 
     def add(self, key: Name, after: float = 0.0) -> None: ...
 
@@ -66,10 +67,10 @@ class Wakeups:
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
         self._wishes: dict[Name, dict[str, Wish]] = {}
-        """By uid as well: events of a job that is gone may come after those of its successor."""
+        """The wishes of jobs, by name and uid: events of a job that is gone may come after those of its successor."""
 
     def job_changed(self, change: str | None, body: Json, now: datetime) -> None:
-        """`change`: None for one that was there before."""
+        """Takes a change of a job. `change`: None for a job that was there before."""
         name, uid, wish = name_of(body), body["metadata"]["uid"], _wish(body)
         known = self._wishes.get(name, {}).get(uid)
         if change == "DELETED":
@@ -82,14 +83,15 @@ class Wakeups:
             self._begin(name, wait, was_there=change is None)
 
     def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
-        """After a start there may be thousands of those that were there before."""
+        """Asks for the first pass over a job. Those that were there before go to the backlog: after a start there may
+        be thousands of them."""
         if was_there and wait == 0:
             self._queue.add_backlog(name)
         else:
             self._queue.add(name, wait)
 
     def child_changed(self, change: str, body: Json) -> None:
-        """For a job that has ended, only what still lives is news."""
+        """Takes a change of a child. For a job that has ended, only what still lives is news."""
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
         wishes = self._wishes.get(name, {}).values()
@@ -144,7 +146,7 @@ def _wish(body: Json) -> Wish:
 
 
 def _lives(child: Json) -> bool:
-    """A pod or a Job that has not ended."""
+    """Whether the child is a pod or a Job that has not ended."""
     status = child.get("status") or {}
     ended = status.get("phase") in ("Succeeded", "Failed") or _holds(status, "Complete") or _holds(status, "Failed")
     return not ended
@@ -163,7 +165,7 @@ class Loop:
 
     @asynccontextmanager
     async def running(self, watching: Api) -> AsyncIterator[None]:
-        """`watching` has connections of its own: watches hold theirs."""
+        """Runs the loop until it is cancelled. `watching` has connections of its own: watches hold theirs."""
         begun: list[asyncio.Event] = []
         tasks: list[asyncio.Task[Any]] = []
         for namespace in self._means.settings.namespaces or (None,):

@@ -19,10 +19,10 @@ Json = dict[str, Any]
 
 MOST_WAITING = 2000
 MOST_TRIES = 8
-"""About two minutes."""
+"""Number of tries to post an event: about two minutes."""
 _WORKERS = 2
 _FINAL = (400, 403, 422)
-"""A namespace that takes no more events."""
+"""HTTP statuses after which an event is given up: the namespace takes no more events, or not this one."""
 
 log = structlog.get_logger()
 
@@ -40,11 +40,11 @@ class News:
             yield
 
     def hold(self, job: str, status: PseudoRealJobStatus, events: Sequence[Json]) -> None:
-        """Of a status that may be written or not, as its answer did not come. `job`: its uid."""
+        """Keeps the events of a status that may be written or not, as its answer did not come. `job`: its uid."""
         self._held[job] = (status, events)
 
     def settle(self, job: str, status: PseudoRealJobStatus) -> Sequence[Json]:
-        """What was held for the status that the job turned out to have."""
+        """The events that were held for the status that the job turned out to have."""
         held, events = self._held.pop(job, (None, ()))
         return events if held == status else ()
 
@@ -52,7 +52,7 @@ class News:
         self._held.pop(job, None)
 
     def tell(self, job: Name, events: Iterable[Json]) -> None:
-        """In that order."""
+        """Posts the events of a job one after the other, in that order."""
         for event in events:
             if sum(map(len, self._waiting.values())) >= MOST_WAITING:
                 self._lose(event, "too many events wait")
@@ -80,7 +80,7 @@ class News:
         return pause_after(error, failures, random())
 
     def _next(self, job: Name) -> float | None:
-        """Done with the first one."""
+        """Takes the first event off: 0 when another one waits, else None."""
         self._waiting[job].popleft()
         if self._waiting[job]:
             return 0.0

@@ -50,7 +50,7 @@ class Gone(Exception):
 
 @dataclass(frozen=True)
 class Means:
-    """What passes work with, and what they share."""
+    """Resources that all passes share."""
 
     api: Api
     settings: Settings
@@ -60,19 +60,16 @@ class Means:
     words: LastWords = field(default_factory=LastWords)
 
     def forget(self, namespace: str, uid: str) -> None:
-        """What is kept of a job in memory."""
+        """Forgets what is kept of a job in memory."""
         self.board.forget((namespace, uid))
         self.words.forget((namespace, uid))
         self.news.forget(uid)
 
 
 async def reconcile(means: Means, name: Name, wake: Callable[[float], None]) -> float | None:
-    """Seconds until the next pass is due; None for not before something changes. `wake` asks for one in so many
-    seconds, at any time.
-
-    Raises Gone; what UNAVAILABLE names, after which another pass will find its way; anything else is a mistake of ours,
-    which the job's status then tells of.
-    """
+    """Makes a pass over a job: the seconds until the next one is due; None for not before something changes. `wake`
+    asks for one in so many seconds, at any time. Raises Gone; what UNAVAILABLE names, after which another pass will
+    find its way; anything else is a mistake of ours, which the job's status then tells of."""
     body = await _read(means.api, name)
     if has_finalizer(body["metadata"]):
         await take_off(means.api, body["metadata"])
@@ -90,7 +87,8 @@ async def reconcile(means: Means, name: Name, wake: Callable[[float], None]) -> 
 
 
 async def _read(api: Api, name: Name) -> Json:
-    """Raises Gone. An answer of 404 alone may have other reasons, such as a definition that is being replaced."""
+    """The job as the API server has it. Raises Gone. An answer of 404 alone may have other reasons, such as a
+    definition that is being replaced."""
     found = await api.find("PseudoRealJob", *name)
     if found is not None:
         return found
@@ -130,13 +128,14 @@ async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> floa
 
 
 def _spread(wait: float, refusal: ApiException) -> float:
-    """Jobs that one quota hinders do not ask together; and not before the API server wants it."""
+    """The wait, spread at random so that jobs that one quota hinders do not ask together, and no shorter than the API
+    server wants it."""
     pause = pause_after(refusal, 1, random())
     return max(wait * (1 - random() / 4), pause.seconds if pause.binding else 0.0)
 
 
 def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
-    """What a child that the API server refuses means. Raises the refusal when it is for another pass."""
+    """The plan that follows when the API server refuses a child. Raises the refusal when it is for another pass."""
     text = f"The API server refuses a change of this job's children: {message_of(refusal)}"
     if is_mistake(refusal):
         return plan_refusal(seen, text, now)
@@ -177,7 +176,7 @@ class _Hands:
         log.info("expired", completed=self.status.completion_time)
 
     async def try_children(self, wanted: Plan) -> ApiException | None:
-        """What the API server refused."""
+        """Carries out a plan: what the API server refused, or None."""
         try:
             await rehearse(self.api, wanted.trial)
             await self._remove(wanted)
@@ -188,12 +187,13 @@ class _Hands:
         return None
 
     async def carry_out(self, wanted: Plan) -> float | None:
-        """A plan that makes no children."""
+        """Carries out a plan that makes no children."""
         await self._remove(wanted)
         return await self.tell(wanted)
 
     async def tell(self, wanted: Plan) -> float | None:
-        """Events come after the status that records their transition, and nothing waits for them."""
+        """Tells the events of a plan. They come after the status that records their transition, and nothing waits for
+        them."""
         now, instance = datetime.now(UTC), socket.gethostname()
         events = to_manifests(wanted.events, self.metadata, now, instance)
         if wanted.status != self.status:
@@ -220,7 +220,8 @@ class _Hands:
             log.info("deleted", kind="Job", name=name)
 
     async def _write(self, status: PseudoRealJobStatus) -> None:
-        """A status that is refused is written without its texts: no job stands still for what somebody said."""
+        """Writes the status. One that is refused is written without its texts: no job stands still for what somebody
+        said."""
         try:
             await self._apply(status)
         except ApiException as error:

@@ -45,14 +45,14 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
-    """In the order in which they must be made: the Job last, so that where it is, all of them are. Of the status they
-    take the numbers and the nodes."""
+    """The children of a stage in the order in which they must be made: the Job last, so that where it is, all of them
+    are. The numbers and the nodes come from the status."""
     made = network_children(job) if stage.kind is StageKind.TRAIN else []
     return [*made, _job(job, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes)]
 
 
 def network_children(job: PseudoRealJob) -> list[Json]:
-    """What the pods of all executions share."""
+    """The children that the pods of all executions share."""
     return [_service(job), *([network_policy(job)] if is_isolated(job) else [])]
 
 
@@ -88,7 +88,8 @@ def _disk(job: PseudoRealJob, phase: Phase) -> Json:
 
 
 def _without_devices(resources: Resources) -> Resources:
-    """A delink copies bytes: it needs the memory of the phase that it leads into, but no GPU."""
+    """The resources without GPUs, for a delink: it copies bytes, and needs the memory of the phase that it leads
+    into."""
 
     def plain(amounts: dict[str, int | str]) -> dict[str, int | str]:
         return {name: amount for name, amount in amounts.items() if "/" not in name}
@@ -122,7 +123,8 @@ def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:
 
 
 def _service(job: PseudoRealJob) -> Json:
-    """Gives the pods host names, before they are ready: they become ready by finding one another."""
+    """The headless Service. It gives the pods host names before they are ready: they become ready by finding one
+    another."""
     port = rendezvous_port(job)
     spec = {
         "clusterIP": "None",
@@ -152,7 +154,7 @@ def _job(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[
 
 
 def identity(manifest: Json) -> tuple[str, str]:
-    """(kind, name)."""
+    """Kind and name of a manifest."""
     return manifest["kind"], manifest["metadata"]["name"]
 
 
@@ -245,8 +247,8 @@ def job_labels(job: PseudoRealJob) -> dict[str, str]:
 
 
 def training_pods(job: PseudoRealJob) -> dict[str, str]:
-    """Selects the training pods of all executions: never two of them run at once, and the rendezvous keeps those that
-    linger out."""
+    """Labels that select the training pods of all executions: never two of them run at once, and the rendezvous keeps
+    those that linger out."""
     return {LABEL_JOB_UID: job.metadata.uid, LABEL_ROLE: StageKind.TRAIN.value}
 
 

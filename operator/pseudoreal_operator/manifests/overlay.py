@@ -65,7 +65,7 @@ def _with_term(spec: Json, kind: str, strength: str, term: Json) -> Json:
 
 
 def _away_from_pods(uid: str) -> Json:
-    """Pods that have ended do not count to the scheduler."""
+    """The term that keeps pods away from the job's other pods; those that have ended do not count to the scheduler."""
     return {"labelSelector": {"matchLabels": {LABEL_JOB_UID: uid}}, "topologyKey": HOSTNAME}
 
 

@@ -75,7 +75,8 @@ def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: S
 
 
 def _indispensable(plan: PodPlan, own: Json) -> Json:
-    """Without its labels a pod would be none of the job's, and without the rendezvous each would train alone."""
+    """Fields that the overlay cannot change: without its labels a pod would be none of the job's, and without the
+    rendezvous each would train alone."""
     (container,) = own["spec"]["containers"]
     env = [entry for entry in container["env"] if is_reserved(entry["name"])]
     metadata = {"labels": plan.labels, "annotations": file_annotations(plan.files)}
@@ -83,7 +84,7 @@ def _indispensable(plan: PodPlan, own: Json) -> Json:
 
 
 def _grace_seconds(job: PseudoRealJob) -> int:
-    """The template may set it, too."""
+    """Grace period of the pods in seconds; the template may set it, too."""
     spec = job.spec.pod.template.get("spec")
     chosen = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
     return chosen if isinstance(chosen, int) else job.spec.pod.termination_grace_period_seconds
@@ -163,7 +164,8 @@ def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings)
 
 
 def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
-    """torchrun reads its options from PET_*. The id has the execution in it, so that a stale worker cannot join."""
+    """Options of torchrun, which reads them from PET_*. The id has the attempt in it, so that a stale worker cannot
+    join."""
     assert plan.rendezvous_id is not None, "only training meets"
     service = network_name(job.metadata.name, job.metadata.uid)
     return {
@@ -178,7 +180,8 @@ def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
 
 
 def _shutdown_seconds(grace: int) -> int:
-    """After a SIGTERM, torchrun kills its ranks: late enough for a checkpoint, before the kubelet kills the pod."""
+    """Seconds after a SIGTERM at which torchrun kills its ranks: late enough for a checkpoint, before the kubelet kills
+    the pod."""
     return max(1, grace - min(20, ceil(grace / 6)))
 
 
@@ -221,7 +224,7 @@ def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]
 
 
 def _work_volume(job: PseudoRealJob) -> Json:
-    """Checkpoints in object storage leave only metrics.jsonl to the pod."""
+    """The volume of the work directory. Checkpoints in object storage leave only metrics.jsonl to the pod."""
     volume = job.spec.checkpoint.volume
     if volume is None:
         return {"name": "work", "emptyDir": {}}

@@ -1,4 +1,4 @@
-"""What was heard from the pods, in memory: nothing is lost with it but the time until they report again."""
+"""What was heard from the pods, kept in memory: after a restart the pods report it again."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -11,17 +11,17 @@ from pseudoreal_operator.observe.case import Heard
 from pseudoreal_operator.observe.stages import Execution
 
 QUIET_SECONDS = 20.0
-"""A pod that was not heard for so long is silent: it reports every few seconds."""
+"""Seconds after which a pod that was not heard is silent: it reports every few seconds."""
 
 SOON_SECONDS = 1.0
-"""After which a job is woken by a pod that began or ended its steps."""
+"""Seconds after which a job is woken by a pod that began or ended its steps."""
 NEWS_SECONDS = 10.0
-"""After which it is woken by progress: as often as that is written."""
+"""Seconds after which a job is woken by progress: as often as that is written."""
 NEWS_PER_SECOND = 20.0
-"""Wake-ups for progress of all jobs together; with more than 200 of them, each waits longer."""
+"""Wake-ups in a second for progress, of all jobs together; with more than 200 of them, each waits longer."""
 LOG_SECONDS = 60.0
-"""Between two looks at the log of a pod that is silent. Each wait is as long as it has been silent before, as long as
-the log has nothing new either."""
+"""Seconds between two looks at the log of a pod that is silent. Each wait is as long as it has been silent before, as
+long as the log has nothing new either."""
 
 JobKey = tuple[str, str]
 """Namespace and uid. Anybody may label a pod with the uid of a job in another namespace: it is not heard."""
@@ -29,7 +29,7 @@ JobKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class Speaker:
-    """A pod, as its labels say."""
+    """A pod that reports, as its labels describe it."""
 
     job: JobKey
     execution: Execution
@@ -72,7 +72,7 @@ class _Followed:
 
 
 class Board:
-    """Of the jobs that this operator follows: pods of a deleted job may report until they end."""
+    """What was heard of each job that this operator follows: pods of a deleted job may report until they end."""
 
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Followed] = {}
@@ -86,7 +86,7 @@ class Board:
         self._jobs.pop(job, None)
 
     def hear(self, speaker: Speaker, report: PodReport, now: datetime) -> bool:
-        """Whether the job is followed."""
+        """Takes a report: whether its job is followed."""
         followed = self._jobs.get(speaker.job)
         if followed is None:
             return False
@@ -98,7 +98,7 @@ class Board:
         return True
 
     def listen(self, job: JobKey, speaker: Execution | None, now: datetime) -> None:
-        """To the pod of rank 0 of that execution; to none of them, where it does not run."""
+        """Listens to the log of the pod of rank 0 of that execution; to none, where that pod does not run."""
         followed = self._jobs.get(job)
         if followed is None or (followed.listening and followed.listening.execution == speaker):
             return
@@ -119,7 +119,7 @@ class Board:
                 followed.wake(0.0)
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
-        """What a pod that does not report has logged: that it makes steps, and no more."""
+        """Takes what a pod that does not report has logged: that it makes steps, and no more."""
         followed = self._jobs.get(speaker.job, _Followed())
         known = followed.heard.get((speaker.execution, speaker.index))
         if known is None or progress.step > steps_of(known.report):
@@ -127,7 +127,7 @@ class Board:
             self.hear(speaker, PodReport(ranks=ranks, progress=progress), now)
 
     def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[Heard, ...]:
-        """Of these runs; what is known of others is forgotten."""
+        """What was heard of these runs; what is known of others is forgotten."""
         followed = self._jobs.get(job, _Followed())
         followed.heard = {key: heard for key, heard in followed.heard.items() if heard.execution in executions}
         return tuple(followed.heard.values())
@@ -162,7 +162,7 @@ def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datet
 
 
 def _wake_after(known: Heard | None, heard: Heard) -> float | None:
-    """How soon the job is to be looked at for what a report says; None when that is nothing new."""
+    """Seconds until the job is to be looked at for what a report says; None when that is nothing new."""
     if known is None or (known.begun is None) != (heard.begun is None) or _has_ended(known) != _has_ended(heard):
         return SOON_SECONDS
     return None if _essence(known) == _essence(heard) else NEWS_SECONDS
@@ -178,7 +178,8 @@ def _has_ended(heard: Heard) -> bool:
 
 
 def _is_at_work(rank: RankSign) -> bool:
-    """Ranks that start wait for each other as well; but one that was busy has made a step."""
+    """Whether the rank makes steps. Ranks that start wait for each other as well; but one that was busy has made a
+    step."""
     return rank.place in ("computing", "ended") or rank.busy_seconds is not None
 
 

@@ -37,17 +37,17 @@ class ChildJob:
     ended: str | None = None
     deleting: bool = False
     outlives_pods: bool = False
-    """One that fails leaves it and the other pods as they are, until it is given up."""
+    """Whether a pod that fails leaves the Job and the other pods as they are, until the Job is given up."""
     given_up: bool = False
-    """One that ends its pods when one of them fails: by the operator's wish, or made so by release 0.2.0."""
+    """Whether the Job ends its pods when one of them fails: by the operator's wish, or made so by release 0.2.0."""
     queued: bool = False
-    """Suspended by somebody else than us: a queue that has not admitted it."""
+    """Whether the Job is suspended by another than the operator: a queue that has not admitted it."""
     held: str | None = None
-    """When its queue last began to hold it, while it does, in RFC 3339."""
+    """The time at which its queue last began to hold it, while it does, in RFC 3339."""
     admitted: str | None = None
-    """When its queue last let it go, if one ever held it, in RFC 3339."""
+    """The time at which its queue last let it go, if one ever held it, in RFC 3339."""
     begun: str | None = None
-    """When it was first made, or last admitted by its queue, in RFC 3339."""
+    """The time at which it was first made, or last admitted by its queue, in RFC 3339."""
 
 
 class PodPhase(StrEnum):
@@ -66,7 +66,7 @@ class Termination:
     text: str
     """The termination message as Kubernetes has it."""
     message: TerminationMessage | None
-    """The same, when it is one of ours."""
+    """The termination message as a trainer wrote it; None when it is not a trainer's."""
     finished: str = ""
 
 
@@ -87,21 +87,21 @@ class Pod:
     ready: bool = False
     node: str = ""
     started: str | None = None
-    """When its container did, in RFC 3339."""
+    """The time at which its container started, in RFC 3339."""
     termination: Termination | None = None
     disruption: str | None = None
-    """Set when Kubernetes itself ended the pod: preemption, eviction, a lost node."""
+    """Kubernetes' reason, when it ended the pod itself: preemption, eviction, a lost node."""
     conditions: frozenset[str] = frozenset()
-    """Types of those that are True."""
+    """Types of the pod's conditions that are True."""
     reason: str = ""
     """Kubernetes' word for what became of the pod as a whole."""
     complaint: str = ""
-    """That word, and a message."""
+    """`reason`, and a message."""
     obstacle: Obstacle | None = None
     memory_limit: str = ""
-    """Of the trainer container, as the pod says it."""
+    """Memory limit of the trainer container, as the pod gives it."""
     leaves_by: str | None = None
-    """When a pod that is being deleted is to be gone, its grace period included, in RFC 3339."""
+    """The time by which a pod that is being deleted is to be gone, its grace period included, in RFC 3339."""
 
     @property
     def is_alive(self) -> bool:
@@ -115,21 +115,21 @@ class Heard:
     execution: Execution
     index: int
     first: datetime
-    """When it was first heard."""
+    """The moment at which the pod was first heard."""
     last: datetime
-    """When it was last heard."""
+    """The moment at which the pod was last heard."""
     report: PodReport
-    """Its newest."""
+    """The newest report of the pod."""
     begun: datetime | None = None
-    """When a rank of it was first seen in a step, or past one."""
+    """The moment at which a rank of the pod was first seen in a step, or past one."""
     progressed: datetime | None = None
-    """When its steps were last seen to grow, or a save to go on."""
+    """The moment at which its steps were last seen to grow, or a save to go on."""
 
 
 @dataclass(frozen=True)
 class Observed:
-    """`existing` holds (kind, name) of the children that are there. `foreign` names what a deleted job of the same
-    name left and the garbage collector has yet to remove."""
+    """What one pass sees of a job. `existing` holds (kind, name) of the children that are there. `foreign` names what a
+    deleted job of the same name left and the garbage collector has yet to remove."""
 
     job: PseudoRealJob
     status: PseudoRealJobStatus
@@ -164,13 +164,14 @@ def _moved_on(status: PseudoRealJobStatus, held: timedelta) -> PseudoRealJobStat
 
 
 def _unseen(status: PseudoRealJobStatus, job: ChildJob | None) -> str | None:
-    """Since when a queue held the Job that it let go before anybody looked, as while the operator was away."""
+    """The time since which a queue held the Job that it let go before anybody looked, for instance while the operator
+    was away."""
     admitted, asked = _moment(job.admitted) if job else None, _moment(status.attempt_time)
     return status.attempt_time if admitted and asked and admitted > asked else None
 
 
 def _admitted(job: ChildJob | None, since: datetime, now: datetime) -> datetime:
-    """When the hold that began at `since` was over. The Job controller may not have said so yet."""
+    """The time at which the hold that began at `since` was over. The Job controller may not have said so yet."""
     said = map(_moment, (job.admitted, job.begun)) if job else ()
     return min([now, *(moment for moment in said if moment and moment >= since)])
 
@@ -184,7 +185,7 @@ def _later(text: str, by: timedelta) -> str:
 
 
 _NAME_CHARACTERS = 64
-"""Of what is to be the name of a phase, which has fewer."""
+"""Most characters of what is to be the name of a phase; such a name has fewer."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +225,7 @@ class Case:
 
     @property
     def workers(self) -> int:
-        """Pods that the stage wants."""
+        """Number of pods that the stage wants."""
         return self.spec.phases[self.stage.index].workers if self.stage.kind is StageKind.TRAIN else 1
 
     @property
@@ -234,7 +235,7 @@ class Case:
 
     @cached_property
     def job(self) -> ChildJob | None:
-        """The Job of the present execution. One that somebody deletes while it runs is as good as gone."""
+        """The Job of the present execution; one that is being deleted while it runs counts as gone."""
         return self._job_of(self.execution)
 
     def _job_of(self, execution: Execution) -> ChildJob | None:
@@ -247,7 +248,7 @@ class Case:
 
     @property
     def gone(self) -> list[int]:
-        """Workers whose pods are gone, though nobody of us has ended them."""
+        """Numbers of the workers whose pods are gone, though the operator has not ended them."""
         if self.job is None or self.job.given_up:
             return []
         return sorted(set(range(self.workers)) - {pod.index for pod in self.pods})
@@ -259,14 +260,14 @@ class Case:
 
     @cached_property
     def heard(self) -> list[Heard]:
-        """Of the present execution, in the order of the pods."""
+        """What was heard of the present execution, in the order of its pods."""
         return sorted(
             (heard for heard in self.seen.heard if heard.execution == self.execution), key=lambda heard: heard.index
         )
 
     @property
     def started_pods(self) -> int:
-        """Pods whose container runs or has run."""
+        """Number of pods whose container runs or has run."""
         return sum(pod.phase is not PodPhase.PENDING for pod in self.pods)
 
     def pod_of_rank(self, rank: int) -> Pod | None:
@@ -281,7 +282,7 @@ class Case:
 
     @property
     def asked_to_finish(self) -> str | None:
-        """The phase that the user wants to end now."""
+        """Name of the phase that the user wants to end now; None where there is none."""
         wish = self.metadata.annotations.get(ANNOTATION_FINISH_PHASE)
         return None if wish is None else clean(wish, _NAME_CHARACTERS)
 

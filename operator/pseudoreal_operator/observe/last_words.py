@@ -1,6 +1,9 @@
-"""What pods said that were deleted as soon as they had ended, as those of a job that is suspended. Pure.
+"""The last words of pods that were deleted as soon as they had ended, for instance those of a job that is suspended.
+Pure.
 
-Their watch told it, and no list shows them any more. It is in memory: training finds its checkpoints without it."""
+Their watch told them, and no list shows the pods any more. They are kept in memory only: training finds its checkpoints
+without them.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,7 +42,7 @@ class LastWords:
             said.newest = pod
 
     def of_job(self, job: JobKey, listed: Iterable[str]) -> tuple[Pod, ...]:
-        """Those that are gone. `listed`: names of the pods that are not."""
+        """The pods of a job that are gone. `listed`: names of the pods that are not."""
         said, known = self._said.get(job), set(listed)
         pods = {pod.name: pod for pod in (said.first, said.newest) if pod} if said else {}
         return tuple(pod for name, pod in pods.items() if name not in known)

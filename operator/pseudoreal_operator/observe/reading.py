@@ -29,23 +29,21 @@ Json = dict[str, Any]
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 _WORD_CHARACTERS = 128
-"""Of a reason, which is one word."""
+"""Most characters of a reason, which is one word."""
 _MOST = {int: MOST_COUNT, float: 1e10}
-"""What may be seconds is smaller: some more of them before now there is no date."""
+"""Largest numbers that are read. What may be seconds is smaller: some more of them before now there is no date."""
 
 _MOST_EXECUTIONS = 2**31
-"""No job has so many; a status could not hold many more."""
+"""Largest number of an execution that is read: no job has so many, and a status could not hold many more."""
 
 # Waiting for these is part of any start; the others say what is wrong.
 _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
 def belongs_to(uid: str, child: Json) -> bool:
-    """Whether its labels and its owner say so.
-
-    Anybody may give other objects these labels, so that their logs come with the others'; but owners are what the
-    garbage collector goes by. A pod's is a Job, every other child's the job itself.
-    """
+    """Whether the child belongs to the job of this uid, by its labels and its owner. Anybody may give other objects
+    these labels, so that their logs come with the others'; but owners are what the garbage collector goes by. A pod's
+    is a Job, every other child's the job itself."""
     owners = child["metadata"].get("ownerReferences") or []
     owner: Json = next((owner for owner in owners if owner.get("controller")), {})
     is_owned = owner.get("uid") == uid if owner.get("kind") == KIND else owner.get("kind") == "Job"
@@ -60,7 +58,7 @@ def _has_run(child: Json) -> bool:
 
 
 def is_of_another(uid: str, child: Json) -> bool:
-    """Of a deleted job of the same name."""
+    """Whether the child belongs to a deleted job of the same name."""
     return _labels(child).get(LABEL_JOB_UID, uid) != uid
 
 
@@ -82,7 +80,7 @@ def read_job(body: Json) -> ChildJob:
 
 
 def has_no_pod_left(job: Json) -> bool:
-    """Whether all pods of a Job have ended; not before it has."""
+    """Whether all pods of a Job have ended; it is never so before the Job has."""
     status = job.get("status", {})
     return _ending(job) is not None and not status.get("active") and not status.get("terminating")
 
@@ -120,7 +118,7 @@ def newest_report(log: str) -> ProgressReport | None:
 
 
 def read_report(body: bytes) -> PodReport:
-    """What a pod sent. Raises ValueError with a sentence."""
+    """The report that a pod sent. Raises ValueError with a sentence."""
     try:
         report = PodReport.model_validate_json(body)
     except ValidationError as error:
@@ -147,7 +145,7 @@ def _progress(line: str) -> ProgressReport | None:
 
 
 def _fits(part: ProgressReport | SavedCheckpoint) -> bool:
-    """Where a number does not fit a status, every pass over the job would fail."""
+    """Whether its numbers fit a status. Where one does not, every pass over the job would fail."""
     numbers = [value for value in part.model_dump().values() if isinstance(value, int | float)]
     # Nothing holds for NaN.
     return all(abs(value) <= _MOST[type(value)] for value in numbers) and part.step >= 0
@@ -167,7 +165,7 @@ def _execution(body: Json) -> Execution:
 
 
 def _changed(body: Json, kind: str, to: str) -> str | None:
-    """When a condition came to have the value that it has."""
+    """The time at which a condition came to have the value that it has."""
     found = _condition(body.get("status", {}), kind)
     return found.get("lastTransitionTime") if found and found["status"] == to else None
 

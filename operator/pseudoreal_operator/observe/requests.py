@@ -86,7 +86,7 @@ def _without(jobs: Sequence[Json], present: Execution | None) -> str:
 
 
 async def _pods(api: Api, job: PseudoRealJob, selector: str) -> tuple[list[Pod], list[str]]:
-    """Those of the job, and the names of those of a deleted one of its name."""
+    """The children of the job, and the names of those of a deleted job of its name."""
     pods: list[Pod] = []
     strangers: list[str] = []
     async for body in api.each("Pod", job.metadata.namespace, selector):
@@ -111,7 +111,7 @@ def _speaker(pods: Sequence[Pod], present: Execution | None) -> Pod | None:
 
 
 async def _read_log(api: Api, board: Board, job: JobKey, speaker: Pod | None, now: datetime) -> None:
-    """What a pod says that does not report. Nothing depends on it."""
+    """Reads the progress of a pod that does not report from its log. Nothing depends on it."""
     board.listen(job, speaker.execution if speaker else None, now)
     if speaker is None or not board.look_at_log(job, now):
         return

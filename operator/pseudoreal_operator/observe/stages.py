@@ -38,7 +38,7 @@ Phases = list[PhaseStatus]
 
 @dataclass(frozen=True)
 class Stage:
-    """`index` is that of the phase that is trained, or delinked for."""
+    """A stage of a job. `index` is that of the phase that is trained, or delinked for."""
 
     index: int
     phase: str
@@ -58,7 +58,7 @@ class Stage:
 
 
 def all_stages(spec: PseudoRealJobSpec) -> list[Stage]:
-    """In their order."""
+    """The stages of a job in their order."""
     names = [phase.name for phase in spec.phases]
     kinds = (StageKind.DELINK, StageKind.TRAIN)
     return [Stage(index, name, kind) for index, name in enumerate(names) for kind in kinds][1:]

@@ -18,13 +18,13 @@ def without_texts(status: PseudoRealJobStatus) -> PseudoRealJobStatus:
 
 
 def texts_of(status: PseudoRealJobStatus) -> dict[str, str]:
-    """Digest -> text, of those that were not refused before."""
+    """Digest -> text, for those texts that were not refused before."""
     messages = [condition.message for condition in status.conditions]
     return {_digest(message): message for message in messages if not message.startswith(_BEGIN)}
 
 
 def sentence_for(text: str) -> str:
-    """What stands in its place."""
+    """The sentence that stands in place of a text."""
     return f"{_BEGIN}; the operator's log shows it as text {_digest(text)}."
 
 

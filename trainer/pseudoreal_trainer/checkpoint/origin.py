@@ -112,7 +112,7 @@ def _anew(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Anew:
 
 
 def _newest_first(stores: Sequence[CheckpointStore], phase: str) -> list[_Candidate]:
-    """Of two with the same step the job's own comes first.
+    """The newest come first; of two with the same step, the job's own.
 
     Where the job's own phase began at another step than another job's, that one's goes back to other weights.
     """

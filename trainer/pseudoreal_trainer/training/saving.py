@@ -49,7 +49,7 @@ class Saved:
     seconds: float
     """From its step to its commit."""
     stall_seconds: float
-    """That this rank's training stood still for it, at most."""
+    """Most seconds that this rank's training stood still for it."""
 
     @property
     def cost(self) -> CheckpointCost:
@@ -63,7 +63,8 @@ class Saved:
 
 
 class _Files:
-    """Of this rank. They are opened in the thread that writes: a volume that refuses them is not the main thread's."""
+    """The files of this rank. They are opened in the thread that writes: a volume that refuses them is not the main
+    thread's."""
 
     def __init__(self, folder: Place, rank: int, units: list[list[Part]], dtype: str) -> None:
         self._arguments = (folder, rank, units, dtype)
@@ -87,7 +88,7 @@ class _Files:
 class _Committed:
     manifest: Manifest
     moment: float
-    """Of time.perf_counter."""
+    """Moment of the step, in seconds of time.perf_counter."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +217,7 @@ class Saver:
             log.warning("old_checkpoints_stay", error=str(error))
 
     def _all_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
-        """Of all ranks; None when one of them failed."""
+        """The files of all ranks; None when one of them failed."""
         mine = _encoded(own)
         everyone = [torch.empty_like(mine) for _ in range(self._engine.grid.ranks.world)]
         if self._engine.grid.saving is None:

@@ -64,7 +64,7 @@ class Second:
 
 
 def _find(config: PhaseConfig) -> Origin | Complete:
-    """Of both ranks, one after the other."""
+    """The origin that both ranks find, one after the other."""
     first = First()
     found = find_origin(config, first)
     second = Second(deque(first.said))
