@@ -186,7 +186,10 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
             f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
         )
     if phase.parallelism.schedule == "interleaved":
-        _check_interleaved(where, spec.model.layers, phase.batch.micro_batches, pipeline)
+        try:
+            check_interleaved(spec.model.layers, pipeline, phase.batch.micro_batches)
+        except UnresolvableJob as error:
+            raise UnresolvableJob(f"{where}: {error}") from None
     return RankCounts(phase.workers, processes, pipeline)
 
 
@@ -208,18 +211,19 @@ def last_steps(spec: PseudoRealJobSpec) -> list[int]:
     return ends
 
 
-def _check_interleaved(where: str, layers: int, micro_batches: int, pipeline: int) -> None:
-    """The conditions of torch's ScheduleInterleaved1F1B, which is the order of this schedule."""
+def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
+    """Checks the conditions of torch's ScheduleInterleaved1F1B, which is the order of this schedule. Raises
+    UnresolvableJob."""
     if layers % pipeline:
         raise UnresolvableJob(
-            f"{where}: the schedule interleaved on {pipeline} pipeline ranks needs a multiple of them as"
-            f" spec.model.layers, which is {layers}; set parallelism.pipeline to a divisor"
+            f"the schedule interleaved on {pipeline} pipeline ranks needs a multiple of them as spec.model.layers,"
+            f" which is {layers}; set parallelism.pipeline to a divisor"
         )
     rounds = max(1, micro_batches // pipeline)
     if micro_batches % rounds:
         raise UnresolvableJob(
-            f"{where}: the schedule interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal"
-            f" rounds, but batch.microBatches is {micro_batches}; a multiple of {pipeline} fits"
+            f"the schedule interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal rounds, but"
+            f" batch.microBatches is {micro_batches}; a multiple of {pipeline} fits, and so does any smaller number"
         )
 
 

@@ -7,6 +7,8 @@ arXiv 1811.06965. 1f1b: Narayanan et al., arXiv 2006.09503. interleaved: Narayan
 from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
 
+from pseudoreal_api.resolved.resolve import check_interleaved
+
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.steps import Backward, Compute, Forward
 
@@ -20,21 +22,6 @@ def compute_order(layout: Layout, rank: int) -> list[Compute]:
 def evaluation_order(layout: Layout, rank: int) -> list[Compute]:
     """Forward passes alone, layer after layer."""
     return [Forward(p, m) for p in layout.positions(rank) for m in range(layout.micro_batches)]
-
-
-def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
-    """Checks that every rank has equally many layers, and every round equally many micro-batches. Raises ValueError."""
-    if layers % pipeline:
-        raise ValueError(
-            f"parallelism.schedule interleaved needs model.layers {layers} to be a multiple of parallelism.pipeline"
-            f" {pipeline}; change one of them or take schedule layered"
-        )
-    rounds = max(1, micro_batches // pipeline)
-    if micro_batches % rounds:
-        raise ValueError(
-            f"parallelism.schedule interleaved needs batch.microBatches {micro_batches} to be a multiple of"
-            f" parallelism.pipeline {pipeline}, or smaller; change one of them or take schedule layered"
-        )
 
 
 def _layered(layout: Layout, rank: int) -> Iterator[Compute]:
