@@ -5,6 +5,7 @@ The generated models of the client would refuse objects of a newer Kubernetes; o
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
@@ -52,6 +53,16 @@ class Name(NamedTuple):
     name: str
 
 
+@dataclass(frozen=True)
+class _Request:
+    method: str
+    path: str
+    query: _Query = field(default_factory=list)
+    body: Json | None = None
+    content_type: str = "application/json"
+    timeout: ClientTimeout = ClientTimeout(total=REQUEST_SECONDS)  # noqa: RUF009 - it is frozen
+
+
 class Api:
     """Requests to the API server. Every method raises ApiException for an answer that it does not expect, and OSError
     when there is none."""
@@ -62,7 +73,7 @@ class Api:
     async def find(self, kind: str, namespace: str, name: str) -> Json | None:
         """The object; None when there is none."""
         try:
-            return await self._json("GET", _path(kind, namespace, name))
+            return await self._json(_Request("GET", _path(kind, namespace, name)))
         except ApiException as error:
             if error.status == 404:
                 return None
@@ -78,7 +89,7 @@ class Api:
         query += [("fieldSelector", f"metadata.name={name}")] if name else []
         following: str | None = None
         while following != "":
-            page = await self._json("GET", _path(kind, namespace), [*query, *_continued(following)])
+            page = await self._json(_Request("GET", _path(kind, namespace), [*query, *_continued(following)]))
             following = page["metadata"].get("continue") or ""
             for body in page["items"]:
                 yield body
@@ -86,7 +97,8 @@ class Api:
     async def version(self, kind: str, namespace: str | None, selector: str) -> str:
         """The version from which a watch goes on."""
         query = [("labelSelector", selector), ("limit", "1")]
-        return str((await self._json("GET", _path(kind, namespace), query))["metadata"]["resourceVersion"])
+        page = await self._json(_Request("GET", _path(kind, namespace), query))
+        return str(page["metadata"]["resourceVersion"])
 
     async def watch(
         self, kind: str, namespace: str | None, selector: str, version: str
@@ -96,7 +108,7 @@ class Api:
         query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
         query += [("labelSelector", selector), ("resourceVersion", version)]
         timeout = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
-        answer = await self._send("GET", _path(kind, namespace), query, timeout=timeout)
+        answer = await self._send(_Request("GET", _path(kind, namespace), query, timeout=timeout))
         async with answer.response as response:
             async for line in response.content:
                 told = json.loads(line)
@@ -110,19 +122,21 @@ class Api:
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"], subresource)
         query = [("fieldManager", manager), ("force", "true")]
-        await self._json("PATCH", path, query, manifest, "application/apply-patch+yaml")
+        await self._json(_Request("PATCH", path, query, manifest, "application/apply-patch+yaml"))
 
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
-        await self._json("PATCH", _path(kind, namespace, name), [], patch, "application/merge-patch+json")
+        path = _path(kind, namespace, name)
+        await self._json(_Request("PATCH", path, [], patch, "application/merge-patch+json"))
 
     async def ask(self, review: Json) -> Json:
         """Posts an object of the cluster that is only an answer."""
-        return await self._json("POST", _path(review["kind"], None), [], review)
+        return await self._json(_Request("POST", _path(review["kind"], None), [], review))
 
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
         """Creates an object. `dry_run`: the API server answers as it would, and stores nothing."""
         query = [("fieldManager", FIELD_MANAGER), *([("dryRun", "All")] if dry_run else [])]
-        await self._json("POST", _path(manifest["kind"], manifest["metadata"]["namespace"]), query, manifest)
+        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        await self._json(_Request("POST", path, query, manifest))
 
     async def post(self, manifest: Json) -> None:
         """Creates an object. One of that name that is there already is left as it is."""
@@ -143,55 +157,36 @@ class Api:
         options |= {"preconditions": {"uid": uid}} if uid else {}
         options |= {} if grace_seconds is None else {"gracePeriodSeconds": grace_seconds}
         try:
-            await self._json("DELETE", _path(kind, namespace, name), [], options)
+            await self._json(_Request("DELETE", _path(kind, namespace, name), [], options))
         except ApiException as error:
             if error.status != 404 and not (uid and error.status == 409):
                 raise
 
     async def log_tail(self, namespace: str, pod: str, container: str, lines: int) -> str:
         query = [("container", container), ("tailLines", str(lines)), ("limitBytes", str(LOG_BYTES))]
-        data = await self._request("GET", _path("Pod", namespace, pod, "log"), query, timeout=LOG_SECONDS)
+        timeout = ClientTimeout(total=LOG_SECONDS)
+        data = await self._data(_Request("GET", _path("Pod", namespace, pod, "log"), query, timeout=timeout))
         return data.decode(errors="replace")
 
-    async def _json(
-        self,
-        method: str,
-        path: str,
-        query: _Query | None = None,
-        body: Json | None = None,
-        content_type: str = "application/json",
-    ) -> Json:
-        answer: Json = json.loads(await self._request(method, path, query, body, content_type))
+    async def _json(self, request: _Request) -> Json:
+        answer: Json = json.loads(await self._data(request))
         return answer
 
-    async def _request(
-        self,
-        method: str,
-        path: str,
-        query: _Query | None = None,
-        body: Json | None = None,
-        content_type: str = "application/json",
-        timeout: float = REQUEST_SECONDS,
-    ) -> bytes:
-        answer = await self._send(method, path, query, body, content_type, ClientTimeout(total=timeout))
-        data: bytes = await answer.read()
+    async def _data(self, request: _Request) -> bytes:
+        data: bytes = await (await self._send(request)).read()
         return data
 
-    async def _send(
-        self,
-        method: str,
-        path: str,
-        query: _Query | None = None,
-        body: Json | None = None,
-        content_type: str = "application/json",
-        timeout: ClientTimeout | None = None,
-    ) -> Any:
+    async def _send(self, request: _Request) -> Any:
         """The client's answer, whose body is yet to be read."""
-        headers = {"Accept": "application/json, */*", "Content-Type": content_type}
-        request = await self._client.param_serialize(
-            method, path, query_params=query or [], header_params=headers, body=body, auth_settings=["BearerToken"]
+        sent = await self._client.param_serialize(
+            request.method,
+            request.path,
+            query_params=request.query,
+            header_params={"Accept": "application/json, */*", "Content-Type": request.content_type},
+            body=request.body,
+            auth_settings=["BearerToken"],
         )
-        answer = await self._client.call_api(*request, _request_timeout=timeout)
+        answer = await self._client.call_api(*sent, _request_timeout=request.timeout)
         if 200 <= answer.status <= 299:
             return answer
         data: bytes = await answer.read()
