@@ -18,7 +18,7 @@ def test_a_watch_that_is_cut_or_expires_is_taken_up_again(lives: Lives) -> None:
         life.proxy.inject(Fault(Kind.ERROR_410, Target.JOB_CHANGE, life.proxy.counts[Target.JOB_CHANGE] + 2))
         assert life.live_on().end["phase"] == "Succeeded"
         assert life.proxy.struck
-        wait_for("a look of the probe", lambda: life.operator.health()["watchers"] == 3, life.explain)
+        wait_for("a look of the probe", lambda: life.operator.health()["watchers"] == 4, life.explain)
         assert life.starts == 1
 
 
@@ -34,7 +34,7 @@ def test_an_operator_whose_watch_of_jobs_fails_is_started_again(lives: Lives) ->
 
 @pytest.mark.parametrize("kind", [Kind.CUT, Kind.ERROR_410, Kind.ERROR_500])
 def test_a_watch_of_children_outlives_whatever_ends_it(lives: Lives, kind: Kind) -> None:
-    """What it did not tell is not waited for until the next look, a minute later."""
+    """What it did not tell is asked for: no look that comes later would show it."""
     with lives.life(f"children-{kind.name.lower().replace('_', '-')}") as life:
         life.create()
         life.until("the first child", lambda: life.job.child_jobs())

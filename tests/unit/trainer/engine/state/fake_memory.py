@@ -38,6 +38,9 @@ def pretend_gpu(patch: pytest.MonkeyPatch) -> FakeMemory:
 
     Any thread that asks torch for pinned memory fails, also on a machine that has some.
     """
+    # With its first device as a context torch notes its factories for good: they must be its own, not those below.
+    with torch.device("cpu"):
+        torch.empty(0)
     fake = FakeMemory(PlainMemory())
     patch.setattr(build, "allocator_for", lambda _: fake)
     patch.setattr(build, "Lanes", lambda _: RecordedLanes(real=True))
