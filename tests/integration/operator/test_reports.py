@@ -10,8 +10,10 @@ import pytest
 from kubernetes import client, config
 from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
 from pseudoreal_api.wire.reports import ReportAnswer, SavedCheckpoint
+from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_trainer.pod.endpoint import Endpoint, Refused
 
+from tests.integration.conftest import audit_log
 from tests.integration.operator.cluster import Cluster, Job
 from tests.integration.operator.conftest import USER, Operator
 from tests.integration.operator.endpoint import Reporter, at
@@ -50,6 +52,16 @@ def test_progress_comes_from_reports(cluster: Cluster) -> None:
     age = datetime.now(UTC) - datetime.fromisoformat(status.checkpoint.saved_time)
     assert timedelta(seconds=88) < age < timedelta(seconds=120)
     assert job.condition("Progressing")["reason"] == "Training"
+
+
+@pytest.mark.usefixtures("operator")
+def test_the_log_of_a_pod_that_says_nothing_is_asked_for(cluster: Cluster, control_plane: ControlPlane) -> None:
+    """No kubelet has it here."""
+    job = cluster.create("silent")
+    (pod,) = job.run("silent-pseudo-a1")
+    asked = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}/log"
+    wait_for("the request", lambda: asked in audit_log(control_plane).read_text())
+    assert job.condition("Progressing")["status"] == "True", "nothing depends on it"
 
 
 @pytest.mark.usefixtures("operator")
