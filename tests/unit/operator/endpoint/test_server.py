@@ -267,13 +267,13 @@ async def test_who_connects_and_says_nothing_is_hung_up_on(endpoint: Endpoint) -
     """Before a handshake, after it, and after a report."""
     port = int(endpoint.url.split(":")[2].split("/")[0])
     silent, _ = await asyncio.open_connection("127.0.0.1", port)
-    greeted, _ = await asyncio.open_connection("127.0.0.1", port, ssl=endpoint.trusted, server_hostname=HOST)
-    assert (await endpoint.post()).status == 200
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
+        greeted = await _greeted(endpoint, port)
+        await _heard(endpoint)
         assert await silent.read() == b""
         assert await greeted.read() == b""
-    # The client takes a new connection where the old one was closed.
-    assert (await endpoint.post()).status == 200
+        # The client takes a new connection where the old one was closed.
+        await _heard(endpoint)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -288,10 +288,23 @@ async def test_a_flood_of_connections_is_refused_at_once(endpoint: Endpoint, mon
     for _, writer in flood:
         writer.close()
     async with asyncio.timeout(60):
-        while await _status(endpoint) != 200:
-            await asyncio.sleep(0.05)
+        await _heard(endpoint)
     await asyncio.wait(ends)
     assert len(ends) == listener.MOST_HANDSHAKES, "these had time for their handshake"
+
+
+async def _greeted(endpoint: Endpoint, port: int) -> asyncio.StreamReader:
+    """A connection after its handshake, for which a busy machine may need more than one try."""
+    while True:
+        with suppress(OSError):
+            reader, _ = await asyncio.open_connection("127.0.0.1", port, ssl=endpoint.trusted, server_hostname=HOST)
+            return reader
+
+
+async def _heard(endpoint: Endpoint) -> None:
+    """Reports until it is heard: a connection may be closed for being idle just as a report is sent on it."""
+    while await _status(endpoint) != 200:
+        await asyncio.sleep(0.05)
 
 
 async def _status(endpoint: Endpoint) -> int:
