@@ -17,18 +17,6 @@ SPEAKER = Speaker(("default", "job-uid"), Execution("pseudo", StageKind.TRAIN, 1
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def api() -> FakeApi:
-    api = FakeApi()
-    api.add("good")
-    return api
-
-
-@pytest.fixture
 def identities(api: FakeApi, clock: HandClock) -> Identities:
     return Identities(api, (), clock)
 

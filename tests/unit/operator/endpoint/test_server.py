@@ -55,18 +55,6 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def api() -> FakeApi:
-    api = FakeApi()
-    api.add("good")
-    return api
-
-
-@pytest.fixture
 def board() -> Board:
     board = Board()
     board.follow(JOB, None)

@@ -1,0 +1,18 @@
+"""A clock that a test sets, and an API server that knows one good token."""
+
+import pytest
+
+from tests.unit.operator.endpoint.clock import HandClock
+from tests.unit.operator.endpoint.fake_api import FakeApi
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    api = FakeApi()
+    api.add("good")
+    return api
