@@ -56,7 +56,7 @@ def manifests(name: str) -> list[Json]:
     body = job(name)
     body["metadata"] |= {"uid": UID, "generation": 1}
     read, place = PseudoRealJob.from_object(body), _PLACES.get(name, _Place())
-    status = PseudoRealJobStatus(execution_attempt=1, attempt=1, avoided_nodes=list(place.avoid))
+    status = PseudoRealJobStatus(execution=1, avoided_nodes=list(place.avoid))
     made = [claim(read)]
     for stage in _stages(read):
         made += children(read, stage, status, place.settings)

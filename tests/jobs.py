@@ -12,6 +12,12 @@ _CASES = yaml.safe_load((Path(__file__).parent / "data" / "jobs.yaml").read_text
 
 
 @dataclass(frozen=True)
+class GoodJob:
+    name: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True)
 class BadJob:
     name: str
     body: dict[str, Any]
@@ -20,11 +26,22 @@ class BadJob:
 
 def good_job(name: str = "good", **changes: Any) -> dict[str, Any]:
     """The good job; `changes` maps paths, with __ for the dots, to new values."""
-    body = copy.deepcopy(_CASES["good"])
+    body: dict[str, Any] = copy.deepcopy(_CASES["good"])
     body["metadata"]["name"] = name
     for path, value in changes.items():
         _set(body, path.replace("__", ".").split("."), value)
     return body
+
+
+def minimal_job(name: str = "good") -> dict[str, Any]:
+    """The good job, without what has a default."""
+    body = good_job(name)
+    del body["spec"]["checkpoint"]
+    return body
+
+
+def other_good_jobs() -> list[GoodJob]:
+    return [GoodJob(case["name"], _changed(case["set"])) for case in _CASES["also good"]]
 
 
 def bad_jobs() -> list[BadJob]:
@@ -37,7 +54,7 @@ def example_jobs() -> list[dict[str, Any]]:
 
 
 def _changed(changes: dict[str, Any]) -> dict[str, Any]:
-    body = copy.deepcopy(_CASES["good"])
+    body: dict[str, Any] = copy.deepcopy(_CASES["good"])
     for path, value in changes.items():
         _set(body, path.split("."), value)
     return body

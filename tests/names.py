@@ -2,12 +2,12 @@
 
 import re
 
-_DIGEST = re.compile(r"-[a-z2-7]{6}(?=-a\d{1,4}\b)")
+_DIGEST = re.compile(r"-[a-z2-7]{6}(?=-e\d{1,4}\b)")
 _LAST = re.compile(r"-[a-z2-7]{6}$")
 
 
 def bare(text: str) -> str:
-    """`llm-real-k3x7qa-a1` is `llm-real-a1`, also within a longer text."""
+    """`llm-real-k3x7qa-e1` is `llm-real-e1`, also within a longer text."""
     return _DIGEST.sub("", text)
 
 

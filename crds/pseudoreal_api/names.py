@@ -8,20 +8,17 @@ from pseudoreal_api.base import GROUP
 LABEL_JOB = f"{GROUP}/job-name"
 LABEL_JOB_UID = f"{GROUP}/job-uid"
 LABEL_PHASE = f"{GROUP}/phase"
-LABEL_ATTEMPT = f"{GROUP}/attempt"
-"""Label with the attempt: 1, and one more with each restart after a fault."""
-LABEL_EXECUTION_ATTEMPT = f"{GROUP}/execution-attempt"
+LABEL_EXECUTION = f"{GROUP}/execution"
 """Label with the number of a set of pods, unlike every other's; the names of Jobs and pods end in it."""
-LABEL_ROLE = f"{GROUP}/role"
+LABEL_STAGE = f"{GROUP}/stage"
+"""Label that says what a set of pods does: train or delink."""
 
-ANNOTATION_FINISH_PHASE = f"{GROUP}/finish-phase"
-"""Names a phase that is to end now, through a committed checkpoint."""
+ANNOTATION_LAST_STEPS = f"{GROUP}/last-steps"
+"""Annotation of a Job: the steps at which its phase and the job end at the latest, as PHASE/JOB."""
 
 CONTAINER = "trainer"
 CONFIG_DIRECTORY = "/etc/pseudoreal"
 CONFIG_FILE = "config.json"
-LATER_FILE = "config-later.json"
-"""File with the fields that trainers of release 0.2.0 do not know."""
 OFFLOAD_DIRECTORY = "/offload"
 WORK_DIRECTORY = "/scratch"
 """Work directory in the pods of jobs whose checkpoints are in object storage."""
@@ -37,14 +34,14 @@ HOST_NAME_CHARACTERS = 63
 _DIGEST_CHARACTERS = 6
 
 
-def execution_name(job: str, uid: str, phase: str, role: str, attempt: int) -> str:
+def execution_name(job: str, uid: str, phase: str, stage: str, number: int) -> str:
     """Name of the Indexed Job of one execution; its pods' host names append -INDEX.
 
     A name of a job or a phase may hold any part of another one, so a digest of all that the Job is for tells them
     apart. What people read before it is cut where it is too long.
     """
-    title = f"{job}-{phase}" if role == "train" else f"{job}-{phase}-{role}"
-    end = f"-{_digest(uid, phase, role)}-a{attempt}"
+    title = f"{job}-{phase}" if stage == "train" else f"{job}-{phase}-{stage}"
+    end = f"-{_digest(uid, phase, stage)}-e{number}"
     return title[: HOST_NAME_CHARACTERS - len(f"{end}-9999")].rstrip("-") + end
 
 
@@ -64,13 +61,13 @@ def file_annotation(file: str) -> str:
 
 
 def work_folder(job: str, uid: str) -> str:
-    """Name of a job's folder below spec.checkpoint.path. A job that is deleted and created anew gets a new one."""
+    """Name of a job's folder in spec.checkpoint.storage. A job that is deleted and created anew gets a new one."""
     return f"{job}-{uid[:8]}"
 
 
-def work_directory(checkpoint_path: str, job: str, uid: str) -> str:
-    """Folder of one job, on its volume or in object storage."""
-    return f"{checkpoint_path.rstrip('/')}/{work_folder(job, uid)}"
+def work_directory(storage: str, job: str, uid: str) -> str:
+    """Folder of one job below the mount path of its volume, or below its URL in object storage."""
+    return f"{storage.rstrip('/')}/{work_folder(job, uid)}"
 
 
 def claim_name(job: str) -> str:

@@ -5,7 +5,6 @@ pydantic's own way takes names of fields as strings, which nobody checks; here m
 
 from typing import TypedDict, Unpack
 
-from pseudoreal_api.spec.recovery import RestartFrom
 from pseudoreal_api.status.status import (
     CheckpointStatus,
     Condition,
@@ -22,19 +21,19 @@ from pseudoreal_api.status.status import (
 
 class StatusFields(TypedDict, total=False):
     observed_generation: int
-    phase: str
-    execution_attempt: int
-    attempt: int
+    state: str
+    current_phase: str | None
+    execution: int
     restarts: int
     faults: list[Fault]
     disruptions: list[Fault]
     retries: Retries | None
     avoided_nodes: list[str]
-    restarted_from: RestartFrom | None
+    served_requests: list[str]
     transition: Transition | None
-    attempt_time: str | None
+    execution_time: str | None
     queued_since: str | None
-    hindered_since: str | None
+    blocked_since: str | None
     restart_after: str | None
     start_time: str | None
     active_since: str | None
@@ -49,6 +48,7 @@ class StatusFields(TypedDict, total=False):
 class Result(TypedDict, total=False):
     """What a phase has at its end."""
 
+    completion_time: str | None
     end_checkpoint: str | None
     step: int | None
     tokens: int | None
@@ -61,6 +61,7 @@ class PhaseFields(Result, total=False):
     """All but the name."""
 
     state: str
+    start_time: str | None
     start_checkpoint: str | None
     discards: list[Discard] | None
 

@@ -15,14 +15,20 @@ def job(layers: int) -> dict[str, Any]:
     phase = {
         "name": "pseudo",
         "sharing": {"blocks": 2},
-        "until": {"steps": 1},
+        "until": {"step": 1},
         "batch": {"sequences": 1},
     }
     spec = {
-        "model": {"layers": layers, "hidden": 64, "heads": 4, "sequence": 32, "ffn": {"hidden": 128}},
+        "model": {
+            "layers": layers,
+            "hiddenSize": 64,
+            "attention": {"heads": 4},
+            "sequenceLength": 32,
+            "feedForward": {"size": 128},
+        },
         "data": {"path": "corpus"},
         "phases": [phase],
-        "checkpoint": {"volume": {"claimName": "checkpoints"}},
+        "checkpoint": {"storage": {"volume": {"claimName": "checkpoints"}}},
     }
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"generateName": "self-test-"}, "spec": spec}
 

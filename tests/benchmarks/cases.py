@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pydantic import BaseModel
 
 RANKS = 2
@@ -28,21 +28,45 @@ class BenchmarkModel:
 
 MODELS = {
     "tiny": BenchmarkModel(
-        Model(layers=6, hidden=256, heads=4, sequence=64, ffn=FeedForward(hidden=1024)),
+        Model(
+            layers=6,
+            hidden_size=256,
+            attention=Attention(heads=4),
+            sequence_length=64,
+            feed_forward=FeedForward(size=1024),
+        ),
         effort=Effort(rounds=2, warm_up=2, timed=5),
     ),
     "larger": BenchmarkModel(
-        Model(layers=16, hidden=512, heads=8, sequence=64, ffn=FeedForward(hidden=2048)),
+        Model(
+            layers=16,
+            hidden_size=512,
+            attention=Attention(heads=8),
+            sequence_length=64,
+            feed_forward=FeedForward(size=2048),
+        ),
         effort=Effort(rounds=1, warm_up=1, timed=5),
     ),
     "long": BenchmarkModel(
-        Model(layers=4, hidden=256, heads=4, sequence=2048, ffn=FeedForward(hidden=1024)),
+        Model(
+            layers=4,
+            hidden_size=256,
+            attention=Attention(heads=4),
+            sequence_length=2048,
+            feed_forward=FeedForward(size=1024),
+        ),
         effort=Effort(rounds=1, warm_up=1, timed=5),
         sequences=4,
         micro_batches=(1, 4),
     ),
     "hundred": BenchmarkModel(
-        Model(layers=8, hidden=1024, heads=16, sequence=64, ffn=FeedForward(hidden=4096)),
+        Model(
+            layers=8,
+            hidden_size=1024,
+            attention=Attention(heads=16),
+            sequence_length=64,
+            feed_forward=FeedForward(size=4096),
+        ),
         effort=Effort(rounds=1, warm_up=1, timed=5),
         micro_batches=(1, 4),
     ),

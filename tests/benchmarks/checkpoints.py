@@ -28,6 +28,7 @@ from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Random
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.units import KINDS
@@ -113,13 +114,13 @@ class Bench:
 
 def _work() -> Work:
     spec = MODELS["larger"].spec
-    return Work(spec, 7, noisy_sequences(1, 4, spec.sequence + 1, 7), 1, recompute=False)
+    return Work(spec, 7, noisy_sequences(1, 4, spec.sequence_length + 1, 7), 1, recompute=False)
 
 
 @contextmanager
 def _bench(folder: Path) -> Iterator[Bench]:
     work = _work()
-    engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout_of(work, 1, "host", 2), folder)
+    engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout_of(work, 1, "Host", 2), folder)
     yield Bench(engine, work, folder)
     engine.close()
 
@@ -131,14 +132,14 @@ def _ours(folder: Path, mode: str) -> Saving:
 
 
 def _ours_of(bench: Bench, mode: str) -> Saving:
-    policy = CheckpointPolicy(every_steps=1, mode="async", buffer_bytes=BUFFER_BYTES, keep_last=1)
+    policy = CheckpointPolicy(every_steps=1, mode="Async", buffer_bytes=BUFFER_BYTES, keep_last=1)
     store = CheckpointStore(bench.folder / "ours", _UID)
     costs = []
     with Saver(bench.engine, store, Fence(store.work_directory, 1), policy, None) as saver, _growth() as grown:
         for number in range(_SAVES):
             bench.step()
             saver.start(_manifest(bench, number))
-            if mode == "async":
+            if mode == "Async":
                 while not (saved := saver.poll()):
                     bench.step()
             else:
@@ -155,12 +156,13 @@ def _ours_of(bench: Bench, mode: str) -> Saving:
 def _manifest(bench: Bench, step: int) -> Manifest:
     return Manifest(
         job=JobIdentity(name="benchmark", namespace="default", uid=_UID),
-        attempt=1,
+        execution=1,
         phase="real",
         phase_index=0,
         model=bench.work.model,
         sharing=Sharing(blocks=bench.work.model.layers),
         random=Random(seed=0),
+        corpus=CorpusIdentity(files=0, size=0, sha256=""),
         step=step,
         tokens=0,
         global_cursor=0,
@@ -182,7 +184,7 @@ def _dcp_of(bench: Bench, mode: str) -> Saving:
             bench.step()
             shutil.rmtree(bench.folder / "dcp", ignore_errors=True)
             writer, begin = dcp.FileSystemWriter(bench.folder / "dcp"), time.perf_counter()
-            if mode == "async":
+            if mode == "Async":
                 future: Any = dcp.async_save(state, storage_writer=writer, no_dist=True)
                 stalls.append(time.perf_counter() - begin)
                 while not future.done():
@@ -232,10 +234,10 @@ def _deepspeed(folder: Path) -> Saving:
 
 
 WAYS: dict[str, Callable[[Path], Saving]] = {
-    "ours-async": lambda folder: _ours(folder, "async"),
-    "ours-sync": lambda folder: _ours(folder, "sync"),
-    "dcp-async": lambda folder: _dcp(folder, "async"),
-    "dcp-sync": lambda folder: _dcp(folder, "sync"),
+    "ours-async": lambda folder: _ours(folder, "Async"),
+    "ours-sync": lambda folder: _ours(folder, "Sync"),
+    "dcp-async": lambda folder: _dcp(folder, "Async"),
+    "dcp-sync": lambda folder: _dcp(folder, "Sync"),
     "deepspeed": _deepspeed,
 }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pydantic import BaseModel, TypeAdapter
@@ -47,10 +47,16 @@ def main() -> None:
 
 
 def _measured(layers: int) -> Depth:
-    spec = Model(layers=layers, hidden=128, heads=4, sequence=64, ffn=FeedForward(hidden=512))
-    batches = noisy_sequences(_WARM_UP + _TIMED, _SEQUENCES, spec.sequence + 1, seed=7)
+    spec = Model(
+        layers=layers,
+        hidden_size=128,
+        attention=Attention(heads=4),
+        sequence_length=64,
+        feed_forward=FeedForward(size=512),
+    )
+    batches = noisy_sequences(_WARM_UP + _TIMED, _SEQUENCES, spec.sequence_length + 1, seed=7)
     work = Work(spec, 7, batches, micro_batches=4, recompute=True)
-    engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout_of(work, 1, "host", WINDOW), Path())
+    engine = make_engine(work, Ranks(0, 1, torch.device("cpu")), layout_of(work, 1, "Host", WINDOW), Path())
     ends = [time.perf_counter()]
     for step in range(len(batches)):
         train_step(engine, work, step)

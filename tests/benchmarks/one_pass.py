@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from statistics import median, quantiles
 
 import torch
-from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.state import adamw
 from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
@@ -63,8 +63,14 @@ class Configuration:
 
     @property
     def model(self) -> Model:
-        heads, ffn = self.hidden // 32, FeedForward(hidden=4 * self.hidden)
-        return Model(layers=self.layout.layers, hidden=self.hidden, heads=heads, sequence=128, ffn=ffn)
+        heads, ffn = self.hidden // 32, FeedForward(size=4 * self.hidden)
+        return Model(
+            layers=self.layout.layers,
+            hidden_size=self.hidden,
+            attention=Attention(heads=heads),
+            sequence_length=128,
+            feed_forward=ffn,
+        )
 
     def work(self) -> Work:
         batches = noisy_sequences(_WARM_UP + _TIMED, self.sequences * self.layout.micro_batches, 129, seed=7)
@@ -72,30 +78,30 @@ class Configuration:
 
 
 def configurations(ranks: int) -> list[Configuration]:
-    one = Layout(tuple(range(6)), pipeline=1, data=1, micro_batches=4, clipping="none")
+    one = Layout(tuple(range(6)), pipeline=1, data=1, micro_batches=4, clipping="None")
     if ranks == 1:
         return [
             Configuration("one rank, device", one),
-            Configuration("one rank, host", replace(one, homes=("host",) * 8)),
-            Configuration("one rank, disk", replace(one, homes=("disk",) * 8)),
+            Configuration("one rank, host", replace(one, homes=("Host",) * 8)),
+            Configuration("one rank, disk", replace(one, homes=("Disk",) * 8)),
             Configuration("one rank, activations kept", replace(one, recompute=False)),
             Configuration("one rank, hidden 256", one, hidden=256),
             Configuration("one rank, 12 layers, n = 2", replace(one, layer_blocks=tuple(range(12)), micro_batches=2)),
-            Configuration("one rank, global clipping", replace(one, homes=("host",) * 8, clipping="global")),
+            Configuration("one rank, global clipping", replace(one, homes=("Host",) * 8, clipping="Global")),
         ]
-    data, pipeline = replace(one, data=2, sharding="full"), replace(one, pipeline=2)
+    data, pipeline = replace(one, data=2, sharding="Full"), replace(one, pipeline=2)
     return [
         Configuration("2 data ranks, full sharding", data),
         Configuration("2 data ranks, full sharding, n = 16", replace(data, micro_batches=16)),
-        Configuration("2 data ranks, full sharding, host", replace(data, homes=("host",) * 8)),
+        Configuration("2 data ranks, full sharding, host", replace(data, homes=("Host",) * 8)),
         Configuration("2 data ranks, full sharding, hidden 256", data, hidden=256),
-        Configuration("2 data ranks, optimizer sharding", replace(data, sharding="optimizer")),
-        Configuration("2 data ranks, no sharding", replace(data, sharding="none")),
+        Configuration("2 data ranks, optimizer sharding", replace(data, sharding="Optimizer")),
+        Configuration("2 data ranks, no sharding", replace(data, sharding="None")),
         Configuration("2 pipeline ranks, layered", pipeline),
-        Configuration("2 pipeline ranks, gpipe", replace(pipeline, order="gpipe")),
-        Configuration("2 pipeline ranks, 1f1b, kept", replace(pipeline, order="1f1b", recompute=False)),
+        Configuration("2 pipeline ranks, gpipe", replace(pipeline, order="GPipe")),
+        Configuration("2 pipeline ranks, 1f1b, kept", replace(pipeline, order="1F1B", recompute=False)),
         Configuration(
-            "2 pipeline ranks, layered, host, n = 8", replace(pipeline, homes=("host",) * 8, micro_batches=8)
+            "2 pipeline ranks, layered, host, n = 8", replace(pipeline, homes=("Host",) * 8, micro_batches=8)
         ),
     ]
 

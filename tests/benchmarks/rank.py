@@ -42,7 +42,7 @@ def main(stack: str, case: Case, result: Path) -> None:
 def work(case: Case) -> Work:
     model = MODELS[case.model]
     steps = model.effort.warm_up + model.effort.timed
-    batches = noisy_sequences(steps, case.sequences, model.spec.sequence + 1, SEED)
+    batches = noisy_sequences(steps, case.sequences, model.spec.sequence_length + 1, SEED)
     return Work(model.spec, SEED, batches, case.micro_batches, case.recompute)
 
 

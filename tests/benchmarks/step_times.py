@@ -57,10 +57,10 @@ def _heading(name: str, model: BenchmarkModel) -> str:
     spec, effort = model.spec, model.effort
     millions = sum(unit.numel for unit in units_of(spec, spec.layers)) / 1e6
     return (
-        f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers, hidden {spec.hidden},"
-        f" feed-forward {spec.ffn.hidden}. A step has {model.sequences} sequences of {spec.sequence:,} bytes, or as"
-        f" many as give each rank one in every micro-batch. Rounds: {effort.rounds}; in each, steps of warm-up:"
-        f" {effort.warm_up}, timed steps: {effort.timed}."
+        f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers,"
+        f" hidden {spec.hidden_size}, feed-forward {spec.feed_forward.size}. A step has {model.sequences} sequences of"
+        f" {spec.sequence_length:,} bytes, or as many as give each rank one in every micro-batch. Rounds:"
+        f" {effort.rounds}; in each, steps of warm-up: {effort.warm_up}, timed steps: {effort.timed}."
     )
 
 

@@ -43,7 +43,7 @@ def main(base: str, rounds: int, only: str) -> None:
 
 
 def cases() -> list[VersionCase]:
-    everything = product(("tiny", "larger"), ("host", "disk"), (1, 4, 16), (False, True))
+    everything = product(("tiny", "larger"), ("Host", "Disk"), (1, 4, 16), (False, True))
     return [VersionCase(model=m, home=h, micro_batches=n, mixed=mixed) for m, h, n, mixed in everything]
 
 

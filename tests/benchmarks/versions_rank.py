@@ -1,7 +1,7 @@
 """One process of a run of `versions`: `python -m tests.benchmarks.versions_rank CASE RESULT`, under torchrun.
 
-The engine is whichever PYTHONPATH finds. Earlier ones can be compared back to the commit that added
-`heartbeat/heartbeat.py` to the trainer; those before it have other names.
+The engine is whichever PYTHONPATH finds. Earlier ones can be compared back to the commit that added `spec/optimizer.py`
+to the contract; those before it have other names.
 """
 
 import os
@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.spec.model import Clipping, Optimizer
+from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.ranks.grid import open_grid
@@ -36,7 +36,7 @@ def main(case: VersionCase, result: Path) -> None:
     rank = dist.get_rank()
     model, sequences = MODELS[case.model], max(16, RANKS * case.micro_batches)
     steps = model.effort.warm_up + model.effort.timed
-    batches = noisy_sequences(steps, sequences, model.spec.sequence + 1, SEED)
+    batches = noisy_sequences(steps, sequences, model.spec.sequence_length + 1, SEED)
     work = Work(model.spec, SEED, batches, case.micro_batches, recompute=False)
     found = VersionSteps(warm_up=model.effort.warm_up)
     ranks = Ranks(rank, RANKS, torch.device("cpu"))
@@ -59,7 +59,7 @@ def main(case: VersionCase, result: Path) -> None:
 
 def _engine(case: VersionCase, work: Work, ranks: Ranks, folder: Path) -> Engine:
     layers = work.model.layers
-    clipping = "global" if case.mixed else "none"
+    clipping = "Global" if case.mixed else "None"
     layout = replace(layout_of(work, ranks.world, case.home, 2), clipping=clipping)
     units = units_of(work.model, layers)
     optimizer = Optimizer(

@@ -16,7 +16,7 @@ VERSIONS = RESULTS / "versions.json"
 
 class VersionCase(BaseModel, frozen=True):
     model: str
-    home: Literal["host", "disk"]
+    home: Literal["Host", "Disk"]
     micro_batches: int
     mixed: bool
     """bfloat16 passes and clipping by the global norm; else float32 without clipping."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pseudoreal_api.names import LABEL_EXECUTION_ATTEMPT, LABEL_JOB, LABEL_ROLE, work_directory
+from pseudoreal_api.names import LABEL_EXECUTION, LABEL_JOB, LABEL_STAGE, work_directory
 from pseudoreal_api.status.status import Condition, PseudoRealJobStatus
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.follow import read_status
@@ -45,7 +45,7 @@ class Job:
         return next(condition for condition in self.status().conditions if condition.type == kind)
 
     def pods(self, role: str = "") -> list[Json]:
-        of_role = f",{LABEL_ROLE}={role}" if role else ""
+        of_role = f",{LABEL_STAGE}={role}" if role else ""
         return self.kubernetes.items("pods", IN_NAMESPACE, f"--selector={LABEL_JOB}={self.name}{of_role}")
 
     def running(self, role: str = "train") -> list[Json]:
@@ -129,7 +129,7 @@ class Job:
         """The pods that train `phase`, once it has made so many steps."""
 
         def reached() -> list[Json] | None:
-            return self.running() if self.steps() >= steps and self.status().phase == phase else None
+            return self.running() if self.steps() >= steps and self.status().current_phase == phase else None
 
         return self.wait_for(f"{steps} steps of {self.name}", reached)
 
@@ -137,19 +137,19 @@ class Job:
         """The pods of that execution, once all that it wants are made."""
 
         def made() -> list[Json] | None:
-            pods = [pod for pod in self.pods() if pod["metadata"]["labels"][LABEL_EXECUTION_ATTEMPT] == str(number)]
+            pods = [pod for pod in self.pods() if pod["metadata"]["labels"][LABEL_EXECUTION] == str(number)]
             return pods if len(pods) == self.status().replicas.desired else None
 
         return self.wait_for(f"the pods of execution {number}", made)
 
     def wait_for_end(self) -> PseudoRealJobStatus:
-        return self.wait("the end", lambda status: status.phase in ("Succeeded", "Failed"))
+        return self.wait("the end", lambda status: status.state in ("Complete", "Failed"))
 
 
 @contextmanager
 def applied(kubernetes: Kubernetes, name: str, claim: str = CLAIM, **changes: Any) -> Iterator[Job]:
     """A small job on the quickstart's text; it is deleted afterwards."""
-    changes = {"spec__data__path": "corpus/kjv", "spec__checkpoint__volume__claimName": claim, **changes}
+    changes = {"spec__data__path": "corpus/kjv", "spec__checkpoint__storage__volume__claimName": claim, **changes}
     job = Job(kubernetes, name, claim)
     try:
         kubernetes.apply(good_job(name, **changes))

@@ -12,7 +12,7 @@ from pseudoreal_dev.images import images
 from pseudoreal_dev.machine import paths
 
 PREVIOUS = "a68a4a9"
-"""The last commit of release 0.1.0."""
+"""The first commit with the API of 0.3.0: nothing older can be upgraded from while jobs run."""
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ JOB = "quickstart"
 
 def test_the_job_succeeded_on_one_worker_and_then_on_two(demo: Demo) -> None:
     status = Job(demo.kubernetes, JOB).status()
-    assert status.phase == "Succeeded"
-    assert [phase.state for phase in status.phases] == ["Succeeded", "Succeeded"]
+    assert status.state == "Complete"
+    assert [phase.state for phase in status.phases] == ["Complete", "Complete"]
     assert status.restarts == 0
     jobs = demo.kubernetes.items("jobs", f"--namespace={NAMESPACE}", f"--selector=pseudoreal.dev/job-name={JOB}")
     trained = {
         job["metadata"]["labels"]["pseudoreal.dev/phase"]: job["spec"]["completions"]
         for job in jobs
-        if job["metadata"]["labels"]["pseudoreal.dev/role"] == "train"
+        if job["metadata"]["labels"]["pseudoreal.dev/stage"] == "train"
     }
     assert trained == {"pseudo": 1, "real": 2}
 
@@ -67,7 +67,7 @@ def test_each_transition_has_one_event(demo: Demo) -> None:
     reasons = [e["reason"] for e in events if e["involvedObject"].get("uid") == job["metadata"]["uid"]]
     assert reasons.count("PhaseStarted") == 2
     assert reasons.count("DelinkCompleted") == 1
-    assert reasons.count("Succeeded") == 1
+    assert reasons.count("Completed") == 1
 
 
 def test_the_installation_passes_its_own_test(demo: Demo) -> None:

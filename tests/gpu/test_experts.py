@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from pseudoreal_api.spec.model import FeedForward, MixtureOfExperts, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, MixtureOfExperts, Model
 from pseudoreal_trainer.engine.modules import UnitModule
 from pseudoreal_trainer.model import experts
 from pseudoreal_trainer.model.grouped import can_group
@@ -19,11 +19,11 @@ pytestmark = pytest.mark.gpu
 
 SPEC = Model(
     layers=1,
-    hidden=256,
-    heads=4,
-    sequence=64,
-    ffn=FeedForward(hidden=512, activation="swiglu"),
-    moe=MixtureOfExperts(experts=64, prototypes=4),
+    hidden_size=256,
+    attention=Attention(heads=4),
+    sequence_length=64,
+    feed_forward=FeedForward(size=512, activation="SwiGLU"),
+    experts=MixtureOfExperts(count=64, prototypes=4),
 )
 
 
@@ -40,7 +40,9 @@ def block(gpu: torch.device) -> Block:
 
 def _features(gpu: torch.device, sequences: int) -> Tensor:
     torch.manual_seed(4)
-    return torch.randn(sequences, SPEC.sequence, SPEC.hidden, device=gpu, dtype=torch.bfloat16, requires_grad=True)
+    return torch.randn(
+        sequences, SPEC.sequence_length, SPEC.hidden_size, device=gpu, dtype=torch.bfloat16, requires_grad=True
+    )
 
 
 def test_a_layers_pass_waits_once(block: Block, gpu: torch.device, figure: Figure) -> None:
@@ -49,7 +51,7 @@ def test_a_layers_pass_waits_once(block: Block, gpu: torch.device, figure: Figur
     found: list[Tensor] = []
     forward = _waits(lambda: found.append(block.experts(hidden, block.router(hidden))))
     backward = _waits(lambda: found[0].sum().backward())
-    figure(f"{forward} waits in the forward pass, {backward} in the backward pass, of {SPEC.moe}")
+    figure(f"{forward} waits in the forward pass, {backward} in the backward pass, of {SPEC.experts}")
     assert forward <= 1
     assert backward == 0
 

@@ -24,10 +24,10 @@ TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "bfloat16": 1e-2}
 SHAPES = [
     *(Case(homes=homes, recompute=recompute) for homes in ("d", "h", "D", "dhD") for recompute in (True, False)),
     *(Case(homes=homes, window=window, micro_batches=8) for homes in ("h", "D") for window in (1, 3)),
-    *(Case(homes=homes, stash=True, order="1f1b", micro_batches=8) for homes in ("d", "hD")),
-    *(Case(homes=homes, clipping=clipping) for homes in ("d", "hD") for clipping in ("global", "perUnit")),
+    *(Case(homes=homes, stash=True, order="1F1B", micro_batches=8) for homes in ("d", "hD")),
+    *(Case(homes=homes, clipping=clipping) for homes in ("d", "hD") for clipping in ("Global", "PerUnit")),
     Case(homes="hD", blocks=2),
-    Case(homes="h", activation="swiglu"),
+    Case(homes="h", activation="SwiGLU"),
     *(Case(homes="hD", experts=6, prototypes=p, recompute=recompute) for p in (1, 3) for recompute in (True, False)),
 ]
 CASES = [replace(case, precision=precision) for precision in TOLERANCES for case in SHAPES]

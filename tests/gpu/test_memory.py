@@ -16,7 +16,7 @@ SCRATCH = 0.25
 """Kernels hold no more than that share for themselves: sums of an attention's backward pass in float32."""
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", ON_GPUS)
 def test_most_bytes_of_a_blocks_backward_pass(compute: str, activation: str, gpu: torch.device, figure: Figure) -> None:
     found = graphs(SHAPE, compute, activation, device="cuda")
@@ -31,7 +31,7 @@ def test_most_bytes_of_a_blocks_backward_pass(compute: str, activation: str, gpu
 
 @pytest.mark.parametrize("compute", ON_GPUS)
 def test_most_bytes_of_the_heads_backward_pass(compute: str, gpu: torch.device, figure: Figure) -> None:
-    found = graphs(SHAPE, compute, "gelu", device="cuda")
+    found = graphs(SHAPE, compute, "GELU", device="cuda")
     with gpu:
         ends = EndPasses(found, compute)
     ends.of_the_head()

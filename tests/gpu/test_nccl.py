@@ -11,14 +11,14 @@ from tests.unit.trainer.engine.running import Result, run_cases
 pytestmark = pytest.mark.gpu
 
 CASES = [
-    *(Case(pipeline=2, order=order, micro_batches=n) for order in ("layered", "gpipe", "1f1b") for n in (1, 8)),
-    *(Case(data=2, sharding=sharding) for sharding in ("none", "optimizer", "gradients", "full")),
-    *(Case(data=2, sharding="full", homes=homes, window=3, micro_batches=8) for homes in ("d", "h", "D")),
-    *(Case(pipeline=2, blocks=1, homes=homes, clipping="global") for homes in ("d", "hD")),
-    *(Case(pipeline=2, blocks=1, homes=homes, clipping="perUnit") for homes in ("d", "h")),
-    *(Case(pipeline=2, order=order, micro_batches=8, stash=True) for order in ("layered", "1f1b", "interleaved")),
-    Case(data=2, sharding="full", homes="h", clipping="perUnit", stash=True, micro_batches=4),
-    Case(pipeline=2, blocks=1, next_sharing=(4, "cycle")),
+    *(Case(pipeline=2, order=order, micro_batches=n) for order in ("Layered", "GPipe", "1F1B") for n in (1, 8)),
+    *(Case(data=2, sharding=sharding) for sharding in ("None", "Optimizer", "Gradients", "Full")),
+    *(Case(data=2, sharding="Full", homes=homes, window=3, micro_batches=8) for homes in ("d", "h", "D")),
+    *(Case(pipeline=2, blocks=1, homes=homes, clipping="Global") for homes in ("d", "hD")),
+    *(Case(pipeline=2, blocks=1, homes=homes, clipping="PerUnit") for homes in ("d", "h")),
+    *(Case(pipeline=2, order=order, micro_batches=8, stash=True) for order in ("Layered", "1F1B", "Interleaved")),
+    Case(data=2, sharding="Full", homes="h", clipping="PerUnit", stash=True, micro_batches=4),
+    Case(pipeline=2, blocks=1, next_sharing=(4, "Cycle")),
 ]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.runner import Training
 
@@ -33,7 +33,13 @@ class LargeCase(Case):
 
     @property
     def model(self) -> Model:
-        return Model(layers=self.layers, hidden=1024, heads=16, sequence=4096, ffn=FeedForward(hidden=4096))
+        return Model(
+            layers=self.layers,
+            hidden_size=1024,
+            attention=Attention(heads=16),
+            sequence_length=4096,
+            feed_forward=FeedForward(size=4096),
+        )
 
 
 @pytest.fixture

@@ -1,4 +1,5 @@
-"""What the documents name exists: links and their headings, files, commands of make and pseudoreal, fields of a job."""
+"""What the documents name exists: links and their headings, files, commands of make and pseudoreal, fields of a job
+with their values."""
 
 import re
 from collections.abc import Iterator
@@ -9,7 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from pseudoreal_api.base import API_VERSION
 from pseudoreal_trainer.cli.command import main
+
+Json = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("operator/*.md")])
@@ -40,7 +44,7 @@ def test_the_readme_has_the_commands_that_ci_runs() -> None:
 @pytest.mark.parametrize("name", ["README.md", "docs/layouts.md", "docs/engine.md"])
 def test_where_the_default_order_is_explained_the_patent_is_named(name: str) -> None:
     text = (ROOT / name).read_text()
-    assert re.search(r"\blayered\b", text)
+    assert re.search(r"\bLayered\b", text)
     assert "12,585,929" in text
 
 
@@ -75,6 +79,11 @@ class TestADocument:
     def test_the_fields_that_it_names_exist(self, path: Path) -> None:
         for field in _fields(path):
             assert _exists(field.replace("[]", "").split(".")), field
+
+    def test_the_jobs_that_it_shows_fit_the_schema(self, path: Path) -> None:
+        """Whole jobs, and parts of a spec or of a phase, in blocks and in code spans with a value."""
+        for part in [] if _is_history(path) else _parts(path):
+            assert [*_misfits(part)] == []
 
 
 def _is_history(path: Path) -> bool:
@@ -137,6 +146,49 @@ def _fields(path: Path) -> Iterator[str]:
             first = match[1].split(".")[0].removesuffix("[]")
             if any(first in root["properties"] for root in _roots()) and first != "metadata":
                 yield match[1]
+
+
+def _parts(path: Path) -> Iterator[Json]:
+    """What the document shows of jobs, as nested objects."""
+    for language, block in _FENCE.findall(path.read_text()):
+        for body in yaml.safe_load_all(block) if language == "yaml" else ():
+            yield from body if isinstance(body, list) else [body]
+    for span in _spans(path):
+        match = re.fullmatch(r"(?:spec\.)?([a-z]\w*(?:\.[a-z]\w*)*): (\S.*)", span)
+        if match:
+            value = yaml.safe_load(match[2])
+            for name in reversed(match[1].split(".")):
+                value = {name: value}
+            yield value
+
+
+def _misfits(part: Json) -> Iterator[str]:
+    """Fields and values that no job has."""
+    if part.get("apiVersion", API_VERSION) != API_VERSION:
+        return
+    if "kind" in part:
+        yield from _below(_schema(), part, "")
+        return
+    for name, value in part.items():
+        schemas = [root["properties"][name] for root in _roots() if name in root["properties"]]
+        misfits = [[*_below(schema, value, name)] for schema in schemas]
+        if misfits and all(misfits):
+            yield from misfits[0]
+
+
+def _below(schema: Any, value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, list):
+        for item in value:
+            yield from _below(schema.get("items", {}), item, f"{path}[]")
+    elif isinstance(value, dict):
+        fields = schema.get("properties", {})
+        known = fields or schema.get("additionalProperties") or schema.get("x-kubernetes-preserve-unknown-fields")
+        if path != ".metadata" and (fields or not known):
+            yield from (f"{path}.{name}" for name in value if name not in fields)
+        for name, child in value.items():
+            yield from _below(fields.get(name, {"x-kubernetes-preserve-unknown-fields": True}), child, f"{path}.{name}")
+    elif "properties" in schema or ("enum" in schema and value not in schema["enum"]):
+        yield f"{path}: {value}"
 
 
 def _exists(names: list[str]) -> bool:

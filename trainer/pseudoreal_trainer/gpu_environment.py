@@ -11,7 +11,7 @@ def gpu_environment(config: PhaseConfig) -> dict[str, str]:
         return {}
     folder = Path(config.work_directory) / "flight-recorder"
     folder.mkdir(parents=True, exist_ok=True)
-    prefix = str(folder / f"{config.phase}-attempt-{config.attempt}-rank-")
+    prefix = str(folder / f"{config.phase}-execution-{config.execution}-rank-")
     found = {
         # The last collectives of each rank, written when one takes too long; torch's fr_trace reads them.
         # Each variable by its present name and by that of torch before 2.9.

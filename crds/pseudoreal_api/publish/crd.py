@@ -9,6 +9,7 @@ import yaml
 
 from pseudoreal_api.base import GROUP, KIND, PLURAL, VERSION
 from pseudoreal_api.publish.schema import structural_schema
+from pseudoreal_api.spec.changes import JOB_CHANGES
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.rules import METADATA_RULES
 from pseudoreal_api.status.status import PseudoRealJobStatus
@@ -23,7 +24,8 @@ def _column(name: str, path: str, kind: str = "string", *, wide: bool = False, d
 
 
 PRINTER_COLUMNS = [
-    _column("Phase", ".status.phase", description="What the job is doing."),
+    _column("State", ".status.state", description="What the job is doing."),
+    _column("Phase", ".status.currentPhase", description="The phase that trains."),
     _column("Step", ".status.progress.step", "integer", description="Steps done, from the job's start."),
     _column("Loss", ".status.progress.loss", description="Training loss, nats per token."),
     _column("Progress", ".status.progress.percent", "integer", description="Percent of all steps."),
@@ -54,7 +56,7 @@ def custom_resource_definition() -> dict[str, Any]:
             "spec": structural_schema(PseudoRealJobSpec),
             "status": structural_schema(PseudoRealJobStatus),
         },
-        "x-kubernetes-validations": [rule.to_schema() for rule in METADATA_RULES],
+        "x-kubernetes-validations": [*(rule.to_schema() for rule in METADATA_RULES), *JOB_CHANGES],
     }
     return {
         "apiVersion": "apiextensions.k8s.io/v1",

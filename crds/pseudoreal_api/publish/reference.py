@@ -32,8 +32,9 @@ def _fields(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, 
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}" + ("[]" if field.get("type") == "array" else "")
         yield here, field, name in schema.get("required", [])
-        yield from _fields(field, here)
-        yield from _fields(field.get("items", {}), here)
+        if "x-kubernetes-preserve-unknown-fields" not in field:
+            yield from _fields(field, here)
+            yield from _fields(field.get("items", {}), here)
 
 
 def _row(path: str, field: dict[str, Any], required: bool) -> str:

@@ -7,11 +7,22 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pseudoreal_api.base import ApiModel, Quantity
-from pseudoreal_api.names import LATER_FILE
-from pseudoreal_api.spec.model import Data, Model, Optimizer, Precision
-from pseudoreal_api.spec.phase import Activations, Batch, Offload, Parallelism, Sharing, Until
-from pseudoreal_api.spec.run import CheckpointMode, OptimizerState
-from pseudoreal_api.wire.contract import REMEDY, ContractError, Since, joined
+from pseudoreal_api.spec.checkpoint import CheckpointMode
+from pseudoreal_api.spec.data import Data
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.network import Preflight
+from pseudoreal_api.spec.optimizer import Optimizer, Precision
+from pseudoreal_api.spec.phase import (
+    Activations,
+    Batch,
+    Compile,
+    Offload,
+    OptimizerState,
+    Parallelism,
+    Sharing,
+    Until,
+)
+from pseudoreal_api.wire.contract import REMEDY, ContractError, without_contract
 
 
 class JobIdentity(ApiModel):
@@ -31,10 +42,10 @@ class CheckpointPolicy(ApiModel):
 
 
 class DiscardConfig(ApiModel):
-    """Checkpoints that are not resumed from: those of attempts before `before_attempt` and of `from_step` or a later
-    step."""
+    """Checkpoints that are not resumed from: those of executions before `before_execution` and of `from_step` or a
+    later step."""
 
-    before_attempt: int = Field(description="Number of an attempt.")
+    before_execution: int = Field(description="Number of an execution.")
     from_step: int = Field(description="A step, from the job's start.")
     continued: bool = Field(
         True, description="Whether checkpoints of the job that this one continues are discarded as well."
@@ -65,12 +76,16 @@ class _Kept(ApiModel):
         return self.object_storage or self.work_directory
 
 
+class ResolvedParallelism(Parallelism):
+    pipeline: int = Field(description="Number of pipeline ranks.")
+
+
 class PhaseConfig(_Kept):
     """Everything that a trainer process needs to train one phase."""
 
-    role: Literal["train"] = Field("train", description="Tells this file from that of a delink.")
+    stage: Literal["train"] = Field("train", description="Tells this file from that of a delink.")
     job: JobIdentity = Field(description="The job.")
-    attempt: int = Field(description="Number of this attempt; a stale one must not commit.")
+    execution: int = Field(description="Number of this execution; a stale one must not commit.")
     phase: str = Field(description="Name of the phase.")
     index: int = Field(description="Position of the phase in the job.")
     model: Model = Field(description="spec.model.")
@@ -88,23 +103,23 @@ class PhaseConfig(_Kept):
     total_steps: int = Field(description="Step at which the last phase ends at the latest: the schedule's horizon.")
     workers: int = Field(description="Pods of the phase.")
     processes_per_worker: int = Field(description="Ranks in each pod.")
-    gpus: Annotated[int, Since(2)] = Field(
+    gpus: int = Field(
         0,
         description="GPUs that each pod asks for; if there are any, its ranks never train on the CPU. 0: ranks"
         " train on GPUs where the machine has some.",
     )
-    collective_seconds: Annotated[int | None, Since(2)] = Field(
+    collective_seconds: int | None = Field(
         None,
         description="Longest wait of a rank for the others in a collective, after which it ends. None: torch's"
         " own limit.",
     )
     batch: Batch = Field(description="The phase's `batch`.")
-    parallelism: Parallelism = Field(description="The phase's `parallelism`, with pipeline resolved.")
+    parallelism: ResolvedParallelism = Field(description="The phase's `parallelism`, with pipeline resolved.")
     activations: Activations = Field(description="The phase's `activations`.")
     offload: Offload = Field(description="The phase's `offload`.")
-    compile: bool = Field(description="The phase's `compile`.")
-    offload_directory: str = Field(description="Folder on a local disk for state whose home is disk.")
-    preflight: bool = Field(False, description="Check ranks and links before the first step.")
+    compile: Compile = Field(description="The phase's `compile`.")
+    offload_directory: str = Field(description="Folder on a local disk for state whose home is Disk.")
+    preflight: Preflight = Field(Preflight(), description="spec.network.preflight.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
     continues: str | None = Field(
@@ -121,9 +136,9 @@ class PhaseConfig(_Kept):
 class DelinkConfig(_Kept):
     """Everything that the delink between two phases needs."""
 
-    role: Literal["delink"] = Field("delink", description="Tells this file from that of a phase.")
+    stage: Literal["delink"] = Field("delink", description="Tells this file from that of a phase.")
     job: JobIdentity = Field(description="The job.")
-    attempt: int = Field(description="Number of this attempt.")
+    execution: int = Field(description="Number of this execution.")
     phase: str = Field(description="The phase that the delink leads into.")
     from_phase: str = Field(description="The phase whose last checkpoint is read.")
     to_sharing: Sharing = Field(description="Sharing of the checkpoint that is written.")
@@ -131,17 +146,16 @@ class DelinkConfig(_Kept):
 
 
 _CONFIG: TypeAdapter[PhaseConfig | DelinkConfig] = TypeAdapter(
-    Annotated[PhaseConfig | DelinkConfig, Field(discriminator="role")]
+    Annotated[PhaseConfig | DelinkConfig, Field(discriminator="stage")]
 )
 
 
 def read_config(path: Path) -> PhaseConfig | DelinkConfig:
-    """The configuration at `path`, with what is in LATER_FILE beside it. Fields of a later release are ignored.
+    """The configuration at `path`. Fields of a later release are ignored.
 
     Raises ContractError where this release cannot do what is asked.
     """
-    later = path.with_name(LATER_FILE)
-    config = joined(path.read_bytes(), later.read_bytes() if later.exists() else None)
+    config = without_contract(path.read_bytes())
     try:
         return _CONFIG.validate_json(json.dumps(config), extra="ignore")
     except ValidationError as error:

@@ -12,14 +12,15 @@ from pseudoreal_api.resolved.config import (
     JobIdentity,
     MeasureConfig,
     PhaseConfig,
+    ResolvedParallelism,
 )
+from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase, Sharing
 from pseudoreal_api.spec.recovery import Hang
-from pseudoreal_api.spec.run import Checkpoint
 
 _AFTER_THE_CLOCKS = 300
-"""Seconds that the operator has, once a clock of spec.hang has run out, to end the attempt itself."""
+"""Seconds that the operator has, once a clock of spec.hang has run out, to end the execution itself."""
 
 
 class UnresolvableJob(ValueError):
@@ -43,7 +44,7 @@ def phase_config(
     job: PseudoRealJob,
     index: int,
     *,
-    attempt: int,
+    execution: int,
     work_directory: str,
     offload_directory: str,
     discards: dict[str, list[DiscardConfig]] | None = None,
@@ -54,7 +55,7 @@ def phase_config(
     ends = last_steps(spec)
     return PhaseConfig(
         job=_identity(job),
-        attempt=attempt,
+        execution=execution,
         phase=phase.name,
         index=index,
         model=spec.model,
@@ -72,7 +73,11 @@ def phase_config(
         gpus=gpus_of(phase),
         collective_seconds=collective_seconds(spec.hang),
         batch=phase.batch,
-        parallelism=phase.parallelism.model_copy(update={"pipeline": ranks.pipeline}),
+        parallelism=ResolvedParallelism(
+            pipeline=ranks.pipeline,
+            schedule=phase.parallelism.schedule,
+            state_sharding=phase.parallelism.state_sharding,
+        ),
         activations=phase.activations,
         offload=phase.offload,
         compile=phase.compile,
@@ -100,7 +105,7 @@ def _continued(job: PseudoRealJob, work_directory: str) -> str | None:
 
 
 def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:
-    if spec.delink.optimizer_state != "measured" or index + 1 == len(spec.phases):
+    if spec.delink.optimizer_state != "Measured" or index + 1 == len(spec.phases):
         return None
     after = explicit_sharing(spec, spec.phases[index + 1])
     return MeasureConfig(steps=spec.delink.measured_steps, next_sharing=after) if _delinks(spec, index + 1) else None
@@ -126,7 +131,7 @@ def delink_config(
     job: PseudoRealJob,
     index: int,
     *,
-    attempt: int,
+    execution: int,
     work_directory: str,
     discards: dict[str, list[DiscardConfig]] | None = None,
 ) -> DelinkConfig:
@@ -134,7 +139,7 @@ def delink_config(
     before, after = job.spec.phases[index - 1], job.spec.phases[index]
     return DelinkConfig(
         job=_identity(job),
-        attempt=attempt,
+        execution=execution,
         phase=after.name,
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
@@ -147,9 +152,8 @@ def delink_config(
 
 def object_storage(job: PseudoRealJob) -> str | None:
     """URL of the job's folder. None: its checkpoints are in its work directory."""
-    if job.spec.checkpoint.volume is not None:
-        return None
-    return folder_of_job(job.spec.checkpoint.path, job.metadata.name, job.metadata.uid)
+    objects = job.spec.checkpoint.storage.object_storage
+    return folder_of_job(objects.url, job.metadata.name, job.metadata.uid) if objects else None
 
 
 def check_resolvable(spec: PseudoRealJobSpec) -> None:
@@ -160,7 +164,7 @@ def check_resolvable(spec: PseudoRealJobSpec) -> None:
 
 
 def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
-    return phase.sharing or Sharing(blocks=spec.model.layers, pattern="cycle")
+    return phase.sharing or Sharing(blocks=spec.model.layers, pattern="Cycle")
 
 
 def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
@@ -169,11 +173,12 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
     ranks = phase.workers * processes
     where = f"spec.phases[{phase.name}]"
     counted = f"workers {phase.workers} x {processes} processes per worker = {ranks} ranks"
-    pipeline = phase.parallelism.pipeline or ranks
+    asked = phase.parallelism.pipeline
+    pipeline = ranks if asked == "AllRanks" else asked
     if pipeline > spec.model.layers:
         raise UnresolvableJob(
-            f"{where}.parallelism.pipeline 0 means one stage for each rank, and {counted}, more than spec.model.layers"
-            f" {spec.model.layers}; lower workers or processesPerWorker, or set pipeline"
+            f"{where}.parallelism.pipeline AllRanks means one stage for each rank, and {counted}, more than"
+            f" spec.model.layers {spec.model.layers}; lower workers or processesPerWorker, or set pipeline"
         )
     if ranks % pipeline:
         raise UnresolvableJob(
@@ -185,7 +190,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
             f"{where}: {counted} and parallelism.pipeline {pipeline} give {replicas} data-parallel replicas, but a"
             f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
         )
-    if phase.parallelism.schedule == "interleaved":
+    if phase.parallelism.schedule == "Interleaved":
         try:
             check_interleaved(spec.model.layers, pipeline, phase.batch.micro_batches)
         except UnresolvableJob as error:
@@ -198,10 +203,10 @@ def last_steps(spec: PseudoRealJobSpec) -> list[int]:
     ends: list[int] = []
     step = tokens = 0
     for phase in spec.phases:
-        per_step = phase.batch.sequences * spec.model.sequence
+        per_step = phase.batch.sequences * spec.model.sequence_length
         bounds = []
-        if phase.until.steps is not None:
-            bounds.append(phase.until.steps)
+        if phase.until.step is not None:
+            bounds.append(phase.until.step)
         if phase.until.tokens is not None:
             bounds.append(step + ceil(max(0, phase.until.tokens - tokens) / per_step))
         end = max(step, min(bounds))
@@ -216,13 +221,13 @@ def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
     UnresolvableJob."""
     if layers % pipeline:
         raise UnresolvableJob(
-            f"the schedule interleaved on {pipeline} pipeline ranks needs a multiple of them as spec.model.layers,"
+            f"the schedule Interleaved on {pipeline} pipeline ranks needs a multiple of them as spec.model.layers,"
             f" which is {layers}; set parallelism.pipeline to a divisor"
         )
     rounds = max(1, micro_batches // pipeline)
     if micro_batches % rounds:
         raise UnresolvableJob(
-            f"the schedule interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal rounds, but"
+            f"the schedule Interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal rounds, but"
             f" batch.microBatches is {micro_batches}; a multiple of {pipeline} fits, and so does any smaller number"
         )
 

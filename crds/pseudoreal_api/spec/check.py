@@ -1,9 +1,11 @@
 """Checks a job without an API server: the same models, the same CEL rules, the same sentences."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import cel
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
+from pydantic.alias_generators import to_camel
 
 from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.spec.job import PseudoRealJob
@@ -25,7 +27,8 @@ def check_job(body: dict[str, Any]) -> PseudoRealJob:
     except ValidationError as error:
         raise InvalidJob("\n".join(_sentence(e) for e in error.errors())) from error
     spec = job.spec.to_dict()
-    sentences = _broken(SPEC_RULES, spec) + _broken(METADATA_RULES, {"metadata": job.metadata.to_dict(), "spec": spec})
+    sentences = [*_repeated(job.spec, "spec")]
+    sentences += _broken(SPEC_RULES, spec) + _broken(METADATA_RULES, {"metadata": job.metadata.to_dict(), "spec": spec})
     if sentences:
         raise InvalidJob("\n".join(sentences))
     return job
@@ -35,6 +38,23 @@ def _broken(rules: tuple[Rule, ...], subject: dict[str, Any]) -> list[str]:
     context = cel.Context({"self": subject})
     context.add_function("format", _format)
     return [str(cel.evaluate(rule.message, context)) for rule in rules if cel.evaluate(rule.rule, context) is not True]
+
+
+def _repeated(model: BaseModel, path: str) -> Iterator[str]:
+    """What the API server says of lists that are maps and have a key twice."""
+    for name, field in type(model).model_fields.items():
+        value, here = getattr(model, name), f"{path}.{to_camel(name)}"
+        if isinstance(value, BaseModel):
+            yield from _repeated(value, here)
+        elif isinstance(value, list):
+            extra: Any = field.json_schema_extra or {}
+            keys = extra.get("x-kubernetes-list-map-keys", [])
+            known = [[getattr(item, key) for key in keys] for item in value]
+            for i, item in enumerate(value):
+                if keys and known[i] in known[:i]:
+                    yield f"{here}[{i}]: duplicate value {', '.join(map(str, known[i]))}; keep one of them"
+                if isinstance(item, BaseModel):
+                    yield from _repeated(item, f"{here}[{i}]")
 
 
 def _format(template: str, values: list[Any]) -> str:

@@ -4,19 +4,26 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from pseudoreal_api.base import ApiModel, immutable, list_map
-from pseudoreal_api.spec.model import Data, Model, Optimizer, Precision
+from pseudoreal_api.base import ApiModel, list_map
+from pseudoreal_api.spec.changes import JOB_CHANGES, PHASES_CHANGES, SPEC_CHANGES, immutable
+from pseudoreal_api.spec.checkpoint import Checkpoint
+from pseudoreal_api.spec.data import Data
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.network import Network
-from pseudoreal_api.spec.phase import Phase
-from pseudoreal_api.spec.recovery import CleanUp, Deadlines, Hang, Restart, RestartFrom
+from pseudoreal_api.spec.optimizer import Optimizer, Precision
+from pseudoreal_api.spec.phase import Delink, Phase
+from pseudoreal_api.spec.pod import Pod, Scheduling
+from pseudoreal_api.spec.recovery import CleanUp, Deadlines, Hang, Restart
+from pseudoreal_api.spec.request import Request
 from pseudoreal_api.spec.rules import METADATA_RULES, SPEC_RULES
-from pseudoreal_api.spec.run import Checkpoint, Delink, Pod, Scheduling
 
 
 class PseudoRealJobSpec(ApiModel):
     """Trains a model in phases; each phase's sharing refines the one before."""
 
-    model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": [r.to_schema() for r in SPEC_RULES]})
+    model_config = ConfigDict(
+        json_schema_extra={"x-kubernetes-validations": [*(r.to_schema() for r in SPEC_RULES), *SPEC_CHANGES]}
+    )
 
     model: Model = Field(
         description="model describes the model that all phases train.", json_schema_extra=immutable("model")
@@ -32,16 +39,21 @@ class PseudoRealJobSpec(ApiModel):
     )
     phases: Annotated[list[Phase], Field(min_length=1, max_length=16)] = Field(
         description="phases are trained in this order. Between two phases the layers that no longer share a block"
-        " are delinked: each gets its own copy of the weights that it used.",
-        json_schema_extra=list_map("name") | immutable("phases"),
+        " are delinked: each gets its own copy of the weights that it used. Phases may be added, and the last one may"
+        " be prolonged, until the job has ended.",
+        json_schema_extra=list_map("name") | {"x-kubernetes-validations": PHASES_CHANGES},
     )
     delink: Delink = Field(
         Delink(), description="delink says what happens between two phases.", json_schema_extra=immutable("delink")
     )
     checkpoint: Checkpoint = Field(
-        description="checkpoint says where and how often the state is saved.", json_schema_extra=immutable("checkpoint")
+        Checkpoint(),
+        description="checkpoint says where and how often the state is saved.",
+        json_schema_extra=immutable("checkpoint"),
     )
-    pod: Pod = Field(Pod(), description="pod describes the pods of every phase.", json_schema_extra=immutable("pod"))
+    pod: Pod = Field(
+        Pod(), description="pod describes the pods of every phase. It can be changed while the job is suspended."
+    )
     network: Network = Field(
         Network(), description="network describes the network between the pods.", json_schema_extra=immutable("network")
     )
@@ -53,11 +65,14 @@ class PseudoRealJobSpec(ApiModel):
     clean_up: CleanUp = Field(CleanUp(), description="cleanUp says what is left of a job that has ended.")
     scheduling: Scheduling = Field(
         Scheduling(),
-        description="scheduling sets the queue and the priority of the pods.",
-        json_schema_extra=immutable("scheduling"),
+        description="scheduling sets the queue and the priority of the pods. It can be changed while the job is"
+        " suspended.",
     )
-    restart_from: RestartFrom | None = Field(
-        None, description="restartFrom asks to train a phase again. A job that has ended stays as it is."
+    requests: Annotated[list[Request], Field(max_length=100)] = Field(
+        [],
+        description="requests ask for something once. They are served in their order; a job that has ended stays as it"
+        " is.",
+        json_schema_extra=list_map("id"),
     )
     suspend: bool = Field(
         False,
@@ -82,7 +97,8 @@ class PseudoRealJob(ApiModel):
     """One object as the API server returns it, or as a user's file says it."""
 
     model_config = ConfigDict(
-        extra="ignore", json_schema_extra={"x-kubernetes-validations": [r.to_schema() for r in METADATA_RULES]}
+        extra="ignore",
+        json_schema_extra={"x-kubernetes-validations": [*(r.to_schema() for r in METADATA_RULES), *JOB_CHANGES]},
     )
 
     metadata: JobMetadata

@@ -1,17 +1,19 @@
-"""One phase of a job: what is shared, how long it runs, on which ranks, in which layout."""
+"""The phases of a job: what is shared, how long, on which ranks, in which layout; and the delink between two."""
 
-from collections import Counter
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import ConfigDict, Field
 
-from pseudoreal_api.base import ApiModel, DecimalString, DnsLabel, Quantity, list_map
+from pseudoreal_api.base import VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel, Quantity, list_map
 from pseudoreal_api.names import OFFLOAD_DIRECTORY
+from pseudoreal_api.spec.changes import PHASE_CHANGES
+from pseudoreal_api.spec.pod import Pod
 
-Pattern = Literal["cycle", "segment"]
-Schedule = Literal["layered", "gpipe", "1f1b", "interleaved"]
-StateSharding = Literal["none", "optimizer", "gradients", "full"]
-Home = Literal["device", "host", "disk"]
+Pattern = Literal["Cycle", "Segment"]
+Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
+StateSharding = Literal["None", "Optimizer", "Gradients", "Full"]
+Home = Literal["Device", "Host", "Disk"]
+OptimizerState = Literal["Measured", "Copy", "Scale", "Reset"]
 
 
 class Sharing(ApiModel):
@@ -21,8 +23,8 @@ class Sharing(ApiModel):
         description="blocks is the number of distinct blocks that the layers share; it must divide the layers.",
     )
     pattern: Pattern = Field(
-        "cycle",
-        description="pattern says which block a layer uses. cycle: layer l uses block l mod blocks. segment:"
+        "Cycle",
+        description="pattern says which block a layer uses. Cycle: layer l uses block l mod blocks. Segment:"
         " neighbouring layers share a block.",
     )
 
@@ -46,26 +48,29 @@ class GradientCorrelation(ApiModel):
 class Until(ApiModel):
     """The end of a phase: whichever bound is met first."""
 
-    steps: int | None = Field(
+    step: int | None = Field(
         None,
         ge=1,
         le=1_000_000_000,
-        description="steps is the training step at which the phase ends, counted from the job's start over all phases.",
+        description="step is the training step at which the phase ends, counted from the job's start over all phases."
+        " Omitted: no number of steps ends it.",
     )
     tokens: int | None = Field(
         None,
         ge=1,
         le=2**62,
         description="tokens is the number of tokens at which the phase ends, counted from the job's start over"
-        " all phases.",
+        " all phases. Omitted: no number of tokens ends it.",
     )
-    loss: DecimalString | None = Field(
-        None, description="loss is the validation loss (nats per token) at or below which the phase ends early."
+    validation_loss: DecimalString | None = Field(
+        None,
+        description="validationLoss is the loss (nats per token) of the validation text at or below which the phase"
+        " ends early. Omitted: no loss ends it.",
     )
     gradient_correlation: GradientCorrelation | None = Field(
         None,
         description="gradientCorrelation ends the phase early when the gradients of layers that share a block"
-        " differ enough.",
+        " differ enough. Omitted: they are not compared.",
     )
 
 
@@ -83,35 +88,44 @@ class Batch(ApiModel):
 
 
 class Parallelism(ApiModel):
-    pipeline: int = Field(
+    pipeline: Annotated[
+        Annotated[int, Field(strict=True, ge=1, le=10_000)] | Literal["AllRanks"],
+        Field(
+            json_schema_extra={
+                "x-kubernetes-int-or-string": True,
+                "minimum": 1,
+                "maximum": 10_000,
+                "pattern": "^AllRanks$",
+            }
+        ),
+    ] = Field(
         1,
-        ge=0,
-        le=10_000,
         description="pipeline is the number of pipeline ranks: at most layers, and a divisor of the phase's"
-        " ranks. 0: all ranks of the phase.",
+        " ranks. AllRanks: all ranks of the phase.",
     )
     schedule: Schedule = Field(
-        "layered",
-        description="schedule is the order of the work. layered: all micro-batches through one layer, then the"
-        " next; layer l is on pipeline rank l mod pipeline. gpipe, 1f1b: neighbouring layers on one"
-        " rank. interleaved: layer l on rank l mod pipeline, one micro-batch after the other.",
+        "Layered",
+        description="schedule is the order of the work. Layered: all micro-batches through one layer, then the"
+        " next; layer l is on pipeline rank l mod pipeline. GPipe, 1F1B: neighbouring layers on one"
+        " rank. Interleaved: layer l on rank l mod pipeline, one micro-batch after the other.",
     )
     state_sharding: StateSharding = Field(
-        "none",
-        description="stateSharding says what is split over the data-parallel ranks. none: nothing. optimizer: the"
-        " optimizer state. gradients: also the gradients. full: also the weights.",
+        "None",
+        description="stateSharding says what is split over the data-parallel ranks. None: nothing. Optimizer: the"
+        " optimizer state. Gradients: also the gradients. Full: also the weights.",
     )
 
 
 class Activations(ApiModel):
     """How activations are kept from the forward pass for the backward pass."""
 
-    recompute: bool = Field(
-        True,
-        description="recompute keeps only the input of each block and computes the rest again in the backward pass.",
+    keep: Literal["Inputs", "All"] = Field(
+        "Inputs",
+        description="keep says which activations wait for the backward pass. Inputs: the input of each block; the"
+        " rest is computed again. All: all of them.",
     )
-    home: Literal["device", "host"] = Field(
-        "device", description="home is where the inputs of the blocks wait for the backward pass; host needs recompute."
+    home: Literal["Device", "Host"] = Field(
+        "Device", description="home is where inputs of blocks wait for the backward pass; Host needs keep Inputs."
     )
 
 
@@ -143,9 +157,11 @@ class Offload(ApiModel):
     Units are the embedding, each block, and the final norm with the head.
     """
 
-    home: Home = Field("device", description="home is the home of every unit that neither budget nor homes places.")
+    home: Home = Field("Device", description="home is the home of every unit that neither budget nor homes places.")
     budget: OffloadBudget | None = Field(
-        None, description="budget lets the plan choose the homes, unit by unit, and move no more than it must."
+        None,
+        description="budget lets the plan choose the homes, unit by unit, and move no more than it must. Omitted: home"
+        " and homes place the units.",
     )
     homes: list[UnitHome] = Field(
         [],
@@ -163,26 +179,23 @@ class Offload(ApiModel):
     volume: dict[str, Any] | None = Field(
         None,
         description="volume is a Kubernetes volume source (for instance ephemeral, or a hostPath that user 10001 may"
-        f" write to) for state whose home is disk, mounted at {OFFLOAD_DIRECTORY}. Omitted: emptyDir of"
+        f" write to) for state whose home is Disk, mounted at {OFFLOAD_DIRECTORY}. Omitted: emptyDir of"
         " twice the size that the state needs.",
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        json_schema_extra=VOLUME_SOURCE,
     )
-
-    @field_validator("homes")
-    @classmethod
-    def _one_home_each(cls, homes: list[UnitHome]) -> list[UnitHome]:
-        """Refuses a unit that is named twice, as x-kubernetes-list-map-keys does on the API server. In CEL the rule
-        would cost more than the server allows. Raises ValueError."""
-        counts = Counter(entry.unit for entry in homes)
-        twice = [unit for unit, count in counts.items() if count > 1]
-        if twice:
-            raise ValueError(f"duplicate value: unit {twice[0]} stands there {counts[twice[0]]} times; keep one")
-        return homes
 
     @property
     def may_use_disk(self) -> bool:
         """Whether some unit may have its home on disk; a budget may send there what fits nowhere else."""
-        return self.budget is not None or "disk" in (self.home, *(entry.home for entry in self.homes))
+        return self.budget is not None or "Disk" in (self.home, *(entry.home for entry in self.homes))
+
+
+class Compile(ApiModel):
+    mode: Literal["None", "Blocks"] = Field(
+        "None",
+        description="mode says what torch.compile compiles, on GPUs, in an image with a C compiler and Python's"
+        " headers. None: nothing. Blocks: the blocks (of a block with experts the attention alone).",
+    )
 
 
 class Resources(ApiModel):
@@ -193,6 +206,8 @@ class Resources(ApiModel):
 
 
 class Phase(ApiModel):
+    model_config = ConfigDict(json_schema_extra={"x-kubernetes-validations": PHASE_CHANGES})
+
     name: DnsLabel = Field(
         description="name is unique within the job; it becomes part of the names of pods and checkpoints."
     )
@@ -219,11 +234,52 @@ class Phase(ApiModel):
         Activations(), description="activations says what the forward pass keeps for the backward pass, and where."
     )
     offload: Offload = Field(Offload(), description="offload says where the state of the units lives between its uses.")
-    compile: bool = Field(
-        False,
-        description="compile compiles the blocks with torch.compile (of a block with experts the attention"
-        " alone), on GPUs, in an image with a C compiler and Python's headers.",
-    )
+    compile: Compile = Field(Compile(), description="compile says what is compiled before training.")
     resources: Resources = Field(
-        Resources(), description="resources are the compute resources of each pod of the phase."
+        Resources(),
+        description="resources are the compute resources of each pod of the phase. They can be changed while the job is"
+        " suspended.",
+    )
+    pod: Pod = Field(
+        Pod(),
+        description="pod is laid over spec.pod for the pods of this phase: entries of env replace those of the same"
+        " name, template is laid over its template, the rest replaces.",
+    )
+
+
+class Delink(ApiModel):
+    optimizer_state: OptimizerState = Field(
+        "Scale",
+        description="optimizerState says what the moments of a layer are after delinking, where L layers shared a"
+        " block. Measured: the first moment divided by L, the second divided by how much larger the"
+        " squared gradient of the block was than that of a layer, measured tensor by tensor. Copy:"
+        " unchanged. Scale: the first moment divided by L, the second by L squared. Reset: zero.",
+    )
+    timeout_seconds: int = Field(
+        1800,
+        ge=1,
+        le=2**31,
+        description="timeoutSeconds is the longest time from the end of a phase until the next one may start,"
+        " restarts included.",
+    )
+    on_timeout: Literal["Fail", "RollBack"] = Field(
+        "Fail",
+        description="onTimeout says what follows when timeoutSeconds are over. Fail: the job fails. RollBack: the"
+        " earlier phase is trained again from the newest checkpoint before its last one, and the"
+        " delink is tried again; this counts as a restart.",
+    )
+    warmup_steps: int = Field(
+        0,
+        ge=0,
+        le=1_000_000_000,
+        description="warmupSteps is the number of steps after a delink in which the learning rate rises from 0 to"
+        " the value of its schedule.",
+    )
+    measured_steps: int = Field(
+        20,
+        ge=1,
+        le=1_000_000,
+        description="measuredSteps is the number of steps at the end of a phase in which optimizerState Measured"
+        " measures gradients. A phase that ends early, by validationLoss or gradientCorrelation, trains that"
+        " many steps more.",
     )

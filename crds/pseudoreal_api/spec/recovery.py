@@ -4,31 +4,34 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import ApiModel, DecimalString
+from pseudoreal_api.base import ATOMIC, ApiModel, DecimalString
 
 RuleAction = Literal["Restart", "RestartIgnoringLimit", "Fail"]
-HangAction = Literal["Event", "Restart", "Fail"]
+HangAction = Literal["Report", "Restart", "Fail"]
 
 _Names = Annotated[list[Annotated[str, Field(min_length=1, max_length=128)]], Field(max_length=16)]
 
 
 class RestartRule(ApiModel):
-    """A rule on failed attempts. Exactly one of its three lists has entries."""
+    """A rule on failed executions. Exactly one of its three lists has entries."""
 
     on_exit_codes: Annotated[list[Annotated[int, Field(ge=1, le=255)]], Field(max_length=32)] = Field(
         [],
         description="onExitCodes lists exit codes of the trainer container. 71: out of memory, 75: asked to stop,"
         " 78: invalid job.",
+        json_schema_extra=ATOMIC,
     )
     on_pod_conditions: _Names = Field(
         [],
         description="onPodConditions lists types of pod conditions, such as DisruptionTarget; one of them must be"
         " True.",
+        json_schema_extra=ATOMIC,
     )
     on_reasons: _Names = Field(
         [],
         description="onReasons lists reasons for which the container or the pod ended, such as OOMKilled, Evicted"
         " or NodeLost.",
+        json_schema_extra=ATOMIC,
     )
     action: RuleAction = Field(
         description="action says what follows. Restart: a restart that counts against maxRestarts."
@@ -70,14 +73,15 @@ class Restart(ApiModel):
     )
     rules: Annotated[list[RestartRule], Field(max_length=16)] = Field(
         [],
-        description="rules decide what follows a failed attempt: the first rule that one of its pods meets. Where"
+        description="rules decide what follows a failed execution: the first rule that one of its pods meets. Where"
         " none is met: exit code 78 fails the job; a lack of memory counts as a fault;"
         " DisruptionTarget and exit code 75 do not count; everything else counts.",
+        json_schema_extra=ATOMIC,
     )
 
 
 class Hang(ApiModel):
-    """Time limits on progress. The clocks start anew with every attempt and phase; without reports from the pods
+    """Time limits on progress. The clocks start anew with every execution; without reports from the pods
     nothing is judged."""
 
     start_seconds: int = Field(
@@ -85,7 +89,7 @@ class Hang(ApiModel):
         ge=1,
         le=2**31,
         description="startSeconds is the longest time from the first report of the last pod to the first step of"
-        " the attempt.",
+        " the execution.",
     )
     step_seconds: int = Field(
         900,
@@ -107,8 +111,8 @@ class Hang(ApiModel):
     )
     action: HangAction = Field(
         "Restart",
-        description="action says what follows when a clock runs out. Event: an event says so. Restart: it counts"
-        " as a fault. Fail: the job fails. For a straggler it is always Event.",
+        description="action says what follows when a clock runs out. Report: an event says so. Restart: it counts"
+        " as a fault. Fail: the job fails. For a straggler it is always Report.",
     )
 
 
@@ -117,7 +121,7 @@ class Deadlines(ApiModel):
         None,
         ge=1,
         le=2**31,
-        description="startupSeconds is the time in which all pods of an attempt must be running; after it the job"
+        description="startupSeconds is the time in which all pods of an execution must be running; after it the job"
         " fails. Omitted: there is no limit.",
     )
     active_seconds: int | None = Field(
@@ -141,19 +145,4 @@ class CleanUp(ApiModel):
         "Keep",
         description="children says what happens to the pods of a job that has ended. Keep: they stay, with their"
         " logs. Delete: they are deleted.",
-    )
-
-
-class RestartFrom(ApiModel):
-    phase: str = Field(
-        min_length=1,
-        max_length=30,
-        description="phase is the phase that is trained again, from the checkpoint that it started from.",
-    )
-    request: str = Field(
-        "1",
-        min_length=1,
-        max_length=64,
-        description="request tells one request from another: a new value asks again; a value that was served does"
-        " nothing.",
     )

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from pseudoreal_api.names import HOST_NAME_CHARACTERS
-from pseudoreal_api.spec.run import RESERVED_ENV, RESERVED_ENV_PREFIXES
+from pseudoreal_api.spec.pod import RESERVED_ENV, RESERVED_ENV_PREFIXES
 
-# Jobs are named <job>-<phase>-<digest>-a<execution>; their pods' host names append -<index> and must be DNS labels of
-# at most 63 characters. (Release 0.2.0 named them <job>-<phase>-delink-a<execution>, which is longer by one.)
-NAME_BUDGET = HOST_NAME_CHARACTERS - len("--delink-a999-9999")
+# Jobs are named <job>-<phase>-<digest>-e<execution>; their pods' host names append -<index> and must be DNS labels of
+# at most 63 characters. The names of delinks, which are longer, lose what does not fit.
+NAME_BUDGET = HOST_NAME_CHARACTERS - len("--abcdef-e999-9999")
 
 
 @dataclass(frozen=True)
@@ -65,35 +65,41 @@ _REFINES = (
     f"({_BLOCKS_Q} % {_BLOCKS_P} == 0 && ({_BLOCKS_P} == 1 || {_BLOCKS_Q} == self.model.layers || {_SAME_PATTERN}))"
 )
 
-# Pipeline 0 means all ranks, whose number CEL does not know: resolve.py applies these two rules to it.
-_NOT_INTERLEAVED = "p.parallelism.schedule != 'interleaved' || p.parallelism.pipeline == 0"
-_ROUNDS = "p.batch.microBatches / p.parallelism.pipeline"
+# CEL does not know how many AllRanks are: resolve.py applies these rules to them.
+_ALL_RANKS = "p.parallelism.pipeline == 'AllRanks'"
+_PIPELINE = "int(p.parallelism.pipeline)"
+_NOT_INTERLEAVED = f"p.parallelism.schedule != 'Interleaved' || {_ALL_RANKS}"
+_ROUNDS = f"p.batch.microBatches / {_PIPELINE}"
 
 _RESERVED = ", ".join(f"'{name}'" for name in RESERVED_ENV)
 _IS_RESERVED = " || ".join(
     [f"e.name in [{_RESERVED}]"] + [f"e.name.startsWith('{prefix}')" for prefix in RESERVED_ENV_PREFIXES]
 )
 
+_ONE_VALUE = "has(e.value) != has(e.valueFrom)"
+
+_NAMED_CLAIM = "(has(self.checkpoint.storage.volume) && has(self.checkpoint.storage.volume.claimName))"
+
 _ONE_LIST = "[size(r.onExitCodes), size(r.onPodConditions), size(r.onReasons)].exists_one(n, n > 0)"
 
 SPEC_RULES = (
     _job(
-        "self.model.hidden % (2 * self.model.heads) == 0",
-        "spec.model.hidden %d must be a multiple of twice spec.model.heads %d:"
+        "self.model.hiddenSize % (2 * self.model.attention.heads) == 0",
+        "spec.model.hiddenSize %d must be a multiple of twice spec.model.attention.heads %d:"
         " rotary positions turn pairs of the features of a head",
-        "self.model.hidden",
-        "self.model.heads",
+        "self.model.hiddenSize",
+        "self.model.attention.heads",
     ),
     _job(
-        "!has(self.model.moe) || self.model.moe.experts % self.model.moe.prototypes == 0",
-        "spec.model.moe.experts %d must be a multiple of spec.model.moe.prototypes %d",
-        "self.model.moe.experts",
-        "self.model.moe.prototypes",
+        "!has(self.model.experts) || self.model.experts.count % self.model.experts.prototypes == 0",
+        "spec.model.experts.count %d must be a multiple of spec.model.experts.prototypes %d",
+        "self.model.experts.count",
+        "self.model.experts.prototypes",
     ),
     _job(
-        "!has(self.model.moe) || double(self.model.moe.capacityFactor) > 0.0",
-        "spec.model.moe.capacityFactor %s must be greater than 0",
-        "self.model.moe.capacityFactor",
+        "!has(self.model.experts) || double(self.model.experts.capacityFactor) > 0.0",
+        "spec.model.experts.capacityFactor %s must be greater than 0",
+        "self.model.experts.capacityFactor",
     ),
     _job(
         "double(self.data.validation.fraction) > 0.0 && double(self.data.validation.fraction) < 1.0",
@@ -133,32 +139,32 @@ SPEC_RULES = (
         "self.model.layers",
     ),
     _each_phase(
-        "p.parallelism.pipeline <= self.model.layers",
+        f"{_ALL_RANKS} || {_PIPELINE} <= self.model.layers",
         ".parallelism.pipeline %d must be at most spec.model.layers %d",
-        "p.parallelism.pipeline",
+        _PIPELINE,
         "self.model.layers",
     ),
     _each_phase(
-        f"{_NOT_INTERLEAVED} || self.model.layers % p.parallelism.pipeline == 0",
-        ".parallelism.pipeline %d must divide spec.model.layers %d in the schedule interleaved",
-        "p.parallelism.pipeline",
+        f"{_NOT_INTERLEAVED} || self.model.layers % {_PIPELINE} == 0",
+        ".parallelism.pipeline %d must divide spec.model.layers %d in the schedule Interleaved",
+        _PIPELINE,
         "self.model.layers",
     ),
     _each_phase(
         f"{_NOT_INTERLEAVED} || {_ROUNDS} < 2 || p.batch.microBatches % ({_ROUNDS}) == 0",
-        ".batch.microBatches %d must split into %d equal rounds in the schedule interleaved;"
+        ".batch.microBatches %d must split into %d equal rounds in the schedule Interleaved;"
         " a multiple of parallelism.pipeline %d does",
         "p.batch.microBatches",
         _ROUNDS,
-        "p.parallelism.pipeline",
+        _PIPELINE,
     ),
     _each_phase(
-        "p.activations.home == 'device' || p.activations.recompute",
-        ".activations.home %s needs activations.recompute true, but it is false: only the inputs of blocks can move",
+        "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
+        ".activations.home %s needs activations.keep Inputs, but it is All: only the inputs of blocks can move",
         "p.activations.home",
     ),
     _each_phase(
-        "!has(p.offload.budget) || (p.offload.home == 'device' && size(p.offload.homes) == 0)",
+        "!has(p.offload.budget) || (p.offload.home == 'Device' && size(p.offload.homes) == 0)",
         ".offload.budget chooses the homes, but offload.home is %s and offload.homes has %d entries;"
         " remove either the budget or both of them",
         "p.offload.home",
@@ -171,8 +177,8 @@ SPEC_RULES = (
         "p.batch.sequences",
     ),
     _each_phase(
-        "has(p.until.steps) || has(p.until.tokens)",
-        ".until has neither steps nor tokens; set one, so that the phase ends even if the loss is never reached",
+        "has(p.until.step) || has(p.until.tokens)",
+        ".until has neither step nor tokens; set one, so that the phase ends even if the loss is never reached",
     ),
     _each_phase(
         f"!has(p.until.gradientCorrelation) || {_blocks('p')} < self.model.layers",
@@ -194,10 +200,10 @@ SPEC_RULES = (
         _BLOCKS_P,
     ),
     _each_pair(
-        "(!has({p}.until.steps) || !has({q}.until.steps) || {p}.until.steps < {q}.until.steps)",
-        ".until.steps %d must be greater than the %d of phase %s: steps count from the start of the job",
-        "{q}.until.steps",
-        "{p}.until.steps",
+        "(!has({p}.until.step) || !has({q}.until.step) || {p}.until.step < {q}.until.step)",
+        ".until.step %d must be greater than the %d of phase %s: steps count from the start of the job",
+        "{q}.until.step",
+        "{p}.until.step",
         "{p}.name",
     ),
     _each_pair(
@@ -213,23 +219,29 @@ SPEC_RULES = (
         "self.data.path",
     ),
     _job(
-        "!has(self.checkpoint.volume) || self.checkpoint.path.startsWith('/')",
-        "spec.checkpoint.path %s must be absolute, as spec.checkpoint.volume is mounted there; an s3:// URL needs no"
-        " volume",
-        "self.checkpoint.path",
+        "self.checkpoint.storage.type == 'Volume' || has(self.checkpoint.storage.objectStorage)",
+        "spec.checkpoint.storage.type %s needs spec.checkpoint.storage.objectStorage; set it",
+        "self.checkpoint.storage.type",
     ),
     _job(
-        "has(self.checkpoint.volume) || self.checkpoint.path.matches('^s3://[^/]+')",
-        "spec.checkpoint.path %s needs spec.checkpoint.volume, which is mounted there; only s3://BUCKET/PREFIX needs"
-        " none",
-        "self.checkpoint.path",
+        "self.checkpoint.storage.type == 'Volume' ? !has(self.checkpoint.storage.objectStorage)"
+        " : !has(self.checkpoint.storage.volume)",
+        "spec.checkpoint.storage.type is %s, but the storage of the other type is set beside it; remove that, or change"
+        " the type",
+        "self.checkpoint.storage.type",
     ),
     _job(
-        "!has(self.checkpoint.volume) || has(self.checkpoint.volume.claimName) != has(self.checkpoint.volume.claim)",
-        "spec.checkpoint.volume: claimName is %s and claim is %s; set one of them: name a claim that exists, or"
-        " describe one to be made",
-        "has(self.checkpoint.volume.claimName) ? self.checkpoint.volume.claimName : 'not set'",
-        "has(self.checkpoint.volume.claim) ? 'set' : 'not set'",
+        f"!{_NAMED_CLAIM} || !has(self.checkpoint.storage.volume.claimTemplate)",
+        "spec.checkpoint.storage.volume has both claimName %s and claimTemplate; name a claim that exists, or describe"
+        " one to be made",
+        "self.checkpoint.storage.volume.claimName",
+    ),
+    _job(
+        f"!{_NAMED_CLAIM} || self.checkpoint.storage.volume.retentionPolicy == 'Retain'",
+        "spec.checkpoint.storage.volume.retentionPolicy %s is for a claim that is made for the job, but claimName %s"
+        " names one; remove one of them",
+        "self.checkpoint.storage.volume.retentionPolicy",
+        "self.checkpoint.storage.volume.claimName",
     ),
     _job(
         f"self.restart.rules.all(r, {_ONE_LIST})",
@@ -247,9 +259,10 @@ SPEC_RULES = (
         "self.hang.stragglerFactor",
     ),
     _job(
-        "!has(self.restartFrom) || self.phases.exists(p, p.name == self.restartFrom.phase)",
-        "spec.restartFrom.phase %s is none of spec.phases; name one of them",
-        "self.restartFrom.phase",
+        "self.requests.all(r, self.phases.exists(p, p.name == r.phase))",
+        "spec.requests[%s].phase %s is none of spec.phases; name one of them",
+        "self.requests.filter(r, !self.phases.exists(p, p.name == r.phase))[0].id",
+        "self.requests.filter(r, !self.phases.exists(p, p.name == r.phase))[0].phase",
     ),
     _job(
         "self.network.mode != 'RDMA' || has(self.network.rdmaResource) || self.network.hostNetwork",
@@ -261,6 +274,21 @@ SPEC_RULES = (
         f"self.pod.env.all(e, !({_IS_RESERVED}))",
         "spec.pod.env: the name %s is reserved for the operator; remove it",
         f"self.pod.env.filter(e, {_IS_RESERVED})[0].name",
+    ),
+    _job(
+        f"self.pod.env.all(e, {_ONE_VALUE})",
+        "spec.pod.env[%s] needs either value or valueFrom; set one of them",
+        f"self.pod.env.filter(e, !({_ONE_VALUE}))[0].name",
+    ),
+    _each_phase(
+        f"p.pod.env.all(e, !({_IS_RESERVED}))",
+        ".pod.env: the name %s is reserved for the operator; remove it",
+        f"p.pod.env.filter(e, {_IS_RESERVED})[0].name",
+    ),
+    _each_phase(
+        f"p.pod.env.all(e, {_ONE_VALUE})",
+        ".pod.env[%s] needs either value or valueFrom; set one of them",
+        f"p.pod.env.filter(e, !({_ONE_VALUE}))[0].name",
     ),
 )
 

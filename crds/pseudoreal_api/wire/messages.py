@@ -57,7 +57,7 @@ class TerminationMessage(ApiModel):
         description="How the pod ended: Succeeded, Yielded, InvalidJob, OutOfMemory or Failed. More words may come.",
     )
     phase: str = Field(description="The phase that it trained, or delinked for.")
-    attempt: int = Field(description="The attempt that it belonged to.")
+    execution: int = Field(description="Number of the execution that it belonged to.")
     step: _Count = Field(0, description="Steps done, from the job's start.")
     tokens: _Count = Field(0, description="Tokens trained, from the job's start.")
     loss: float | None = Field(None, description="Training loss of the last step, nats per token.")

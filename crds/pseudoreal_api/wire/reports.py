@@ -20,8 +20,8 @@ REPORT_URL = "PSEUDOREAL_REPORT_URL"
 NODE_NAME = "PSEUDOREAL_NODE_NAME"
 """Environment variable of a trainer pod: the node that it runs on."""
 
-Place = Literal["starting", "computing", "waiting", "ended"]
-"""Where the main thread of a rank is: before its first step, in its own work, in a collective, at its end."""
+Activity = Literal["starting", "computing", "waiting", "ended"]
+"""What the main thread of a rank does: it is before its first step, at its own work, in a collective, at its end."""
 
 
 class _Said(ApiModel):
@@ -30,17 +30,17 @@ class _Said(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
 
-class RankSign(_Said):
+class RankReport(_Said):
     """What the main thread of one rank last said. Its ages are by the clock of its own machine."""
 
-    rank: int = Field(ge=0, description="Number of the rank among all ranks of the attempt.")
-    place: str = Field(
+    rank: int = Field(ge=0, description="Number of the rank among all ranks of the execution.")
+    activity: str = Field(
         max_length=32,
         pattern="^[a-z][A-Za-z]*$",
-        description="Where its main thread is: starting, computing, waiting or ended. More words may come.",
+        description="What its main thread does: starting, computing, waiting or ended. More words may come.",
     )
     doing: str = Field("", max_length=64, description="The collective that it waits in, or what it computes.")
-    seconds: float = Field(ge=0, description="Seconds since it came to that place.")
+    seconds: float = Field(ge=0, description="Seconds since that activity began.")
     step: int = Field(ge=0, description="Steps done, from the job's start.")
     collectives: int = Field(0, ge=0, description="Waits that it has left since the start of its process.")
     busy_seconds: float | None = Field(
@@ -53,7 +53,7 @@ class RankSign(_Said):
 
 
 class SavedCheckpoint(_Said):
-    name: str = Field(max_length=253, description="Name of the newest checkpoint that this attempt committed.")
+    name: str = Field(max_length=253, description="Name of the newest checkpoint that this execution committed.")
     step: int = Field(ge=0, description="The checkpoint's training step.")
     seconds: float = Field(ge=0, description="Seconds since it was committed.")
 
@@ -61,7 +61,7 @@ class SavedCheckpoint(_Said):
 class PodReport(_Said):
     """What a pod tells the operator every few seconds; whose it is, its token says."""
 
-    ranks: list[RankSign] = Field([], max_length=64, description="Signs of the pod's own ranks.")
+    ranks: list[RankReport] = Field([], max_length=64, description="Signs of the pod's own ranks.")
     progress: ProgressReport | None = Field(None, description="Progress of the training, from the pod of rank 0.")
     checkpoint: SavedCheckpoint | None = Field(None, description="The newest checkpoint, from the pod of rank 0.")
 

@@ -14,7 +14,7 @@ from pseudoreal_dev.machine.progress import progress
 
 POLL_SECONDS = 2.0
 PLAIN_LINE_SECONDS = 5.0
-TERMINAL = ("Succeeded", "Failed")
+TERMINAL = ("Complete", "Failed")
 
 
 def follow(kubernetes: Kubernetes, job: str, namespace: str, deadline_seconds: float) -> PseudoRealJobStatus:
@@ -26,13 +26,13 @@ def follow(kubernetes: Kubernetes, job: str, namespace: str, deadline_seconds: f
 
     status = PseudoRealJobStatus()
     with _Display() as show:
-        while status.phase not in TERMINAL:
+        while status.state not in TERMINAL:
             if elapsed() > deadline_seconds:
                 raise DevError(f"{job} was not done within {deadline_seconds:.0f} s: {waiting_for(status)}")
             time.sleep(POLL_SECONDS)
             status = read_status(kubernetes.find("pseudorealjob", job, f"--namespace={namespace}"))
             show(describe(status, elapsed()))
-    if status.phase == "Failed":
+    if status.state == "Failed":
         raise DevError(f"{job} failed: {waiting_for(status)}")
     return status
 
@@ -43,9 +43,9 @@ def read_status(found: dict[str, Any] | None) -> PseudoRealJobStatus:
 
 def describe(status: PseudoRealJobStatus, seconds: float) -> str:
     """One line for people: phase, step, loss and the time that is left, or what is waited for."""
-    parts = [f"{seconds:5.0f}s", f"{status.phase:<11}"]
-    training = any(phase.name == status.phase for phase in status.phases) or status.phase in TERMINAL
-    if status.progress and training:
+    trains = status.state == "Training" and status.current_phase is not None
+    parts = [f"{seconds:5.0f}s", f"{status.current_phase if trains else status.state:<11}"]
+    if status.progress and (trains or status.state in TERMINAL):
         parts.append(_training(status.progress))
     else:
         parts.append(waiting_for(status))
@@ -67,8 +67,8 @@ def _training(now: Progress) -> str:
         parts.append(f"validation {now.validation_loss}")
     if now.tokens_per_second:
         parts.append(f"{float(now.tokens_per_second):,.0f} tokens/s")
-    if now.remaining_seconds is not None:
-        parts.append(f"phase ends in {now.remaining_seconds}s")
+    if now.phase_remaining_seconds is not None:
+        parts.append(f"phase ends in {now.phase_remaining_seconds}s")
     return "  ".join(parts)
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from pseudoreal_api.names import LABEL_JOB, LABEL_ROLE
+from pseudoreal_api.names import LABEL_JOB, LABEL_STAGE
 
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 
@@ -12,9 +12,9 @@ Event = dict[str, Any]
 
 
 def events(kubernetes: Kubernetes, job: str, namespace: str) -> list[Event]:
-    """The structured log lines of rank 0 of every attempt at every phase, oldest attempt first."""
+    """The structured log lines of rank 0 of every execution at every phase, oldest execution first."""
     pods = kubernetes.items("pods", f"--namespace={namespace}", f"--selector={LABEL_JOB}={job}")
-    first = [pod for pod in pods if _is_rank_0(pod) and pod["metadata"]["labels"].get(LABEL_ROLE) == "train"]
+    first = [pod for pod in pods if _is_rank_0(pod) and pod["metadata"]["labels"].get(LABEL_STAGE) == "train"]
     ordered = sorted(first, key=lambda pod: pod["metadata"]["creationTimestamp"])
     return [event for pod in ordered for event in _parse(_log(kubernetes, pod["metadata"]["name"], namespace))]
 

@@ -29,7 +29,7 @@ _BUILT_IN = (
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a failed attempt means. `reason` is one word for programs; `pod` is where the failure began; None: that is
+    """What a failed execution means. `reason` is one word for programs; `pod` is where the failure began; None: that is
     not known."""
 
     action: RuleAction

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from pseudoreal_api.wire.reports import RankSign
+from pseudoreal_api.wire.reports import RankReport
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.suspects import stragglers, suspects
@@ -136,12 +136,12 @@ def _describe(case: Case, rank: int) -> str:
     if sign.process in ("T", "Z"):
         return f"{_where(case, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
     doing = f" ({sign.doing})" if sign.doing else ""
-    return f"{_where(case, rank)} is {sign.place}{doing} since step {sign.step}"
+    return f"{_where(case, rank)} is {sign.activity}{doing} since step {sign.step}"
 
 
 def _nobody(case: Case) -> str:
     if _signs(case):
-        together = " or ".join(sorted({sign.place for sign in _signs(case)}))
+        together = " or ".join(sorted({sign.activity for sign in _signs(case)}))
         return f"no rank can be singled out: all of them are {together}"
     return (
         f"the pods run and have not met at {_where(case, 0)} so no rank has begun. What to do: see that every pod"
@@ -154,7 +154,7 @@ def _where(case: Case, rank: int) -> str:
     return f"rank {rank} on pod {pod.name}, node {pod.node or '(none)'}," if pod else f"rank {rank}"
 
 
-def _signs(case: Case) -> list[RankSign]:
+def _signs(case: Case) -> list[RankReport]:
     return [sign for heard in case.heard for sign in heard.report.ranks]
 
 
@@ -171,7 +171,7 @@ def _saving_seconds(case: Case) -> Iterator[float]:
 
 def _all_ended(heard: list[Heard]) -> bool:
     signs = [sign for one in heard for sign in one.report.ranks]
-    return bool(signs) and all(sign.place == "ended" for sign in signs)
+    return bool(signs) and all(sign.activity == "ended" for sign in signs)
 
 
 def _is_silent(case: Case, heard: Heard) -> bool:

@@ -71,7 +71,7 @@ def live_progress(report: ProgressReport, now: datetime) -> Progress:
         step=report.step,
         total_steps=report.total_steps,
         percent=_percent(report.step, report.total_steps),
-        remaining_seconds=round(report.remaining_seconds),
+        phase_remaining_seconds=round(report.remaining_seconds),
         tokens=report.tokens,
         loss=_decimal(report.loss),
         validation_loss=_decimal(report.validation_loss),
@@ -89,7 +89,7 @@ def final_progress(
         step=message.step,
         total_steps=total,
         percent=100 if is_last else _percent(message.step, total),
-        remaining_seconds=0,
+        phase_remaining_seconds=0,
         tokens=message.tokens,
         loss=_decimal(message.loss),
         validation_loss=_decimal(message.validation_loss),
@@ -103,7 +103,7 @@ def _outcome(stage: Stage, message: TerminationMessage) -> PhaseFields:
         # The state stays what it is until the training begins.
         return {"state": "Delinking", "start_checkpoint": message.checkpoint}
     return {
-        "state": "Succeeded",
+        "state": "Complete",
         "end_checkpoint": message.checkpoint,
         "step": message.step,
         "tokens": message.tokens,

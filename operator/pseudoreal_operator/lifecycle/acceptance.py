@@ -7,7 +7,7 @@ from pseudoreal_api.base import GROUP
 from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.resolved.resolve import check_resolvable
 from pseudoreal_api.spec.job import PseudoRealJobSpec
-from pseudoreal_api.spec.run import is_reserved
+from pseudoreal_api.spec.pod import is_reserved
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
@@ -21,7 +21,6 @@ from pseudoreal_operator.status.events import Event, Reason
 POD_BYTES = 65_536
 """Most bytes of a pod; that of a plain job has 5,000."""
 _PARTS = ("metadata", "spec")
-_TEMPLATE = "spec.pod.template"
 _OPERATORS: dict[str, Any] = {
     "restartPolicy": "Never",
     "hostname": None,
@@ -36,35 +35,44 @@ _LAST_WORDS = ("terminationMessagePath", "terminationMessagePolicy")
 def first_sight(case: Case) -> Decision | None:
     if case.status.phases:
         return None
-    try:
-        check(case.spec)
-    except ValueError as error:
-        return refuse(case.status, clean(str(error)), case.now)
-    except Exception as error:  # a template may hold anything; a pass that ends here would never end otherwise
-        return refuse(case.status, unforeseen(error), case.now)
+    if sentence := problem_of(case.spec):
+        return refuse(case.status, sentence, case.now)
     now = clock.to_text(case.now)
     status = status_with(
         case.status,
-        attempt=1,
         start_time=now,
         active_since=now,
         phases=first_phases(case.spec),
         # There is nothing yet that could be done again.
-        restarted_from=case.spec.restart_from,
+        served_requests=[request.id for request in case.spec.requests if request.type == "RepeatPhase"],
     )
     return Decision(
         status,
         "Pending",
         progresses("Accepted", f"Phase {case.spec.phases[0].name} is about to start."),
         events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
+        tries_children=True,
     )
+
+
+def problem_of(spec: PseudoRealJobSpec, phases: int | None = None) -> str | None:
+    """A sentence for what is wrong with the spec, or with its first `phases`; None where nothing is."""
+    try:
+        check(spec.model_copy(update={"phases": spec.phases[:phases]}))
+    except ValueError as error:
+        return clean(str(error))
+    except Exception as error:  # a template may hold anything; a pass that ends here would never end otherwise
+        return unforeseen(error)
+    return None
 
 
 def check(spec: PseudoRealJobSpec) -> None:
     """Checks what the schema cannot see. Raises ValueError with a sentence for the user."""
     check_resolvable(spec)
     check_network(spec)
-    check_template(spec.pod.template)
+    check_template("spec.pod.template", spec.pod.template)
+    for phase in spec.phases:
+        check_template(f"spec.phases[{phase.name}].pod.template", phase.pod.template)
     _check_size(spec)
 
 
@@ -73,6 +81,7 @@ def _check_size(spec: PseudoRealJobSpec) -> None:
     ValueError."""
     volumes = [spec.data.volume, *(phase.offload.volume for phase in spec.phases)]
     size = len(spec.pod.to_json()) + sum(len(json.dumps(volume)) for volume in volumes if volume)
+    size += max(len(phase.pod.to_json()) for phase in spec.phases)
     if size > POD_BYTES:
         raise ValueError(
             f"spec.pod and the volumes have {size} bytes as JSON, at most {POD_BYTES} can be: each pod is a copy of"
@@ -80,24 +89,22 @@ def _check_size(spec: PseudoRealJobSpec) -> None:
         )
 
 
-def check_template(template: dict[str, Any]) -> None:
+def check_template(where: str, template: dict[str, Any]) -> None:
     """Checks the user's overlay of pods. Raises ValueError for one that would break what the operator relies on."""
     for part, value in template.items():
         if part not in _PARTS or not isinstance(value, dict):
-            raise ValueError(
-                f"{_TEMPLATE}.{part}: only metadata and spec can stand there, each a map; move or remove it"
-            )
+            raise ValueError(f"{where}.{part}: only metadata and spec can stand there, each a map; move or remove it")
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     for field in ("labels", "annotations"):
-        _check_words(f"{_TEMPLATE}.metadata.{field}", metadata.get(field))
+        _check_words(f"{where}.metadata.{field}", metadata.get(field))
     for field, harmless in _OPERATORS.items():
         if spec.get(field) not in (None, harmless):
-            raise ValueError(f"{_TEMPLATE}.spec.{field}: the operator sets it, and relies on it; remove it")
-    _check_affinity(f"{_TEMPLATE}.spec.affinity", spec.get("affinity"))
-    _named(f"{_TEMPLATE}.spec.volumes", "volumes", spec.get("volumes"))
+            raise ValueError(f"{where}.spec.{field}: the operator sets it, and relies on it; remove it")
+    _check_affinity(f"{where}.spec.affinity", spec.get("affinity"))
+    _named(f"{where}.spec.volumes", "volumes", spec.get("volumes"))
     for kind in ("initContainers", "containers"):
-        for container in _named(f"{_TEMPLATE}.spec.{kind}", "containers", spec.get(kind)):
-            _check_container(f"{_TEMPLATE}.spec.{kind}[{container['name']}]", container)
+        for container in _named(f"{where}.spec.{kind}", "containers", spec.get(kind)):
+            _check_container(f"{where}.spec.{kind}[{container['name']}]", container)
 
 
 def _check_words(where: str, words: Any) -> None:

@@ -3,6 +3,7 @@
 `discards` tell the trainer which checkpoints count no more; it removes them when the new execution commits its first.
 """
 
+from pseudoreal_api.spec.request import Request
 from pseudoreal_api.status.status import CheckpointStatus, Discard, PhaseStatus, PseudoRealJobStatus
 
 from pseudoreal_operator.changes import Result, phase_with, status_with
@@ -22,6 +23,7 @@ from pseudoreal_operator.observe.stages import Phases
 from pseudoreal_operator.status.events import Reason
 
 _NO_RESULT: Result = {
+    "completion_time": None,
     "end_checkpoint": None,
     "step": None,
     "tokens": None,
@@ -31,27 +33,27 @@ _NO_RESULT: Result = {
 }
 
 
-def train_again(case: Case, index: int) -> Decision:
+def train_again(case: Case, index: int, request: Request) -> Decision:
     """The decision to train the phase at `index` again, from the checkpoint that it started from."""
     phase, old = case.spec.phases[index], case.status.phases
-    number = case.status.execution_attempt + 1
+    number = case.status.execution + 1
     # The checkpoint that a delink made for the phase has the step at which the one before it ended.
     first = (old[index - 1].step or 0) + 1 if index else 0
     begin = old[index].start_checkpoint
     status = status_with(
         case.status,
-        phases=_back_to(old, index, Discard(before_attempt=number, from_step=first)),
+        phases=_back_to(old, index, Discard(before_execution=number, from_step=first)),
         checkpoint=CheckpointStatus(latest=begin, step=first - 1) if begin else None,
         progress=None,
         retries=None,
         transition=None,
-        restarted_from=case.spec.restart_from,
+        served_requests=[*case.status.served_requests, request.id],
     )
     text = (
-        f"spec.restartFrom asks for phase {phase.name} again. Execution {number} trains it from"
+        f"Request {request.id} asks for phase {phase.name} again. Execution {number} trains it from"
         f" {'checkpoint ' + begin if begin else 'random weights'}"
     )
-    new = Announcement("TrainingAgain", text, (Reason.PHASE_RESTARTED,))
+    new = Announcement("PhaseRepeated", text, (Reason.PHASE_REPEATED,))
     return announce(case, status, new, case.spec.restart.backoff_seconds)
 
 
@@ -62,8 +64,8 @@ def roll_back(case: Case, sentence: str) -> Decision:
     exhausted = exhaustion(case.status, case.spec.restart, case.now, counts=True)
     if exhausted:
         return fail(case, case.status, "DelinkTimeout", f"{sentence} {exhausted}")
-    number = case.status.execution_attempt + 1
-    discard = Discard(before_attempt=number, from_step=before.step or 0)
+    number = case.status.execution + 1
+    discard = Discard(before_execution=number, from_step=before.step or 0)
     # What another job made of the later phases fits the end that is made anew.
     phases = _back_to(case.status.phases, index, discard, continued=False)
     status = remembered(case, case.status, Cause("DelinkTimeout", sentence))
@@ -79,7 +81,7 @@ def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = 
     after = discard.model_copy(update={"from_step": 0, "continued": continued})
     return [
         *phases[:index],
-        phase_with(phases[index], **_NO_RESULT, state="Running", discards=_with(phases[index], discard)),
+        phase_with(phases[index], **_NO_RESULT, state="Training", discards=_with(phases[index], discard)),
         *(_not_begun(phase, after) for phase in phases[index + 1 :]),
     ]
 

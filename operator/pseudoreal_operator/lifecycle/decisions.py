@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from typing import Literal
 
 from pseudoreal_api.names import claim_name, work_folder
 from pseudoreal_api.spec.recovery import Restart
@@ -23,18 +24,23 @@ from pseudoreal_operator.observe.stages import Stage, StageKind, changed, is_sta
 from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, refused
 from pseudoreal_operator.status.events import Event, Reason
 
+State = Literal["Pending", "Training", "Delinking", "Restarting", "Suspended", "Complete", "Failed"]
+
 
 @dataclass(frozen=True)
 class Decision:
-    """What a rule decides. `status` is the new one, but for its conditions and its summary. `events` tell what has
+    """What a rule decides. `status` is the new one, but for its conditions, `state` and
+    `currentPhase`. `events` tell what has
     changed with it, in that order: where the status stays, there are none. `children` is the stage whose children must
     be there; no other Job may run."""
 
     status: PseudoRealJobStatus
-    summary: str
+    state: State
     progressing: NewCondition
     events: tuple[Event, ...] = ()
     children: Stage | None = None
+    tries_children: bool = False
+    """Whether the children of all stages are to be tried, without being made."""
     accepted: NewCondition = ACCEPTED
     suspended: NewCondition = NOT_SUSPENDED
     ended: NewCondition | None = None
@@ -126,7 +132,7 @@ def _too_many_disruptions(status: PseudoRealJobStatus, restart: Restart) -> str 
 def with_fault(status: PseudoRealJobStatus, restart: Restart, fault: Fault, now: datetime) -> PseudoRealJobStatus:
     """The status with one more fault that counts."""
     faults = [*recent(status.faults, restart.window_seconds, now), fault][-REMEMBERED_FAULTS:]
-    failed = status_with(status, attempt=status.attempt + 1, restarts=status.restarts + 1, faults=faults)
+    failed = status_with(status, restarts=status.restarts + 1, faults=faults)
     return _learned(failed, restart)
 
 
@@ -188,17 +194,17 @@ def _way_on(case: Case, status: PseudoRealJobStatus) -> Iterator[str]:
     if not status.checkpoint:
         return
     way = f"with spec.checkpoint.continueFrom: {work_folder(case.metadata.name, case.metadata.uid)}"
-    volume = case.spec.checkpoint.volume
-    if volume is None or volume.claim is None:
+    volume = case.spec.checkpoint.storage.mounted
+    if volume is None or volume.claim_name is not None:
         yield f"(Its checkpoints stay: a new job goes on from them {way})"
         return
-    way += f" and spec.checkpoint.volume.claimName: {claim_name(case.metadata.name)}"
-    if volume.claim.policy == "Retain":
+    way += f" and spec.checkpoint.storage.volume.claimName: {claim_name(case.metadata.name)}"
+    if volume.retention_policy == "Retain":
         yield f"(Its checkpoints stay: a new job goes on from them {way})"
     else:
         yield (
-            "(Its checkpoints go when this job is deleted, as spec.checkpoint.volume.claim.policy says: keep it while"
-            f" a new job of another name goes on from them {way})"
+            "(Its checkpoints go when this job is deleted, as spec.checkpoint.storage.volume.retentionPolicy says:"
+            f" keep it while a new job of another name goes on from them {way})"
         )
 
 
@@ -207,10 +213,10 @@ def succeed(case: Case, status: PseudoRealJobStatus, *events: Event) -> Decision
     text = f"All phases are done at step {last.step}; the model is checkpoint {last.end_checkpoint}."
     return Decision(
         status_with(status, completion_time=clock.to_text(case.now)),
-        "Succeeded",
-        stands("Succeeded", "The job is done."),
-        events=(*events, event(case, Reason.SUCCEEDED, text)),
-        ended=NewCondition("Succeeded", "True", "AllPhasesDone", text),
+        "Complete",
+        stands("Complete", "The job is done."),
+        events=(*events, event(case, Reason.COMPLETED, text)),
+        ended=NewCondition("Complete", "True", "AllPhasesDone", text),
     )
 
 
@@ -224,7 +230,7 @@ def restart_or_fail(case: Case, why: Cause, *also_told: Reason) -> Decision:
         return fail(case, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {case.logs_command}")
     status = remembered(case, started(status, case.stage), why)
     text = f"{why.sentence} {_continuation(case, status)}"
-    new = Announcement("Restarting", text, (*also_told, Reason.ATTEMPT_FAILED))
+    new = Announcement("Restarting", text, (*also_told, Reason.EXECUTION_FAILED))
     return announce(case, with_retry(status, counts=why.counts), new, wait_seconds(status, case.spec.restart))
 
 
@@ -240,11 +246,11 @@ class Announcement:
 def announce(case: Case, status: PseudoRealJobStatus, new: Announcement, wait: int) -> Decision:
     """The decision to make a new execution of whatever stage the status is at, after `wait` seconds."""
     after = clock.to_text(_failed_at(case) + timedelta(seconds=wait))
-    number = status.execution_attempt + 1
+    number = status.execution + 1
     text = f"{new.text}, not before {after}."
     told = [event(case, reason, text) for reason in new.told]
     return Decision(
-        status_with(status, execution_attempt=number, restart_after=after, attempt_time=None),
+        status_with(status, execution=number, restart_after=after, execution_time=None),
         "Restarting",
         stands(new.reason, text),
         events=(*untold(case), *told, *_avoided(case, status)),
@@ -270,7 +276,7 @@ def remembered(case: Case, status: PseudoRealJobStatus, why: Cause) -> PseudoRea
     """The status with what ended the execution, if that counts or says something of a node."""
     pod = why.pod
     fault = Fault(
-        attempt=case.execution.number,
+        execution=case.execution.number,
         time=clock.to_text(case.now),
         reason=why.word,
         pod=pod.name if pod else None,
@@ -285,7 +291,7 @@ def remembered(case: Case, status: PseudoRealJobStatus, why: Cause) -> PseudoRea
 
 def _continuation(case: Case, status: PseudoRealJobStatus) -> str:
     place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
-    return f"Execution {status.execution_attempt + 1} at {case.stage.title} goes on from {place}"
+    return f"Execution {status.execution + 1} at {case.stage.title} goes on from {place}"
 
 
 def _failed(status: PseudoRealJobStatus, reason: str, sentence: str, now: datetime) -> Decision:

@@ -5,6 +5,7 @@ import hashlib
 from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sentence
 from pseudoreal_operator.failures.obstacles import describe_obstacle
 from pseudoreal_operator.lifecycle.decisions import event, progresses, stands
+from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.case import Case, PodPhase
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.status.conditions import NewCondition, find
@@ -55,11 +56,11 @@ def _incomplete(case: Case) -> NewCondition | None:
 
 
 def _stalled(case: Case) -> NewCondition | None:
-    """The claim that a clock ran out, where spec.hang.action is Event; otherwise a rule has acted already."""
+    """The claim that a clock ran out, where spec.hang.action is Report; otherwise a rule has acted already."""
     stall = find_stall(case) if case.stage.kind is StageKind.TRAIN else None
     if stall is None:
         return None
-    return stands(stall.reason, f"{stall.sentence} spec.hang.action is Event. What to do: {case.logs_command}")
+    return stands(stall.reason, f"{stall.sentence} spec.hang.action is Report. What to do: {case.logs_command}")
 
 
 def _at_work(case: Case) -> NewCondition:
@@ -68,12 +69,9 @@ def _at_work(case: Case) -> NewCondition:
         return progresses("Delinking", f"{where} is delinking.")
     if case.heard and not any(heard.begun for heard in case.heard):
         return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
-    wish = case.asked_to_finish
-    if wish == case.stage.phase:
+    if case.stage.phase in phases_to_finish(case.spec, case.status):
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
     before = find(case.status, "Progressing")
     straggler = straggler_sentence(case, known=before is not None and before.reason == "Straggling")
     note = "" if straggler is None else f" {straggler}."
-    if wish is not None and wish not in {phase.name for phase in case.spec.phases}:
-        note += f" The annotation finish-phase names {wish}, which is no phase of this job; correct or remove it."
     return progresses("Straggling" if straggler else "Training", f"{where} is training.{note}")

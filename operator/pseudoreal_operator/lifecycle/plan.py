@@ -10,29 +10,31 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from pseudoreal_api.spec.job import JobMetadata
-from pseudoreal_api.status.status import PseudoRealJobStatus, Replicas
+from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus, Replicas
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.failures.hang import seconds_to_stall
+from pseudoreal_operator.lifecycle.acceptance import problem_of
 from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
 from pseudoreal_operator.lifecycle.rules import (
     RULES,
     active_deadline,
-    hindered_deadline,
+    blocked_deadline,
     start,
     startup_deadline,
 )
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
 from pseudoreal_operator.manifests.objects import children, claim, identity
+from pseudoreal_operator.observe.asked import with_served
 from pseudoreal_operator.observe.case import Case, JobState, Observed, PodPhase
-from pseudoreal_operator.observe.stages import Execution, StageKind, all_stages, has_begun
+from pseudoreal_operator.observe.stages import Execution, Phases, StageKind, all_stages, current_stage, has_begun
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status import conditions
-from pseudoreal_operator.status.conditions import NewCondition
+from pseudoreal_operator.status.conditions import NewCondition, refused
 from pseudoreal_operator.status.events import Event
 
-HINDERED_SECONDS, MOST_HINDERED_SECONDS = 5.0, 300.0
+BLOCKED_SECONDS, MOST_BLOCKED_SECONDS = 5.0, 300.0
 """Seconds between two tries to make what the API server refuses: at first, and at most."""
 PROGRESS_SECONDS = 10.0
 """Seconds between two writes of the status for progress alone."""
@@ -49,7 +51,7 @@ class Plan:
     status: PseudoRealJobStatus
     trial: tuple[dict[str, Any], ...] = ()
     """Manifests to be tried before all else, without being made: the children of all stages, when the job is first
-    seen. What the API server finds invalid is known before weeks of training, not after them."""
+    seen, resumed or prolonged. What the API server finds invalid is known before weeks of training, not after them."""
     expire: bool = False
     """Whether the job itself is to be deleted, and nothing else is to be done."""
     stop: tuple[str, ...] = ()
@@ -66,8 +68,7 @@ def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
     if conditions.has_ended(seen.status):
         return _afterwards(case)
     decision = next((decision for rule in RULES if (decision := rule(case))), None) or start(case)
-    is_new = not seen.status.phases and not decision.ended
-    return _tried(case, decision, settings) if is_new else _planned(case, decision, settings)
+    return (_tried if decision.tries_children else _planned)(case, decision, settings)
 
 
 def _tried(case: Case, decision: Decision, settings: Settings) -> Plan:
@@ -98,7 +99,7 @@ def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
     refuses them, such as a policy or another release of Kubernetes, and what was trained is not given up for that."""
     case = Case(seen, now)
     if conditions.has_ended(case.status) or has_begun(case.status):
-        return plan_hindrance(seen, sentence, now)
+        return plan_blocked(seen, sentence, now)
     return _planned(case, refuse(case.status, sentence, now), settings=None)
 
 
@@ -108,25 +109,25 @@ def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence
     return _standing(metadata, status, stands("Unreadable", sentence), now)
 
 
-def plan_hindrance(seen: Observed, sentence: str, now: datetime) -> Plan:
+def plan_blocked(seen: Observed, sentence: str, now: datetime) -> Plan:
     """The plan for a job whose children the API server refuses for now, by a quota or a policy, or because it fails
     itself."""
-    return _hindered(seen, stands("Hindered", sentence), now)
+    return _blocked(seen, stands("Blocked", sentence), now)
 
 
 def plan_conflict(seen: Observed, sentence: str, now: datetime) -> Plan:
     """The plan for a job one of whose children cannot be made, because an object that is not the job's has its name."""
-    return _hindered(seen, stands("NameConflict", sentence), now)
+    return _blocked(seen, stands("NameConflict", sentence), now)
 
 
-def _hindered(seen: Observed, why: NewCondition, now: datetime) -> Plan:
+def _blocked(seen: Observed, why: NewCondition, now: datetime) -> Plan:
     """The plan for a job that waits until the API server takes its children. Each wait is as long as all that were
     before, so that jobs behind a quota ask little."""
     standing, ended = _standing(seen.job.metadata, seen.status, why, now), conditions.has_ended(seen.status)
-    since = (seen.status.completion_time if ended else seen.status.hindered_since) or clock.to_text(now)
-    status = standing.status if ended else status_with(standing.status, hindered_since=since)
-    waits = [max(HINDERED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_HINDERED_SECONDS]
-    deadline = hindered_deadline(Case(replace(seen, status=status), now))
+    since = (seen.status.completion_time if ended else seen.status.blocked_since) or clock.to_text(now)
+    status = standing.status if ended else status_with(standing.status, blocked_since=since)
+    waits = [max(BLOCKED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_BLOCKED_SECONDS]
+    deadline = blocked_deadline(Case(replace(seen, status=status), now))
     if deadline is not None and deadline > now:
         waits.append((deadline - now).total_seconds())
     return replace(standing, status=status, wake_after=min(waits))
@@ -141,13 +142,13 @@ def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondit
 
 
 def _planned(case: Case, decision: Decision, settings: Settings | None) -> Plan:
-    status = _described(case.seen.status, decision, case.metadata.generation, case.now)
+    status = _described(case, decision)
     status = status_with(status, replicas=_replicas(case, decision))
     status, unhurried_by = _unhurried(case.seen.status, status, case.now)
-    execution = decision.children.execution(decision.status.execution_attempt) if decision.children else None
+    execution = decision.children.execution(decision.status.execution) if decision.children else None
     made = _made(case, decision, settings) if settings else []
     # The number of a new execution must be safe before anything of the old one goes: it says why.
-    announced = status.execution_attempt > case.seen.status.execution_attempt > 0
+    announced = status.execution > case.seen.status.execution > 0
     return Plan(
         status,
         stop=pods_to_stop(case.seen, case.now),
@@ -162,7 +163,7 @@ def _planned(case: Case, decision: Decision, settings: Settings | None) -> Plan:
 def _made(case: Case, decision: Decision, settings: Settings) -> list[dict[str, Any]]:
     if decision.children is None:
         return []
-    volume, execution = claim(case.seen.job), decision.children.execution(decision.status.execution_attempt)
+    volume, execution = claim(case.seen.job), decision.children.execution(decision.status.execution)
     made = [volume] if volume and identity(volume) not in case.seen.existing else []
     if any(child.execution == execution for child in case.seen.jobs):
         # It is made last, so the others are there.
@@ -170,16 +171,38 @@ def _made(case: Case, decision: Decision, settings: Settings) -> list[dict[str, 
     return [*made, *children(case.seen.job, decision.children, decision.status, settings)]
 
 
-def _described(old: PseudoRealJobStatus, decision: Decision, generation: int, now: datetime) -> PseudoRealJobStatus:
-    wanted = [decision.accepted, decision.progressing, conditions.delinked(decision.status.phases), decision.suspended]
+def _described(case: Case, decision: Decision) -> PseudoRealJobStatus:
+    """The status that is written: what was decided, and what follows from it."""
+    old, generation, now = case.seen.status, case.metadata.generation, case.now
+    problem = None if decision.ended else problem_of(case.spec)
+    accepted = refused(problem) if problem else decision.accepted
+    wanted = [accepted, decision.progressing, conditions.delinked(decision.status.phases), decision.suspended]
     wanted += [decision.ended] if decision.ended else []
     return status_with(
-        decision.status,
+        with_served(case.spec, decision.status),
+        phases=_timed(decision.status.phases, now),
         observed_generation=generation,
-        phase=decision.summary,
-        hindered_since=None,
+        state=decision.state,
+        current_phase=_current_phase(decision),
+        blocked_since=None,
         conditions=conditions.updated(old.conditions, wanted, generation, now),
     )
+
+
+def _current_phase(decision: Decision) -> str | None:
+    stage = current_stage(decision.status.phases)
+    return stage.phase if stage and not decision.ended else None
+
+
+def _timed(phases: Phases, now: datetime) -> Phases:
+    """The phases with the times at which they began and ended, of those that have just done so."""
+    return [_timed_phase(phase, clock.to_text(now)) for phase in phases]
+
+
+def _timed_phase(phase: PhaseStatus, now: str) -> PhaseStatus:
+    begun = phase.start_time or (now if phase.state != "Pending" else None)
+    ended = phase.completion_time or (now if phase.state in ("Complete", "Failed") else None)
+    return phase_with(phase, start_time=begun, completion_time=ended)
 
 
 def _replicas(case: Case, decision: Decision) -> Replicas:

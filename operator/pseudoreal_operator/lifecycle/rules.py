@@ -10,11 +10,12 @@ from pseudoreal_operator.failures import results
 from pseudoreal_operator.failures.classify import Missing, classify, lost_its_peer
 from pseudoreal_operator.failures.hang import find_stall
 from pseudoreal_operator.failures.obstacles import describe_obstacle
-from pseudoreal_operator.lifecycle.acceptance import first_sight
+from pseudoreal_operator.lifecycle.acceptance import first_sight, problem_of
 from pseudoreal_operator.lifecycle.again import is_untouched, roll_back, train_again
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
+    State,
     event,
     fail,
     progresses,
@@ -25,9 +26,11 @@ from pseudoreal_operator.lifecycle.decisions import (
     untold,
 )
 from pseudoreal_operator.lifecycle.doing import activity, noticed
+from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
+from pseudoreal_operator.observe.asked import open_requests
 from pseudoreal_operator.observe.case import Case, ChildJob, JobState, Pod, PodPhase
-from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, started
+from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, last_steps_of, started
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
@@ -53,6 +56,8 @@ def stage_done(case: Case) -> Decision | None:
     message = results.result_of(case.stage, case.words)
     if message is None:
         return _without_result(case, case.job)
+    if ended_too_early(case, message):
+        return train_longer(case, message)
     status = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
     following = current_stage(status.phases)
     events = (*untold(case), _done(case, status.phases[case.stage.index]))
@@ -63,9 +68,8 @@ def stage_done(case: Case) -> Decision | None:
         return succeed(case, status_with(status, transition=None), *events)
     done = case.stage.title.capitalize() if case.stage.kind is StageKind.DELINK else f"Phase {case.stage.phase}"
     status = status_with(status, transition=_transition(case, following))
-    summary = "Delinking" if following.kind is StageKind.DELINK else following.phase
     text = f"{done} is done; {following.title} is about to start."
-    return Decision(status, summary, progresses("StageDone", text), events=events)
+    return Decision(status, _state_at(following), progresses("StageCompleted", text), events=events)
 
 
 def _done(case: Case, phase: PhaseStatus) -> Event:
@@ -74,7 +78,7 @@ def _done(case: Case, phase: PhaseStatus) -> Event:
         return event(case, Reason.DELINK_COMPLETED, text)
     losses = f"loss {phase.loss}, validation loss {phase.validation_loss}, in nats per token"
     text = f"Phase {phase.name} is done at step {phase.step}: {losses}; checkpoint {phase.end_checkpoint}."
-    return event(case, Reason.PHASE_SUCCEEDED, text)
+    return event(case, Reason.PHASE_COMPLETED, text)
 
 
 def _without_result(case: Case, job: ChildJob) -> Decision:
@@ -114,30 +118,54 @@ def _suspension(case: Case, text: str) -> Event:
 def resumed(case: Case) -> Decision | None:
     if not conditions.holds(case.status, "Suspended"):
         return None
+    if sentence := problem_of(case.spec, case.stage.index + 1):
+        return _still_suspended(case, sentence)
     now, since = clock.to_text(case.now), case.status.active_since
     status = status_with(case.status, active_since=now, retries=None, transition=_renewed(case))
     if is_started(status.phases, case.stage):
-        number = status.execution_attempt + 1
-        status = status_with(status, execution_attempt=number, restart_after=now, attempt_time=None)
-    number = status.execution_attempt
+        number = status.execution + 1
+        status = status_with(status, execution=number, restart_after=now, execution_time=None)
+    number = status.execution
     told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", case.stage.number, number, since or "")
     claim = progresses("Resumed", f"{case.stage.title} is about to go on.")
-    return Decision(status, _waiting_summary(case), claim, events=(told,))
+    return Decision(status, _waiting_state(case), claim, events=(told,), tries_children=True)
 
 
-def asked_again(case: Case) -> Decision | None:
-    wish = case.spec.restart_from
-    if wish is None or wish == case.status.restarted_from:
-        return None
-    index = next(i for i, phase in enumerate(case.status.phases) if phase.name == wish.phase)
-    if not is_untouched(case.status, index):
-        return train_again(case, index)
-    text = f"Phase {wish.phase}, which spec.restartFrom names, has not begun yet: nothing is done again."
-    status = status_with(case.status, restarted_from=wish)
-    runs = case.job is not None and case.job.state is JobState.ACTIVE
+def _still_suspended(case: Case, sentence: str) -> Decision:
+    """What could be changed while the job was suspended is wrong: nothing is made of it, and nothing is lost."""
+    text = f"{sentence} The job stays suspended: set spec.suspend to true, correct the field, and set it to false."
     return Decision(
-        status, case.status.phase, progresses("NothingToRepeat", text), children=case.stage if runs else None
+        case.status,
+        "Suspended",
+        stands("InvalidSpec", text),
+        suspended=NewCondition("Suspended", "True", "InvalidSpec", text),
+        wake_after=None,
     )
+
+
+def repeated(case: Case) -> Decision | None:
+    request = next(iter(open_requests(case.spec, case.status, "RepeatPhase")), None)
+    if request is None:
+        return None
+    index = next(i for i, phase in enumerate(case.status.phases) if phase.name == request.phase)
+    if not is_untouched(case.status, index):
+        return train_again(case, index, request)
+    text = f"Phase {request.phase}, which request {request.id} names, has not begun yet: there is nothing to repeat."
+    status = status_with(case.status, served_requests=[*case.status.served_requests, request.id])
+    runs = case.job is not None and case.job.state is JobState.ACTIVE
+    claim = progresses("PhaseNotStarted", text)
+    return Decision(status, _waiting_state(case), claim, children=case.stage if runs else None)
+
+
+def replanned(case: Case) -> Decision | None:
+    """Decides when phases were added, or the last one prolonged, while pods train: they go on with what the spec says
+    now, from a checkpoint that they save."""
+    job = case.job
+    if case.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
+        return None
+    if job.last_steps in (None, last_steps_of(case.spec, case.stage)) or problem_of(case.spec):
+        return None
+    return train_on(case)
 
 
 def delink_overdue(case: Case) -> Decision | None:
@@ -159,7 +187,7 @@ def delink_overdue(case: Case) -> Decision | None:
 
 def never_started(case: Case) -> Decision | None:
     """Decides when not all pods run in time."""
-    allowed, asked = case.spec.deadlines.startup_seconds, case.status.attempt_time
+    allowed, asked = case.spec.deadlines.startup_seconds, case.status.execution_time
     if case.job is None:
         return _never_made(case)
     if allowed is None or asked is None or case.job.state is not JobState.ACTIVE:
@@ -177,7 +205,7 @@ def never_started(case: Case) -> Decision | None:
 
 def _never_made(case: Case) -> Decision | None:
     """Decides when the API server refuses the pods themselves."""
-    deadline = hindered_deadline(case)
+    deadline = blocked_deadline(case)
     if deadline is None or case.now < deadline:
         return None
     said = conditions.find(case.status, "Progressing")
@@ -194,7 +222,7 @@ def hung(case: Case) -> Decision | None:
     if case.job.queued:
         return None  # its queue took the pods back: they save, and end
     stall = find_stall(case)
-    if stall is None or case.spec.hang.action == "Event":
+    if stall is None or case.spec.hang.action == "Report":
         return None
     if case.spec.hang.action == "Fail":
         return fail(case, case.status, stall.reason, f"{stall.sentence} spec.hang.action is Fail.")
@@ -205,12 +233,12 @@ def running(case: Case) -> Decision | None:
     if case.job is None or case.job.state is not JobState.ACTIVE:
         return None
     status = results.with_reports(started(case.status, case.stage), case.heard, case.now)
-    if status.attempt_time is None:
+    if status.execution_time is None:
         # The pass that asked for the pods did not live to say so.
-        status = status_with(status, attempt_time=case.job.begun or clock.to_text(case.now))
+        status = status_with(status, execution_time=case.job.begun or clock.to_text(case.now))
     doing = activity(case)
     events = (*untold(case), *noticed(case, doing))
-    return Decision(status, _summary(case), doing, events=events, children=case.stage, wake_after=None)
+    return Decision(status, _state_at(case.stage), doing, events=events, children=case.stage, wake_after=None)
 
 
 def lost(case: Case) -> Decision | None:
@@ -272,14 +300,17 @@ def leftovers(case: Case) -> Decision | None:
         wait = UNWATCHED_SECONDS
     else:
         return None
-    return Decision(case.status, _waiting_summary(case), stands("AwaitingCleanup", text), wake_after=wait)
+    return Decision(case.status, _waiting_state(case), stands("AwaitingCleanup", text), wake_after=wait)
 
 
 def start(case: Case) -> Decision:
-    status = status_with(started(case.status, case.stage), attempt_time=clock.to_text(case.now))
+    if sentence := problem_of(case.spec, case.stage.index + 1):
+        # A phase that was added cannot be taken back.
+        return fail(case, case.status, "InvalidSpec", sentence)
+    status = status_with(started(case.status, case.stage), execution_time=clock.to_text(case.now))
     return Decision(
         status,
-        _summary(case),
+        _state_at(case.stage),
         progresses("Starting", f"Execution {case.execution.number} at {case.stage.title} starts."),
         events=tuple(start_events(case)),
         children=case.stage,
@@ -294,7 +325,8 @@ RULES = (
     overdue,
     suspended,
     resumed,
-    asked_again,
+    repeated,
+    replanned,
     delink_overdue,
     never_started,
     hung,
@@ -315,14 +347,14 @@ def active_deadline(case: Case, allowed: int) -> datetime:
 
 
 def startup_deadline(case: Case, allowed: int) -> datetime:
-    begun = [case.status.attempt_time or clock.to_text(case.now)]
+    begun = [case.status.execution_time or clock.to_text(case.now)]
     begun += [case.job.begun] if case.job and case.job.begun else []
     return max(map(clock.from_text, begun)) + timedelta(seconds=allowed)
 
 
-def hindered_deadline(case: Case) -> datetime | None:
+def blocked_deadline(case: Case) -> datetime | None:
     """The time until which the API server may refuse the pods; None where there is no limit."""
-    allowed, since = case.spec.deadlines.startup_seconds, case.status.hindered_since
+    allowed, since = case.spec.deadlines.startup_seconds, case.status.blocked_since
     return clock.from_text(since) + timedelta(seconds=allowed) if allowed and since else None
 
 
@@ -369,9 +401,9 @@ def _origin(case: Case, pod: Pod | None) -> Pod | None:
     return pod if suspect is None else case.pod_of_rank(suspect) or pod
 
 
-def _summary(case: Case) -> str:
-    return case.stage.phase if case.stage.kind is StageKind.TRAIN else "Delinking"
+def _state_at(stage: Stage) -> State:
+    return "Training" if stage.kind is StageKind.TRAIN else "Delinking"
 
 
-def _waiting_summary(case: Case) -> str:
-    return "Restarting" if case.status.restart_after else _summary(case)
+def _waiting_state(case: Case) -> State:
+    return "Restarting" if case.status.restart_after else _state_at(case.stage)

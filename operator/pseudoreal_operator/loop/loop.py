@@ -1,16 +1,16 @@
 """The loop: watches tell what changed, a queue holds the jobs to be looked at, and a few workers make passes."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from random import random
-from typing import Any, NamedTuple, NoReturn, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from kubernetes.aio.client import ApiException
-from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB, LABEL_JOB_UID
+from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Api, Name, message_of
@@ -18,6 +18,8 @@ from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, pause_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
+from pseudoreal_operator.loop.first_look import Rest, first_look
+from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.loop.reconcile import Gone, Means, reconcile
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
@@ -26,8 +28,6 @@ Json = dict[str, Any]
 
 WORKERS = 16
 WATCHED_CHILDREN = ("Job", "Pod")
-LISTEN_SECONDS = 10.0
-"""Seconds between two looks at which pods are silent; they cost no request."""
 WATCH_TASK = "watch of "
 _BEGIN_SECONDS = 5.0
 """Seconds to wait until the watches run; one that cannot, for instance in a namespace without rights, must not hold up
@@ -42,7 +42,6 @@ class Wish(NamedTuple):
     """What is asked of the operator, and whether it is done; most events of a job are the echo of our own status."""
 
     generation: int
-    finish_phase: str
     deleting: bool
     has_finalizer: bool
     ended: bool
@@ -68,11 +67,31 @@ class Wakeups:
         self._queue = queue
         self._wishes: dict[Name, dict[str, Wish]] = {}
         """The wishes of jobs, by name and uid: events of a job that is gone may come after those of its successor."""
+        self._changed: set[Name] | None = set()
+        """Jobs of which something has changed since the first look began; None when it is over."""
+        self._resting: dict[Name, Rest] = {}
+
+    def rest(self, found: Mapping[Name, Rest]) -> None:
+        """Takes what the first look has found: those jobs need no first pass, unless something has changed since."""
+        changed, self._changed = self._changed or set(), None
+        self._resting = {name: rest for name, rest in found.items() if name not in changed}
+
+    def rest_of(self, name: Name) -> Rest | None:
+        """How the job rests, if this is its first pass and nothing has changed since the first look."""
+        return self._resting.pop(name, None)
+
+    def has_changed(self, name: Name) -> None:
+        """Notes that a pass over the job is to look for itself."""
+        self._resting.pop(name, None)
+        if self._changed is not None:
+            self._changed.add(name)
 
     def job_changed(self, change: str | None, body: Json, now: datetime) -> None:
         """Takes a change of a job. `change`: None for a job that was there before."""
         name, uid, wish = name_of(body), body["metadata"]["uid"], _wish(body)
         known = self._wishes.get(name, {}).get(uid)
+        if change is not None or self._is_newer(name, body):
+            self.has_changed(name)
         if change == "DELETED":
             self._drop(name, uid)
             return
@@ -90,10 +109,15 @@ class Wakeups:
         else:
             self._queue.add(name, wait)
 
+    def _is_newer(self, name: Name, body: Json) -> bool:
+        rest = self._resting.get(name)
+        return rest is not None and rest.version != body["metadata"]["resourceVersion"]
+
     def child_changed(self, change: str, body: Json) -> None:
         """Takes a change of a child. For a job that has ended, only what still lives is news."""
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
+        self.has_changed(name)
         wishes = self._wishes.get(name, {}).values()
         if any(not wish.ended for wish in wishes) or (wishes and change != "DELETED" and _lives(body)):
             self._queue.add(name, GATHER_SECONDS)
@@ -137,10 +161,9 @@ def _wish(body: Json) -> Wish:
     metadata, status = body["metadata"], body.get("status") or {}
     return Wish(
         generation=metadata.get("generation", 0),
-        finish_phase=(metadata.get("annotations") or {}).get(ANNOTATION_FINISH_PHASE, ""),
         deleting="deletionTimestamp" in metadata,
         has_finalizer=has_finalizer(metadata),
-        ended=_holds(status, "Succeeded") or _holds(status, "Failed"),
+        ended=_holds(status, "Complete") or _holds(status, "Failed"),
         told=bool(status),
     )
 
@@ -180,12 +203,14 @@ class Loop:
                 )
                 begun.append(asyncio.Event())
                 tasks.append(asyncio.create_task(watch.run(begun[-1]), name=f"{WATCH_TASK}{kind} in {namespace}"))
-        tasks.append(asyncio.create_task(self._listen(), name=f"{WATCH_TASK}silent pods"))
+        logs = read_logs(self._means.api, self._means.board)
+        tasks.append(asyncio.create_task(logs, name=f"{WATCH_TASK}silent pods"))
         try:
             # Before jobs are looked at: what changes after a look is told.
             with suppress(TimeoutError):
                 async with asyncio.timeout(_BEGIN_SECONDS):
                     await asyncio.gather(*(one.wait() for one in begun))
+            await self._first_look()
             async with self._means.news.posting(), self._queue.workers(WORKERS):
                 yield
         finally:
@@ -193,10 +218,17 @@ class Loop:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    async def _listen(self) -> NoReturn:
-        while True:
-            await asyncio.sleep(LISTEN_SECONDS)
-            self._means.board.wake_silent(datetime.now(UTC))
+    async def _first_look(self) -> None:
+        resting: dict[Name, Rest] = {}
+        try:
+            resting = await first_look(self._means, self._heard_of)
+        except UNAVAILABLE as error:
+            log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
+        self._wakeups.rest(resting)
+
+    def _heard_of(self, name: Name, after: float) -> None:
+        self._wakeups.has_changed(name)
+        self._queue.add(name, after)
 
     def job_changed(self, change: str | None, body: Json) -> None:
         if change == "DELETED":
@@ -229,6 +261,8 @@ class Loop:
             self._means.words.hear((pod["metadata"]["namespace"], uid), read_pod(pod))
 
     async def _pass(self, name: Name) -> float | None:
+        if rest := self._wakeups.rest_of(name):
+            return rest.wait
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:
                 return await reconcile(self._means, name, partial(self._queue.add, name))

@@ -10,7 +10,6 @@ from typing import Any
 import structlog
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.base import API_VERSION, KIND
-from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
 from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pydantic import ValidationError
@@ -20,12 +19,13 @@ from pseudoreal_operator.cluster.creation import NameConflict, make
 from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_conflict, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.lifecycle.plan import Plan, plan, plan_blocked, plan_conflict, plan_refusal, plan_unreadable
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.rehearsal import rehearse
 from pseudoreal_operator.loop.unforeseen import tell_of_mistake
+from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.case import Observed
 from pseudoreal_operator.observe.last_words import LastWords
@@ -111,7 +111,7 @@ async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> floa
     if has_ended(status):
         means.forget(metadata.namespace, metadata.uid)
     else:
-        means.board.follow((metadata.namespace, metadata.uid), metadata.annotations.get(ANNOTATION_FINISH_PHASE), wake)
+        means.board.follow((metadata.namespace, metadata.uid), phases_to_finish(job.spec, status), wake)
     seen = await observe(means.api, means.board, means.words, job, status, now)
     wanted = plan(seen, now, means.settings)
     if wanted.expire:
@@ -140,7 +140,7 @@ def _answer_to(refusal: ApiException, seen: Observed, now: datetime) -> Plan:
     if is_mistake(refusal):
         return plan_refusal(seen, text, now)
     if refusal.status in (*_INVALID, _FORBIDDEN) or refusal.status >= _SERVER_ERROR:
-        return plan_hindrance(seen, text, now)
+        return plan_blocked(seen, text, now)
     raise refusal
 
 

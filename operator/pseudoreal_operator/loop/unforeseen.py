@@ -43,7 +43,7 @@ def condition(body: Json, error: Exception, now: datetime) -> Json | None:
     reason = "Unreadable" if unreadable else "InternalError"
     what = "cannot read this job" if unreadable else "made a mistake at this job, and tries again"
     message = clean(f"This release of the operator {what}: {type(error).__name__}: {error}")
-    if (old.get("reason"), old.get("message")) == (reason, message) or {"Succeeded", "Failed"} & known.keys():
+    if (old.get("reason"), old.get("message")) == (reason, message) or {"Complete", "Failed"} & known.keys():
         return None
     same = old.get("status") == "False"
     return {

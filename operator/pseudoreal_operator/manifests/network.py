@@ -37,8 +37,8 @@ def environment(network: Network) -> dict[str, str]:
         # gloo knows only whole names.
         if not network.interface.startswith("^"):
             found["GLOO_SOCKET_IFNAME"] = network.interface.removeprefix("=")
-    if network.hca:
-        found["NCCL_IB_HCA"] = network.hca
+    if network.ib_adapters:
+        found["NCCL_IB_HCA"] = network.ib_adapters
     if network.gid_index is not None:
         found["NCCL_IB_GID_INDEX"] = str(network.gid_index)
     return found
@@ -46,7 +46,7 @@ def environment(network: Network) -> dict[str, str]:
 
 def nccl_config(network: Network, *, of_site: bool) -> dict[str, str]:
     """The variable that names NCCL's file: the job's own, else that of the site."""
-    directory = _NCCL_DIRECTORY if network.nccl_config else CONFIG_DIRECTORY if of_site else None
+    directory = _NCCL_DIRECTORY if network.nccl_config_map_name else CONFIG_DIRECTORY if of_site else None
     return {"NCCL_CONF_FILE": f"{directory}/{NCCL_CONFIG_FILE}"} if directory else {}
 
 
@@ -82,9 +82,9 @@ def _with_shared_memory(network: Network, amounts: dict[str, int | str]) -> dict
 
 def volumes(network: Network) -> list[Json]:
     found: list[Json] = []
-    if network.nccl_config:
+    if network.nccl_config_map_name:
         items = [{"key": NCCL_CONFIG_FILE, "path": NCCL_CONFIG_FILE}]
-        found.append({"name": "nccl-config", "configMap": {"name": network.nccl_config, "items": items}})
+        found.append({"name": "nccl-config", "configMap": {"name": network.nccl_config_map_name, "items": items}})
     if network.shared_memory is not None:
         size = str(network.shared_memory)
         found.append({"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}})
@@ -95,7 +95,7 @@ def volumes(network: Network) -> list[Json]:
 
 def mounts(network: Network) -> list[Json]:
     found: list[Json] = []
-    if network.nccl_config:
+    if network.nccl_config_map_name:
         found.append({"name": "nccl-config", "mountPath": _NCCL_DIRECTORY, "readOnly": True})
     if network.shared_memory is not None:
         found.append({"name": "shared-memory", "mountPath": "/dev/shm"})

@@ -1,7 +1,7 @@
 """What the operator makes for a job: a claim, a headless Service, a NetworkPolicy, and an Indexed Job per execution.
 
 They never change once they are made: what they depend on is immutable in the spec, or the number of the execution is in
-their names.
+their names and a new one is made.
 """
 
 import json
@@ -10,14 +10,13 @@ from typing import Any
 
 from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.names import (
+    ANNOTATION_LAST_STEPS,
     CONFIG_FILE,
-    LABEL_ATTEMPT,
-    LABEL_EXECUTION_ATTEMPT,
+    LABEL_EXECUTION,
     LABEL_JOB,
     LABEL_JOB_UID,
     LABEL_PHASE,
-    LABEL_ROLE,
-    LATER_FILE,
+    LABEL_STAGE,
     NCCL_CONFIG_FILE,
     OFFLOAD_DIRECTORY,
     WORK_DIRECTORY,
@@ -27,16 +26,17 @@ from pseudoreal_api.names import (
 )
 from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config, rank_counts
-from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.checkpoint import VolumeStorage
+from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase, Resources
-from pseudoreal_api.spec.run import NewClaim
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_api.wire.contract import split
+from pseudoreal_api.wire.contract import with_contract
 
+from pseudoreal_operator.manifests.disk import claim_size, size_limit
 from pseudoreal_operator.manifests.network import rendezvous_port
-from pseudoreal_operator.manifests.pod import PodPlan, pod_template, report_files
-from pseudoreal_operator.manifests.scratch import size_limit
-from pseudoreal_operator.observe.stages import Execution, Stage, StageKind
+from pseudoreal_operator.manifests.overlay import merge
+from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, last_steps_of
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
@@ -48,7 +48,10 @@ def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, sett
     """The children of a stage in the order in which they must be made: the Job last, so that where it is, all of them
     are. The numbers and the nodes come from the status."""
     made = network_children(job) if stage.kind is StageKind.TRAIN else []
-    return [*made, _job(job, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes)]
+    made.append(_job(job, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes))
+    if steps := last_steps_of(job.spec, stage):
+        made[-1]["metadata"]["annotations"] = {ANNOTATION_LAST_STEPS: steps}
+    return made
 
 
 def network_children(job: PseudoRealJob) -> list[Json]:
@@ -57,18 +60,19 @@ def network_children(job: PseudoRealJob) -> list[Json]:
 
 
 def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> PodPlan:
-    execution = stage.execution(status.execution_attempt)
-    name, marks = execution.name(job.metadata), execution_labels(job, execution) | {LABEL_ATTEMPT: str(status.attempt)}
-    files = _config_files(_config(job, stage, execution, status))
+    execution = stage.execution(status.execution)
+    name, marks = execution.name(job.metadata), execution_labels(job, execution)
+    files = {CONFIG_FILE: json.dumps(with_contract(_config(job, stage, execution, status)))}
     phase = job.spec.phases[stage.index]
     if stage.kind is StageKind.DELINK:
-        return PodPlan(name, marks, files, _without_devices(phase.resources))
+        return PodPlan(name, marks, files, _without_devices(phase.resources), job.spec.pod)
     layout = rank_counts(job.spec, phase)
     return PodPlan(
         name,
         marks,
         files | _site_files(job, settings) | report_files(settings),
         phase.resources,
+        pod_of(job.spec, phase),
         workers=layout.workers,
         processes=layout.processes_per_worker,
         rendezvous_id=f"{job.metadata.uid}-{execution.phase}-{execution.number}",
@@ -76,11 +80,6 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
         network=job.spec.network,
         disk=_disk(job, phase) if phase.offload.may_use_disk else None,
     )
-
-
-def _config_files(config: PhaseConfig | DelinkConfig) -> dict[str, str]:
-    known, later = split(config)
-    return {name: json.dumps(content) for name, content in ((CONFIG_FILE, known), (LATER_FILE, later)) if content}
 
 
 def _disk(job: PseudoRealJob, phase: Phase) -> Json:
@@ -100,10 +99,9 @@ def _without_devices(resources: Resources) -> Resources:
 def _config(
     job: PseudoRealJob, stage: Stage, execution: Execution, status: PseudoRealJobStatus
 ) -> PhaseConfig | DelinkConfig:
-    checkpoint = job.spec.checkpoint
-    mounted = checkpoint.path if checkpoint.volume else WORK_DIRECTORY
-    folder = work_directory(mounted, job.metadata.name, job.metadata.uid)
-    here: Json = {"attempt": execution.number, "work_directory": folder, "discards": _discards(status) or None}
+    volume = job.spec.checkpoint.storage.mounted
+    folder = work_directory(volume.mount_path if volume else WORK_DIRECTORY, job.metadata.name, job.metadata.uid)
+    here: Json = {"execution": execution.number, "work_directory": folder, "discards": _discards(status) or None}
     if stage.kind is StageKind.TRAIN:
         return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, **here)
     return delink_config(job, stage.index, **here)
@@ -118,7 +116,7 @@ def _discards(status: PseudoRealJobStatus) -> dict[str, list[DiscardConfig]]:
 
 
 def _site_files(job: PseudoRealJob, settings: Settings) -> dict[str, str]:
-    own = job.spec.network.nccl_config is not None
+    own = job.spec.network.nccl_config_map_name is not None
     return {} if own or settings.nccl_config is None else {NCCL_CONFIG_FILE: settings.nccl_config}
 
 
@@ -161,37 +159,38 @@ def identity(manifest: Json) -> tuple[str, str]:
 def claim(job: PseudoRealJob) -> Json | None:
     """The claim; None when the job asks for none. A claim that stays when the job is deleted belongs to nobody: it has
     neither an owner nor the uid of the job, and a later job of the same name goes on with it."""
-    volume = job.spec.checkpoint.volume
-    if volume is None or volume.claim is None:
+    volume = job.spec.checkpoint.storage.mounted
+    if volume is None or volume.claim_name is not None:
         return None
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": _metadata(job, volume.claim),
-        "spec": _spec(volume.claim),
+        "metadata": _metadata(job, volume),
+        "spec": _claim_spec(job.spec, volume),
     }
 
 
-def _metadata(job: PseudoRealJob, wanted: NewClaim) -> Json:
+def _metadata(job: PseudoRealJob, volume: VolumeStorage) -> Json:
     metadata: Json = {
         "name": claim_name(job.metadata.name),
         "namespace": job.metadata.namespace,
         "labels": job_labels(job),
     }
-    if wanted.policy == "Delete":
+    if volume.retention_policy == "Delete":
         metadata["labels"] = own_labels(job)
         metadata["ownerReferences"] = [owner(job)]
     return metadata
 
 
-def _spec(wanted: NewClaim) -> Json:
-    spec: Json = {
-        "accessModes": [wanted.access_mode],
-        "resources": {"requests": {"storage": str(wanted.storage)}},
+def _claim_spec(spec: PseudoRealJobSpec, volume: VolumeStorage) -> Json:
+    """What the user says of the claim, and for the rest what the job needs."""
+    many = any(phase.workers > 1 for phase in spec.phases)
+    needed: Json = {
+        "accessModes": ["ReadWriteMany" if many else "ReadWriteOnce"],
+        "resources": {"requests": {"storage": claim_size(spec)}},
     }
-    if wanted.storage_class_name:
-        spec["storageClassName"] = wanted.storage_class_name
-    return spec
+    wanted: Json = merge(needed, volume.claim_template.spec if volume.claim_template else {})
+    return wanted
 
 
 def is_isolated(job: PseudoRealJob) -> bool:
@@ -228,8 +227,8 @@ def execution_labels(job: PseudoRealJob, execution: Execution) -> dict[str, str]
     """Labels of the Job and the pods of one execution."""
     return own_labels(job) | {
         LABEL_PHASE: execution.phase,
-        LABEL_EXECUTION_ATTEMPT: str(execution.number),
-        LABEL_ROLE: execution.kind.value,
+        LABEL_EXECUTION: str(execution.number),
+        LABEL_STAGE: execution.kind.value,
     }
 
 
@@ -249,7 +248,7 @@ def job_labels(job: PseudoRealJob) -> dict[str, str]:
 def training_pods(job: PseudoRealJob) -> dict[str, str]:
     """Labels that select the training pods of all executions: never two of them run at once, and the rendezvous keeps
     those that linger out."""
-    return {LABEL_JOB_UID: job.metadata.uid, LABEL_ROLE: StageKind.TRAIN.value}
+    return {LABEL_JOB_UID: job.metadata.uid, LABEL_STAGE: StageKind.TRAIN.value}
 
 
 def owner(job: PseudoRealJob) -> Json:

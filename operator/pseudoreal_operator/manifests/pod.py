@@ -24,10 +24,10 @@ from pseudoreal_api.names import (
     file_annotation,
     network_name,
 )
-from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.network import Network
-from pseudoreal_api.spec.phase import Resources
-from pseudoreal_api.spec.run import Checkpoint, is_reserved
+from pseudoreal_api.spec.phase import Phase, Resources
+from pseudoreal_api.spec.pod import EnvVar, Pod, is_reserved
 from pseudoreal_api.wire.reports import NODE_NAME, REPORT_AUDIENCE, REPORT_URL
 
 from pseudoreal_operator.manifests import network
@@ -38,6 +38,8 @@ from pseudoreal_operator.settings import Settings
 Json = dict[str, Any]
 
 TOKEN_SECONDS = 3600
+_GRACE_SECONDS = 120
+"""Grace period of the pods, where nothing else is said."""
 _FILES = "config"
 TERMINATION_LOG = "/dev/termination-log"
 
@@ -54,6 +56,8 @@ class PodPlan:
     labels: dict[str, str]
     files: dict[str, str]
     resources: Resources
+    pod: Pod
+    """What the user says of the pods of the stage."""
     workers: int = 1
     processes: int = 1
     rendezvous_id: str | None = None
@@ -69,7 +73,7 @@ class PodPlan:
 def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str] = ()) -> Json:
     """The operator's template, the user's over it, and over both what the operator must find in its pods again."""
     own = _template(job, plan, settings)
-    template: Json = merge(merge(own, without_nulls(job.spec.pod.template)), _indispensable(plan, own))
+    template: Json = merge(merge(own, without_nulls(plan.pod.template)), _indispensable(plan, own))
     alone = plan.network.host_network
     return template | {"spec": place(template["spec"], job.metadata.uid, one_per_node=alone, avoid=avoid)}
 
@@ -83,11 +87,22 @@ def _indispensable(plan: PodPlan, own: Json) -> Json:
     return {"metadata": metadata, "spec": {"containers": [{"name": CONTAINER, "env": env}]}}
 
 
-def _grace_seconds(job: PseudoRealJob) -> int:
+def pod_of(spec: PseudoRealJobSpec, phase: Phase) -> Pod:
+    """The user's pod for a phase: that of the phase over that of the job."""
+    job, own = spec.pod, phase.pod
+    return Pod(
+        image=own.image or job.image,
+        env=list({variable.name: variable for variable in (*job.env, *own.env)}.values()),
+        termination_grace_period_seconds=own.termination_grace_period_seconds or job.termination_grace_period_seconds,
+        template=merge(job.template, own.template),
+    )
+
+
+def _grace_seconds(pod: Pod) -> int:
     """Grace period of the pods in seconds; the template may set it, too."""
-    spec = job.spec.pod.template.get("spec")
+    spec = pod.template.get("spec")
     chosen = spec.get("terminationGracePeriodSeconds") if isinstance(spec, dict) else None
-    return chosen if isinstance(chosen, int) else job.spec.pod.termination_grace_period_seconds
+    return chosen if isinstance(chosen, int) else pod.termination_grace_period_seconds or _GRACE_SECONDS
 
 
 def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
@@ -99,7 +114,7 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
         },
         "spec": {
             "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": _grace_seconds(job),
+            "terminationGracePeriodSeconds": _grace_seconds(plan.pod),
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
             "securityContext": {
@@ -121,10 +136,11 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
 def _container(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
     return {
         "name": CONTAINER,
-        "image": job.spec.pod.image or settings.trainer_image,
+        "image": plan.pod.image or settings.trainer_image,
         "imagePullPolicy": settings.pull_policy,
         "command": ["python", "-m", "pseudoreal_trainer.cli.pod", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
         "env": _environment(job, plan, settings),
+        **_credentials(job),
         "resources": network.resources(plan.network, plan.resources),
         "volumeMounts": _mounts(job, plan, settings),
         "terminationMessagePath": TERMINATION_LOG,
@@ -145,9 +161,26 @@ def _environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[
         "PSEUDOREAL_TERMINATION_LOG": TERMINATION_LOG,
     }
     of_training = _training_environment(job, plan, settings) if plan.trains else []
-    chosen: list[Json] = [{"name": variable.name, "value": variable.value} for variable in job.spec.pod.env]
-    merged: list[Json] = merge(_fixed(values) + of_training, chosen)
+    chosen = [_chosen(variable) for variable in plan.pod.env]
+    merged: list[Json] = merge(_fixed(values) + of_training + _storage_environment(job), chosen)
     return merged
+
+
+def _chosen(variable: EnvVar) -> Json:
+    """A variable as a container has it. Where it replaces one of the operator's, nothing of that stays."""
+    value = {"value": variable.value} if variable.value is not None else {"valueFrom": variable.value_from}
+    return {"name": variable.name, **value}
+
+
+def _storage_environment(job: PseudoRealJob) -> list[Json]:
+    objects = job.spec.checkpoint.storage.object_storage
+    return _fixed({"AWS_ENDPOINT_URL": objects.endpoint}) if objects and objects.endpoint else []
+
+
+def _credentials(job: PseudoRealJob) -> Json:
+    objects = job.spec.checkpoint.storage.object_storage
+    secret = objects.credentials_secret_name if objects else None
+    return {"envFrom": [{"secretRef": {"name": secret}}]} if secret else {}
 
 
 def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
@@ -164,7 +197,7 @@ def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings)
 
 
 def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
-    """Options of torchrun, which reads them from PET_*. The id has the attempt in it, so that a stale worker cannot
+    """Options of torchrun, which reads them from PET_*. The id has the execution in it, so that a stale worker cannot
     join."""
     assert plan.rendezvous_id is not None, "only training meets"
     service = network_name(job.metadata.name, job.metadata.uid)
@@ -175,7 +208,7 @@ def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
         "PET_RDZV_ENDPOINT": f"{plan.name}-0.{service}:{plan.rendezvous_port}",
         "PET_RDZV_ID": plan.rendezvous_id,
         "PET_MAX_RESTARTS": "0",
-        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_shutdown_seconds(_grace_seconds(job))),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_shutdown_seconds(_grace_seconds(plan.pod))),
     }
 
 
@@ -212,7 +245,7 @@ def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]
     spec = job.spec
     mounts: list[Json] = [
         files_mount(),
-        _work_mount(spec.checkpoint),
+        _work_mount(job),
         {"name": "tmp", "mountPath": "/tmp"},
     ]
     if spec.data.volume:
@@ -225,17 +258,18 @@ def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]
 
 def _work_volume(job: PseudoRealJob) -> Json:
     """The volume of the work directory. Checkpoints in object storage leave only metrics.jsonl to the pod."""
-    volume = job.spec.checkpoint.volume
+    volume = job.spec.checkpoint.storage.mounted
     if volume is None:
         return {"name": "work", "emptyDir": {}}
     claim = volume.claim_name or claim_name(job.metadata.name)
     return {"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}}
 
 
-def _work_mount(checkpoint: Checkpoint) -> Json:
-    if checkpoint.volume is None:
+def _work_mount(job: PseudoRealJob) -> Json:
+    volume = job.spec.checkpoint.storage.mounted
+    if volume is None:
         return {"name": "work", "mountPath": WORK_DIRECTORY}
-    return {"name": "checkpoints", "mountPath": checkpoint.path}
+    return {"name": "checkpoints", "mountPath": volume.mount_path}
 
 
 def file_annotations(files: dict[str, str]) -> dict[str, str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from pseudoreal_api.wire.messages import ProgressReport
-from pseudoreal_api.wire.reports import PodReport, RankSign
+from pseudoreal_api.wire.reports import PodReport, RankReport
 
 from pseudoreal_operator.observe.case import Heard
 from pseudoreal_operator.observe.stages import Execution
@@ -18,7 +18,8 @@ SOON_SECONDS = 1.0
 NEWS_SECONDS = 10.0
 """Seconds after which a job is woken by progress: as often as that is written."""
 NEWS_PER_SECOND = 20.0
-"""Wake-ups in a second for progress, of all jobs together; with more than 200 of them, each waits longer."""
+"""Wake-ups in a second for progress, and for pods that train and were not heard before, of all jobs together; with more
+of them, each waits longer."""
 LOG_SECONDS = 60.0
 """Seconds between two looks at the log of a pod that is silent. Each wait is as long as it has been silent before, as
 long as the log has nothing new either."""
@@ -44,7 +45,8 @@ def _nobody(_after: float) -> None:
 class _Listening:
     """To the pod of rank 0 of an execution, while it runs: it tells of the progress."""
 
-    execution: Execution
+    pod: str
+    speaker: Speaker
     since: datetime
     looked: datetime | None = None
     """When its log was last looked at."""
@@ -62,13 +64,15 @@ class _Listening:
 @dataclass
 class _Followed:
     wake: Callable[[float], None] = _nobody
-    finish_phase: str | None = None
+    finish: frozenset[str] = frozenset()
+    """Names of the phases that are to end now."""
     heard: dict[tuple[Execution, int], Heard] = field(default_factory=dict)
     listening: _Listening | None = None
 
-    def log_is_due(self, now: datetime) -> bool:
+    def silent_pod(self, now: datetime) -> _Listening | None:
+        """The pod whose log is due."""
         to = self.listening
-        return to is not None and to.log_is_due(self.heard.get((to.execution, 0)), now)
+        return to if to and to.log_is_due(self.heard.get((to.speaker.execution, 0)), now) else None
 
 
 class Board:
@@ -77,10 +81,10 @@ class Board:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Followed] = {}
 
-    def follow(self, job: JobKey, finish_phase: str | None, wake: Callable[[float], None] = _nobody) -> None:
-        """`finish_phase` is to end now, if it is the one that trains. `wake`: what to do, with seconds, at news."""
+    def follow(self, job: JobKey, finish: frozenset[str], wake: Callable[[float], None] = _nobody) -> None:
+        """`finish` are the phases that are to end now, if they train. `wake`: what to do, with seconds, at news."""
         followed = self._jobs.setdefault(job, _Followed())
-        followed.finish_phase, followed.wake = finish_phase, wake
+        followed.finish, followed.wake = finish, wake
 
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
@@ -94,36 +98,33 @@ class Board:
         known = followed.heard.get(key)
         followed.heard[key] = heard = updated(known, speaker, report, now)
         if (after := _wake_after(known, heard)) is not None:
-            followed.wake(after if after <= SOON_SECONDS else max(after, len(self._jobs) / NEWS_PER_SECOND))
+            # After a restart of the operator thousands of pods that train are heard for the first time.
+            is_urgent = after <= SOON_SECONDS and not (known is None and heard.begun)
+            followed.wake(after if is_urgent else max(after, len(self._jobs) / NEWS_PER_SECOND))
         return True
 
-    def listen(self, job: JobKey, speaker: Execution | None, now: datetime) -> None:
-        """Listens to the log of the pod of rank 0 of that execution; to none, where that pod does not run."""
+    def listen(self, job: JobKey, pod: str, speaker: Execution | None, now: datetime) -> None:
+        """Listens to the pod of rank 0 of that execution; to none, where it does not run."""
         followed = self._jobs.get(job)
-        if followed is None or (followed.listening and followed.listening.execution == speaker):
+        if followed is None or (followed.listening and followed.listening.speaker.execution == speaker):
             return
-        followed.listening = None if speaker is None else _Listening(speaker, now)
+        followed.listening = None if speaker is None else _Listening(pod, Speaker(job, speaker, 0), now)
 
-    def look_at_log(self, job: JobKey, now: datetime) -> bool:
-        """Whether the log of that pod is to be looked at now, which is noted."""
-        followed = self._jobs.get(job)
-        if followed is None or followed.listening is None or not followed.log_is_due(now):
-            return False
-        followed.listening.looked = now
-        return True
-
-    def wake_silent(self, now: datetime) -> None:
-        """Asks for a pass over each job whose log is due."""
-        for followed in self._jobs.values():
-            if followed.log_is_due(now):
-                followed.wake(0.0)
+    def most_silent(self, now: datetime) -> tuple[str, Speaker] | None:
+        """The pod whose log is to be read next, by its name, which is noted; None where no pod is silent."""
+        due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
+        if not due:
+            return None
+        longest = min(due, key=lambda silent: silent.looked or silent.since)
+        longest.looked = now
+        return longest.pod, longest.speaker
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
         """Takes what a pod that does not report has logged: that it makes steps, and no more."""
         followed = self._jobs.get(speaker.job, _Followed())
         known = followed.heard.get((speaker.execution, speaker.index))
         if known is None or progress.step > steps_of(known.report):
-            ranks = [RankSign(rank=0, place="computing", seconds=0, step=progress.step)]
+            ranks = [RankReport(rank=0, activity="computing", seconds=0, step=progress.step)]
             self.hear(speaker, PodReport(ranks=ranks, progress=progress), now)
 
     def of_job(self, job: JobKey, executions: set[Execution]) -> tuple[Heard, ...]:
@@ -134,7 +135,7 @@ class Board:
 
     def is_to_finish(self, speaker: Speaker) -> bool:
         followed = self._jobs.get(speaker.job)
-        return followed is not None and followed.finish_phase == speaker.execution.phase
+        return followed is not None and speaker.execution.phase in followed.finish
 
 
 def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:
@@ -174,13 +175,13 @@ def _essence(heard: Heard) -> tuple[int, str | None]:
 
 
 def _has_ended(heard: Heard) -> bool:
-    return bool(heard.report.ranks) and all(rank.place == "ended" for rank in heard.report.ranks)
+    return bool(heard.report.ranks) and all(rank.activity == "ended" for rank in heard.report.ranks)
 
 
-def _is_at_work(rank: RankSign) -> bool:
+def _is_at_work(rank: RankReport) -> bool:
     """Whether the rank makes steps. Ranks that start wait for each other as well; but one that was busy has made a
     step."""
-    return rank.place in ("computing", "ended") or rank.busy_seconds is not None
+    return rank.activity in ("computing", "ended") or rank.busy_seconds is not None
 
 
 def steps_of(report: PodReport) -> int:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
 
-from pseudoreal_api.names import ANNOTATION_FINISH_PHASE, LABEL_JOB
+from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_api.resolved.resolve import rank_counts
 from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.status.status import PseudoRealJobStatus
@@ -17,8 +17,7 @@ from pseudoreal_api.wire.reports import PodReport
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
-from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, current_stage
+from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, current_stage, with_added
 
 
 class JobState(StrEnum):
@@ -39,7 +38,7 @@ class ChildJob:
     outlives_pods: bool = False
     """Whether a pod that fails leaves the Job and the other pods as they are, until the Job is given up."""
     given_up: bool = False
-    """Whether the Job ends its pods when one of them fails: by the operator's wish, or made so by release 0.2.0."""
+    """Whether the operator wants the Job to end its pods, as one of them has failed."""
     queued: bool = False
     """Whether the Job is suspended by another than the operator: a queue that has not admitted it."""
     held: str | None = None
@@ -48,6 +47,8 @@ class ChildJob:
     """The time at which its queue last let it go, if one ever held it, in RFC 3339."""
     begun: str | None = None
     """The time at which it was first made, or last admitted by its queue, in RFC 3339."""
+    last_steps: str | None = None
+    """The steps at which its phase and the job end at the latest, as they were when it was made; None for a delink."""
 
 
 class PodPhase(StrEnum):
@@ -152,7 +153,7 @@ def with_queue(status: PseudoRealJobStatus, job: ChildJob | None, now: datetime)
         return status
     until = _admitted(job, clock.from_text(since), now)
     moved = _moved_on(status, until - clock.from_text(since))
-    return status_with(moved, attempt_time=clock.to_text(until)) if job else moved
+    return status_with(moved, execution_time=clock.to_text(until)) if job else moved
 
 
 def _moved_on(status: PseudoRealJobStatus, held: timedelta) -> PseudoRealJobStatus:
@@ -166,8 +167,8 @@ def _moved_on(status: PseudoRealJobStatus, held: timedelta) -> PseudoRealJobStat
 def _unseen(status: PseudoRealJobStatus, job: ChildJob | None) -> str | None:
     """The time since which a queue held the Job that it let go before anybody looked, for instance while the operator
     was away."""
-    admitted, asked = _moment(job.admitted) if job else None, _moment(status.attempt_time)
-    return status.attempt_time if admitted and asked and admitted > asked else None
+    admitted, asked = _moment(job.admitted) if job else None, _moment(status.execution_time)
+    return status.execution_time if admitted and asked and admitted > asked else None
 
 
 def _admitted(job: ChildJob | None, since: datetime, now: datetime) -> datetime:
@@ -182,10 +183,6 @@ def _moment(text: str | None) -> datetime | None:
 
 def _later(text: str, by: timedelta) -> str:
     return clock.to_text(clock.from_text(text) + by)
-
-
-_NAME_CHARACTERS = 64
-"""Most characters of what is to be the name of a phase; such a name has fewer."""
 
 
 @dataclass(frozen=True)
@@ -205,11 +202,12 @@ class Case:
 
     @cached_property
     def status(self) -> PseudoRealJobStatus:
-        """The status, with an execution that no child is ahead of, even if a status was lost, and with clocks that the
-        time in a queue has moved on."""
+        """The status, with an execution that no child is ahead of, even if a status was lost, with phases that were
+        added, and with clocks that the time in a queue has moved on."""
         executions = [job.execution for job in self.seen.jobs] + [pod.execution for pod in self.seen.pods]
-        newest = max([1, self.seen.status.execution_attempt, *(execution.number for execution in executions)])
-        status = status_with(self.seen.status, execution_attempt=newest)
+        newest = max([1, self.seen.status.execution, *(execution.number for execution in executions)])
+        phases = with_added(self.seen.status.phases, self.spec)
+        status = status_with(self.seen.status, execution=newest, phases=phases)
         stage = current_stage(status.phases)
         return with_queue(status, self._job_of(stage.execution(newest)) if stage else None, self.now)
 
@@ -221,7 +219,7 @@ class Case:
 
     @property
     def execution(self) -> Execution:
-        return self.stage.execution(self.status.execution_attempt)
+        return self.stage.execution(self.status.execution)
 
     @property
     def workers(self) -> int:
@@ -279,12 +277,6 @@ class Case:
     @property
     def _ranks_per_pod(self) -> int:
         return rank_counts(self.spec, self.spec.phases[self.stage.index]).processes_per_worker
-
-    @property
-    def asked_to_finish(self) -> str | None:
-        """Name of the phase that the user wants to end now; None where there is none."""
-        wish = self.metadata.annotations.get(ANNOTATION_FINISH_PHASE)
-        return None if wish is None else clean(wish, _NAME_CHARACTERS)
 
     @property
     def logs_command(self) -> str:

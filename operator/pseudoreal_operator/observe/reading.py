@@ -4,17 +4,18 @@ What others wrote in it is cleaned and bounded here, and numbers that no status 
 """
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
 from pseudoreal_api.base import KIND
 from pseudoreal_api.names import (
+    ANNOTATION_LAST_STEPS,
     CONTAINER,
-    LABEL_ATTEMPT,
-    LABEL_EXECUTION_ATTEMPT,
+    LABEL_EXECUTION,
     LABEL_JOB_UID,
     LABEL_PHASE,
-    LABEL_ROLE,
+    LABEL_STAGE,
 )
 from pseudoreal_api.wire.messages import MOST_COUNT, PROGRESS_EVENT, ProgressReport, TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
@@ -37,6 +38,7 @@ _MOST_EXECUTIONS = 2**31
 """Largest number of an execution that is read: no job has so many, and a status could not hold many more."""
 
 # Waiting for these is part of any start; the others say what is wrong.
+_LAST_STEPS = re.compile("[0-9]{1,18}/[0-9]{1,18}")
 _ORDINARY_WAITING = ("ContainerCreating", "PodInitializing")
 
 
@@ -76,7 +78,13 @@ def read_job(body: Json) -> ChildJob:
         held=_changed(body, "Suspended", "True"),
         admitted=_changed(body, "Suspended", "False"),
         begun=body.get("status", {}).get("startTime"),
+        last_steps=_last_steps(body),
     )
+
+
+def _last_steps(job: Json) -> str | None:
+    said = (job["metadata"].get("annotations") or {}).get(ANNOTATION_LAST_STEPS, "")
+    return said if _LAST_STEPS.fullmatch(said) else None
 
 
 def has_no_pod_left(job: Json) -> bool:
@@ -157,11 +165,10 @@ def _labels(body: Json) -> dict[str, str]:
 
 def _execution(body: Json) -> Execution:
     labels = _labels(body)
-    # Release 0.1.0 labelled its children with the attempt alone.
-    number = labels.get(LABEL_EXECUTION_ATTEMPT) or labels[LABEL_ATTEMPT]
+    number = labels[LABEL_EXECUTION]
     if not (number.isascii() and number.isdecimal()):
         raise ValueError(f"{number} is no number of an execution")
-    return Execution(labels[LABEL_PHASE], StageKind(labels[LABEL_ROLE]), int(number))
+    return Execution(labels[LABEL_PHASE], StageKind(labels[LABEL_STAGE]), int(number))
 
 
 def _changed(body: Json, kind: str, to: str) -> str | None:
@@ -180,9 +187,7 @@ def _outlives_pods(job: Json) -> bool:
 
 
 def _is_given_up(job: Json) -> bool:
-    spec = job.get("spec", {})
-    # Release 0.2.0 made Jobs without the first: the Job controller fails them, and refuses to let them be given up.
-    return "backoffLimitPerIndex" not in spec or spec.get("maxFailedIndexes") == 0
+    return bool(job.get("spec", {}).get("maxFailedIndexes") == 0)
 
 
 def _ending(job: Json) -> Json | None:

@@ -1,37 +1,31 @@
 """Reads what a pass needs from the API server."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-import structlog
-from aiohttp import ClientError
-from kubernetes.aio.client import ApiException
-from pseudoreal_api.names import CONTAINER, LABEL_JOB, claim_name
+from pseudoreal_api.names import LABEL_JOB, claim_name
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
-from pseudoreal_operator.observe.board import Board, JobKey, Speaker
+from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.case import ChildJob, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     has_no_pod_left,
     is_of_another,
-    newest_report,
     read_job,
     read_pod,
 )
-from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage
+from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
 
 Json = dict[str, Any]
 
-LOG_LINES = 50
 _POD_JOB = "batch.kubernetes.io/job-name"
 """The label by which the Job controller knows its pods."""
-
-log = structlog.get_logger()
 
 
 async def observe(
@@ -39,43 +33,62 @@ async def observe(
 ) -> Observed:
     namespace, name, uid = job.metadata.namespace, job.metadata.name, job.metadata.uid
     # Jobs come first: when one has ended, the pods that are read after it tell how.
-    jobs = [body async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}")]
-    own = [body for body in jobs if belongs_to(uid, body)]
-    others = [_name(body) for body in jobs if is_of_another(uid, body)]
-    present = _present(status, [read_job(body) for body in own])
-    pods, strangers = await _pods(api, job, f"{LABEL_JOB}={name}{_without(own, present)}")
-    existing = {("Job", _name(body)) for body in own}
-    if claim := _claim_name(job):
-        # It is made before the Job.
-        is_made = any(read_job(body).execution == present for body in own)
-        found = {} if is_made else await api.find("PersistentVolumeClaim", namespace, claim)
+    bodies = [body async for body in api.each("Job", namespace, f"{LABEL_JOB}={name}")]
+    own = [body for body in bodies if belongs_to(uid, body)]
+    others = [_name(body) for body in bodies if is_of_another(uid, body)]
+    jobs = [read_job(body) for body in own]
+    pods, strangers = await _pods(api, job, f"{LABEL_JOB}={name}{_without(own, present(job, status, jobs))}")
+    claims = []
+    if not has_claim(job, status, jobs) and (claim := claim_of(job)):
+        found = await api.find("PersistentVolumeClaim", namespace, claim)
         if found and is_of_another(uid, found):
             others.append(claim)
         elif found is not None:
-            existing.add(("PersistentVolumeClaim", claim))
-    key, executions = (
-        (namespace, uid),
-        {pod.execution for pod in pods if pod.is_alive} | ({present} if present else set()),
+            claims.append(claim)
+    seen = together(board, job, status, jobs, pods, now)
+    return replace(
+        seen,
+        existing=seen.existing | {("PersistentVolumeClaim", claim) for claim in claims},
+        foreign=(*others, *strangers),
+        gone=words.of_job((namespace, uid), [pod.name for pod in pods]),
     )
-    await _read_log(api, board, key, _speaker(pods, present), now)
+
+
+def together(
+    board: Board,
+    job: PseudoRealJob,
+    status: PseudoRealJobStatus,
+    jobs: Sequence[ChildJob],
+    pods: Sequence[Pod],
+    now: datetime,
+) -> Observed:
+    """What was seen of a job and its children, and what its pods have said. The board listens to them from now on."""
+    key, execution = (job.metadata.namespace, job.metadata.uid), present(job, status, jobs)
+    speaker = _speaker(pods, execution)
+    board.listen(key, speaker.name if speaker else "", speaker.execution if speaker else None, now)
+    executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
+    claim = claim_of(job)
+    claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
     return Observed(
         job=job,
         status=status,
-        jobs=tuple(read_job(body) for body in own),
+        jobs=tuple(jobs),
         pods=tuple(pods),
-        existing=frozenset(existing),
-        foreign=(*others, *strangers),
+        existing=frozenset({("Job", one.name) for one in jobs} | claims),
         heard=board.of_job(key, executions),
-        gone=words.of_job(key, [pod.name for pod in pods]),
     )
 
 
-def _present(status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Execution | None:
+def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:
+    """Whether the claim of the job is known to be there: it is made before the Job of the present execution."""
+    execution = present(job, status, jobs)
+    return any(one.execution == execution for one in jobs)
+
+
+def present(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> Execution | None:
     """The present execution; None when there is nothing left to do."""
-    stage = current_stage(status.phases) if status.phases else None
-    return (
-        stage.execution(max([1, status.execution_attempt, *(job.execution.number for job in jobs)])) if stage else None
-    )
+    stage = current_stage(with_added(status.phases, job.spec))
+    return stage.execution(max([1, status.execution, *(job.execution.number for job in jobs)])) if stage else None
 
 
 def _without(jobs: Sequence[Json], present: Execution | None) -> str:
@@ -97,10 +110,10 @@ async def _pods(api: Api, job: PseudoRealJob, selector: str) -> tuple[list[Pod],
     return pods, strangers
 
 
-def _claim_name(job: PseudoRealJob) -> str | None:
+def claim_of(job: PseudoRealJob) -> str | None:
     """Name of the claim that the job asks for. One that somebody else made is used as it is."""
-    volume = job.spec.checkpoint.volume
-    return None if volume is None or volume.claim is None else claim_name(job.metadata.name)
+    volume = job.spec.checkpoint.storage.mounted
+    return None if volume is None or volume.claim_name is not None else claim_name(job.metadata.name)
 
 
 def _speaker(pods: Sequence[Pod], present: Execution | None) -> Pod | None:
@@ -108,20 +121,6 @@ def _speaker(pods: Sequence[Pod], present: Execution | None) -> Pod | None:
     if present is None or present.kind is not StageKind.TRAIN:
         return None
     return next((p for p in pods if p.phase is PodPhase.RUNNING and p.execution == present and p.index == 0), None)
-
-
-async def _read_log(api: Api, board: Board, job: JobKey, speaker: Pod | None, now: datetime) -> None:
-    """Reads the progress of a pod that does not report from its log. Nothing depends on it."""
-    board.listen(job, speaker.execution if speaker else None, now)
-    if speaker is None or not board.look_at_log(job, now):
-        return
-    try:
-        report = newest_report(await api.log_tail(job[0], speaker.name, CONTAINER, LOG_LINES))
-    except (ApiException, ClientError, OSError) as error:
-        log.debug("log_unreadable", pod=speaker.name, error=str(error))
-        return
-    if report is not None:
-        board.read_log(Speaker(job, speaker.execution, 0), report, now)
 
 
 def _name(body: Json) -> str:

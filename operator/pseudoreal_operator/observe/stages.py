@@ -1,6 +1,6 @@
 """The stages of a job in order, and where it is: train, delink, train, ... Pure.
 
-`status.phases` is the memory: a phase's train stage is done when its state is Succeeded, and the delink that leads into
+`status.phases` is the memory: a phase's train stage is done when its state is Complete, and the delink that leads into
 a phase is done when the phase has a start checkpoint. Children of finished stages may vanish.
 """
 
@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Unpack
 
 from pseudoreal_api.names import execution_name
+from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_api.spec.job import JobMetadata, PseudoRealJobSpec
 from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
 
@@ -71,7 +72,7 @@ def first_phases(spec: PseudoRealJobSpec) -> Phases:
 def current_stage(phases: Phases) -> Stage | None:
     """The first stage that is not done; None when all are."""
     for index, phase in enumerate(phases):
-        if phase.state == "Succeeded":
+        if phase.state == "Complete":
             continue
         kind = StageKind.DELINK if index > 0 and phase.start_checkpoint is None else StageKind.TRAIN
         return Stage(index, phase.name, kind)
@@ -80,17 +81,29 @@ def current_stage(phases: Phases) -> Stage | None:
 
 def is_started(phases: Phases, stage: Stage) -> bool:
     """Whether the status says that children of the stage were made."""
-    return phases[stage.index].state == ("Running" if stage.kind is StageKind.TRAIN else "Delinking")
+    return phases[stage.index].state == ("Training" if stage.kind is StageKind.TRAIN else "Delinking")
+
+
+def last_steps_of(spec: PseudoRealJobSpec, stage: Stage) -> str | None:
+    """The steps at which the phase and the job end at the latest, as PHASE/JOB; None for a delink, which they do not
+    concern."""
+    ends = last_steps(spec)
+    return f"{ends[stage.index]}/{ends[-1]}" if stage.kind is StageKind.TRAIN else None
+
+
+def with_added(phases: Phases, spec: PseudoRealJobSpec) -> Phases:
+    """The phases of a status with those that were added to the spec since."""
+    return phases + first_phases(spec)[len(phases) :] if phases else phases
 
 
 def has_begun(status: PseudoRealJobStatus) -> bool:
     """Whether the status says that children of any stage were made."""
-    return any(phase.state != "Pending" for phase in status.phases) or status.execution_attempt > 1
+    return any(phase.state != "Pending" for phase in status.phases) or status.execution > 1
 
 
 def started(status: PseudoRealJobStatus, stage: Stage) -> PseudoRealJobStatus:
     """The status once the present execution of the stage has begun."""
-    state = "Running" if stage.kind is StageKind.TRAIN else "Delinking"
+    state = "Training" if stage.kind is StageKind.TRAIN else "Delinking"
     return status_with(status, phases=changed(status.phases, stage.index, state=state), restart_after=None)
 
 

@@ -1,11 +1,12 @@
 """The conditions of a job: the truth for programs, and sentences for people. Pure.
 
-Accepted, Progressing, Delinked and Suspended are always there, once the job could be read. Succeeded or Failed appears,
-as True, when the job has ended: the printer column REASON shows the reason of Failed, so a job that has not failed must
-not have one.
+Accepted, Progressing, Delinked and Suspended are always there, once the job could be read. Complete or Failed appears,
+as True, when the job has ended, as those of batch/v1 do: the printer column REASON shows the reason of Failed, so a job
+that has not failed must not have one.
 Delinked is True once the last delink is done, and for a job of one phase at once, with the reason NotNeeded.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,7 @@ from pseudoreal_operator.status.refused import sentence_for
 
 Truth = Literal["True", "False", "Unknown"]
 _MESSAGE_CHARACTERS = 4096
+_REASON_CHARACTERS = 128
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ def holds(status: PseudoRealJobStatus, kind: str) -> bool:
 
 
 def has_ended(status: PseudoRealJobStatus) -> bool:
-    return holds(status, "Succeeded") or holds(status, "Failed")
+    return holds(status, "Complete") or holds(status, "Failed")
 
 
 def refused(sentence: str) -> NewCondition:
@@ -81,13 +83,18 @@ def with_condition(old: Sequence[Condition], wanted: NewCondition, generation: i
     return list((known | {wanted.type: new}).values())
 
 
+def _word(reason: str) -> str:
+    """The reason as the API server takes it: some come from kubelets and plugins, which say what they like."""
+    return re.sub(r"^[^A-Za-z]+|[^A-Za-z0-9_]+$|[^A-Za-z0-9_,:]", "", reason)[:_REASON_CHARACTERS] or "Other"
+
+
 def _condition(old: Condition | None, new: NewCondition, generation: int, now: datetime) -> Condition:
     same = old is not None and old.status == new.status
     text = cut(new.message, _MESSAGE_CHARACTERS)
     return Condition(
         type=new.type,
         status=new.status,
-        reason=new.reason,
+        reason=_word(new.reason),
         message=old.message if old and old.message == sentence_for(text) else text,
         last_transition_time=old.last_transition_time if old and same else clock.to_text(now),
         observed_generation=generation,

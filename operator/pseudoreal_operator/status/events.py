@@ -37,13 +37,15 @@ class Reason(StrEnum):
     FINISH_REQUESTED = "FinishRequested"
     STRAGGLER_DETECTED = "StragglerDetected"
     HANG_DETECTED = "HangDetected"
-    PHASE_SUCCEEDED = "PhaseSucceeded"
-    PHASE_RESTARTED = "PhaseRestarted"
+    PHASE_COMPLETED = "PhaseCompleted"
+    PHASE_REPEATED = "PhaseRepeated"
+    PHASE_PROLONGED = "PhaseProlonged"
+    SPEC_CHANGED = "SpecChanged"
     DELINK_ROLLED_BACK = "DelinkRolledBack"
-    ATTEMPT_FAILED = "AttemptFailed"
+    EXECUTION_FAILED = "ExecutionFailed"
     NODE_AVOIDED = "NodeAvoided"
     SUSPENDED = "Suspended"
-    SUCCEEDED = "Succeeded"
+    COMPLETED = "Completed"
     FAILED = "Failed"
 
 
@@ -52,7 +54,7 @@ _WARNINGS = (
     Reason.STRAGGLER_DETECTED,
     Reason.HANG_DETECTED,
     Reason.DELINK_ROLLED_BACK,
-    Reason.ATTEMPT_FAILED,
+    Reason.EXECUTION_FAILED,
     Reason.NODE_AVOIDED,
     Reason.FAILED,
 )

@@ -86,7 +86,7 @@ class _Runner:
     def measure(self, number: int) -> Measured:
         """The case's point of that number."""
         point, warm = self._case.points[number], warm_up(self._case, number)
-        batches = _batches(point, _steps(self._case, number), self._model.sequence).to(self._device)
+        batches = _batches(point, _steps(self._case, number), self._model.sequence_length).to(self._device)
         if self._device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._device)
         ends, losses = [time.perf_counter()], []

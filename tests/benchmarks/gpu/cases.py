@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from pseudoreal_api.spec.model import ClippingMode, FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
+from pseudoreal_api.spec.optimizer import ClippingMode
 from pseudoreal_api.spec.phase import Home
 from pydantic import BaseModel
 
@@ -61,7 +62,13 @@ def warm_up(case: Case, number: int) -> int:
 
 
 def _dense(layers: int, hidden: int, heads: int, sequence: int) -> Model:
-    return Model(layers=layers, hidden=hidden, heads=heads, sequence=sequence, ffn=FeedForward(hidden=4 * hidden))
+    return Model(
+        layers=layers,
+        hidden_size=hidden,
+        attention=Attention(heads=heads),
+        sequence_length=sequence,
+        feed_forward=FeedForward(size=4 * hidden),
+    )
 
 
 _MODELS = {"1B": _dense(20, 2048, 16, SEQUENCE), "4B": _dense(20, 4096, 32, SEQUENCE)}
@@ -79,18 +86,18 @@ def _cases(models: tuple[str, str], tokens: tuple[int, ...]) -> list[Case]:
         return Case(model=model, stack="pseudoreal", home=home, clipping=clipping, points=points)
 
     def theirs(model: str, home: Home) -> Case:
-        return Case(model=model, stack="fully_shard", home=home, clipping="global", points=(*every, *whole))
+        return Case(model=model, stack="fully_shard", home=home, clipping="Global", points=(*every, *whole))
 
     return [
-        ours(small, "host", "perUnit"),
-        theirs(small, "host"),
-        ours(small, "host", "global"),
-        ours(large, "host", "global"),
-        theirs(large, "host"),
-        ours(large, "host", "perUnit"),
-        ours(small, "device", "global"),
-        ours(small, "disk", "perUnit", tuple(Point(tokens=t) for t in ends)),
-        ours(large, "device", "global"),
-        theirs(small, "device"),
-        theirs(large, "device"),
+        ours(small, "Host", "PerUnit"),
+        theirs(small, "Host"),
+        ours(small, "Host", "Global"),
+        ours(large, "Host", "Global"),
+        theirs(large, "Host"),
+        ours(large, "Host", "PerUnit"),
+        ours(small, "Device", "Global"),
+        ours(small, "Disk", "PerUnit", tuple(Point(tokens=t) for t in ends)),
+        ours(large, "Device", "Global"),
+        theirs(small, "Device"),
+        theirs(large, "Device"),
     ]

@@ -17,7 +17,7 @@ _NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
 
 def quick_profile(device: torch.device, models: Iterable[Model], tokens: Iterable[int]) -> HardwareProfile:
     """For passes over micro-batches of so many tokens in bfloat16. The disk is that of the folder TMPDIR."""
-    lengths, widths = sorted({*tokens}), sorted({model.hidden for model in models})
+    lengths, widths = sorted({*tokens}), sorted({model.hidden_size for model in models})
     cells = [Cell("bfloat16", hidden=width, tokens=length) for width in widths for length in lengths]
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else "cpu"

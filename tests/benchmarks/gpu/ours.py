@@ -4,7 +4,8 @@ from math import sqrt
 from pathlib import Path
 
 import torch
-from pseudoreal_api.spec.model import Clipping, Model, Optimizer
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
 from pseudoreal_trainer.engine.ranks.grid import open_grid
@@ -68,7 +69,7 @@ class Ours:
         self.engine.close()
 
     def forecast(self, tokens: int, profile: HardwareProfile) -> Forecast:
-        sequences = tokens // self.layout.micro_batches // self.model.sequence
+        sequences = tokens // self.layout.micro_batches // self.model.sequence_length
         sizes = Sizes(self.model, self.units, 2, 4, sequences, device="cuda" if self._device.type == "cuda" else "cpu")
         state = held(self.layout, sizes, 0)
         return Forecast(

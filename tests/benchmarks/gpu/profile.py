@@ -28,7 +28,9 @@ def main() -> None:
 
 def _write(case: Case, tokens: int, options: argparse.Namespace, device: torch.device) -> None:
     model = suite(tiny=options.tiny).models[case.model]
-    batches = noisy_sequences(_WARM_UP + _STEPS, tokens // model.sequence, model.sequence + 1, seed=7).to(device)
+    batches = noisy_sequences(_WARM_UP + _STEPS, tokens // model.sequence_length, model.sequence_length + 1, seed=7).to(
+        device
+    )
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
         trainer = trainer_of(case, model, device, Path(folder))
@@ -52,8 +54,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--model", help="1B or 4B; default: the smaller one")
     parser.add_argument("--stack", default="pseudoreal", choices=["pseudoreal", "fully_shard"])
-    parser.add_argument("--home", default="host", choices=["device", "host", "disk"])
-    parser.add_argument("--clipping", default="global", choices=["global", "perUnit", "none"])
+    parser.add_argument("--home", default="Host", choices=["Device", "Host", "Disk"])
+    parser.add_argument("--clipping", default="Global", choices=["Global", "PerUnit", "None"])
     parser.add_argument("--tokens", type=int, help="of a step; default 16384")
     parser.add_argument("--out", type=Path, default=Path(os.environ.get("OUT", "."), "gpu-profile.json.gz"))
     options = parser.parse_args()

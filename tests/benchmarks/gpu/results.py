@@ -90,7 +90,7 @@ def loss_differences(records: Sequence[Record]) -> dict[str, float]:
     """Model -> how far the losses of the stacks lie apart at most, relative, where both clip the same and had the same
     steps before."""
     found: dict[str, float] = {}
-    ours = {r.case.model: r for r in records if (r.case.stack, r.case.clipping) == ("pseudoreal", "global")}
+    ours = {r.case.model: r for r in records if (r.case.stack, r.case.clipping) == ("pseudoreal", "Global")}
     for record in records:
         if record.case.stack == "pseudoreal" or (mine := ours.get(record.case.model)) is None:
             continue

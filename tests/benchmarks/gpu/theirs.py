@@ -28,9 +28,9 @@ class FullyShard:
         with torch.device("meta"):
             self._model = Transformer(model, Sharing(blocks=model.layers))
         recompute_blocks(self._model)
-        self._root = _shard(self._model, device, is_offloaded=case.home == "host")
+        self._root = _shard(self._model, device, is_offloaded=case.home == "Host")
         # What is on the host becomes pinned memory here.
-        self._model.to_empty(device="cpu" if case.home == "host" else device)
+        self._model.to_empty(device="cpu" if case.home == "Host" else device)
         _fill(self._model, model, device)
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(),
@@ -67,10 +67,10 @@ class FullyShard:
         dist.destroy_process_group()
 
     def _clip(self) -> None:
-        if self._clipping == "global":
+        if self._clipping == "Global":
             nn.utils.clip_grad_norm_(self._model.parameters(), float(NORM))
         else:
-            assert self._clipping == "none", "no case clips it otherwise"
+            assert self._clipping == "None", "no case clips it otherwise"
 
 
 def _shard(model: Transformer, device: torch.device, *, is_offloaded: bool) -> FSDPModule:

@@ -18,25 +18,37 @@ VALIDATION_SEQUENCES = 64
 
 _REGIMES: dict[Regime, dict[str, Any]] = {
     "equal": {
-        "model": {"layers": 12, "hidden": 96, "heads": 4, "sequence": 64, "ffn": {"hidden": 384}},
+        "model": {
+            "layers": 12,
+            "hiddenSize": 96,
+            "attention": {"heads": 4},
+            "sequenceLength": 64,
+            "feedForward": {"size": 384},
+        },
         "sequences": 16,
         "offload": {},
     },
     "offload": {
-        "model": {"layers": 12, "hidden": 384, "heads": 4, "sequence": 32, "ffn": {"hidden": 1536}},
+        "model": {
+            "layers": 12,
+            "hiddenSize": 384,
+            "attention": {"heads": 4},
+            "sequenceLength": 32,
+            "feedForward": {"size": 1536},
+        },
         "sequences": 2,
-        "offload": {"home": "disk"},
+        "offload": {"home": "Disk"},
     },
 }
 
 
 def tokens_of_a_step(regime: Regime) -> int:
-    return int(_REGIMES[regime]["sequences"] * _REGIMES[regime]["model"]["sequence"])
+    return int(_REGIMES[regime]["sequences"] * _REGIMES[regime]["model"]["sequenceLength"])
 
 
 def validation_bytes(regime: Regime) -> int:
     """Bytes that each validation loss is the mean over: the same ones in all experiments."""
-    return int(VALIDATION_SEQUENCES * _REGIMES[regime]["model"]["sequence"])
+    return int(VALIDATION_SEQUENCES * _REGIMES[regime]["model"]["sequenceLength"])
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ class Experiment:
     shared: bool = False
     """Whether that one phase is a pseudo phase, with one block to the end: what sharing gives without any real
     phase."""
-    optimizer_state: str = "measured"
+    optimizer_state: str = "Measured"
     warmup_steps: int = 0
     """After the delink."""
     seeds: tuple[int, ...] = SEEDS
@@ -77,12 +89,12 @@ _THIRTY = _at(0.3)
 UNSHARED = Experiment("unshared")
 SHARED = Experiment("shared throughout", shared=True)
 POLICIES = [
-    Experiment(f"30 %, {policy}", pseudo=_THIRTY, optimizer_state=policy)
-    for policy in ("measured", "scale", "copy", "reset")
+    Experiment(f"30 %, {policy.lower()}", pseudo=_THIRTY, optimizer_state=policy)
+    for policy in ("Measured", "Scale", "Copy", "Reset")
 ]
 WARMED = [
-    Experiment(f"30 %, {policy}, warmed up again", pseudo=_THIRTY, optimizer_state=policy, warmup_steps=25)
-    for policy in ("measured", "reset")
+    Experiment(f"30 %, {policy.lower()}, warmed up again", pseudo=_THIRTY, optimizer_state=policy, warmup_steps=25)
+    for policy in ("Measured", "Reset")
 ]
 SHARES = [
     Experiment("10 %, measured", pseudo=_at(0.1)),
@@ -123,12 +135,12 @@ EXPERIMENTS = [UNSHARED, SHARED, *POLICIES, *WARMED, *SHARES, *BLOCKS, *RATES, *
 
 def job(experiment: Experiment, seed: int, corpus: str) -> PseudoRealJob:
     regime, pseudo = _REGIMES[experiment.regime], experiment.pseudo
-    common = {"batch": {"sequences": regime["sequences"]}, "activations": {"recompute": False}}
-    last = {"until": {"steps": experiment.total_steps}, **common}
+    common = {"batch": {"sequences": regime["sequences"]}, "activations": {"keep": "All"}}
+    last = {"until": {"step": experiment.total_steps}, **common}
     shared, real = {"name": "pseudo", "sharing": {"blocks": 1}}, {"name": "real", "offload": regime["offload"]}
     phases = [last | (shared if experiment.shared else real)]
     if pseudo is not None:
-        until: dict[str, Any] = {"steps": pseudo.steps}
+        until: dict[str, Any] = {"step": pseudo.steps}
         if pseudo.adaptive is not None:
             until["gradientCorrelation"] = {"below": pseudo.adaptive, "everySteps": 10}
         phases.insert(0, {"name": "pseudo", "sharing": {"blocks": pseudo.blocks}, "until": until, **common})
@@ -139,7 +151,7 @@ def job(experiment: Experiment, seed: int, corpus: str) -> PseudoRealJob:
         "precision": {"compute": "float32"},
         "phases": phases,
         "delink": {"optimizerState": experiment.optimizer_state, "warmupSteps": experiment.warmup_steps},
-        "checkpoint": {"volume": {"claimName": "none"}, "everySteps": 100_000, "mode": "sync"},
+        "checkpoint": {"everySteps": 100_000, "mode": "Sync"},
     }
     metadata = {"name": "method", "uid": "method"}
     body = {"apiVersion": "pseudoreal.dev/v1alpha1", "kind": "PseudoRealJob", "metadata": metadata, "spec": spec}

@@ -68,7 +68,7 @@ def live_family(family: list[Experiment], seed: int, folder: Path) -> list[Life]
 
 def _pseudo_job(experiment: Experiment, seed: int) -> PseudoRealJob:
     """It measures, whatever the experiment needs of it."""
-    return job(replace(experiment, optimizer_state="measured"), seed, str(CORPUS))
+    return job(replace(experiment, optimizer_state="Measured"), seed, str(CORPUS))
 
 
 def _continued(experiment: Experiment, seed: int, folder: Path, before: list[PhaseLife]) -> Life:
@@ -76,7 +76,7 @@ def _continued(experiment: Experiment, seed: int, folder: Path, before: list[Pha
     body, index = job(experiment, seed, str(CORPUS)), len(before)
     if before:
         shutil.copytree(folder / "pseudo", work)
-        delink(delink_config(body, 1, attempt=1, work_directory=str(work)))
+        delink(delink_config(body, 1, execution=1, work_directory=str(work)))
     real = _phase(body, index, work)
     shutil.rmtree(work)
     today = datetime.now(UTC).date().isoformat()
@@ -86,7 +86,7 @@ def _continued(experiment: Experiment, seed: int, folder: Path, before: list[Pha
 def _phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
     work.mkdir(parents=True, exist_ok=True)
     config = phase_config(
-        body, index, attempt=1, work_directory=str(work), offload_directory=str(work.resolve() / "offload")
+        body, index, execution=1, work_directory=str(work), offload_directory=str(work.resolve() / "offload")
     )
     process = CONTEXT.Process(target=_train, args=(config,))
     process.start()
@@ -108,7 +108,7 @@ def _train(config: PhaseConfig) -> None:
     Path("/proc/self/clear_refs").write_text("5")
     begin = _status("VmRSS")
     message = train_phase(
-        config, load_corpus(config.data, config.model.sequence), Ranks(0, 1, torch.device("cpu")), lambda: False
+        config, load_corpus(config.data, config.model.sequence_length), Ranks(0, 1, torch.device("cpu")), lambda: False
     )
     assert message.outcome == "Succeeded", "nobody stops it"
     found = _life(config, _status("VmHWM") - begin, message.start_validation_loss)
@@ -126,7 +126,7 @@ def _life(config: PhaseConfig, peak_bytes: int, start_loss: float | None) -> Pha
     lines = [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["phase"] == config.phase]
     seconds = sorted(after["seconds"] - before["seconds"] for before, after in pairwise(lines))
-    first, tokens = lines[0]["step"], config.batch.sequences * config.model.sequence
+    first, tokens = lines[0]["step"], config.batch.sequences * config.model.sequence_length
     points = [
         Point(step=line["step"], tokens=line["tokens"], loss=line["validation_loss"])
         for line in lines

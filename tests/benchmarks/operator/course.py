@@ -226,7 +226,7 @@ async def _each(names: list[str], work: Callable[[str], Any]) -> None:
 
 
 def _succeeded(status: dict[str, Any]) -> bool:
-    return status.get("phase") == "Succeeded"
+    return status.get("state") == "Complete"
 
 
 def _sum(*kinds: dict[str, float]) -> dict[str, float]:

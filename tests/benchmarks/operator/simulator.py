@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
-from pseudoreal_api.names import CONTAINER, LABEL_EXECUTION_ATTEMPT, LABEL_JOB, LABEL_PHASE, LABEL_ROLE
+from pseudoreal_api.names import CONTAINER, LABEL_EXECUTION, LABEL_JOB, LABEL_PHASE, LABEL_STAGE
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_operator import clock
 
@@ -103,11 +103,11 @@ def running() -> Json:
 
 def ended(labels: Json, now: datetime) -> Json:
     """With the result of the stage that its labels name."""
-    stage = "delink" if labels[LABEL_ROLE] == "delink" else labels[LABEL_PHASE]
+    stage = "delink" if labels[LABEL_STAGE] == "delink" else labels[LABEL_PHASE]
     message = TerminationMessage(
         outcome="Succeeded",
         phase=labels[LABEL_PHASE],
-        attempt=int(labels[LABEL_EXECUTION_ATTEMPT]),
+        execution=int(labels[LABEL_EXECUTION]),
         checkpoint=CHECKPOINTS[stage],
         digest="0" * 64,
         **RESULTS[stage],

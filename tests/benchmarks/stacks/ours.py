@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
-from pseudoreal_api.spec.model import Clipping, Optimizer
+from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_api.spec.phase import Home, StateSharding
 from pseudoreal_trainer.engine.build import Blueprint
 from pseudoreal_trainer.engine.engine import Engine, UnitState
@@ -22,7 +22,7 @@ from torch import Tensor
 from tests.benchmarks.work import BETAS, LEARNING_RATE, WEIGHT_DECAY, Batch, Stack, Work
 
 
-def at(home: Home, window: int = 2, sharding: StateSharding = "full") -> Stack:
+def at(home: Home, window: int = 2, sharding: StateSharding = "Full") -> Stack:
     """The stack whose state lives there."""
 
     def train(work: Work, rank: int, world: int) -> Iterator[Tensor]:
@@ -52,11 +52,11 @@ def layout_of(work: Work, ranks: int, home: Home, window: int) -> Layout:
         pipeline=1,
         data=ranks,
         micro_batches=work.micro_batches,
-        sharding="full",
+        sharding="Full",
         homes=(home,) * (layers + 2),
         window=window,
         recompute=work.recompute,
-        clipping="none",
+        clipping="None",
     )
 
 
@@ -65,7 +65,7 @@ def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path) -> Engin
     layers = work.model.layers
     units = units_of(work.model, layers)
     optimizer = Optimizer(
-        weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode="none")
+        weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode="None")
     )
     blueprint = Blueprint(work.model, optimizer, units, torch.float32, torch.float32, False, folder)
     engine = Engine(blueprint, open_grid(layout, ranks), Trace(ranks.rank))

@@ -4,10 +4,10 @@ from tests.benchmarks.stacks import data_parallel, deepspeed_zero3, fully_shard,
 from tests.benchmarks.work import Stack
 
 STACKS: dict[str, Stack] = {
-    "pseudoreal, device": ours.at("device"),
-    "pseudoreal, host": ours.at("host"),
-    "pseudoreal, disk": ours.at("disk"),
-    "pseudoreal, device, not sharded": ours.at("device", sharding="none"),
+    "pseudoreal, device": ours.at("Device"),
+    "pseudoreal, host": ours.at("Host"),
+    "pseudoreal, disk": ours.at("Disk"),
+    "pseudoreal, device, not sharded": ours.at("Device", sharding="None"),
     "DistributedDataParallel": data_parallel.train,
     "fully_shard": fully_shard.on_device,
     "fully_shard, weights kept": fully_shard.weights_kept,

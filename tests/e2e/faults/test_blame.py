@@ -41,7 +41,7 @@ KINDS: list[tuple[Callable[[Json], None], str, str]] = [
 
 def trained_by(pods: int) -> Json:
     """A job that trains until it is deleted, and may fail as often as it is made to."""
-    phase = {"name": "real", "until": {"steps": 1_000_000}, "batch": {"sequences": 8}, "workers": pods}
+    phase = {"name": "real", "until": {"step": 1_000_000}, "batch": {"sequences": 8}, "workers": pods}
     return {
         "spec__phases": [phase],
         "spec__checkpoint__everySteps": 5,
@@ -64,7 +64,7 @@ def test_the_pod_where_it_began_is_named(
         victims.append(victim["metadata"]["name"])
         hurt(victim)
         job.wait_for_execution(number + 2)
-    told = [event["message"] for event in job.events() if event["reason"] == "AttemptFailed"]
+    told = [event["message"] for event in job.events() if event["reason"] == "ExecutionFailed"]
     faults = job.status().faults
     assert [(fault.reason, fault.pod) for fault in faults] == [(reason, victim) for victim in victims], told
     for victim, message in zip(victims, told, strict=True):
@@ -75,7 +75,7 @@ def test_the_pod_where_it_began_is_named(
 def _all_running(job: Job, pods: int, execution: int, steps: int) -> list[Json]:
     def reached() -> list[Json] | None:
         running = job.running()
-        present = len(running) == pods and job.status().execution_attempt == execution
+        present = len(running) == pods and job.status().execution == execution
         return running if present and job.steps() >= steps else None
 
     return job.wait_for(f"{steps} steps of execution {execution} of {job.name}", reached)
@@ -93,8 +93,8 @@ def test_pods_on_a_node_that_vanishes_are_named(pods: int, start: Callable[..., 
         assert lost, "some are on the second node"
         network.cut_second()
         try:
-            job.wait("a verdict", lambda status: status.execution_attempt == 2)
-            told = job.told("AttemptFailed")
+            job.wait("a verdict", lambda status: status.execution == 2)
+            told = job.told("ExecutionFailed")
             assert any(told.startswith(f"Pod {pod} ") for pod in lost), (told, lost)
             assert job.status().restarts == 0, "what is wrong with a node does not count"
             for pod in lost:

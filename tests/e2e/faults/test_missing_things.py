@@ -37,13 +37,13 @@ def test_a_full_volume_is_said_and_training_goes_on_once_there_is_room(
     restart = {"backoffSeconds": 1, "maxRestarts": 100}
     job = start("cramped", claim=CLAIM, spec__restart=restart)
     job.wait("a lack of room", lambda status: status.restarts > 0)
-    wait_for("the event", lambda: "AttemptFailed" in job.reasons())
-    told = next(event["message"] for event in job.events() if event["reason"] == "AttemptFailed")
+    wait_for("the event", lambda: "ExecutionFailed" in job.reasons())
+    told = next(event["message"] for event in job.events() if event["reason"] == "ExecutionFailed")
     assert "No space left on device" in told
     assert "checkpoint.keepLast" in told
     shell.output(["mount", "-o", "remount,size=256m", small_volume])
     status = job.wait_for_end()
-    undisturbed.check(job, *["AttemptFailed", "RestartStarted"] * status.restarts)
+    undisturbed.check(job, *["ExecutionFailed", "RestartStarted"] * status.restarts)
 
 
 @pytest.mark.long

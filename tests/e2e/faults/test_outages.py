@@ -34,7 +34,7 @@ def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
         control.start_api_server(binaries.build())
     undisturbed.check(job)
     status = job.status()
-    assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 1)
+    assert (status.restarts, status.execution, status.execution) == (0, 1, 1)
 
 
 @pytest.mark.long
@@ -49,7 +49,7 @@ def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job
         cluster.containerd().resume()
     undisturbed.check(job)
     status = job.status()
-    assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 1)
+    assert (status.restarts, status.execution, status.execution) == (0, 1, 1)
 
 
 @pytest.mark.long
@@ -71,7 +71,7 @@ def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
     kubernetes.run(*command.split()[1:], "--grace-period=0")
     job.wait_for_steps("real", REAL + 50)
     network.join_second()
-    undisturbed.check(job, "AttemptFailed", "RestartStarted")
-    assert "was disrupted (DeletionByTaintManager" in job.told("AttemptFailed")
+    undisturbed.check(job, "ExecutionFailed", "RestartStarted")
+    assert "was disrupted (DeletionByTaintManager" in job.told("ExecutionFailed")
     status = job.status()
-    assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 2)
+    assert (status.restarts, status.execution, status.execution) == (0, 1, 2)

@@ -29,14 +29,14 @@ def test_last_words_of_any_kind_stop_no_job(start: Callable[..., Job]) -> None:
     overlay = {"spec": {"containers": [container]}}
     job = start("worded", spec__pod={"template": overlay}, spec__restart={"maxRestarts": 1, "backoffSeconds": 0})
     status = job.wait_for_end()
-    assert (status.phase, status.restarts) == ("Failed", 1)
+    assert (status.state, status.restarts) == ("Failed", 1)
     assert job.condition("Failed").reason == "RestartsExhausted"
-    for reason in ("AttemptFailed", "Failed"):
+    for reason in ("ExecutionFailed", "Failed"):
         assert "ended with exit code 3: GLHF! 🏖 \ufffd\ufffd ␀ ␛[31m end." in job.told(reason)
 
 
 def test_more_ranks_than_layers_fails_without_a_pod(start: Callable[..., Job]) -> None:
-    job = start("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": 0})
+    job = start("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": "AllRanks"})
     job.wait_for_end()
     assert "9 ranks, more than spec.model.layers 8" in job.condition("Failed").message
     assert job.pods() == []

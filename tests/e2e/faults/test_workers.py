@@ -19,7 +19,7 @@ pytestmark = pytest.mark.e2e
 
 # What is stopped in the middle of a save is found by the clock of the save.
 HANG = {"stepSeconds": 10, "checkpointSeconds": 10}
-AGAIN = ("AttemptFailed", "RestartStarted")
+AGAIN = ("ExecutionFailed", "RestartStarted")
 SECONDS = 15.0
 """From a death to the next execution's pods, on a quiet machine."""
 STOLEN = 4
@@ -61,8 +61,8 @@ def _check_killed(job: Job, undisturbed: Undisturbed, workers: list[int], allowe
     assert [(fault.reason, fault.pod) for fault in status.faults][-len(victims) :] == [
         ("PodFailed", name) for name in victims
     ][-len(status.faults) :]
-    assert (status.restarts, status.attempt) == (len(victims), len(victims) + 1)
-    told = [event["message"] for event in job.events() if event["reason"] == "AttemptFailed"]
+    assert (status.restarts, status.execution) == (len(victims), len(victims) + 1)
+    told = [event["message"] for event in job.events() if event["reason"] == "ExecutionFailed"]
     assert all(name in message and "killed" in message for name, message in zip(victims, told, strict=True)), told
     assert all(took <= most for took, most in zip(seconds, allowed, strict=True)), seconds
 
@@ -107,7 +107,7 @@ def test_a_rank_that_is_stopped_is_named_and_all_start_again(
     where = (victim["metadata"]["name"], victim["spec"]["nodeName"])
     assert fault.reason in ("StepStalled", "CheckpointStalled")
     assert (fault.pod, fault.node) == where
-    assert f"rank {worker} on pod {where[0]}, node {where[1]}, is stopped" in job.told("AttemptFailed")
+    assert f"rank {worker} on pod {where[0]}, node {where[1]}, is stopped" in job.told("ExecutionFailed")
     assert seconds <= SECONDS
 
 
@@ -121,8 +121,8 @@ def test_suspending_in_the_middle_of_a_save_loses_no_step(start: Callable[..., J
     assert not (saving / "manifest.json").exists()
     machine.tell(first, signal.SIGCONT, RANK)
     wait_for("the pods' end", lambda: not job.alive(), job.pods)
-    status = job.wait("Suspended", lambda status: status.phase == "Suspended")
-    assert (status.restarts, status.attempt) == (0, 1)
+    status = job.wait("Suspended", lambda status: status.state == "Suspended")
+    assert (status.restarts, status.execution) == (0, 1)
     newest = job.checkpoints("real")[-1]
     assert int(newest.name.removeprefix("real-")) == job.steps()
     assert status.checkpoint is not None
@@ -130,7 +130,7 @@ def test_suspending_in_the_middle_of_a_save_loses_no_step(start: Callable[..., J
     assert (saving / "manifest.json").exists(), "the save that was interrupted is committed as well"
     job.suspend(False)
     undisturbed.check(job, "Suspended", "Resumed", "RestartStarted")
-    assert (job.status().restarts, job.status().execution_attempt) == (0, 2)
+    assert (job.status().restarts, job.status().execution) == (0, 2)
 
 
 @pytest.mark.long
@@ -150,8 +150,8 @@ def test_a_drained_node_costs_no_restart_and_no_step(
         kubernetes.run("uncordon", node)
     undisturbed.check(job, *AGAIN)
     status = job.status()
-    assert (status.restarts, status.attempt, status.execution_attempt) == (0, 1, 2)
-    told = job.told("AttemptFailed")
+    assert (status.restarts, status.execution, status.execution) == (0, 1, 2)
+    told = job.told("ExecutionFailed")
     # Kubernetes may have removed them before the operator looks.
     assert "was disrupted (EvictionByEvictionAPI" in told or "were deleted" in told
 
@@ -160,7 +160,7 @@ def test_a_drained_node_costs_no_restart_and_no_step(
 def test_a_job_that_was_given_up_is_continued_by_another(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
     failed = start("given-up", spec__restart={"maxRestarts": 0})
     machine.tell(failed.wait_for_steps("real", REAL + 20)[0], signal.SIGKILL, RANK)
-    assert failed.wait_for_end().phase == "Failed"
+    assert failed.wait_for_end().state == "Failed"
     why = failed.condition("Failed")
     assert why.reason == "RestartsExhausted"
     assert f"continueFrom: {failed.folder.name})" in why.message

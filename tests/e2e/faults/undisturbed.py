@@ -7,8 +7,8 @@ from tests.e2e.job import Job
 from tests.patience import wait_for
 
 SPEC: dict[str, Any] = {
-    "spec__phases__0__until__steps": 90,
-    "spec__phases__1__until__steps": 180,
+    "spec__phases__0__until__step": 90,
+    "spec__phases__1__until__step": 180,
     "spec__checkpoint__everySteps": 15,
     "spec__restart": {"backoffSeconds": 1},
     "spec__pod": {"terminationGracePeriodSeconds": 20},
@@ -28,8 +28,8 @@ class Undisturbed:
     @classmethod
     def of(cls, job: Job) -> "Undisturbed":
         status = job.wait_for_end()
-        assert status.phase == "Succeeded", status
-        assert (status.restarts, status.execution_attempt) == (0, 1), status
+        assert status.state == "Complete", status
+        assert (status.restarts, status.execution) == (0, 1), status
         return cls(job.final_files(), job.reasons())
 
     def check(self, job: Job, *extra: str) -> None:
@@ -40,7 +40,7 @@ class Undisturbed:
     def check_events(self, job: Job, *extra: str) -> None:
         """`job` succeeds, and has had these events more."""
         status = job.wait_for_end()
-        assert status.phase == "Succeeded", status
+        assert status.state == "Complete", status
         # Events come after the status.
         expected = sorted([*self.reasons, *extra])
         wait_for("the events", lambda: sorted(job.reasons()) == expected, job.reasons)

@@ -225,8 +225,8 @@ class Job:
     ) -> None:
         """Ends a pod with a termination message; with `exit_code`, without one."""
         labels = pod["metadata"]["labels"]
-        attempt = int(labels["pseudoreal.dev/execution-attempt"])
-        message = TerminationMessage(outcome=outcome, phase=labels[LABEL_PHASE], attempt=attempt, **says)
+        execution = int(labels["pseudoreal.dev/execution"])
+        message = TerminationMessage(outcome=outcome, phase=labels[LABEL_PHASE], execution=execution, **says)
         code = EXIT_CODES[outcome].value if exit_code is None else exit_code
         self.end_with(pod, code, "" if exit_code is not None else message.to_json(), reason)
 
@@ -253,11 +253,11 @@ RESULTS: dict[str, Json] = {
 CHECKPOINTS = {"pseudo": "pseudo-10", "delink": "real-10", "real": "real-20"}
 
 
-def complete_stage(job: Job, stage: str, attempt: int = 1) -> None:
+def complete_stage(job: Job, stage: str, execution: int = 1) -> None:
     """Runs a stage of tests.jobs.good_job: pseudo, delink or real."""
     child = {"pseudo": "pseudo", "delink": "real-delink", "real": "real"}[stage]
     job.complete(
-        f"{job.name}-{child}-a{attempt}",
+        f"{job.name}-{child}-e{execution}",
         2 if stage == "real" else 1,
         checkpoint=CHECKPOINTS[stage],
         digest="0" * 64,

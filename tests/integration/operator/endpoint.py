@@ -8,7 +8,7 @@ from typing import Any
 
 from pseudoreal_api.names import REPORT_CA_FILE, file_annotation
 from pseudoreal_api.wire.messages import ProgressReport
-from pseudoreal_api.wire.reports import REPORT_URL, Place, PodReport, RankSign, ReportAnswer, SavedCheckpoint
+from pseudoreal_api.wire.reports import REPORT_URL, Activity, PodReport, RankReport, ReportAnswer, SavedCheckpoint
 
 from tests.integration.operator.cluster import Cluster
 from tests.patience import wait_for
@@ -65,8 +65,8 @@ class Reporter:
         return wait_for("a report that is taken", told, lambda: self.send(report))
 
 
-def sign(rank: int, step: int, place: Place = "computing") -> RankSign:
-    return RankSign(rank=rank, place=place, seconds=1, step=step)
+def sign(rank: int, step: int, activity: Activity = "computing") -> RankReport:
+    return RankReport(rank=rank, activity=activity, seconds=1, step=step)
 
 
 def progress(step: int, **changes: Any) -> ProgressReport:

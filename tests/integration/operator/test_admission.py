@@ -103,7 +103,7 @@ HOST = {"hostPath": {"path": "/"}}
         ({"volumes": [TOKEN]}, {}, "must not choose a service account"),
         ({"volumes": [{"name": "h"} | HOST]}, {}, "no volume of a job may be a hostPath"),
         ({}, {"spec__data": {"path": "/d", "volume": HOST}}, "no volume of a job may be a hostPath"),
-        ({}, {"spec__phases__1__offload": {"home": "disk", "volume": HOST}}, "no volume of a job may be a hostPath"),
+        ({}, {"spec__phases__1__offload": {"home": "Disk", "volume": HOST}}, "no volume of a job may be a hostPath"),
         ({"hostPID": True}, {}, "no container of a job may be privileged"),
         ({"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]}, {}, "may be privileged"),
         ({"initContainers": [{"name": "i", "securityContext": {"privileged": True}}]}, {}, "may be privileged"),
@@ -117,6 +117,33 @@ HOST = {"hostPath": {"path": "/"}}
 )
 def test_what_a_job_may_not_ask_for(ask: Ask, template: Json, changes: Json, says: str) -> None:
     assert says in create(ask, _job({"spec": template}, **changes))
+    if not changes:
+        of_a_phase = {"template": {"spec": template}}
+        assert says in create(ask, good_job("asks", spec__phases__1__pod=of_a_phase)), "nor may a phase"
+
+
+PRIVILEGED: Json = {"template": {"spec": {"hostPID": True}}}
+
+
+@pytest.mark.parametrize("path", ["spec__pod", "spec__phases__0__pod"])
+def test_what_a_job_may_not_become(ask: Ask, path: str) -> None:
+    """What its pods are can be changed while it is suspended."""
+    name = path.replace("_", "-")
+    apply = ("apply", "--namespace=guarded", "-f", "-")
+    assert "created" in ask(*apply, body=good_job(name, spec__suspend=True))
+    assert "may be privileged" in ask(*apply, body=good_job(name, spec__suspend=True, **{path: PRIVILEGED}))
+    # The update that resumes it may change them as well.
+    assert "may be privileged" in ask(*apply, body=good_job(name, **{path: PRIVILEGED}))
+    harmless = {"template": {"spec": {"nodeSelector": {"pool": "gpu"}}}}
+    assert "configured" in ask(*apply, body=good_job(name, **{path: harmless}))
+
+
+def test_a_phase_that_is_added_may_not_ask_for_more(ask: Ask) -> None:
+    body = good_job("grows")
+    assert "created" in ask("apply", "--namespace=guarded", "-f", "-", body=body)
+    phase = {"name": "more", "until": {"step": 30}, "batch": {"sequences": 8}}
+    body["spec"]["phases"].append(phase | {"offload": {"home": "Disk", "volume": HOST}})
+    assert "may be a hostPath" in ask("apply", "--namespace=guarded", "-f", "-", body=body)
 
 
 @pytest.mark.parametrize("name", ["plain", "ordinary"])
@@ -137,7 +164,7 @@ def test_a_namespace_that_enforces_a_standard_gets_no_pod_that_breaks_it(cluster
     core = client.CoreV1Api(cluster.api)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}
     core.patch_namespace(cluster.namespace, {"metadata": {"labels": labels}})
-    cluster.create("meets").pods("meets-pseudo-a1")
+    cluster.create("meets").pods("meets-pseudo-e1")
     job = cluster.create("breaks", spec__pod={"template": {"spec": {"hostPID": True}}})
 
     def refused() -> bool:
@@ -147,4 +174,4 @@ def test_a_namespace_that_enforces_a_standard_gets_no_pod_that_breaks_it(cluster
     wait_for("the refusal", refused)
     job.wait("the condition", lambda status: any("refuses them" in c.message for c in status.conditions))
     assert "Pod Security" in job.condition("Progressing")["message"]
-    assert (job.child_jobs(), job.children("api/v1 pods")) == (["breaks-pseudo-a1"], [])
+    assert (job.child_jobs(), job.children("api/v1 pods")) == (["breaks-pseudo-e1"], [])

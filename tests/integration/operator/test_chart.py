@@ -161,7 +161,7 @@ def test_the_network_policy_lets_training_pods_in() -> None:
     documents = render("--set=networkPolicy.enabled=true", "--set=watchNamespaces={a,b}")
     (rule,) = find(documents, "NetworkPolicy")["spec"]["ingress"]
     (peer,) = rule["from"]
-    assert peer["podSelector"]["matchLabels"] == {"pseudoreal.dev/role": "train"}
+    assert peer["podSelector"]["matchLabels"] == {"pseudoreal.dev/stage": "train"}
     assert peer["namespaceSelector"]["matchExpressions"][0]["values"] == ["a", "b"]
     assert [port["port"] for port in rule["ports"]] == ["reports"]
     off = render("--set=networkPolicy.enabled=false")

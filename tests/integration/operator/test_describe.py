@@ -44,14 +44,14 @@ def healthy(cluster: Cluster) -> Job:
     job = _job(cluster)
     complete_stage(job, "pseudo")
     complete_stage(job, "delink")
-    job.run("llm-real-a1", 2)
+    job.run("llm-real-e1", 2)
     return job
 
 
 @situation
 def unschedulable(cluster: Cluster) -> Job:
     job = _job(cluster)
-    (pod,) = job.pods("llm-pseudo-a1")
+    (pod,) = job.pods("llm-pseudo-e1")
     says = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
     condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
     cluster.patch_pod_status(pod["metadata"]["name"], {"conditions": [condition]})
@@ -67,7 +67,7 @@ def quota_pending(cluster: Cluster) -> Job:
 @situation
 def image_missing(cluster: Cluster) -> Job:
     job = _job(cluster, spec__pod={"image": "registry.example/no-such:1"})
-    (pod,) = job.pods("llm-pseudo-a1")
+    (pod,) = job.pods("llm-pseudo-e1")
     says = 'Back-off pulling image "registry.example/no-such:1": not found'
     job.keep_waiting(pod, {"reason": "ImagePullBackOff", "message": says})
     return job
@@ -76,7 +76,7 @@ def image_missing(cluster: Cluster) -> Job:
 @situation
 def out_of_memory(cluster: Cluster) -> Job:
     job = _job(cluster, **PATIENT, spec__phases__0__resources={"limits": {"memory": "2Gi"}})
-    (pod,) = job.run("llm-pseudo-a1")
+    (pod,) = job.run("llm-pseudo-e1")
     job.end(pod, exit_code=137, reason="OOMKilled")
     return job
 
@@ -84,16 +84,16 @@ def out_of_memory(cluster: Cluster) -> Job:
 @situation
 def config_error(cluster: Cluster) -> Job:
     job = _job(cluster)
-    (pod,) = job.run("llm-pseudo-a1")
+    (pod,) = job.run("llm-pseudo-e1")
     job.end(pod, "InvalidJob", message="spec.data.path corpus does not exist in the pod; mount it by spec.data.volume")
     return job
 
 
 @situation
 def hang(cluster: Cluster) -> Job:
-    phase = {"spec__phases__0__workers": 2, "spec__hang": {"stepSeconds": 2, "action": "Event"}}
+    phase = {"spec__phases__0__workers": 2, "spec__hang": {"stepSeconds": 2, "action": "Report"}}
     job = _job(cluster, **phase)
-    pods = job.run("llm-pseudo-a1", 2)
+    pods = job.run("llm-pseudo-e1", 2)
     job.bind(pods[1], "node-17")
     says = [PodReport(ranks=[sign(0, 3, "waiting")], progress=progress(3)), PodReport(ranks=[sign(1, 3)])]
     for pod, report in zip(pods, says, strict=True):
@@ -104,8 +104,8 @@ def hang(cluster: Cluster) -> Job:
 @situation
 def node_lost(cluster: Cluster) -> Job:
     job = _job(cluster, **PATIENT)
-    job.bind(job.pods("llm-pseudo-a1")[0], "node-17")
-    (pod,) = job.run("llm-pseudo-a1")
+    job.bind(job.pods("llm-pseudo-e1")[0], "node-17")
+    (pod,) = job.run("llm-pseudo-e1")
     why = "Taint manager: deleting due to NoExecute taint"
     condition = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager", "message": why}
     cluster.patch_pod_status(pod["metadata"]["name"], {"phase": "Failed", "conditions": [condition]})
@@ -116,7 +116,7 @@ def node_lost(cluster: Cluster) -> Job:
 def delink_failed(cluster: Cluster) -> Job:
     job = _job(cluster, **NO_RESTART)
     complete_stage(job, "pseudo")
-    (pod,) = job.run("llm-real-delink-a1")
+    (pod,) = job.run("llm-real-delink-e1")
     job.end(pod, "Failed", message="checkpoint pseudo-10: a file has another SHA-256 than its manifest")
     return job
 
@@ -125,7 +125,7 @@ def delink_failed(cluster: Cluster) -> Job:
 def restarts_exhausted(cluster: Cluster) -> Job:
     job = _job(cluster, spec__restart={"backoffSeconds": 0, "maxRestarts": 1})
     for execution in (1, 2):
-        (pod,) = job.run(f"llm-pseudo-a{execution}")
+        (pod,) = job.run(f"llm-pseudo-e{execution}")
         job.end(pod, "Failed", message="RuntimeError: NCCL error: unhandled system error")
     return job
 
@@ -134,7 +134,7 @@ def restarts_exhausted(cluster: Cluster) -> Job:
 def suspended(cluster: Cluster) -> Job:
     job = _job(cluster)
     complete_stage(job, "pseudo")
-    job.run("llm-real-delink-a1")
+    job.run("llm-real-delink-e1")
     job.suspend(True)
     wait_for("the end of the pods", lambda: not job.alive_pods(), lambda: job.status)
     return job
@@ -169,7 +169,7 @@ def described(job: Job, control_plane: ControlPlane) -> str:
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     status = bare(text.partition("\nStatus:")[2])
     status = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "(time)", status)
-    status = re.sub(r"(llm-[a-z0-9-]*-a\d+-\d+)-[a-z0-9]{5}\b", r"\1-xxxxx", status)
+    status = re.sub(r"(llm-[a-z0-9-]*-e\d+-\d+)-[a-z0-9]{5}\b", r"\1-xxxxx", status)
     status = re.sub(r"(continueFrom: llm)-[0-9a-f]{8}\b", r"\1-xxxxxxxx", status)
     status = re.sub(r"(?m)^(  (?:Normal|Warning) +\S+) +\S+ +", r"\1  (age)  ", status)
     return status.replace(job.cluster.namespace, "default")

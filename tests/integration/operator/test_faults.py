@@ -20,32 +20,28 @@ def test_a_failed_worker_restarts_all_and_counts(cluster: Cluster) -> None:
     job = cluster.create("wounded", **NO_BACKOFF)
     complete_stage(job, "pseudo")
     complete_stage(job, "delink")
-    pods = job.run("wounded-real-a1", 2)
+    pods = job.run("wounded-real-e1", 2)
     job.end(pods[1], "Failed", message="the disk is full", checkpoint=None)
     # The Job controller deletes the partner; a kubelet would let it save first.
-    status = job.wait(
-        "the second attempt", lambda status: status.execution_attempt == 2 and status.restart_after is None
-    )
+    status = job.wait("the second execution", lambda status: status.execution == 2 and status.restart_after is None)
     assert status.restarts == 1
-    complete_stage(job, "real", attempt=2)
-    job.wait("the end", lambda status: status.phase == "Succeeded")
-    failure = job.event("AttemptFailed")
+    complete_stage(job, "real", execution=2)
+    job.wait("the end", lambda status: status.state == "Complete")
+    failure = job.event("ExecutionFailed")
     assert failure["type"] == "Warning"
     assert (
         f"Pod {pods[1]['metadata']['name']} (worker 1) ended with exit code 1: the disk is full." in failure["message"]
     )
-    job.event("Succeeded")
+    job.event("Completed")
     assert job.reasons().count("PhaseStarted") == 2
 
 
 def test_a_worker_that_yields_does_not_count(cluster: Cluster) -> None:
     job = cluster.create("polite", **NO_BACKOFF)
-    (pod,) = job.run("polite-pseudo-a1")
+    (pod,) = job.run("polite-pseudo-e1")
     job.end(pod, "Yielded", step=7, checkpoint="pseudo-7")
-    job.pods("polite-pseudo-a2")
-    status = job.wait(
-        "the second attempt", lambda status: status.execution_attempt == 2 and status.restart_after is None
-    )
+    job.pods("polite-pseudo-e2")
+    status = job.wait("the second execution", lambda status: status.execution == 2 and status.restart_after is None)
     assert status.restarts == 0
     assert status.checkpoint
     assert status.checkpoint.latest == "pseudo-7"
@@ -53,33 +49,33 @@ def test_a_worker_that_yields_does_not_count(cluster: Cluster) -> None:
 
 def test_restarts_are_exhausted(cluster: Cluster) -> None:
     job = cluster.create("hopeless", **NO_BACKOFF)
-    for attempt in (1, 2):
-        (pod,) = job.run(f"hopeless-pseudo-a{attempt}")
+    for execution in (1, 2):
+        (pod,) = job.run(f"hopeless-pseudo-e{execution}")
         job.end(pod, exit_code=139)
-    job.wait("the end", lambda status: status.phase == "Failed")
+    job.wait("the end", lambda status: status.state == "Failed")
     failed = job.condition("Failed")
     assert failed["reason"] == "RestartsExhausted"
     assert "exit code 139" in failed["message"]
     assert "kubectl logs" in failed["message"]
-    assert job.child_jobs() == ["hopeless-pseudo-a1", "hopeless-pseudo-a2"], "they are kept for their logs"
+    assert job.child_jobs() == ["hopeless-pseudo-e1", "hopeless-pseudo-e2"], "they are kept for their logs"
 
 
 def test_what_the_trainer_refuses_is_not_tried_again(cluster: Cluster) -> None:
     job = cluster.create("mistaken")
-    (pod,) = job.run("mistaken-pseudo-a1")
+    (pod,) = job.run("mistaken-pseudo-e1")
     job.end(pod, "InvalidJob", message="spec.data.path corpus does not exist; name a folder")
-    status = job.wait("the end", lambda status: status.phase == "Failed")
+    status = job.wait("the end", lambda status: status.state == "Failed")
     failed = job.condition("Failed")
     assert (failed["reason"], failed["message"]) == (
         "InvalidJob",
         "spec.data.path corpus does not exist; name a folder",
     )
-    assert (status.restarts, status.attempt, job.child_jobs()) == (0, 1, ["mistaken-pseudo-a1"])
+    assert (status.restarts, status.execution, job.child_jobs()) == (0, 1, ["mistaken-pseudo-e1"])
 
 
 def test_a_job_that_cannot_be_resolved_makes_no_child(cluster: Cluster) -> None:
-    job = cluster.create("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": 0})
-    job.wait("the refusal", lambda status: status.phase == "Failed")
+    job = cluster.create("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": "AllRanks"})
+    job.wait("the refusal", lambda status: status.state == "Failed")
     assert job.condition("Accepted")["status"] == "False"
     assert "9 ranks, more than spec.model.layers 8" in job.condition("Failed")["message"]
     assert job.child_jobs() == []
@@ -88,7 +84,7 @@ def test_a_job_that_cannot_be_resolved_makes_no_child(cluster: Cluster) -> None:
 
 def test_an_overlay_that_the_api_server_refuses_fails_the_job(cluster: Cluster) -> None:
     job = cluster.create("overlaid", spec__pod={"template": {"spec": {"dnsPolicy": "Somehow"}}})
-    job.wait("the refusal", lambda status: status.phase == "Failed")
+    job.wait("the refusal", lambda status: status.state == "Failed")
     failed = job.condition("Failed")
     assert failed["reason"] == "InvalidSpec"
     assert "dnsPolicy" in failed["message"]
@@ -104,7 +100,7 @@ def test_an_overlay_that_the_api_server_cannot_read_is_explained(cluster: Cluste
 def test_a_later_phase_that_cannot_run_is_refused_before_the_first_pod(cluster: Cluster) -> None:
     amounts = {"limits": {"memory": "16Gi"}, "requests": {"memory": "32Gi"}}
     job = cluster.create("backwards", spec__phases__1__resources=amounts)
-    job.wait("the refusal", lambda status: status.phase == "Failed")
+    job.wait("the refusal", lambda status: status.state == "Failed")
     failed = job.condition("Failed")
     assert failed["reason"] == "InvalidSpec"
     assert "must be less than or equal to memory limit of 16Gi" in failed["message"]
@@ -116,15 +112,15 @@ def test_a_later_phase_that_cannot_run_is_refused_before_the_first_pod(cluster: 
 def test_a_quota_is_waited_for(cluster: Cluster) -> None:
     cluster.set_quota({"count/jobs.batch": "0"})
     job = cluster.create("poor")
-    job.wait("the hindrance", lambda status: any("exceeded quota" in c.message for c in status.conditions))
+    job.wait("the refusal", lambda status: any("exceeded quota" in c.message for c in status.conditions))
     assert job.condition("Progressing")["status"] == "False"
     cluster.set_quota({"count/jobs.batch": "9"})
-    job.pods("poor-pseudo-a1")
+    job.pods("poor-pseudo-e1")
 
 
 def test_pods_that_cannot_start_are_explained(cluster: Cluster) -> None:
     job = cluster.create("stuck")
-    (pod,) = job.pods("stuck-pseudo-a1")
+    (pod,) = job.pods("stuck-pseudo-e1")
     condition = {
         "type": "PodScheduled",
         "status": "False",
@@ -136,24 +132,24 @@ def test_pods_that_cannot_start_are_explained(cluster: Cluster) -> None:
     progressing = job.condition("Progressing")
     assert (progressing["status"], progressing["reason"]) == ("False", "Unschedulable")
     assert "create the claim" in progressing["message"]
-    job.run("stuck-pseudo-a1")
+    job.run("stuck-pseudo-e1")
     cluster.patch_pod_status(pod["metadata"]["name"], {"conditions": [condition | {"status": "True"}]})
     job.wait("the start", lambda s: any(c.type == "Progressing" and c.status == "True" for c in s.conditions))
 
 
 def test_suspending_frees_the_pods_and_resuming_goes_on(cluster: Cluster) -> None:
     job = cluster.create("paused")
-    job.run("paused-pseudo-a1")
-    job.wait("training", lambda status: status.phase == "pseudo")
+    job.run("paused-pseudo-e1")
+    job.wait("training", lambda status: status.current_phase == "pseudo")
     job.suspend(True)
-    job.wait("the suspension", lambda status: status.phase == "Suspended")
+    job.wait("the suspension", lambda status: status.state == "Suspended")
     wait_for("the end of the pods", lambda: not job.children("api/v1 pods"), lambda: job.status)
     assert job.child_jobs() == []
     assert job.condition("Suspended")["status"] == "True"
     job.suspend(False)
-    complete_stage(job, "pseudo", attempt=2)
-    status = job.wait("the next stage", lambda status: status.phases[0].state == "Succeeded")
-    assert (status.execution_attempt, status.restarts) == (2, 0)
+    complete_stage(job, "pseudo", execution=2)
+    status = job.wait("the next stage", lambda status: status.phases[0].state == "Complete")
+    assert (status.execution, status.restarts) == (2, 0)
     job.event("Resumed")
     assert [r for r in job.reasons() if r in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
 
@@ -162,10 +158,10 @@ def test_preemptions_leave_a_bounded_number_of_children(cluster: Cluster) -> Non
     """The garbage collector is the real one: the five newest failures keep their Jobs, for the logs of their pods."""
     job = cluster.create("preempted", **NO_BACKOFF)
     for execution in range(1, 9):
-        (pod,) = job.run(f"preempted-pseudo-a{execution}")
+        (pod,) = job.run(f"preempted-pseudo-e{execution}")
         # Each has saved, so the next one does not wait longer than the one before.
         job.end(pod, "Yielded", step=execution, checkpoint=f"pseudo-{execution}")
-    (last,) = job.run("preempted-pseudo-a9")
+    (last,) = job.run("preempted-pseudo-e9")
 
     def left() -> Counter[str]:
         return Counter(path for path in CHILD_PATHS for _ in job.children(path))
@@ -186,8 +182,8 @@ def test_a_job_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster
     operator.start()
     job.wait("the conflict", lambda status: any(c.reason == "NameConflict" for c in status.conditions))
     assert f"Job {name} in namespace" in job.condition("Progressing")["message"]
-    cluster.delete_child_job("robbed-pseudo-a1")
-    job.pods("robbed-pseudo-a1")
+    cluster.delete_child_job("robbed-pseudo-e1")
+    job.pods("robbed-pseudo-e1")
 
 
 def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster, operator: Operator) -> None:
@@ -204,24 +200,22 @@ def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(cluster: Clu
     assert (found["spec"]["ports"][0]["port"], found["metadata"].get("ownerReferences")) == (80, None)
     assert job.child_jobs() == []
     core.delete_namespaced_service(mine["metadata"]["name"], cluster.namespace)
-    job.pods("robbed-pseudo-a1")
+    job.pods("robbed-pseudo-e1")
 
 
 def test_a_deadline_ends_the_job(cluster: Cluster) -> None:
     job = cluster.create("late", spec__deadlines={"activeSeconds": 3})
-    job.run("late-pseudo-a1")
-    job.wait("the end", lambda status: status.phase == "Failed")
+    job.run("late-pseudo-e1")
+    job.wait("the end", lambda status: status.state == "Failed")
     assert job.condition("Failed")["reason"] == "DeadlineExceeded"
     wait_for("the end of the child", lambda: not job.child_jobs(), job.child_jobs)
 
 
-def test_a_deleted_child_is_replaced_by_a_new_attempt(cluster: Cluster) -> None:
+def test_a_deleted_child_is_replaced_by_a_new_execution(cluster: Cluster) -> None:
     job = cluster.create("robbed", **NO_BACKOFF)
-    job.run("robbed-pseudo-a1")
-    job.wait("training", lambda status: status.phase == "pseudo")
-    cluster.delete_child_job("robbed-pseudo-a1")
-    job.pods("robbed-pseudo-a2")
-    status = job.wait(
-        "the second attempt", lambda status: status.execution_attempt == 2 and status.restart_after is None
-    )
+    job.run("robbed-pseudo-e1")
+    job.wait("training", lambda status: status.current_phase == "pseudo")
+    cluster.delete_child_job("robbed-pseudo-e1")
+    job.pods("robbed-pseudo-e2")
+    status = job.wait("the second execution", lambda status: status.execution == 2 and status.restart_after is None)
     assert status.restarts == 0

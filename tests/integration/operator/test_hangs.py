@@ -21,7 +21,7 @@ TWO_WORKERS: dict[str, Any] = {
 def stuck(cluster: Cluster, request: pytest.FixtureRequest) -> Job:
     """A job of two workers that stands still: rank 0 waits for rank 1, which computes, on NODE."""
     job = cluster.create("stuck", spec__hang={"stepSeconds": 2, "action": request.param}, **TWO_WORKERS)
-    pods = job.run("stuck-pseudo-a1", 2)
+    pods = job.run("stuck-pseudo-e1", 2)
     job.bind(pods[1], NODE)
     says = [PodReport(ranks=[sign(0, 3, "waiting")], progress=progress(3)), PodReport(ranks=[sign(1, 3)])]
     for pod, report in zip(pods, says, strict=True):
@@ -35,29 +35,29 @@ def blame(pod: dict[str, Any]) -> str:
     return f"No step for 2 s (spec.hang.stepSeconds) at step 3: rank 1 on {where}, is computing"
 
 
-@pytest.mark.parametrize("stuck", ["Event"], indirect=True)
+@pytest.mark.parametrize("stuck", ["Report"], indirect=True)
 def test_a_hang_is_told(stuck: Job) -> None:
     stuck.wait("the hang", lambda status: any(c.reason == "StepStalled" for c in status.conditions))
     progressing = stuck.condition("Progressing")
     assert progressing["status"] == "False"
-    culprit = stuck.pods("stuck-pseudo-a1", 2)[1]
+    culprit = stuck.pods("stuck-pseudo-e1", 2)[1]
     assert progressing["message"].startswith(blame(culprit))
     event = stuck.event("HangDetected")
     assert (event["reason"], event["type"], event["message"]) == ("HangDetected", "Warning", progressing["message"])
-    assert (stuck.status.restarts, stuck.child_jobs()) == (0, ["stuck-pseudo-a1"])
+    assert (stuck.status.restarts, stuck.child_jobs()) == (0, ["stuck-pseudo-e1"])
 
 
 @pytest.mark.parametrize("stuck", ["Restart"], indirect=True)
 def test_a_hang_is_a_fault(stuck: Job) -> None:
-    culprit = stuck.pods("stuck-pseudo-a1", 2)[1]
-    status = stuck.wait("the decision", lambda status: status.execution_attempt == 2)
+    culprit = stuck.pods("stuck-pseudo-e1", 2)[1]
+    status = stuck.wait("the decision", lambda status: status.execution == 2)
     # The other pod has no node, and needs nobody to end it.
     stuck.end(culprit, exit_code=137)
-    stuck.pods("stuck-pseudo-a2", 2)
+    stuck.pods("stuck-pseudo-e2", 2)
     assert status.restarts == 1
     (fault,) = status.faults
     where = (culprit["metadata"]["name"], NODE)
-    assert (fault.attempt, fault.reason, fault.pod, fault.node) == (1, "StepStalled", *where)
+    assert (fault.execution, fault.reason, fault.pod, fault.node) == (1, "StepStalled", *where)
     hang = stuck.event("HangDetected")
     assert hang["message"].startswith(blame(culprit))
     assert stuck.reasons().count("HangDetected") == 1
@@ -65,8 +65,8 @@ def test_a_hang_is_a_fault(stuck: Job) -> None:
 
 @pytest.mark.parametrize("stuck", ["Fail"], indirect=True)
 def test_a_hang_ends_the_job(stuck: Job) -> None:
-    culprit = stuck.pods("stuck-pseudo-a1", 2)[1]
-    status = stuck.wait("the end", lambda status: status.phase == "Failed")
+    culprit = stuck.pods("stuck-pseudo-e1", 2)[1]
+    status = stuck.wait("the end", lambda status: status.state == "Failed")
     failed = stuck.condition("Failed")
     assert (failed["status"], failed["reason"]) == ("True", "StepStalled")
     assert failed["message"].startswith(blame(culprit))

@@ -26,14 +26,14 @@ def _managers(body: dict[str, object]) -> set[tuple[str, str]]:
 @pytest.mark.usefixtures("operator")
 def test_children_are_made_and_owned(cluster: Cluster) -> None:
     job = cluster.create("owned")
-    job.pods("owned-pseudo-a1")
+    job.pods("owned-pseudo-e1")
     uid = job.body["metadata"]["uid"]
     for path in CHILD_PATHS[:3]:
         (child,) = job.children(path)
         assert ("pseudoreal-operator", "Update") in _managers(child)
         (owner,) = child["metadata"]["ownerReferences"]
         assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (uid, True, True)
-    job.wait("the start", lambda status: status.phase == "pseudo")
+    job.wait("the start", lambda status: status.current_phase == "pseudo")
     assert ("pseudoreal-operator", "Apply") in _managers(job.body)
     left = job.body["metadata"].keys() & {"finalizers", "annotations"}
     assert not left, "kopf writes nothing to a job, and it can be deleted at any time"
@@ -42,8 +42,8 @@ def test_children_are_made_and_owned(cluster: Cluster) -> None:
 @pytest.mark.usefixtures("operator")
 def test_describe_shows_the_events_in_order(cluster: Cluster, control_plane: ControlPlane) -> None:
     job = cluster.create("described")
-    job.run("described-pseudo-a1")
-    job.wait("training", lambda status: status.phase == "pseudo")
+    job.run("described-pseudo-e1")
+    job.wait("training", lambda status: status.current_phase == "pseudo")
     kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}", "-n", cluster.namespace]
     said = subprocess.run([*kubectl, "describe", "prj", "described"], capture_output=True, text=True, check=True).stdout
     events = said.split("Events:")[1]
@@ -54,7 +54,7 @@ def test_describe_shows_the_events_in_order(cluster: Cluster, control_plane: Con
 @pytest.mark.usefixtures("operator")
 def test_nothing_is_written_while_nothing_happens(cluster: Cluster) -> None:
     job = cluster.create("quiet")
-    job.run("quiet-pseudo-a1")
+    job.run("quiet-pseudo-e1")
     job.wait("training", lambda status: status.replicas.ready == 1)
     wait_for("the Job's count", lambda: job.children("apis/batch/v1 jobs")[0]["status"].get("ready") == 1)
 
@@ -73,7 +73,7 @@ def test_nothing_is_written_while_nothing_happens(cluster: Cluster) -> None:
 @pytest.mark.usefixtures("operator")
 def test_deleting_a_job_deletes_its_children(cluster: Cluster) -> None:
     job = cluster.create("short-lived")
-    job.run("short-lived-pseudo-a1")
+    job.run("short-lived-pseudo-e1")
     cluster.delete_job(job.name)
     assert cluster.find(job.name) is None, "nothing holds it"
     _wait_for_no_children(job)
@@ -81,11 +81,11 @@ def test_deleting_a_job_deletes_its_children(cluster: Cluster) -> None:
 
 @pytest.mark.usefixtures("operator")
 def test_a_claim_is_made_for_a_job_and_goes_with_it(cluster: Cluster) -> None:
-    claim = {"storage": "1Gi", "policy": "Delete"}
-    job = cluster.create("claiming", spec__checkpoint={"volume": {"claim": claim}})
-    job.pods("claiming-pseudo-a1")
+    job = cluster.create("claiming", spec__checkpoint={"storage": {"volume": {"retentionPolicy": "Delete"}}})
+    job.pods("claiming-pseudo-e1")
     (made,) = cluster.list("api/v1 persistentvolumeclaims")
     assert made["metadata"]["name"] == "claiming-checkpoints"
+    assert made["spec"]["resources"]["requests"]["storage"], "the operator chose the size"
     cluster.delete_job(job.name)
     # Nobody takes the finalizer of a claim off that a pod without a node may use.
     wait_for("the deletion", lambda: "deletionTimestamp" in _claim(cluster))
@@ -99,7 +99,7 @@ def _claim(cluster: Cluster) -> dict[str, object]:
 @pytest.mark.usefixtures("operator")
 def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster) -> None:
     job = cluster.create("transient", spec__deadlines={"ttlSecondsAfterFinished": 1})
-    (pod,) = job.run("transient-pseudo-a1")
+    (pod,) = job.run("transient-pseudo-e1")
     job.end(pod, "InvalidJob", message="no corpus")
     wait_for("the deletion", lambda: cluster.find("transient") is None, lambda: cluster.find("transient"))
 
@@ -107,12 +107,12 @@ def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster)
 @pytest.mark.usefixtures("operator")
 def test_a_job_created_anew_waits_for_the_children_of_the_old_one(cluster: Cluster) -> None:
     old = cluster.create("reborn")
-    old.run("reborn-pseudo-a1")
+    old.run("reborn-pseudo-e1")
     first = old.children("apis/batch/v1 jobs")[0]["metadata"]["uid"]
     cluster.delete_job("reborn")
     wait_for("the deletion", lambda: cluster.find("reborn") is None)
     new = cluster.create("reborn")
-    new.wait("the start", lambda status: status.phase == "pseudo")
+    new.wait("the start", lambda status: status.current_phase == "pseudo")
     job = wait_for("the new child", lambda: next(iter(new.children("apis/batch/v1 jobs")), None))
     assert job["metadata"]["uid"] != first
     assert job["metadata"]["labels"]["pseudoreal.dev/job-uid"] == new.body["metadata"]["uid"]
@@ -120,20 +120,20 @@ def test_a_job_created_anew_waits_for_the_children_of_the_old_one(cluster: Clust
 
 def test_a_job_can_be_deleted_while_the_operator_is_away(cluster: Cluster, operator: Operator) -> None:
     job = cluster.create("left-behind")
-    job.pods("left-behind-pseudo-a1")
+    job.pods("left-behind-pseudo-e1")
     operator.kill()
     cluster.delete_job(job.name)
     assert cluster.find(job.name) is None
     _wait_for_no_children(job)
     operator.start()
-    cluster.create("left-behind").pods("left-behind-pseudo-a1")
+    cluster.create("left-behind").pods("left-behind-pseudo-e1")
 
 
 def test_an_upgrade_takes_the_finalizer_of_older_releases_off(cluster: Cluster, stopped_operator: Operator) -> None:
     """A job that runs, one that is being deleted, and one that has ended."""
     other = "example.com/other"
     running, deleted, ended = (cluster.create(name) for name in ("running", "deleted", "ended"))
-    condition = {"type": "Succeeded", "status": "True", "reason": "AllPhasesDone", "message": "It is done."}
+    condition = {"type": "Complete", "status": "True", "reason": "AllPhasesDone", "message": "It is done."}
     cluster.patch_status("ended", {"conditions": [condition | {"lastTransitionTime": "2026-01-01T00:00:00Z"}]})
     for job in (running, deleted, ended):
         cluster.patch_job(job.name, {"metadata": {"finalizers": [other, FINALIZER]}})
@@ -141,7 +141,7 @@ def test_an_upgrade_takes_the_finalizer_of_older_releases_off(cluster: Cluster, 
     stopped_operator.start()
     for job in (running, deleted, ended):
         wait_for("the end of the finalizer", lambda job=job: job.body["metadata"]["finalizers"] == [other])
-    running.pods("running-pseudo-a1")
+    running.pods("running-pseudo-e1")
     assert ended.child_jobs() == deleted.child_jobs() == []
     for job in (running, deleted, ended):
         cluster.patch_job(job.name, {"metadata": {"finalizers": None}})
@@ -149,7 +149,7 @@ def test_an_upgrade_takes_the_finalizer_of_older_releases_off(cluster: Cluster, 
 
 def test_health_says_whether_the_watches_run(cluster: Cluster, operator: Operator) -> None:
     # Its jobs are seen only once all watches run: those of jobs, child Jobs and pods, and that of silence.
-    cluster.create("seen").pods("seen-pseudo-a1")
+    cluster.create("seen").pods("seen-pseudo-e1")
     expected = {"watchers": 4, "refused_statuses": 0, "internal_errors": 0, "lost_events": 0}
     assert operator.health() == expected
 

@@ -39,21 +39,21 @@ def test_one_works_and_the_other_takes_over(cluster: Cluster, make_operator: Mak
     first.start()
     wait_for("the first", lambda: holder(cluster) == "first")
     begin_to_wait(second)
-    cluster.create("early").pods("early-pseudo-a1")
+    cluster.create("early").pods("early-pseudo-e1")
     assert not works(second)
 
     assert first.stop() == 0
     assert holder(cluster) != "first", "it gives the lease back"
     wait_for("the second", lambda: holder(cluster) == "second")
-    cluster.create("late").pods("late-pseudo-a1")
-    assert [bare(line["name"]) for line in second.lines("made") if line["kind"] == "Job"] == ["late-pseudo-a1"]
+    cluster.create("late").pods("late-pseudo-e1")
+    assert [bare(line["name"]) for line in second.lines("made") if line["kind"] == "Job"] == ["late-pseudo-e1"]
 
     begin_to_wait(third)
     begun = time.monotonic()
     second.kill()
     wait_for("the third", lambda: holder(cluster) == "third")
     assert time.monotonic() - begun > 25, "it may still live"
-    cluster.create("last").pods("last-pseudo-a1")
+    cluster.create("last").pods("last-pseudo-e1")
     assert third.lines("made")
 
 
@@ -68,7 +68,7 @@ def test_an_operator_that_waits_ends_when_it_is_asked_to(cluster: Cluster, make_
 def test_an_operator_that_loses_the_lease_ends(cluster: Cluster, make_operator: MakeOperator) -> None:
     operator = make_operator("victim")
     operator.start()
-    cluster.create("dropped").pods("dropped-pseudo-a1")
+    cluster.create("dropped").pods("dropped-pseudo-e1")
     operator.expected = "lease_lost"
     _hold(cluster, "thief")
     assert operator.process

@@ -27,7 +27,7 @@ class Trial:
         self._victim = victim
 
     def begin(self) -> None:
-        pods = self.job.run(f"{self.job.name}-pseudo-a1", 2)
+        pods = self.job.run(f"{self.job.name}-pseudo-e1", 2)
         self.victim, self.peer = pods[self._victim], pods[1 - self._victim]
 
     def kill(self) -> None:
@@ -70,8 +70,8 @@ def test_the_pod_where_it_began_is_blamed(cluster: Cluster) -> None:
 def _check(trial: Trial) -> None:
     job, name = trial.job, trial.victim["metadata"]["name"]
     status = job.wait("the verdict", lambda status: bool(status.faults))
-    assert [(fault.pod, fault.reason, fault.attempt) for fault in status.faults] == [(name, "PodFailed", 1)], job.name
+    assert [(fault.pod, fault.reason, fault.execution) for fault in status.faults] == [(name, "PodFailed", 1)], job.name
     assert status.restarts == 1
-    failed = job.event("AttemptFailed")
+    failed = job.event("ExecutionFailed")
     assert failed["message"].startswith(f"Pod {name} "), failed["message"]
-    job.pods(f"{job.name}-pseudo-a2", 2)
+    job.pods(f"{job.name}-pseudo-e2", 2)

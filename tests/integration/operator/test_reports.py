@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from kubernetes import client, config
-from pseudoreal_api.names import ANNOTATION_FINISH_PHASE
 from pseudoreal_api.wire.reports import ReportAnswer, SavedCheckpoint
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_trainer.pod.endpoint import Endpoint, Refused
@@ -25,7 +24,7 @@ pytestmark = pytest.mark.integration
 def begin(cluster: Cluster, name: str, **changes: Any) -> tuple[Job, Reporter]:
     """A job whose first pod runs, and that pod."""
     job = cluster.create(name, **changes)
-    (pod,) = job.run(f"{name}-pseudo-a1")
+    (pod,) = job.run(f"{name}-pseudo-e1")
     return job, Reporter.of(cluster, pod)
 
 
@@ -40,7 +39,7 @@ def test_progress_comes_from_reports(cluster: Cluster) -> None:
         "step": 5,
         "total_steps": 20,
         "percent": 25,
-        "remaining_seconds": 30,
+        "phase_remaining_seconds": 30,
         "tokens": 1280,
         "loss": "4.5000",
         "validation_loss": "4.7500",
@@ -58,7 +57,7 @@ def test_progress_comes_from_reports(cluster: Cluster) -> None:
 def test_the_log_of_a_pod_that_says_nothing_is_asked_for(cluster: Cluster, control_plane: ControlPlane) -> None:
     """No kubelet has it here."""
     job = cluster.create("silent")
-    (pod,) = job.run("silent-pseudo-a1")
+    (pod,) = job.run("silent-pseudo-e1")
     asked = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}/log"
     wait_for("the request", lambda: asked in audit_log(control_plane).read_text())
     assert job.condition("Progressing")["status"] == "True", "nothing depends on it"
@@ -94,7 +93,7 @@ def test_a_token_speaks_for_its_own_job_alone(cluster: Cluster) -> None:
 def test_tokens_that_are_refused(cluster: Cluster) -> None:
     job, reporter = begin(cluster, "guarded")
     reporter.tell(at(3))
-    (pod,) = job.pods("guarded-pseudo-a1")
+    (pod,) = job.pods("guarded-pseudo-e1")
     stranger = _foreign_pod(cluster)
     refused = {
         "for the API server": cluster.token(pod, audience="https://kubernetes.default.svc.cluster.local"),
@@ -117,7 +116,7 @@ def test_tokens_that_are_refused(cluster: Cluster) -> None:
 @pytest.mark.usefixtures("operator")
 def test_the_token_of_a_deleted_pod_is_refused(cluster: Cluster) -> None:
     job = cluster.create("bygone")
-    (pod,) = job.pods("bygone-pseudo-a1")
+    (pod,) = job.pods("bygone-pseudo-e1")
     reporter = Reporter.of(cluster, pod)
     name = pod["metadata"]["name"]
     cluster.delete_pod(name)
@@ -129,7 +128,7 @@ def test_the_token_of_a_deleted_pod_is_refused(cluster: Cluster) -> None:
 def test_a_pod_of_another_namespace_is_refused_whatever_its_labels_say(cluster: Cluster) -> None:
     job, reporter = begin(cluster, "envied")
     reporter.tell(at(3))
-    (pod,) = job.pods("envied-pseudo-a1")
+    (pod,) = job.pods("envied-pseudo-e1")
     elsewhere = Cluster(cluster.api, "default")
     forged = _foreign_pod(elsewhere, pod["metadata"]["labels"])
     try:
@@ -141,7 +140,7 @@ def test_a_pod_of_another_namespace_is_refused_whatever_its_labels_say(cluster: 
 
 @pytest.mark.usefixtures("operator")
 def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster) -> None:
-    job, pod = begin(cluster, "hasty", spec__phases__0__until__steps=1000, spec__phases__1__until__steps=2000)
+    job, pod = begin(cluster, "hasty", spec__phases__0__until__step=1000, spec__phases__1__until__step=2000)
     pod.tell(at(1))
     first = job.wait("the progress", lambda status: status.progress is not None).progress
     begun, version, step = time.monotonic(), job.body["metadata"]["resourceVersion"], 1
@@ -163,14 +162,15 @@ def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster) -> None
 def test_a_phase_is_asked_to_finish(cluster: Cluster) -> None:
     job, pod = begin(cluster, "ended-early")
     assert not pod.tell(at(1)).finish_phase
-    cluster.patch_job(job.name, {"metadata": {"annotations": {ANNOTATION_FINISH_PHASE: "pseudo"}}})
+    request = {"id": "1", "type": "FinishPhase", "phase": "pseudo"}
+    cluster.patch_job(job.name, {"spec": {"requests": [request]}})
     wait_for("the wish in the answer", lambda: _asks_to_finish(pod))
     job.wait("the condition", lambda status: any(c.reason == "Finishing" for c in status.conditions))
     progressing = job.condition("Progressing")
     assert progressing["status"] == "True"
     assert "asked to end now, through a checkpoint" in progressing["message"]
     job.tells("Accepted", "PhaseStarted", "FinishRequested")
-    cluster.patch_job(job.name, {"metadata": {"annotations": {ANNOTATION_FINISH_PHASE: "real"}}})
+    cluster.patch_job(job.name, {"spec": {"requests": [request | {"id": "2", "phase": "real"}]}})
     wait_for("an answer without it", lambda: not _asks_to_finish(pod))
 
 

@@ -12,12 +12,12 @@ pytestmark = pytest.mark.integration
 STORY = [
     "Accepted",
     "PhaseStarted",
-    "PhaseSucceeded",
+    "PhaseCompleted",
     "DelinkStarted",
     "DelinkCompleted",
     "PhaseStarted",
-    "PhaseSucceeded",
-    "Succeeded",
+    "PhaseCompleted",
+    "Completed",
 ]
 
 
@@ -25,22 +25,22 @@ STORY = [
 def test_a_job_runs_through_its_phases(cluster: Cluster) -> None:
     job = cluster.create("whole")
     complete_stage(job, "pseudo")
-    job.pods("whole-real-delink-a1")
-    assert job.wait("the delink", lambda status: status.phase == "Delinking").phases[0].state == "Succeeded"
+    job.pods("whole-real-delink-e1")
+    assert job.wait("the delink", lambda status: status.state == "Delinking").phases[0].state == "Complete"
     complete_stage(job, "delink")
-    job.run("whole-real-a1", 2)
+    job.run("whole-real-e1", 2)
     status = job.wait("both workers", lambda status: status.replicas.ready == 2)
-    assert (status.phase, status.phases[1].start_checkpoint) == ("real", "real-10")
+    assert (status.current_phase, status.phases[1].start_checkpoint) == ("real", "real-10")
     complete_stage(job, "real")
-    status = job.wait("the end", lambda status: status.phase == "Succeeded")
-    assert (status.attempt, status.restarts) == (1, 0)
+    status = job.wait("the end", lambda status: status.state == "Complete")
+    assert (status.execution, status.restarts) == (1, 0)
     assert [(p.name, p.state, p.step, p.loss, p.validation_loss, p.end_checkpoint) for p in status.phases] == [
-        ("pseudo", "Succeeded", 10, "4.2500", "4.5000", "pseudo-10"),
-        ("real", "Succeeded", 20, "3.2500", "3.5000", "real-20"),
+        ("pseudo", "Complete", 10, "4.2500", "4.5000", "pseudo-10"),
+        ("real", "Complete", 20, "3.2500", "3.5000", "real-20"),
     ]
     assert status.progress
     assert (status.progress.step, status.progress.percent) == (20, 100)
-    assert job.condition("Succeeded")["status"] == "True"
+    assert job.condition("Complete")["status"] == "True"
     assert job.condition("Delinked")["status"] == "True"
     job.tells(*STORY)
 
@@ -50,19 +50,19 @@ def test_an_operator_killed_in_every_stage_changes_nothing(
 ) -> None:
     job = cluster.create("immortal")
     for stage, child, workers in (("pseudo", "pseudo", 1), ("delink", "real-delink", 1), ("real", "real", 2)):
-        job.run(f"immortal-{child}-a1", workers)
+        job.run(f"immortal-{child}-e1", workers)
         restart_operator()
         complete_stage(job, stage)
         restart_operator()
-    status = job.wait("the end", lambda status: status.phase == "Succeeded")
-    assert (status.attempt, status.restarts) == (1, 0)
-    assert job.child_jobs() == ["immortal-pseudo-a1", "immortal-real-a1", "immortal-real-delink-a1"]
-    job.event("Succeeded")
+    status = job.wait("the end", lambda status: status.state == "Complete")
+    assert (status.execution, status.restarts) == (1, 0)
+    assert job.child_jobs() == ["immortal-pseudo-e1", "immortal-real-delink-e1", "immortal-real-e1"]
+    job.event("Completed")
     told = iter(STORY)
     assert all(reason in told for reason in job.reasons()), "some may be lost with an operator; none comes twice"
 
 
 def test_the_operator_ends_when_it_is_asked_to(cluster: Cluster, operator: Operator) -> None:
     job = cluster.create("calm")
-    job.pods("calm-pseudo-a1")
+    job.pods("calm-pseudo-e1")
     assert operator.stop() == 0

@@ -50,13 +50,13 @@ def test_cases_run_in_their_order_until_the_time_is_over_and_the_rest_is_named()
 
 def test_the_first_cases_answer_the_question_for_both_models() -> None:
     """This engine and fully_shard with the state on the host, before anything else."""
-    first = [(case.model, case.stack) for case in CASES[:5] if case.home == "host"]
+    first = [(case.model, case.stack) for case in CASES[:5] if case.home == "Host"]
     assert {*first} == {(model, stack) for model in ("1B", "4B") for stack in ("pseudoreal", "fully_shard")}
 
 
 def test_both_stacks_train_on_the_same_steps() -> None:
     """Else their losses could not be compared: the points of ours are the first of theirs."""
-    ours = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "global")
+    ours = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "Global")
     theirs = next(case for case in CASES if case.stack == "fully_shard")
     assert theirs.points[: len(ours.points)] == ours.points
     assert [warm_up(ours, n) for n in range(4)] == [warm_up(theirs, n) for n in range(4)] == [2, 1, 1, 1]
@@ -71,7 +71,7 @@ def test_pinned_bytes_are_those_of_torch_and_those_that_the_engine_pins_itself(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     tiny = suite(tiny=True)
-    case = next(case for case in tiny.cases if (case.stack, case.home) == ("pseudoreal", "host"))
+    case = next(case for case in tiny.cases if (case.stack, case.home) == ("pseudoreal", "Host"))
     memory = pretend_gpu(monkeypatch)
     request = Request(case=case, is_tiny=True, device="cpu", seconds=60, folder=tmp_path, profile=None, result=tmp_path)
     runner = _Runner(request)
@@ -81,7 +81,7 @@ def test_pinned_bytes_are_those_of_torch_and_those_that_the_engine_pins_itself(
     for number, point in enumerate(case.points[:2]):
         measured = runner.measure(number)
         assert measured.pinned_bytes == memory.pinned + (1 << 30)
-        sequences = point.tokens // point.micro_batches // ours.model.sequence
+        sequences = point.tokens // point.micro_batches // ours.model.sequence_length
         sizes = Sizes(ours.model, ours.units, 2, 4, sequences, device="cuda")
         assert memory.pinned == held(ours.layout, sizes, 0).pinned
     ours.close()
@@ -137,7 +137,7 @@ def test_the_section_has_every_figure_and_what_was_left_out(tmp_path: Path) -> N
 
 def test_losses_are_compared_where_both_stacks_had_the_same_steps() -> None:
     """fully_shard's further points, with one micro-batch, have no partner."""
-    case = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "global")
+    case = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "Global")
     theirs = next(other for other in CASES if other.stack == "fully_shard" and other.model == case.model)
     measured = _results().records[0].measured[0]
     near = measured.model_copy(update={"losses": (5.5, 5.5, 5.61)})

@@ -59,7 +59,7 @@ def test_the_loss_at_the_delink_counts_once() -> None:
 
 def test_what_is_shared_throughout_is_one_pseudo_phase() -> None:
     phases = job(SHARED, 0, "text").spec.phases
-    assert [(phase.name, phase.sharing and phase.sharing.blocks, phase.until.steps) for phase in phases] == [
+    assert [(phase.name, phase.sharing and phase.sharing.blocks, phase.until.step) for phase in phases] == [
         ("pseudo", 1, 400)
     ]
     assert {experiment.regime for experiment in EXPERIMENTS if experiment.shared} == {"equal", "offload"}

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_api.names import LABEL_EXECUTION_ATTEMPT, LABEL_PHASE, LABEL_ROLE
+from pseudoreal_api.names import LABEL_EXECUTION, LABEL_PHASE, LABEL_STAGE
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from tests.benchmarks.operator.audit import (
@@ -93,12 +93,12 @@ def test_a_log_is_read_on_from_where_the_last_look_ended(tmp_path: Path) -> None
 def test_the_answer_to_an_execution_is_the_next_child_and_to_the_last_one_the_last_status() -> None:
     story = [
         request(0.0, "create", "jobs"),
-        end(10.0, f"{JOB}-pseudo-abcdef-a1-0-zzzzz"),
+        end(10.0, f"{JOB}-pseudo-abcdef-e1-0-zzzzz"),
         request(10.2, "patch", "pseudorealjobs/status"),  # it says that the pod is not ready any more
         request(11.0, "update", "jobs/status", JOB_CONTROLLER),
         request(11.5, "create", "jobs"),
-        end(20.0, f"{JOB}-real-abcdef-a1-0-zzzzz"),
-        end(20.5, f"{JOB}-real-abcdef-a1-1-yyyyy"),
+        end(20.0, f"{JOB}-real-abcdef-e1-0-zzzzz"),
+        end(20.5, f"{JOB}-real-abcdef-e1-1-yyyyy"),
         request(20.7, "patch", "pseudorealjobs/status"),
         request(21.5, "update", "jobs/status", JOB_CONTROLLER),
         request(22.0, "patch", "pseudorealjobs/status"),
@@ -123,12 +123,12 @@ def test_percentiles(share: float, value: float) -> None:
     assert percentile([], share) == 0.0
 
 
-@pytest.mark.parametrize(("role", "checkpoint"), [("train", "real-20"), ("delink", "real-10")])
-def test_a_pod_ends_with_the_result_of_its_stage(role: str, checkpoint: str) -> None:
-    labels = {LABEL_ROLE: role, LABEL_PHASE: "real", LABEL_EXECUTION_ATTEMPT: "3"}
+@pytest.mark.parametrize(("stage", "checkpoint"), [("train", "real-20"), ("delink", "real-10")])
+def test_a_pod_ends_with_the_result_of_its_stage(stage: str, checkpoint: str) -> None:
+    labels = {LABEL_STAGE: stage, LABEL_PHASE: "real", LABEL_EXECUTION: "3"}
     (container,) = ended(labels, datetime.now(UTC))["containerStatuses"]
     message = TerminationMessage.model_validate_json(container["state"]["terminated"]["message"])
-    assert (message.outcome, message.attempt, message.checkpoint) == ("Succeeded", 3, checkpoint)
+    assert (message.outcome, message.execution, message.checkpoint) == ("Succeeded", 3, checkpoint)
 
 
 def test_a_process_may_have_blanks_and_brackets_in_its_name() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
 
 from tests.benchmarks.agreement import TOLERANCE
 from tests.benchmarks.rank import measured
@@ -12,12 +12,14 @@ from tests.benchmarks.stacks.registry import STACKS
 from tests.benchmarks.work import Work, noisy_sequences
 from tests.unit.trainer.forked import run_ranks
 
-MODEL = Model(layers=2, hidden=16, heads=2, sequence=8, ffn=FeedForward(hidden=32))
+MODEL = Model(
+    layers=2, hidden_size=16, attention=Attention(heads=2), sequence_length=8, feed_forward=FeedForward(size=32)
+)
 OURS_AND_TORCH = [name for name in STACKS if not name.startswith("DeepSpeed")]
 
 
 def _train(rank: int, folder: str, recompute: bool) -> None:
-    work = Work(MODEL, 7, noisy_sequences(3, 8, MODEL.sequence + 1, 7), micro_batches=2, recompute=recompute)
+    work = Work(MODEL, 7, noisy_sequences(3, 8, MODEL.sequence_length + 1, 7), micro_batches=2, recompute=recompute)
     losses = {name: [step.loss for step in measured(STACKS[name](work, rank, 2), 2)] for name in OURS_AND_TORCH}
     torch.save(losses, Path(folder) / f"{rank}.pt")
 

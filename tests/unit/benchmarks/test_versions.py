@@ -2,7 +2,7 @@
 
 from tests.benchmarks.versions_results import VersionCase, VersionPair, VersionSteps
 
-CASE = VersionCase(model="tiny", home="host", micro_batches=4, mixed=True)
+CASE = VersionCase(model="tiny", home="Host", micro_batches=4, mixed=True)
 
 
 def steps(*seconds: float) -> VersionSteps:

@@ -1,13 +1,30 @@
 """The local check refuses what the API server refuses, with the same words for the rules across fields."""
 
 import pytest
+from pseudoreal_api.resolved.resolve import check_resolvable
 from pseudoreal_api.spec.check import InvalidJob, check_job
 
-from tests.jobs import BadJob, bad_jobs, good_job
+from tests.jobs import BadJob, GoodJob, bad_jobs, good_job, minimal_job, other_good_jobs
 
 
 def test_a_good_job_passes() -> None:
     assert check_job(good_job()).spec.phases[1].workers == 2
+
+
+@pytest.mark.parametrize("good", other_good_jobs(), ids=lambda good: good.name)
+def test_other_good_jobs_pass(good: GoodJob) -> None:
+    check_resolvable(check_job(good.body).spec)
+
+
+def test_a_model_data_and_phases_are_enough() -> None:
+    """A claim is then made for the job."""
+    body = minimal_job()
+    assert body["spec"].keys() == {"model", "data", "phases"}
+    spec = check_job(body).spec
+    check_resolvable(spec)
+    volume = spec.checkpoint.storage.mounted
+    assert volume is not None
+    assert (volume.claim_name, volume.mount_path, volume.retention_policy) == (None, "/checkpoints", "Retain")
 
 
 @pytest.mark.parametrize("bad", bad_jobs(), ids=lambda bad: bad.name)

@@ -8,94 +8,110 @@ from typing import Annotated, Any, get_args
 import jsonschema
 import pytest
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig, read_config
-from pseudoreal_api.wire.contract import CONTRACT, ContractError, Since, joined, marks, split
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.contract import (
+    CONTRACT,
+    ContractError,
+    Since,
+    marks,
+    with_contract,
+    without_contract,
+)
+from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_api.wire.reports import PodReport
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
-from tests import golden
+from tests import golden, released
 
 Json = dict[str, Any]
-
-OLD: Json = json.loads((Path(__file__).parents[2] / "data" / "contract" / "0.2.0.json").read_text())
-"""JSON schemas of the models with which release 0.2.0 reads a configuration: it refuses keys that it does not know."""
+LATER = CONTRACT + 1
 
 
-def written(folder: Path, known: Json, later: Json) -> Path:
-    (folder / "config.json").write_text(json.dumps(known))
-    (folder / "config-later.json").write_text(json.dumps(later))
+def written(folder: Path, config: Json) -> Path:
+    (folder / "config.json").write_text(json.dumps(config))
     return folder / "config.json"
 
 
-def configs(name: str) -> Iterator[tuple[Json, Json]]:
-    """What the operator makes of a job: the file that every trainer reads, and the other one."""
-    for manifest in golden.manifests(name):
-        if manifest["kind"] == "Job":
-            notes = manifest["spec"]["template"]["metadata"]["annotations"]
-            files = [notes.get(f"pseudoreal.dev/{file}", "{}") for file in ("config.json", "config-later.json")]
-            known, later = map(json.loads, files)
-            yield known, later
-
-
 @pytest.fixture
-def files() -> tuple[Json, Json]:
-    return next(configs("one-gpu"))
+def config() -> Json:
+    """What the operator tells the pods of a phase."""
+    return next(released.configurations("one-gpu"))
+
+
+def _is_in(said: Any, read: Any) -> bool:
+    """Whether nothing of what was said is lost; there may be more."""
+    if isinstance(said, dict):
+        return all(key in read and _is_in(value, read[key]) for key, value in said.items())
+    if isinstance(said, list):
+        return len(said) == len(read) and all(map(_is_in, said, read))
+    return bool(said == read)
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("status", PseudoRealJobStatus), ("report", PodReport), ("termination-message", TerminationMessage)],
+)
+@pytest.mark.parametrize("release", released.releases())
+def test_what_a_release_wrote_is_read(release: str, name: str, model: type[BaseModel]) -> None:
+    """A job that an earlier operator began, and pods with the image of an earlier release."""
+    said = released.recorded(release, name)
+    assert _is_in(said, model.model_validate(said).model_dump(mode="json", by_alias=True, exclude_none=True))
 
 
 @pytest.mark.parametrize("name", golden.names())
-def test_trainers_of_release_0_2_0_read_what_the_operator_writes(name: str) -> None:
-    """A field that came later is marked `Since`, so that it is in the other file."""
-    for known, _ in configs(name):
-        schema = OLD["PhaseConfig" if known["role"] == "train" else "DelinkConfig"]
-        jsonschema.validate(known, schema)
+@pytest.mark.parametrize("release", released.releases())
+def test_configurations_of_a_release_are_read(release: str, name: str, tmp_path: Path) -> None:
+    """Pods that an earlier operator made, with an image of this release."""
+    for said in released.recorded(release, "configurations")[name]:
+        read = read_config(written(tmp_path, said)).to_dict()
+        assert _is_in({key: said[key] for key in said.keys() - {"contractVersion", "needs"}}, read)
+
+
+@pytest.mark.parametrize("name", golden.names())
+@pytest.mark.parametrize("release", released.releases())
+def test_trainers_of_a_release_read_what_the_operator_writes(release: str, name: str) -> None:
+    """Pods with the image of an earlier release; fields that it must not ignore ask for a later contract."""
+    reads = released.recorded(release, "reads")
+    for config in released.configurations(name):
+        if config["contractVersion"] <= reads["contract"]:
+            jsonschema.validate(config, reads["schemas"][config["stage"]])
 
 
 @pytest.mark.parametrize("name", golden.names())
 def test_trainers_of_this_release_read_all_of_it(name: str, tmp_path: Path) -> None:
-    for known, later in configs(name):
-        config = read_config(written(tmp_path, known, later))
-        assert split(config) == (known, later)
+    for config in released.configurations(name):
+        assert with_contract(read_config(written(tmp_path, config))) == config
 
 
-def test_what_came_later_reaches_the_trainer(files: tuple[Json, Json], tmp_path: Path) -> None:
-    known, later = files
-    config = read_config(written(tmp_path, known, later | {"collectiveSeconds": 77}))
-    assert isinstance(config, PhaseConfig)
-    assert config.collective_seconds == 77
-    assert "collectiveSeconds" not in known
+def test_fields_of_a_later_release_are_ignored(config: Json, tmp_path: Path) -> None:
+    expected = read_config(written(tmp_path, config))
+    config["model"]["later"] = {"a": 1}
+    config["optimizer"]["clipping"]["later"] = 1
+    config["homes"] = "later"
+    assert read_config(written(tmp_path, config)) == expected
 
 
-def test_fields_of_a_later_release_are_ignored(files: tuple[Json, Json], tmp_path: Path) -> None:
-    known, later = files
-    expected = read_config(written(tmp_path, known, later))
-    known["model"]["later"] = {"a": 1}
-    known["homes"] = "later"
-    more = later | {"optimizer": {"later": 1}, "later": [1]}
-    assert read_config(written(tmp_path, known, more)) == expected
-
-
-def test_what_a_trainer_must_not_ignore_is_refused_by_name(files: tuple[Json, Json], tmp_path: Path) -> None:
-    known, later = files
-    known |= {"contractVersion": CONTRACT + 1, "needs": {"optimizer.later": CONTRACT + 1, "known": CONTRACT}}
+def test_what_a_trainer_must_not_ignore_is_refused_by_name(config: Json, tmp_path: Path) -> None:
+    config |= {"contractVersion": LATER, "needs": {"optimizer.later": LATER, "known": CONTRACT}}
     with pytest.raises(ContractError) as caught:
-        read_config(written(tmp_path, known, later))
-    says = f"speaks contract {CONTRACT}, the operator asks for contract {CONTRACT + 1}, for optimizer.later; set"
+        read_config(written(tmp_path, config))
+    says = f"speaks contract {CONTRACT}, the operator asks for contract {LATER}, for optimizer.later; set"
     assert says in str(caught.value)
     assert "spec.pod.image" in str(caught.value)
 
 
-def test_a_value_of_a_later_release_is_named(files: tuple[Json, Json], tmp_path: Path) -> None:
-    known, later = files
-    known["sharing"]["pattern"] = "spiral"
-    with pytest.raises(ContractError, match=r"cannot read sharing.pattern .* found 'spiral'\); set spec.pod.image"):
-        read_config(written(tmp_path, known, later))
+def test_a_value_of_a_later_release_is_named(config: Json, tmp_path: Path) -> None:
+    config["sharing"]["pattern"] = "Spiral"
+    with pytest.raises(ContractError, match=r"cannot read sharing.pattern .* found 'Spiral'\); set spec.pod.image"):
+        read_config(written(tmp_path, config))
 
 
 class _Part(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
     old: int = 1
-    must_know: Annotated[int, Since(CONTRACT, binding=True)] = 0
-    may_know: Annotated[int, Since(CONTRACT)] = 0
+    must_know: Annotated[int, Since(LATER)] = 0
 
 
 class _Whole(_Part):
@@ -103,12 +119,14 @@ class _Whole(_Part):
 
 
 def test_only_what_binds_asks_for_a_contract() -> None:
-    known, later = split(_Whole(may_know=5, part=_Part(may_know=6)))
-    assert known == {"old": 1, "part": {"old": 1}}
-    assert later == {"mustKnow": 0, "mayKnow": 5, "part": {"mustKnow": 0, "mayKnow": 6}}
-    known, later = split(_Whole(part=_Part(must_know=7)))
-    assert (known["contractVersion"], known["needs"]) == (CONTRACT, {"part.mustKnow": CONTRACT})
-    assert joined(json.dumps(known).encode(), json.dumps(later).encode())["part"]["mustKnow"] == 7
+    plain: Json = {"old": 5, "mustKnow": 0, "part": {"old": 1, "mustKnow": 0}}
+    assert with_contract(_Whole(old=5)) == plain | {"contractVersion": 3, "needs": {}}
+    asked = with_contract(_Whole(part=_Part(must_know=7)))
+    assert (asked["contractVersion"], asked["needs"]) == (LATER, {"part.mustKnow": LATER})
+
+
+def test_the_contract_is_not_part_of_the_configuration() -> None:
+    assert without_contract(json.dumps(with_contract(_Part())).encode()) == {"old": 1, "mustKnow": 0}
 
 
 def _models(annotation: Any, inside: bool) -> Iterator[tuple[type[BaseModel], bool]]:

@@ -23,8 +23,8 @@ _NEIGHBOUR = ("llm-real", "1a1b2c3d-0000-4000-8000-000000000000")
 
 
 def _name(execution: Any) -> str:
-    (job, uid), phase, role, attempt = execution
-    return execution_name(job, uid, phase, role, attempt)
+    (job, uid), phase, stage, number = execution
+    return execution_name(job, uid, phase, stage, number)
 
 
 @example((_LLM, "real", "delink", 1), (_LLM, "real-delink", "train", 1))
@@ -49,14 +49,14 @@ def test_the_host_names_of_ten_thousand_pods_fit(execution: Any) -> None:
 
 
 def test_people_can_read_them() -> None:
-    names = [execution_name(*_LLM, "real", role, 12) for role in ("train", "delink")]
-    assert [*map(bare, names)] == ["llm-real-a12", "llm-real-delink-a12"] != names
+    names = [execution_name(*_LLM, "real", stage, 12) for stage in ("train", "delink")]
+    assert [*map(bare, names)] == ["llm-real-e12", "llm-real-delink-e12"] != names
     long = execution_name("a" * 22, _LLM[1], "b" * 23, "delink", 999)
-    assert bare(long) == f"{'a' * 22}-{'b' * 23}-a999", "what does not fit is left out, and the digest tells it apart"
+    assert bare(long) == f"{'a' * 22}-{'b' * 23}-e999", "what does not fit is left out, and the digest tells it apart"
 
 
 @pytest.mark.parametrize(
-    "name", ["llm-pseudo-a4zov2-a1", "llm-pseudo-a2zzzz-a12", "llm-pseudo-k3x7qa-a1", "llm-pseudo-a44444-a9999"]
+    "name", ["llm-pseudo-e4zov2-e1", "llm-pseudo-e2zzzz-e12", "llm-pseudo-k3x7qa-e1", "llm-pseudo-e44444-e9999"]
 )
 def test_names_without_their_digest_keep_the_phase(name: str) -> None:
     """A digest may begin as the number of an execution does."""

@@ -1,5 +1,7 @@
 """From the spec to each phase's configuration."""
 
+from typing import Any
+
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable, delink_config, last_steps, phase_config
@@ -8,10 +10,11 @@ from pseudoreal_api.spec.check import check_job
 from tests.jobs import good_job
 
 GPUS = {"limits": {"nvidia.com/gpu": 8}}
+OBJECTS = {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket/prefix"}}
 
 
-def _resolve(**changes: object) -> PhaseConfig:
-    return phase_config(check_job(good_job(**changes)), 1, attempt=3, work_directory="/w", offload_directory="/o")
+def _resolve(**changes: Any) -> PhaseConfig:
+    return phase_config(check_job(good_job(**changes)), 1, execution=3, work_directory="/w", offload_directory="/o")
 
 
 def test_processes_default_to_the_gpus_of_a_pod() -> None:
@@ -36,37 +39,40 @@ def test_omitted_sharing_becomes_one_block_for_each_layer() -> None:
     assert _resolve().sharing.blocks == 8
 
 
-def test_pipeline_zero_is_one_stage_for_each_rank() -> None:
-    assert _resolve(spec__phases__1__parallelism={"pipeline": 0}).parallelism.pipeline == 2
+def test_a_pipeline_of_all_ranks() -> None:
+    assert _resolve(spec__phases__1__parallelism={"pipeline": "AllRanks"}).parallelism.pipeline == 2
 
 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         (
-            {"spec__phases__1__parallelism": {"pipeline": 0}, "spec__phases__1__resources": GPUS},
+            {"spec__phases__1__parallelism": {"pipeline": "AllRanks"}, "spec__phases__1__resources": GPUS},
             r"workers 2 x 8 processes per worker = 16 ranks, more than spec.model.layers 8; lower workers",
         ),
         ({"spec__phases__1__parallelism": {"pipeline": 3}}, r"= 2 ranks, not a multiple of parallelism.pipeline 3"),
         ({"spec__phases__1__workers": 5}, r"5 data-parallel replicas, but a micro-batch has 4 sequences"),
         (
-            {"spec__phases__1__parallelism": {"pipeline": 0, "schedule": "interleaved"}, "spec__phases__1__workers": 3},
-            r"interleaved on 3 pipeline ranks needs a multiple of them as spec.model.layers, which is 8",
+            {
+                "spec__phases__1__parallelism": {"pipeline": "AllRanks", "schedule": "Interleaved"},
+                "spec__phases__1__workers": 3,
+            },
+            r"Interleaved on 3 pipeline ranks needs a multiple of them as spec.model.layers, which is 8",
         ),
         (
             {
-                "spec__phases__1__parallelism": {"pipeline": 0, "schedule": "interleaved"},
+                "spec__phases__1__parallelism": {"pipeline": "AllRanks", "schedule": "Interleaved"},
                 "spec__phases__1__batch": {"sequences": 7, "microBatches": 7},
             },
             r"in 3 equal rounds, but batch.microBatches is 7; a multiple of 2 fits",
         ),
         (
-            {"spec__phases__0__offload": {"homes": [{"unit": "blocks.2", "home": "host"}]}},
+            {"spec__phases__0__offload": {"homes": [{"unit": "blocks.2", "home": "Host"}]}},
             r"phases\[pseudo\].offload.homes: there is no blocks.2, as the phase has 2 blocks; the last is blocks.1",
         ),
     ],
 )
-def test_what_cannot_run_says_what_to_change(changes: dict[str, object], says: str) -> None:
+def test_what_cannot_run_says_what_to_change(changes: dict[str, Any], says: str) -> None:
     spec = check_job(good_job(**changes)).spec
     with pytest.raises(UnresolvableJob, match=says):
         check_resolvable(spec)
@@ -75,28 +81,28 @@ def test_what_cannot_run_says_what_to_change(changes: dict[str, object], says: s
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 4, 6, 8])
 def test_interleaved_rounds_that_are_equal(micro_batches: int) -> None:
     _resolve(
-        spec__phases__1__parallelism={"pipeline": 0, "schedule": "interleaved"},
+        spec__phases__1__parallelism={"pipeline": "AllRanks", "schedule": "Interleaved"},
         spec__phases__1__batch={"sequences": 24, "microBatches": micro_batches},
     )
 
 
 def test_the_homes_of_existing_units_pass() -> None:
-    homes = [{"unit": unit, "home": "host"} for unit in ("embedding", "blocks.0", "blocks.1", "head")]
+    homes = [{"unit": unit, "home": "Host"} for unit in ("embedding", "blocks.0", "blocks.1", "head")]
     check_resolvable(check_job(good_job(spec__phases__0__offload={"homes": homes})).spec)
 
 
 def test_experts_reach_the_trainer() -> None:
-    moe = {"experts": 6, "prototypes": 3, "capacityFactor": "1.5"}
-    job = check_job(good_job(spec__model__moe=moe))
+    experts = {"count": 6, "prototypes": 3, "capacityFactor": "1.5"}
+    job = check_job(good_job(spec__model__experts=experts))
     check_resolvable(job.spec)
-    found = phase_config(job, 1, attempt=1, work_directory="/w", offload_directory="/o").model.moe
+    found = phase_config(job, 1, execution=1, work_directory="/w", offload_directory="/o").model.experts
     assert found is not None
-    assert (found.experts, found.prototypes, found.capacity_factor) == (6, 3, "1.5")
+    assert (found.count, found.prototypes, found.capacity_factor) == (6, 3, "1.5")
 
 
 def test_tokens_and_steps_count_over_all_phases() -> None:
     spec = check_job(
-        good_job(spec__phases__0__until={"tokens": 2560, "steps": 99}, spec__phases__1__until={"tokens": 5121})
+        good_job(spec__phases__0__until={"tokens": 2560, "step": 99}, spec__phases__1__until={"tokens": 5121})
     ).spec
     # 8 sequences of 32 tokens are 256 tokens a step: 10 steps, then 2561 tokens more, which take 11 steps.
     assert last_steps(spec) == [10, 21]
@@ -104,14 +110,14 @@ def test_tokens_and_steps_count_over_all_phases() -> None:
 
 def test_checkpoints_are_in_the_work_directory_or_in_object_storage() -> None:
     assert _resolve().storage == "/w"
-    config = _resolve(metadata__uid="0123456789", spec__checkpoint={"path": "s3://bucket/prefix"})
+    config = _resolve(metadata__uid="0123456789", spec__checkpoint={"storage": OBJECTS})
     assert (config.storage, config.work_directory) == ("s3://bucket/prefix/good-01234567", "/w")
 
 
 def test_configurations_survive_json() -> None:
     config = _resolve()
     assert PhaseConfig.model_validate_json(config.to_json()) == config
-    delink = delink_config(check_job(good_job()), 1, attempt=1, work_directory="/w")
+    delink = delink_config(check_job(good_job()), 1, execution=1, work_directory="/w")
     assert (delink.to_sharing.blocks, delink.from_phase) == (8, "pseudo")
 
 

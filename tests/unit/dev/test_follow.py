@@ -5,8 +5,8 @@ from typing import Any
 from pseudoreal_dev.demo.follow import describe, read_status
 
 
-def _status(phase: str, **more: Any) -> Any:
-    return read_status({"status": {"phase": phase, **more}})
+def _status(state: str, **more: Any) -> Any:
+    return read_status({"status": {"state": state, **more}})
 
 
 def _condition(kind: str, status: str, message: str) -> dict[str, str]:
@@ -26,10 +26,10 @@ def test_a_training_phase_shows_step_loss_and_the_time_left() -> None:
         "loss": "2.1000",
         "validationLoss": "2.2000",
         "tokensPerSecond": "8123.4",
-        "remainingSeconds": 17,
+        "phaseRemainingSeconds": 17,
         "lastUpdatedTime": "2026-01-01T00:00:00Z",
     }
-    status = _status("real", progress=progress, phases=[{"name": "real", "state": "Running"}])
+    status = _status("Training", currentPhase="real", progress=progress)
     line = describe(status, 61.2)
     wanted = "61s real step 40/300 loss 2.1000 validation 2.2000 8,123 tokens/s phase ends in 17s"
     assert " ".join(line.split()) == wanted

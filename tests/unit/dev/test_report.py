@@ -15,8 +15,8 @@ EVENTS: list[dict[str, Any]] = [
 STATUS = PseudoRealJobStatus.model_validate(
     {
         "phases": [
-            {"name": "pseudo", "state": "Succeeded", "validationLoss": "4.1000"},
-            {"name": "real", "state": "Succeeded", "startValidationLoss": "4.1000", "validationLoss": "1.5000"},
+            {"name": "pseudo", "state": "Complete", "validationLoss": "4.1000"},
+            {"name": "real", "state": "Complete", "startValidationLoss": "4.1000", "validationLoss": "1.5000"},
         ]
     }
 )

@@ -12,5 +12,6 @@ from pseudoreal_operator.changes import PhaseFields, StatusFields
     ("model", "fields", "fixed"), [(PseudoRealJobStatus, StatusFields, set()), (PhaseStatus, PhaseFields, {"name"})]
 )
 def test_the_fields_are_those_of_the_model(model: type[ApiModel], fields: type, fixed: set[str]) -> None:
-    known = {name: field.annotation for name, field in model.model_fields.items() if name not in fixed}
+    hints = get_type_hints(model)
+    known = {name: hints[name] for name in model.model_fields if name not in fixed}
     assert get_type_hints(fields) == known

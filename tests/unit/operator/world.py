@@ -1,7 +1,8 @@
 """A small cluster for tests of the plan: API server, Job controller, kubelets and trainers, all able to misbehave.
 
 It holds objects as the API server would return them, so the operator's own readers are tested too. It knows what is on
-the checkpoint volume and checks, whenever a pod is made, that the stages run in order and that attempts do not overlap.
+the checkpoint volume and checks, whenever a pod is made, that the stages run in order and that executions never
+overlap.
 """
 
 import copy
@@ -14,7 +15,7 @@ from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import EXIT_CODES, ExitCode, Outcome, TerminationMessage
-from pseudoreal_api.wire.reports import Place, PodReport, RankSign
+from pseudoreal_api.wire.reports import Activity, PodReport, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
@@ -50,7 +51,7 @@ class World:
     pods: dict[str, Json] = field(default_factory=dict)
     events: dict[str, str] = field(default_factory=dict)
     done: set[tuple[str, str]] = field(default_factory=set)
-    """(phase, role) whose result is on the checkpoint volume."""
+    """(phase, kind of stage) whose result is on the checkpoint volume."""
     begun: set[str] = field(default_factory=set)
     """Names of Jobs that the status has once said to run: such a name must never be used again."""
     reports: dict[str, Heard] = field(default_factory=dict)
@@ -79,10 +80,10 @@ class World:
         pods = [read_pod(body) for body in self.pods.values()]
         return tuple(self.reports[pod.name] for pod in pods if pod.name in self.reports)
 
-    def report(self, pod: Json, step: int, place: Place = "computing") -> None:
+    def report(self, pod: Json, step: int, activity: Activity = "computing") -> None:
         """The operator hears a pod."""
         speaker = read_pod(pod)
-        sign = RankSign(rank=speaker.index, place=place, seconds=0, step=step)
+        sign = RankReport(rank=speaker.index, activity=activity, seconds=0, step=step)
         known = self.reports.get(speaker.name)
         who = Speaker(UID, speaker.execution, speaker.index)
         self.reports[speaker.name] = updated(known, who, PodReport(ranks=[sign]), self.now)
@@ -127,8 +128,8 @@ class World:
         for body in self.jobs_list():
             execution = read_job(body).execution
             state = next((phase.state for phase in status.phases if phase.name == execution.phase), None)
-            if execution.number == status.execution_attempt and state == (
-                "Running" if execution.kind is StageKind.TRAIN else "Delinking"
+            if execution.number == status.execution and state == (
+                "Training" if execution.kind is StageKind.TRAIN else "Delinking"
             ):
                 self.begun.add(body["metadata"]["name"])
 
@@ -154,7 +155,9 @@ class World:
         others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]
         bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
         lost = any(_is_lost(other) for other in self.pods.values())
-        return bool(bad) or lost or any(fault.attempt == read_pod(pod).execution.number for fault in self.status.faults)
+        return (
+            bool(bad) or lost or any(fault.execution == read_pod(pod).execution.number for fault in self.status.faults)
+        )
 
     def _ask_to_end(self, pod: Json, seconds: float) -> None:
         """A time that is set can only become shorter."""
@@ -284,13 +287,13 @@ class World:
     ) -> None:
         """Ends a pod. With `exit_code` it leaves no word of its own."""
         execution = read_pod(pod).execution
-        step = 10 * (1 + [phase.name for phase in self.job.spec.phases].index(execution.phase))
+        step = self._last_step(execution)
         if outcome == "Succeeded":
             self.done.add((execution.phase, execution.kind.value))
         message = TerminationMessage(
             outcome=outcome,
             phase=execution.phase,
-            attempt=execution.number,
+            execution=execution.number,
             step=step if execution.kind is StageKind.TRAIN else step - 10,
             loss=1.0,
             validation_loss=1.5,
@@ -306,6 +309,13 @@ class World:
             "phase": "Succeeded" if code == 0 else "Failed",
             "containerStatuses": [{"name": CONTAINER, "state": {"terminated": end}}],
         }
+
+    def _last_step(self, execution: Execution) -> int:
+        """The last step of the phase, as the pods were told it; a delink has that of the next phase."""
+        for body in self.jobs_list():
+            if (told := read_job(body).last_steps) and read_job(body).execution == execution:
+                return int(told.partition("/")[0])
+        return 10 * (1 + [phase.name for phase in self.job.spec.phases].index(execution.phase))
 
     def finish_all(self) -> None:
         """Every pod that runs succeeds, and so do their Jobs; on a lost node nobody knows."""

@@ -41,7 +41,13 @@ def job_body(corpus_folder: Path) -> dict[str, Any]:
         "kind": "PseudoRealJob",
         "metadata": {"name": "tiny", "uid": "11111111-2222"},
         "spec": {
-            "model": {"layers": 4, "hidden": 16, "heads": 2, "sequence": 16, "ffn": {"hidden": 32}},
+            "model": {
+                "layers": 4,
+                "hiddenSize": 16,
+                "attention": {"heads": 2},
+                "sequenceLength": 16,
+                "feedForward": {"size": 32},
+            },
             "data": {
                 "path": str(corpus_folder),
                 "pattern": "*.txt",
@@ -50,10 +56,10 @@ def job_body(corpus_folder: Path) -> dict[str, Any]:
             "optimizer": {"learningRate": "1e-2", "warmupSteps": 3},
             "precision": {"compute": "float64"},
             "phases": [
-                {"name": "pseudo", "sharing": {"blocks": 1}, "until": {"steps": 6}, "batch": batch},
-                {"name": "real", "until": {"steps": 12}, "workers": 2, "batch": batch},
+                {"name": "pseudo", "sharing": {"blocks": 1}, "until": {"step": 6}, "batch": batch},
+                {"name": "real", "until": {"step": 12}, "workers": 2, "batch": batch},
             ],
-            "checkpoint": {"volume": {"claimName": "none"}, "everySteps": 5},
+            "checkpoint": {"everySteps": 5},
         },
     }
 
@@ -65,10 +71,12 @@ Configs = Callable[..., PhaseConfig]
 def config(job_body: dict[str, Any], tmp_path: Path) -> Configs:
     """Makes the configuration of a phase of the job as `job_body` stands when it is called."""
 
-    def make(index: int = 0, work: str = "work", attempt: int = 1) -> PhaseConfig:
+    def make(index: int = 0, work: str = "work", execution: int = 1) -> PhaseConfig:
         job = PseudoRealJob.from_object(job_body)
         offload = str(tmp_path / work / "offload")
-        return phase_config(job, index, attempt=attempt, work_directory=str(tmp_path / work), offload_directory=offload)
+        return phase_config(
+            job, index, execution=execution, work_directory=str(tmp_path / work), offload_directory=offload
+        )
 
     return make
 
@@ -77,7 +85,7 @@ def config(job_body: dict[str, Any], tmp_path: Path) -> Configs:
 def delink_of(job_body: dict[str, Any], tmp_path: Path) -> Callable[..., DelinkConfig]:
     def make(index: int = 1, work: str = "work") -> DelinkConfig:
         job = PseudoRealJob.from_object(job_body)
-        return delink_config(job, index, attempt=1, work_directory=str(tmp_path / work))
+        return delink_config(job, index, execution=1, work_directory=str(tmp_path / work))
 
     return make
 
@@ -89,7 +97,7 @@ def train() -> Callable[..., Any]:
     def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
         config = config.model_copy(update={"workers": 1})
         ranks = Ranks(0, 1, torch.device("cpu"))
-        return train_phase(config, load_corpus(config.data, config.model.sequence), ranks, stop)
+        return train_phase(config, load_corpus(config.data, config.model.sequence_length), ranks, stop)
 
     return run
 

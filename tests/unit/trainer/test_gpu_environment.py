@@ -14,11 +14,11 @@ def test_a_pod_without_gpus_is_told_nothing(config: Any, tmp_path: Path) -> None
 
 
 def test_the_last_collectives_of_each_rank_are_kept_in_the_work_directory(config: Any) -> None:
-    own = config(0, attempt=3).model_copy(update={"gpus": 8})
+    own = config(0, execution=3).model_copy(update={"gpus": 8})
     found = gpu_environment(own)
     prefix = Path(found["TORCH_FR_DUMP_TEMP_FILE"])
     assert prefix.parent.is_dir()
-    assert prefix.name == "pseudo-attempt-3-rank-"
+    assert prefix.name == "pseudo-execution-3-rank-"
     assert found["TORCH_FR_DUMP_ON_TIMEOUT"] == "1"
 
 

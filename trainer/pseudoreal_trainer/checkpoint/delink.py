@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import structlog
 from pseudoreal_api.resolved.config import DelinkConfig
-from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_api.spec.run import OptimizerState
+from pseudoreal_api.spec.phase import OptimizerState, Sharing
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.checkpoint.fence import Fence
@@ -31,15 +30,15 @@ def delink(config: DelinkConfig) -> TerminationMessage:
             f"phase {config.from_phase} has no complete checkpoint in {store.folder}; it must finish before"
             f" {config.phase} can be delinked from it"
         )
-    Fence(store.work_directory, config.attempt).claim()
+    Fence(store.work_directory, config.execution).claim()
     manifest = delinked(source.manifest, config.phase, config.to_sharing, config.optimizer_state)
-    manifest = manifest.revised(attempt=config.attempt)
+    manifest = manifest.revised(execution=config.execution)
     manifest = _already_there(store, manifest) or _committed(store, manifest)
     log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, blocks=manifest.sharing.blocks)
     return TerminationMessage(
         outcome="Succeeded",
         phase=config.phase,
-        attempt=config.attempt,
+        execution=config.execution,
         step=manifest.step,
         tokens=manifest.tokens,
         loss=manifest.loss,
@@ -56,7 +55,7 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
     layers = source.model.layers
     before, after = blocks_of_layers(source.sharing, layers), blocks_of_layers(sharing, layers)
     if before == after:
-        optimizer_state = "copy"
+        optimizer_state = "Copy"
     blocks = sources(before, after)
     link = _link(source, blocks, _Divisors.of(source, sharing, optimizer_state))
     return source.revised(
@@ -72,7 +71,7 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
         delinked=True,
         parent=source.name,
         optimizer_state=optimizer_state,
-        updates=_updates(source.updates, blocks, reset=optimizer_state == "reset"),
+        updates=_updates(source.updates, blocks, reset=optimizer_state == "Reset"),
         link=link,
     )
 
@@ -92,13 +91,13 @@ class _Divisors:
         has one of them, and the second moment is that of its square."""
         uses = sharing.blocks / source.sharing.blocks
         match optimizer_state:
-            case "copy":
+            case "Copy":
                 return cls(1, 1, {})
-            case "reset":
+            case "Reset":
                 return cls(0, 0, {})
-            case "scale":
+            case "Scale":
                 return cls(uses, uses**2, {})
-            case "measured":
+            case "Measured":
                 return cls(uses, uses**2, _measured(source, sharing))
 
 
@@ -110,9 +109,9 @@ def _measured(source: Manifest, sharing: Sharing) -> dict[str, float]:
     if found is None or found.next_sharing != sharing:
         measured = "nothing" if found is None else f"the gradients of {_described(found.next_sharing)}"
         raise TrainingError(
-            f"optimizerState measured: checkpoint {source.name} measured {measured}, and not the gradients of"
-            f" {_described(sharing)}; train the end of phase {source.phase} with optimizerState measured, or delink"
-            " with scale"
+            f"optimizerState Measured: checkpoint {source.name} measured {measured}, and not the gradients of"
+            f" {_described(sharing)}; train the end of phase {source.phase} with optimizerState Measured, or delink"
+            " with Scale"
         )
     # Without any gradient there is no second moment either, and the divisor for all others does.
     return {name: found.shared[name] / single for name, single in found.single.items() if single > 0}

@@ -1,4 +1,4 @@
-"""Keeps an attempt that was replaced from committing what its successor does not expect."""
+"""Keeps an execution that was replaced from committing what its successor does not expect."""
 
 from dataclasses import dataclass
 
@@ -10,14 +10,14 @@ from pseudoreal_trainer.errors import TrainingError
 @dataclass(frozen=True)
 class Fence:
     work_directory: Place
-    attempt: int
+    execution: int
 
     def claim(self) -> None:
-        """Raises TrainingError when a later attempt has already begun, or the storage cannot be written to."""
+        """Raises TrainingError when a later execution has already begun, or the storage cannot be written to."""
         self.check()
         try:
             storage_of(self.work_directory).make_folder()
-            storage_of(self._path).replace(str(self.attempt))
+            storage_of(self._path).replace(str(self.execution))
         except OSError as error:
             raise TrainingError(
                 f"the work directory {self.work_directory} cannot be written to: {error}; every pod of the job needs a"
@@ -25,17 +25,19 @@ class Fence:
             ) from error
 
     def check(self) -> None:
-        """Raises TrainingError when a later attempt has begun."""
+        """Raises TrainingError when a later execution has begun."""
         newest = self._newest()
-        if newest > self.attempt:
-            raise TrainingError(f"attempt {self.attempt} was replaced by attempt {newest}; it stops without saving")
+        if newest > self.execution:
+            raise TrainingError(
+                f"execution {self.execution} was replaced by execution {newest}; it stops without saving"
+            )
 
     def _newest(self) -> int:
         try:
             return int(storage_of(self._path).read())
         except FileNotFoundError:
-            return self.attempt
+            return self.execution
 
     @property
     def _path(self) -> Place:
-        return self.work_directory / "attempt"
+        return self.work_directory / "execution"

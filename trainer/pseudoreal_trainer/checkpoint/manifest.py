@@ -6,19 +6,16 @@ from collections.abc import Collection
 from typing import Any, Literal
 
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.resolved.config import JobIdentity
+from pseudoreal_api.resolved.config import JobIdentity, PhaseConfig
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_api.spec.run import OptimizerState
+from pseudoreal_api.spec.phase import OptimizerState, Sharing
 from pydantic import Field
 
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.data.stream import Generator
 from pseudoreal_trainer.plan.units import block_of
 
-FORMAT_VERSION: Literal[3] = 3
-READABLE_VERSIONS = (2, 3)
-"""Versions of the manifest that are read. Version 2 had no corpus, and no generator but numpy's."""
+FORMAT_VERSION: Literal[4] = 4
+"""Version of the manifest that is written, and the only one that is read: that of release 0.3.0."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
 """Names of the files of each rank that saved the checkpoint, with the rank's number."""
 
@@ -105,21 +102,21 @@ class Ending(ApiModel):
 class Random(ApiModel):
     """Training draws no numbers but the order of the samples: that of epoch e has the key [seed, e]."""
 
-    generator: Generator = "feistel-splitmix64-v1"
+    generator: Literal["feistel-splitmix64-v1"] = "feistel-splitmix64-v1"
     seed: int
 
 
 class Manifest(ApiModel):
     format: Literal["pseudoreal checkpoint"] = "pseudoreal checkpoint"
-    format_version: Literal[2, 3] = FORMAT_VERSION
+    format_version: Literal[4] = FORMAT_VERSION
     job: JobIdentity
-    attempt: int
+    execution: int
     phase: str
     phase_index: int
     model: Model
     sharing: Sharing
     random: Random
-    corpus: CorpusIdentity | None = Field(None, description="That it was trained on. None: it is not known.")
+    corpus: CorpusIdentity = Field(description="That it was trained on.")
     step: int = Field(description="Steps done, from the job's start.")
     phase_begin: int = Field(0, description="Step at which the phase began.")
     tokens: int = Field(description="Tokens trained, from the job's start.")
@@ -158,6 +155,16 @@ class Manifest(ApiModel):
     @property
     def name(self) -> str:
         return checkpoint_name(self.phase, self.step)
+
+    def ends_phase(self, config: PhaseConfig) -> bool:
+        """Whether the phase of this configuration is over at this checkpoint. One that ended at a bound of steps or
+        tokens goes on when that has grown; one that its loss, a check or a request ended does not."""
+        tokens, early = config.until.tokens, self.ending.step
+        return self.phase_complete and (
+            self.step >= config.phase_steps
+            or (tokens is not None and self.tokens >= tokens)
+            or (early is not None and self.step >= early)
+        )
 
     @property
     def is_boundary(self) -> bool:

@@ -93,7 +93,7 @@ def _from(config: PhaseConfig, checkpoint: Reader, *, own: bool) -> Resumed | Co
     if not own:
         _refuse_another_model(config, checkpoint.manifest)
         return Continued(checkpoint)
-    return Complete(checkpoint) if checkpoint.manifest.phase_complete else Resumed(checkpoint)
+    return Complete(checkpoint) if checkpoint.manifest.ends_phase(config) else Resumed(checkpoint)
 
 
 def _anew(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Anew:
@@ -106,7 +106,7 @@ def _anew(config: PhaseConfig, stores: Sequence[CheckpointStore]) -> Anew:
     if continued and not any(m.phase == config.phase for store in continued for m in manifests_in(store.folder)):
         raise InvalidJobError(
             f"spec.checkpoint.continueFrom: {continued[0].folder} holds no checkpoint of phase {config.phase}; name the"
-            " folder of a job with this phase, as JOB-UID8, below spec.checkpoint.path"
+            " folder of a job with this phase, as JOB-UID8, in spec.checkpoint.storage"
         )
     return Anew()
 

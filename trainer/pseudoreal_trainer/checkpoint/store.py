@@ -15,7 +15,7 @@ import structlog
 from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
 from pydantic import ValidationError
 
-from pseudoreal_trainer.checkpoint.manifest import READABLE_VERSIONS, FileDigest, Manifest
+from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
 from pseudoreal_trainer.checkpoint.storage.place import Place, place_of
@@ -27,6 +27,8 @@ MANIFEST = "manifest.json"
 _VERIFIED_AT_ONCE = 2
 """Number of files that are verified at a time."""
 _NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
+_FOR_EARLIER = "finish the job with the release that wrote it, before 0.3, or begin anew in a new job or work directory"
+_FOR_LATER = "use the release that wrote it, or move the checkpoint away to go on from the one before"
 
 Discards = Mapping[str, Sequence[DiscardConfig]]
 
@@ -40,14 +42,14 @@ class CorruptCheckpoint(TrainingError):
 @dataclass(frozen=True)
 class CheckpointStore:
     """All checkpoints of the job with this uid below its work directory. Without a uid: those of whatever job they are,
-    whose attempts all came before."""
+    whose executions all came before."""
 
     work_directory: Place
     job_uid: str | None
     discards: Discards = field(default_factory=dict)
     """Phase -> rules for its checkpoints that count no more: they are as good as removed."""
     forgotten: Discards = field(default_factory=dict)
-    """What another job had discarded of its own attempts."""
+    """What another job had discarded of its own executions."""
 
     @property
     def folder(self) -> Place:
@@ -55,7 +57,7 @@ class CheckpointStore:
 
     def committed(self, phase: str | None = None) -> list[Manifest]:
         """The committed checkpoints that count, oldest first. Raises TrainingError when one belongs to another job or
-        was written by a later release."""
+        was written by a release with another format."""
         ordered = sorted(self._all(), key=lambda m: (m.phase_index, m.step))
         return [m for m in ordered if phase in (None, m.phase) and not self._is_discarded(m)]
 
@@ -154,8 +156,8 @@ class CheckpointStore:
         return {folder.name for folder in storage_of(self.folder).folders() if _NAME.fullmatch(folder.name)}
 
     def sweep(self, names: Set[str]) -> None:
-        """Removes those of `names` that are not committed: an attempt was killed, or failed, while it saved or removed
-        them. What has another name may belong to a writer that is still at work."""
+        """Removes those of `names` that are not committed: an execution was killed, or failed, while it saved or
+        removed them. What has another name may belong to a writer that is still at work."""
         for name in self.names() & names:
             if not storage_of(self.folder / name / MANIFEST).exists():
                 log.info("unfinished_checkpoint_removed", checkpoint=name)
@@ -190,7 +192,7 @@ class CheckpointStore:
 
     def _own(self, manifest: Manifest) -> Manifest:
         if self.job_uid is None:
-            return manifest.revised(attempt=0)
+            return manifest.revised(execution=0)
         if manifest.job.uid != self.job_uid:
             raise TrainingError(
                 f"checkpoint {manifest.name} in {self.folder} belongs to job {manifest.job.name} with uid"
@@ -214,7 +216,7 @@ def _reading(path: Place) -> Iterator[None]:
 
 def _hits(discards: Discards, manifest: Manifest) -> bool:
     rules = discards.get(manifest.phase, ())
-    return any(manifest.attempt < rule.before_attempt and manifest.step >= rule.from_step for rule in rules)
+    return any(manifest.execution < rule.before_execution and manifest.step >= rule.from_step for rule in rules)
 
 
 def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
@@ -232,7 +234,7 @@ def manifests_in(checkpoints: Place) -> list[Manifest]:
 
 def read_manifest(folder: Place) -> Manifest | None:
     """The manifest of a folder; None, with a warning, when it makes no sense: such a checkpoint is taken as not
-    committed. Raises TrainingError when it cannot be read, or a later release wrote it: to start from an older
+    committed. Raises TrainingError when it cannot be read, or has another format version: to start from an older
     checkpoint would throw its training away."""
     try:
         text = storage_of(folder / MANIFEST).read()
@@ -242,7 +244,7 @@ def read_manifest(folder: Place) -> Manifest | None:
     except OSError as error:
         raise unknown(folder, error) from error
     except ValidationError as error:
-        _refuse_later_version(folder, text)
+        _refuse_other_version(folder, text)
         log.warning("manifest_unreadable", checkpoint=folder.name, error=str(error).splitlines()[0])
     return None
 
@@ -251,16 +253,15 @@ def unknown(place: Place, error: OSError) -> TrainingError:
     return TrainingError(f"{place} cannot be read, so nobody knows which checkpoint is the newest: {error}")
 
 
-def _refuse_later_version(folder: Place, text: bytes) -> None:
+def _refuse_other_version(folder: Place, text: bytes) -> None:
     try:
         version = json.loads(text)["formatVersion"]
     except (ValueError, KeyError, TypeError):
         return
-    if isinstance(version, int) and version not in READABLE_VERSIONS:
-        readable = " and ".join(map(str, READABLE_VERSIONS))
+    if isinstance(version, int) and version != FORMAT_VERSION:
+        remedy = _FOR_EARLIER if version < FORMAT_VERSION else _FOR_LATER
         raise TrainingError(
-            f"{folder / MANIFEST} has format version {version}, and this release reads {readable}; use the release that"
-            " wrote it, or move the checkpoint away to go on from the one before"
+            f"{folder / MANIFEST} has format version {version}, and this release reads {FORMAT_VERSION}; {remedy}"
         )
 
 

@@ -13,8 +13,7 @@ from typing import Any, NoReturn, get_args
 
 import click
 from pseudoreal_api.base import DnsLabel
-from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_api.spec.run import OptimizerState
+from pseudoreal_api.spec.phase import OptimizerState, Sharing
 from pseudoreal_api.wire.messages import ExitCode
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
@@ -166,8 +165,8 @@ def _refuse_existing(path: Place) -> None:
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--to", "phase", required=True, callback=_phase_name, help="Name of the phase that begins with it.")
 @click.option("--blocks", type=click.IntRange(min=1), help="Blocks of that phase. Default: one for each layer.")
-@click.option("--pattern", type=click.Choice(["cycle", "segment"]), default="cycle", show_default=True)
-@click.option("--optimizer-state", type=click.Choice(get_args(OptimizerState)), default="scale", show_default=True)
+@click.option("--pattern", type=click.Choice(["Cycle", "Segment"]), default="Cycle", show_default=True)
+@click.option("--optimizer-state", type=click.Choice(get_args(OptimizerState)), default="Scale", show_default=True)
 @click.option("--materialize", "as_files", is_flag=True, help="Write plain files, which take their full size on disk.")
 def delink(
     checkpoint: Opened, phase: str, blocks: int | None, pattern: Any, optimizer_state: OptimizerState, as_files: bool

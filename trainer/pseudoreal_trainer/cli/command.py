@@ -10,7 +10,7 @@ from rich.console import Console
 from pseudoreal_trainer.cli import checkpoint_command, plan_command
 from pseudoreal_trainer.cli.display import Display, summary
 from pseudoreal_trainer.cli.job_file import notice, read_job
-from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed
+from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, use_endpoint
 from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.training.metrics import METRICS_FILE
@@ -36,6 +36,7 @@ def run(file: Path, workdir: Path | None, resume: bool, trace: Path | None) -> N
         click.echo(str(error), err=True)
         sys.exit(ExitCode.INVALID_JOB)
     click.echo(notice(job.spec))
+    use_endpoint(job.spec.checkpoint.storage)
     display = Display(console)
     try:
         with display:
@@ -81,7 +82,7 @@ def sample(checkpoint: checkpoint_command.Opened, prompt: str, count: int) -> No
     checkpoint.store.verify(manifest)
     model = Transformer(manifest.model, manifest.sharing)
     load_weights(model, checkpoint.reader)
-    text = generate(model, prompt.encode(), count, manifest.model.sequence)
+    text = generate(model, prompt.encode(), count, manifest.model.sequence_length)
     click.echo(prompt + readable(text))
 
 

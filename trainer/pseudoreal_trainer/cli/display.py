@@ -107,8 +107,8 @@ def summary(directory: RunDirectory, seconds: dict[str, float]) -> Table:
     """The table of all finished phases. `seconds`: those of training, for each phase that ran now."""
     table = Table("phase", "steps", "loss", "start val", "end val", "seconds")
     done = 0
-    for phase in directory.job.spec.phases:
-        manifest = directory.finished(phase.name)
+    for index, phase in enumerate(directory.job.spec.phases):
+        manifest = directory.finished(index)
         if manifest is None:
             continue
         losses = (manifest.loss, manifest.start_validation_loss, manifest.validation_loss)

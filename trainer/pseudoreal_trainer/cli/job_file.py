@@ -7,14 +7,17 @@ import yaml
 from pseudoreal_api.base import KIND, ApiModel
 from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable
 from pseudoreal_api.spec.check import InvalidJob, check_job
+from pseudoreal_api.spec.checkpoint import Storage
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pydantic.alias_generators import to_camel
 
 from pseudoreal_trainer.data.corpus import corpus_files
 from pseudoreal_trainer.errors import InvalidJobError
 
-_RECOVERY = ("restart", "hang", "deadlines", "clean_up", "restart_from", "suspend")
+_RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend")
 _CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
+_POD = ("resources", "pod")
+"""Fields of a phase that describe its pods."""
 
 
 def read_job(path: Path) -> PseudoRealJob:
@@ -53,10 +56,17 @@ def notice(spec: PseudoRealJobSpec) -> str:
     """A phrase that lists what the file asks for and a local run ignores."""
     ignored = [f"spec.{to_camel(field)}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
-    ignored += [f"spec.phases[{p.name}].resources" for p in spec.phases if _is_set(p, "resources")]
-    ignored += ["spec.checkpoint.volume", "spec.checkpoint.path"] if spec.checkpoint.volume is not None else []
+    ignored += [f"spec.phases[{p.name}].{field}" for field in _POD for p in spec.phases if _is_set(p, field)]
+    ignored += _ignored_storage(spec.checkpoint.storage)
     ignored += [f"spec.phases[{p.name}].offload.volume" for p in spec.phases if p.offload.volume is not None]
     return f"ignored in a local run: {', '.join(ignored) or 'nothing'}"
+
+
+def _ignored_storage(storage: Storage) -> list[str]:
+    ignored = ["spec.checkpoint.storage.volume"] if storage.volume is not None else []
+    objects = storage.object_storage
+    has_secret = objects is not None and objects.credentials_secret_name is not None
+    return ignored + (["spec.checkpoint.storage.objectStorage.credentialsSecretName"] if has_secret else [])
 
 
 def _is_set(model: ApiModel, field: str) -> bool:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
-from pseudoreal_api.resolved.resolve import delink_config, phase_config
+from pseudoreal_api.resolved.resolve import delink_config
+from pseudoreal_api.spec.checkpoint import Storage
+from pseudoreal_api.spec.network import Preflight
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.cli.run_directory import RunDirectory
@@ -43,26 +45,27 @@ class LocalRun:
     def run(self) -> None:
         """Runs all phases that are not finished. Raises PodFailed. After SIGINT or SIGTERM the phase that runs saves
         and yields, which is a PodFailed too."""
-        for index, phase in enumerate(self.directory.job.spec.phases):
-            if self.directory.finished(phase.name) is None:
+        for index in range(len(self.directory.job.spec.phases)):
+            if self.directory.finished(index) is None:
                 if index > 0:
-                    self._pod(delink_config(self.directory.job, index, **self._where()))
+                    self._pod(self._delink_config(index))
                 self._pod(self._phase_config(index))
 
     def _phase_config(self, index: int) -> PhaseConfig:
-        offload = str(self.directory.path.resolve() / "offload")
-        config = phase_config(self.directory.job, index, offload_directory=offload, **self._where())
         trace = None if self.trace is None else str(self.trace.resolve())
         # One machine has no links to check, and spec.network and resources are said to be ignored.
-        return config.model_copy(update={"trace_directory": trace, "preflight": False, "gpus": 0})
+        changes = {"trace_directory": trace, "preflight": Preflight(), "gpus": 0}
+        return self.directory.phase_config(index).model_copy(update=changes)
 
-    def _where(self) -> dict[str, Any]:
-        return {"attempt": self.directory.attempt, "work_directory": str(self.directory.path.resolve())}
+    def _delink_config(self, index: int) -> DelinkConfig:
+        directory = self.directory
+        work = str(directory.path.resolve())
+        return delink_config(directory.job, index, execution=directory.execution, work_directory=work)
 
     def _pod(self, config: PhaseConfig | DelinkConfig) -> None:
         files = self.directory.path / "pods"
         files.mkdir(exist_ok=True)
-        stem = files / f"{config.phase}-{config.role}"
+        stem = files / f"{config.phase}-{config.stage}"
         config_file, termination = stem.with_suffix(".json"), stem.with_suffix(".termination.json")
         if isinstance(config, PhaseConfig):
             # All ranks are processes of one pod.
@@ -124,6 +127,13 @@ def _passing_signals_to(pod: subprocess.Popen[str]) -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
+def use_endpoint(storage: Storage) -> None:
+    """Makes this process, and the pods that it starts, ask the service that the spec names for objects: boto reads its
+    address from the environment."""
+    if storage.object_storage is not None and storage.object_storage.endpoint is not None:
+        os.environ["AWS_ENDPOINT_URL"] = storage.object_storage.endpoint
+
+
 def _environment(termination: Path) -> dict[str, str]:
     own = {
         "PET_NNODES": "1",
@@ -146,6 +156,6 @@ def _read(termination: Path, config: PhaseConfig | DelinkConfig, exit_code: int)
     return TerminationMessage(
         outcome="Failed",
         phase=config.phase,
-        attempt=config.attempt,
+        execution=config.execution,
         message=f"the pod's process ended with exit code {exit_code} and without a word",
     )

@@ -63,7 +63,7 @@ def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> li
     chosen = [index for index, known in enumerate(names) if name in (None, known)]
     return [
         (
-            phase_config(job, index, attempt=1, work_directory=".", offload_directory="."),
+            phase_config(job, index, execution=1, work_directory=".", offload_directory="."),
             "cuda" if gpus_of(job.spec.phases[index]) or (profile and profile.overlaps) else "cpu",
         )
         for index in chosen

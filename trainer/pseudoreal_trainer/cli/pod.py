@@ -76,11 +76,14 @@ def _run(path: Path, stop: "_Stop") -> TerminationMessage:
 
 
 def _refused(path: Path, error: ContractError) -> TerminationMessage:
-    """The message of a pod that cannot read its configuration. The phase and the attempt are written alike in every
+    """The message of a pod that cannot read its configuration. The phase and the execution are written alike in every
     release."""
     config = json.loads(path.read_bytes())
     return TerminationMessage(
-        outcome="InvalidJob", phase=config.get("phase", ""), attempt=config.get("attempt", 0), message=str(error)[:2000]
+        outcome="InvalidJob",
+        phase=config.get("phase", ""),
+        execution=config.get("execution", 0),
+        message=str(error)[:2000],
     )
 
 

@@ -101,8 +101,8 @@ def _train(
 ) -> TerminationMessage:
     heartbeat.working("reads the corpus")
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
-    corpus = load_corpus(config.data, config.model.sequence)
-    if config.preflight:
+    corpus = load_corpus(config.data, config.model.sequence_length)
+    if config.preflight.mode != "None":
         heartbeat.working("checks ranks and links")
         run_preflight(config, config_file)
     heartbeat.working("imports torch")

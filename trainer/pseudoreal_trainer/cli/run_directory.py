@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.resolved.resolve import object_storage
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.resolve import object_storage, phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
+from pydantic import ValidationError
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
@@ -16,12 +18,20 @@ from pseudoreal_trainer.checkpoint.storage.place import place_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
 
+_CHANGEABLE = ("pod", "scheduling", "restart", "hang", "deadlines", "cleanUp", "requests", "suspend")
+"""Fields of spec that may change between two runs, as in a cluster while a job is suspended."""
+_CHANGEABLE_IN_PHASES = ("pod", "resources")
+_GROWING = ("step", "tokens")
+"""Bounds of `until` that may grow in the last phase."""
+
+Json = dict[str, Any]
+
 
 class _Record(ApiModel):
     """The content of job.json."""
 
     uid: str
-    attempt: int
+    execution: int
     job: PseudoRealJob
 
 
@@ -30,39 +40,81 @@ class RunDirectory:
     path: Path
     job: PseudoRealJob
     """The job, with the uid that the run was given when it began."""
-    attempt: int
+    execution: int
 
     @property
     def store(self) -> CheckpointStore:
         return CheckpointStore(place_of(object_storage(self.job) or str(self.path)), self.job.metadata.uid)
 
-    def finished(self, phase: str) -> Manifest | None:
-        """The checkpoint that ends the phase, once it is there."""
-        return next((m for m in self.store.committed(phase) if m.phase_complete), None)
+    def phase_config(self, index: int) -> PhaseConfig:
+        work = self.path.resolve()
+        return phase_config(
+            self.job,
+            index,
+            execution=self.execution,
+            work_directory=str(work),
+            offload_directory=str(work / "offload"),
+        )
+
+    def finished(self, index: int) -> Manifest | None:
+        """The checkpoint that ends the phase at `index`, once it is there."""
+        config = self.phase_config(index)
+        return next((m for m in self.store.committed(config.phase) if m.ends_phase(config)), None)
 
 
 def open_run(path: Path, job: PseudoRealJob, *, resume: bool) -> RunDirectory:
     """The folder of a run, which begins or resumes. Raises InvalidJobError when the folder holds a run that is not to
-    be resumed, or one of another spec."""
+    be resumed, one of another release, or one whose spec differs in what must not change."""
     record_path = path / "job.json"
     if not record_path.exists():
-        record = _Record(uid=str(uuid.uuid4()), attempt=0, job=job)
+        record = _Record(uid=str(uuid.uuid4()), execution=0, job=job)
     elif resume:
-        record = _Record.model_validate_json(record_path.read_bytes())
+        record = _read(record_path)
         _refuse_changes(record.job.spec.to_dict(), job.spec.to_dict(), record_path)
     else:
         raise InvalidJobError(f"{path} already holds a run; go on with it by --resume, or choose another --workdir")
-    record = record.model_copy(update={"attempt": record.attempt + 1})
+    record = record.model_copy(update={"execution": record.execution + 1, "job": job})
     path.mkdir(parents=True, exist_ok=True)
     write_atomically(record_path, record.to_json(indent=2))
     metadata = job.metadata.model_copy(update={"uid": record.uid})
-    return RunDirectory(path, job.model_copy(update={"metadata": metadata}), record.attempt)
+    return RunDirectory(path, job.model_copy(update={"metadata": metadata}), record.execution)
 
 
-def _refuse_changes(before: dict[str, Any], now: dict[str, Any], record: Path) -> None:
-    field = first_difference(before, now, "spec")
+def _read(record: Path) -> _Record:
+    try:
+        return _Record.model_validate_json(record.read_bytes())
+    except ValidationError as error:
+        raise InvalidJobError(
+            f"{record} is not of this release; finish the run with the release that began it, or choose another"
+            " --workdir"
+        ) from error
+
+
+def _refuse_changes(before: Json, now: Json, record: Path) -> None:
+    """Allows what an API server allows of a suspended job: phases that follow, a later end of the last one, and what
+    decides only on where and how pods run."""
+    phases = len(before["phases"])
+    field = first_difference(_lasting(before, phases), _as_long_as(_lasting(now, phases), before), "spec")
     if field is not None:
         raise InvalidJobError(f"{field} differs from the run's own in {record}; undo that, or choose another --workdir")
+
+
+def _lasting(spec: Json, phases: int) -> Json:
+    """What of a spec, and of its first phases, must not change."""
+    kept = [_without(phase, _CHANGEABLE_IN_PHASES) for phase in spec["phases"][:phases]]
+    return _without(spec, _CHANGEABLE) | {"phases": kept}
+
+
+def _without(fields: Json, names: tuple[str, ...]) -> Json:
+    return {name: value for name, value in fields.items() if name not in names}
+
+
+def _as_long_as(now: Json, before: Json) -> Json:
+    """The spec `now` with the last bounds of `before` wherever they have only grown."""
+    *earlier, last = now["phases"]
+    old = before["phases"][-1]["until"]
+    grown = {name: old[name] for name in _GROWING if name in old and last["until"].get(name, 0) >= old[name]}
+    return now | {"phases": [*earlier, last | {"until": last["until"] | grown}]}
 
 
 def first_difference(before: Any, now: Any, path: str) -> str | None:

@@ -21,26 +21,27 @@ class Architecture:
 
 def architecture_of(model: Model) -> Architecture:
     """The architecture that computes what the model does: a Llama, or with experts a Mixtral. Raises NotExportable."""
-    name = "Llama" if model.moe is None else "Mixtral"
-    if model.ffn.activation != "swiglu":
+    name = "Llama" if model.experts is None else "Mixtral"
+    if model.feed_forward.activation != "SwiGLU":
         raise NotExportable(
-            f"model.ffn.activation is {model.ffn.activation}, and a {name}'s is swiglu; export this one as safetensors"
+            f"model.feedForward.activation is {model.feed_forward.activation}, and a {name}'s is SwiGLU; export this"
+            " one as safetensors"
         )
-    if model.moe is None:
+    if model.experts is None:
         return Architecture("LlamaForCausalLM", "llama", _ATTENTION | _LLAMA, {"mlp_bias": False})
-    return _mixtral(model.moe)
+    return _mixtral(model.experts)
 
 
-def _mixtral(moe: MixtureOfExperts) -> Architecture:
+def _mixtral(experts: MixtureOfExperts) -> Architecture:
     """A Mixtral with one expert for each token, whose weight Mixtral's normalization makes 1. It has no capacity: where
     ours are full, it computes what ours leave out."""
-    if moe.prototypes > 1:
+    if experts.prototypes > 1:
         raise NotExportable(
-            f"model.moe.prototypes is {moe.prototypes}, and a Mixtral has one router over all experts of a layer;"
-            " export this one as safetensors"
+            f"model.experts.prototypes is {experts.prototypes}, and a Mixtral has one router over all experts of a"
+            " layer; export this one as safetensors"
         )
-    config = {"num_local_experts": moe.experts, "num_experts_per_tok": 1, "sliding_window": None}
-    return Architecture("MixtralForCausalLM", "mixtral", _ATTENTION | _experts(moe.experts), config)
+    config = {"num_local_experts": experts.count, "num_experts_per_tok": 1, "sliding_window": None}
+    return Architecture("MixtralForCausalLM", "mixtral", _ATTENTION | _experts(experts.count), config)
 
 
 def _experts(count: int) -> dict[str, str]:

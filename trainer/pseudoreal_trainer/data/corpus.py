@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.spec.model import Data
+from pseudoreal_api.spec.data import Data
 from pydantic import Field
 
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
@@ -66,7 +66,7 @@ def load_corpus(data: Data, sequence: int) -> Corpus:
             raise InvalidJobError(
                 f"data.path {data.path} with data.pattern {data.pattern} holds {len(text)} bytes, of which"
                 f" data.validation.fraction {data.validation.fraction} leaves {len(part)} for {name}; at least"
-                f" model.sequence + 1 = {sequence + 1} are needed: add text or lower model.sequence"
+                f" model.sequenceLength + 1 = {sequence + 1} are needed: add text or lower model.sequenceLength"
             )
     return corpus
 

@@ -2,8 +2,6 @@
 number of ranks, no restart and no change of phase repeats or skips a sample. Pure."""
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,10 +9,6 @@ from pseudoreal_api.spec.phase import Batch
 
 from pseudoreal_trainer.data.corpus import Bytes
 from pseudoreal_trainer.data.permutation import permute
-
-Generator = Literal["feistel-splitmix64-v1", "numpy PCG64"]
-"""Name of the rule that makes the order of an epoch's samples. numpy's, of releases before 0.3, keeps a list of all
-samples, and numpy does not promise the same one for ever (NEP 19); training that began with it goes on with it."""
 
 Indices = NDArray[np.int64]
 
@@ -26,7 +20,6 @@ class Stream:
     text: Bytes
     sequence: int
     seed: int
-    generator: Generator = "feistel-splitmix64-v1"
 
     @property
     def samples(self) -> int:
@@ -48,8 +41,6 @@ class Stream:
         return take_windows(self.text, self.windows_at(first, end) * self.sequence, self.sequence)
 
     def _of_epoch(self, epoch: int, position: int, count: int) -> Indices:
-        if self.generator == "numpy PCG64":
-            return _numpy_order(self.samples, self.seed, epoch)[position : position + count]
         positions = np.arange(position, position + count, dtype=np.uint64)
         return permute(positions, self.samples, self.seed, epoch).astype(np.int64)
 
@@ -68,8 +59,3 @@ def rank_parts(batch: Batch, cursor: int, rank: int, ranks: int) -> list[tuple[i
     width = batch.sequences // batch.micro_batches
     begins = range(cursor, cursor + batch.sequences, width)
     return [(begin + width * rank // ranks, begin + width * (rank + 1) // ranks) for begin in begins]
-
-
-@lru_cache(maxsize=2)
-def _numpy_order(samples: int, seed: int, epoch: int) -> Indices:
-    return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(samples)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.activations import StashRoom
@@ -82,7 +82,7 @@ def build_parts(blueprint: Blueprint, grid: Grid, trace: Trace) -> Parts:
         captures=RingRoom(rooms.memory),
         lanes=lanes,
         trace=trace,
-        hidden=blueprint.model.hidden,
+        hidden=blueprint.model.hidden_size,
         master=blueprint.master,
         compute=blueprint.compute,
     )
@@ -97,9 +97,9 @@ def _rooms(blueprint: Blueprint, grid: Grid, trace: Trace) -> Rooms:
     rooms = Rooms(memory, region, Slots(region.all_of("passing")), {}, {}, {})
     local = layout.local_units(grid.pipeline_rank)
     for unit in local:
-        if layout.home(unit) != "disk":
+        if layout.home(unit) != "Disk":
             rooms.states[unit] = _memory_state(blueprint, grid, unit, rooms, adamw)
-    on_disk = {unit: _extent(blueprint, grid, unit) for unit in local if layout.home(unit) == "disk"}
+    on_disk = {unit: _extent(blueprint, grid, unit) for unit in local if layout.home(unit) == "Disk"}
     if on_disk:
         folder, staging = blueprint.offload_directory, region.all_of("staging")
         states = open_disk_states(folder, on_disk, layout.keeps_gradient, staging, rooms.slots, adamw, trace)
@@ -115,7 +115,7 @@ def _extent(blueprint: Blueprint, grid: Grid, unit: int) -> Extent:
 
 
 def _memory_state(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms, adamw: AdamW) -> MemoryState:
-    vectors = _on_host if grid.layout.home(unit) == "host" else _on_device
+    vectors = _on_host if grid.layout.home(unit) == "Host" else _on_device
     return MemoryState(_extent(blueprint, grid, unit), vectors(blueprint, grid, unit, rooms), adamw, rooms.slots)
 
 
@@ -158,7 +158,7 @@ def _on_device(blueprint: Blueprint, grid: Grid, unit: int, rooms: Rooms) -> Vec
 
 def _keeps_whole_gradient(grid: Grid, unit: int) -> bool:
     layout = grid.layout
-    return not layout.moves(unit) and (layout.sharding in ("none", "optimizer") or layout.data == 1)
+    return not layout.moves(unit) and (layout.sharding in ("None", "Optimizer") or layout.data == 1)
 
 
 def _slots(blueprint: Blueprint, grid: Grid) -> list[Tensor]:

@@ -227,7 +227,7 @@ class Copies:
         return dist.all_gather_into_tensor(flat, shard, group=self._grid.data, async_op=True)
 
     def _count(self, unit: int, weights: Tensor) -> None:
-        if self._layout.home(unit) != "device":
+        if self._layout.home(unit) != "Device":
             self._trace.move("h2d", weights.nbytes)
 
     def _refresh(self, step: Fetch) -> None:

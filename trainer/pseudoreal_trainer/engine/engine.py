@@ -103,7 +103,7 @@ class Engine:
 
     @property
     def _may_leave_out_units(self) -> bool:
-        return self._blueprint.optimizer.non_finite == "Skip" and self._grid.layout.clipping != "global"
+        return self._blueprint.optimizer.non_finite == "Skip" and self._grid.layout.clipping != "Global"
 
     def probe(self, next_blocks: Sequence[int] | None) -> Probe:
         """A probe for one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours
@@ -139,7 +139,7 @@ class Engine:
         """Hands the state of the newest step to the sink, unit by unit in the order of `spans`: those ranges of the
         units' flat vectors. Training may go on meanwhile. The future ends when the sink has all of it."""
         sources = [self._source(unit, span) for unit, span in spans.items()]
-        crosses = any(self._grid.layout.home(unit) == "device" for unit in spans)
+        crosses = any(self._grid.layout.home(unit) == "Device" for unit in spans)
         ring = self._parts.captures.ring(buffer_bytes, crosses=crosses)
         capture = Capture(sources, sink, ring, self._parts.lanes, self.trace)
         self._parts.updates.holds |= capture.captured

@@ -57,7 +57,7 @@ class Modules:
         self._last = len(units) - 1
         self._run_block = _compiled(modules[1]) if compiled else modules[1]
         self._dtype = dtype
-        self._head_width = model.hidden // model.heads
+        self._head_width = model.hidden_size // model.attention.heads
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def of(self, unit: int) -> UnitModule:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.gradients import Gradients, Reduction
@@ -113,7 +113,7 @@ class Reductions:
         self._left_out.clear()
 
     def _finish(self, step: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
-        state, at_home = self._states[step.unit], self._layout.home(step.unit) == "device"
+        state, at_home = self._states[step.unit], self._layout.home(step.unit) == "Device"
         try:
             with self._trace.span("reduce", step), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
                 self._await(step, reduction)
@@ -155,7 +155,7 @@ class Reductions:
         # On a lane: what is read on that of compute waits for all passes that are called already.
         with self._trace.span("agree", step), self._lanes.on(Lane.UPDATE):
             self._lanes.follow(computed)
-            square = self._own_square() if self._layout.clipping == "global" else 0.0
+            square = self._own_square() if self._layout.clipping == "Global" else 0.0
             values = [0.0 if loss is None else float(loss), square, *map(float, asked)]
             with self._heartbeat.waiting("agrees on the step"):
                 loss_sum, norm, stop, finish = self._summed(values, self._grid.side_world)
@@ -179,7 +179,7 @@ class Reductions:
         assert agreement is not None, "the plan agrees before it updates"
         if not agreement.trains:
             return None
-        if self._layout.clipping == "global":
+        if self._layout.clipping == "Global":
             return self._factor(agreement.norm)
         square = self._whole_square(unit)
         # In the master type: the second moment of a larger gradient would not be finite.
@@ -190,12 +190,12 @@ class Reductions:
 
     def _factor(self, norm: float) -> float:
         bound = float(self._spec.clipping.norm)
-        return 1.0 if self._layout.clipping == "none" else min(1.0, bound / (norm + _TINY))
+        return 1.0 if self._layout.clipping == "None" else min(1.0, bound / (norm + _TINY))
 
     def _whole_square(self, unit: int) -> float:
         """Squared norm of the unit's gradient; where no other rank needs to know it, of this rank's part alone."""
         square = self._squares.pop(unit)
-        if self._layout.shards == 1 or (self._layout.clipping == "none" and not self._skips):
+        if self._layout.shards == 1 or (self._layout.clipping == "None" and not self._skips):
             return square
         with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
             return self._summed([square], self._grid.side_data)[0]

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 
-from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 
 from pseudoreal_trainer.engine.ranks.grid import Grid
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark

@@ -117,7 +117,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
-        tokens_per_step=config.batch.sequences * config.model.sequence,
+        tokens_per_step=config.batch.sequences * config.model.sequence_length,
         step_seconds=prediction.timeline.seconds if prediction else None,
         tokens_to_hide=prediction.tokens_to_hide if prediction else {},
         bottleneck=prediction.bottleneck if prediction else None,
@@ -158,7 +158,7 @@ def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:
 def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> int:
     """Bytes that kernels hold for themselves. Raises ValueError when nothing was measured in that precision."""
     tokens = sizes.most_tokens(layout.data)
-    speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden, tokens)
+    speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden_size, tokens)
     return round(speed.scratch_share * Graphs(sizes, tokens).block_backward)
 
 
@@ -186,5 +186,5 @@ def _hints(layout: Layout) -> list[str]:
         return [summed]
     return [
         f"{summed}; pattern cycle with a number of blocks that is a multiple of parallelism.pipeline"
-        f" {layout.pipeline} (here {', '.join(free)}) and schedule layered needs no sum"
+        f" {layout.pipeline} (here {', '.join(free)}) and schedule Layered needs no sum"
     ]

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from math import nan
 from typing import TypeVar
 
-from pseudoreal_api.wire.reports import Place
+from pseudoreal_api.wire.reports import Activity
 
 from pseudoreal_trainer.heartbeat.first_failure import FirstFailure
 from pseudoreal_trainer.heartbeat.record import HeartbeatFile
@@ -34,7 +34,7 @@ class Heartbeat:
         self.updates = SideThread("updates", clock)
         self.saving = SideThread("writes a checkpoint", clock)
         self.failure = FirstFailure()
-        self._place: Place = "starting"
+        self._activity: Activity = "starting"
         """While it does not wait."""
         self._doing = ""
         self._step = self._waits = 0
@@ -56,7 +56,7 @@ class Heartbeat:
     def working(self, what: str) -> None:
         """The main thread works at this from now on."""
         self._doing = what
-        self._beat(self._place, what, self._clock())
+        self._beat(self._activity, what, self._clock())
 
     def join(self, future: Future[_T], thread: SideThread) -> _T:
         """Waits for what another thread of this rank makes. The rank is waiting only while that thread is. Raises the
@@ -80,7 +80,7 @@ class Heartbeat:
     def step(self) -> Iterator[None]:
         """Around a training step, which is done at the end of it."""
         begin, waited = self._clock(), self._waited
-        self._place = "computing"
+        self._activity = "computing"
         self.working("a step")
         yield
         self._busy.append(self._clock() - begin - (self._waited - waited))
@@ -102,7 +102,7 @@ class Heartbeat:
             self._file.write_saved(self._clock())
 
     def ended(self) -> None:
-        self._place = "ended"
+        self._activity = "ended"
         self.working("")
 
     def _wait_for(self, future: Future[_T], thread: SideThread, begin: float) -> None:
@@ -117,8 +117,8 @@ class Heartbeat:
 
     def _look_at(self, thread: SideThread, begin: float) -> None:
         waits_for, since = thread.waits_for()
-        place: Place = self._place if waits_for is None else "waiting"
-        self._beat(place, waits_for or thread.work, max(since, begin))
+        activity: Activity = self._activity if waits_for is None else "waiting"
+        self._beat(activity, waits_for or thread.work, max(since, begin))
 
     def _works_again(self, waited: float) -> None:
         """`waited`: seconds of the wait that has ended which were spent on other ranks."""
@@ -126,6 +126,6 @@ class Heartbeat:
         self._waits += 1
         self.working(self._doing)
 
-    def _beat(self, place: Place, doing: str, since: float) -> None:
+    def _beat(self, activity: Activity, doing: str, since: float) -> None:
         if self._file is not None:
-            self._file.write(place, doing, since, self._step, self._waits, self._busy_seconds, self._save_began)
+            self._file.write(activity, doing, since, self._step, self._waits, self._busy_seconds, self._save_began)

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any, get_args
 from zlib import crc32
 
-from pseudoreal_api.wire.reports import Place
+from pseudoreal_api.wire.reports import Activity
 
-_PLACES: tuple[Place, ...] = get_args(Place)
-_INDEX = {place: index for index, place in enumerate(_PLACES)}
+_ACTIVITIES: tuple[Activity, ...] = get_args(Activity)
+_INDEX = {activity: index for index, activity in enumerate(_ACTIVITIES)}
 _RECORD = struct.Struct("<QIIB64sdQQdd")
-"""Layout of a record: its number, pid, rank, place, doing, since, step, waits, busy seconds, begin of the save."""
+"""Layout of a record: its number, pid, rank, activity, doing, since, step, waits, busy seconds, begin of the save."""
 _SAVED = struct.Struct("<d")
 _CHECKSUM = struct.Struct("<I")
 _RECORD_BYTES, _SAVED_BEGIN, _FILE_BYTES = 128, 256, 272
@@ -32,10 +32,10 @@ class HeartbeatRecord:
 
     pid: int
     rank: int
-    place: Place
+    activity: Activity
     doing: str
     since: float
-    """Moment from which place and doing hold."""
+    """Moment from which activity and doing hold."""
     step: int
     """Training steps done, from the job's start."""
     waits: int
@@ -57,13 +57,20 @@ class HeartbeatFile:
         self._pid, self._rank, self._number = pid, rank, 0
 
     def write(
-        self, place: Place, doing: str, since: float, step: int, waits: int, busy_seconds: float, save_began: float
+        self,
+        activity: Activity,
+        doing: str,
+        since: float,
+        step: int,
+        waits: int,
+        busy_seconds: float,
+        save_began: float,
     ) -> None:
         """Writes a record. `doing`: what passes 64 bytes is cut off. `busy_seconds`, `save_began`: NaN where there is
         none."""
         self._number += 1
         numbers = (since, step, waits, busy_seconds, save_began)
-        body = _RECORD.pack(self._number, self._pid, self._rank, _INDEX[place], doing.encode(), *numbers)
+        body = _RECORD.pack(self._number, self._pid, self._rank, _INDEX[activity], doing.encode(), *numbers)
         self._put(self._number % 2 * _RECORD_BYTES, body)
 
     def write_saved(self, moment: float) -> None:
@@ -80,12 +87,12 @@ def read_heartbeat(path: Path) -> HeartbeatRecord | None:
     found = [record for record in (_sound(content, _RECORD, copy * _RECORD_BYTES) for copy in range(2)) if record]
     if not found:
         return None
-    _, pid, rank, place, doing, since, step, waits, busy, began = max(found)
+    _, pid, rank, activity, doing, since, step, waits, busy, began = max(found)
     saved = _sound(content, _SAVED, _SAVED_BEGIN)
     return HeartbeatRecord(
         pid=pid,
         rank=rank,
-        place=_PLACES[place],
+        activity=_ACTIVITIES[activity],
         doing=doing.rstrip(b"\0").decode(errors="replace"),
         since=since,
         step=step,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_api.spec.optimizer import Optimizer
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from pseudoreal_api.spec.model import Model, Optimizer
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import Optimizer
 from torch import Tensor
 
 from pseudoreal_trainer.engine.build import Blueprint
@@ -43,7 +44,7 @@ def pass_seconds(device: torch.device) -> float:
     cell = Cell("float32", hidden=32, tokens=8)
     spec = cell.sizes.model
     layout = Layout(tuple(range(_LAYERS)), pipeline=1, data=1, micro_batches=_MICRO_BATCHES)
-    windows = torch.randint(256, (1, spec.sequence + 1), device=device)
+    windows = torch.randint(256, (1, spec.sequence_length + 1), device=device)
     with tempfile.TemporaryDirectory(prefix="pseudoreal-") as folder:
         engine = _engine(spec, layout, device, Path(folder))
         training = Training(cell.tokens * _MICRO_BATCHES, 1e-3, stop=False)
@@ -56,7 +57,13 @@ def pass_seconds(device: torch.device) -> float:
 
 
 def _engine(spec: Model, layout: Layout, device: torch.device, folder: Path) -> Engine:
-    model = Model(layers=_LAYERS, hidden=spec.hidden, heads=spec.heads, sequence=spec.sequence, ffn=spec.ffn)
+    model = Model(
+        layers=_LAYERS,
+        hidden_size=spec.hidden_size,
+        attention=spec.attention,
+        sequence_length=spec.sequence_length,
+        feed_forward=spec.feed_forward,
+    )
     blueprint = Blueprint(
         model=model,
         optimizer=Optimizer(),

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
-from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -38,10 +38,10 @@ class Cell:
     def sizes(self) -> Sizes:
         model = Model(
             layers=1,
-            hidden=self.hidden,
-            heads=self.hidden // _HEAD_WIDTH[self.device],
-            sequence=min(_SEQUENCE[self.device], self.tokens),
-            ffn=FeedForward(hidden=4 * self.hidden),
+            hidden_size=self.hidden,
+            attention=Attention(heads=self.hidden // _HEAD_WIDTH[self.device]),
+            sequence_length=min(_SEQUENCE[self.device], self.tokens),
+            feed_forward=FeedForward(size=4 * self.hidden),
         )
         compute, master = compute_bytes(self.compute), master_bytes(self.compute)
         return Sizes(model, units_of(model, 1), compute, master, micro_batch=1, device=self.device)
@@ -74,9 +74,11 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
     spec, dtype = cell.sizes.model, _DTYPES[cell.compute]
     with torch.device(device):
         block, head = Block(spec).to(dtype), Head(spec).to(dtype)
-        source = torch.randn(cell.tokens // spec.sequence, spec.sequence, spec.hidden, dtype=dtype)  # [B, T, H]
+        source = torch.randn(
+            cell.tokens // spec.sequence_length, spec.sequence_length, spec.hidden_size, dtype=dtype
+        )  # [B, T, H]
         targets = torch.randint(VOCABULARY, (cell.tokens,))
-    rotation = rotary(spec.sequence, spec.hidden // spec.heads, source)
+    rotation = rotary(spec.sequence_length, spec.hidden_size // spec.attention.heads, source)
 
     def forward() -> Tensor:
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """Number formats in which a phase computes and keeps its state."""
 
 import torch
-from pseudoreal_api.spec.model import Precision
+from pseudoreal_api.spec.optimizer import Precision
 
 
 def master_dtype(precision: Precision) -> torch.dtype:

@@ -36,9 +36,9 @@ class Router(nn.Linear):
 
 
 class Experts(nn.ModuleList):
-    def __init__(self, spec: Model, moe: MixtureOfExperts) -> None:
-        super().__init__(FeedForward(spec.hidden, spec.ffn) for _ in range(moe.experts))
-        self._prototypes = moe.prototypes
+    def __init__(self, spec: Model, experts: MixtureOfExperts) -> None:
+        super().__init__(FeedForward(spec.hidden_size, spec.feed_forward) for _ in range(experts.count))
+        self._prototypes = experts.prototypes
         self._capacity = capacity_of(spec)
 
     def forward(self, hidden: Tensor, logits: Tensor) -> Tensor:
@@ -109,6 +109,6 @@ def capacity_of(spec: Model) -> int:
     """Number of tokens of a sequence that an expert accepts: `capacityFactor` times its even share, rounded up. It is
     that of a training sequence also where a shorter one is read: the beginning of a text is computed as it is in the
     whole."""
-    assert spec.moe is not None, "only experts have one"
-    share = Fraction(spec.sequence * spec.moe.prototypes, spec.moe.experts)
-    return ceil(Fraction(spec.moe.capacity_factor) * share)
+    assert spec.experts is not None, "only experts have one"
+    share = Fraction(spec.sequence_length * spec.experts.prototypes, spec.experts.count)
+    return ceil(Fraction(spec.experts.capacity_factor) * share)

@@ -6,13 +6,13 @@ from torch.nn import functional as F
 
 
 class FeedForward(nn.Module):
-    """gelu: down(gelu(up(x))). swiglu: down(silu(gate(x)) * up(x)) (Shazeer 2020, "GLU variants")."""
+    """GELU: down(gelu(up(x))). SwiGLU: down(silu(gate(x)) * up(x)) (Shazeer 2020, "GLU variants")."""
 
     def __init__(self, hidden: int, spec: FeedForwardSpec) -> None:
         super().__init__()
-        self.gate = nn.Linear(hidden, spec.hidden, bias=False) if spec.activation == "swiglu" else None
-        self.up = nn.Linear(hidden, spec.hidden, bias=False)
-        self.down = nn.Linear(spec.hidden, hidden, bias=False)
+        self.gate = nn.Linear(hidden, spec.size, bias=False) if spec.activation == "SwiGLU" else None
+        self.up = nn.Linear(hidden, spec.size, bias=False)
+        self.down = nn.Linear(spec.size, hidden, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The layer's output: [..., H] -> [..., H]."""

@@ -20,11 +20,11 @@ class Transformer(nn.Module):
     def __init__(self, spec: ModelSpec, sharing: Sharing) -> None:
         super().__init__()
         self.layer_blocks = blocks_of_layers(sharing, spec.layers)
-        self.head_width = spec.hidden // spec.heads
-        self.embedding = nn.Embedding(VOCABULARY, spec.hidden)
+        self.head_width = spec.hidden_size // spec.attention.heads
+        self.embedding = nn.Embedding(VOCABULARY, spec.hidden_size)
         self.blocks = nn.ModuleList(Block(spec) for _ in range(sharing.blocks))
-        self.norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
-        self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
+        self.norm = nn.RMSNorm(spec.hidden_size, eps=EPSILON)
+        self.head = nn.Linear(spec.hidden_size, VOCABULARY, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The logits of the next token: tokens [B, T] -> [B, T, 256]."""
@@ -39,7 +39,7 @@ class Transformer(nn.Module):
 class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, spec.hidden)
+        self.embedding = nn.Embedding(VOCABULARY, spec.hidden_size)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The tokens' embeddings: [B, T] -> [B, T, H]."""
@@ -52,8 +52,8 @@ class Head(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
-        self.head = nn.Linear(spec.hidden, VOCABULARY, bias=False)
+        self.norm = nn.RMSNorm(spec.hidden_size, eps=EPSILON)
+        self.head = nn.Linear(spec.hidden_size, VOCABULARY, bias=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The logits: [B, T, H] -> [B, T, 256]."""
@@ -64,15 +64,15 @@ class Head(nn.Module):
 class Block(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.attention_norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
-        self.attention = Attention(spec.hidden, spec.heads)
-        self.ffn_norm = nn.RMSNorm(spec.hidden, eps=EPSILON)
-        if spec.moe is None:
-            self.ffn = FeedForward(spec.hidden, spec.ffn)
+        self.attention_norm = nn.RMSNorm(spec.hidden_size, eps=EPSILON)
+        self.attention = Attention(spec.hidden_size, spec.attention.heads)
+        self.ffn_norm = nn.RMSNorm(spec.hidden_size, eps=EPSILON)
+        if spec.experts is None:
+            self.ffn = FeedForward(spec.hidden_size, spec.feed_forward)
         else:
-            self.router = Router(spec.hidden, spec.moe.experts)
-            self.experts = Experts(spec, spec.moe)
-        self.is_mixture = spec.moe is not None
+            self.router = Router(spec.hidden_size, spec.experts.count)
+            self.experts = Experts(spec, spec.experts)
+        self.is_mixture = spec.experts is not None
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
         """The block's output: [B, T, H] -> [B, T, H]."""

@@ -11,7 +11,7 @@ from pseudoreal_trainer.plan.steps import Backward
 def gradient_buffers(layout: Layout, rank: int) -> int:
     """Number of whole gradients of units without room of their own that exist at a time: those that grow, and one that
     is being reduced meanwhile."""
-    spans = _growth(replace(layout, homes=(), sharding="none"), rank)
+    spans = _growth(replace(layout, homes=(), sharding="None"), rank)
     sharing = [spans[unit] for unit in layout.local_units(rank) if layout.has_gradient_shard(unit)]
     growing = max((sum(span.start in other for other in sharing) for span in sharing), default=0)
     return min(growing + 1, len(sharing))

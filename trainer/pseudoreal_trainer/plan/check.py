@@ -81,7 +81,7 @@ class _RankState:
     agreed: bool = False
 
     def read_ahead(self, step: Read) -> None:
-        _require(self.layout.home(step.unit) == "disk", "its home is not disk")
+        _require(self.layout.home(step.unit) == "Disk", "its home is not Disk")
         _require(step.unit not in self.read, "it is read ahead already")
         self.read.add(step.unit)
 
@@ -89,7 +89,7 @@ class _RankState:
         unit = step.unit
         _require(unit not in self.resident, "its working copy exists already")
         _require(self.layout.moves(unit) or self.layout.refreshed(unit), "its working copy always exists")
-        _require(self.layout.home(unit) != "disk" or unit in self.read, "its weights were not read from disk")
+        _require(self.layout.home(unit) != "Disk" or unit in self.read, "its weights were not read from disk")
         _require(unit not in self.updated, "its update has started")
         self.read.discard(unit)
         self.resident.add(unit)
@@ -193,7 +193,7 @@ class _RankState:
 
     def agree(self, _: Agree) -> None:
         _require(not self.agreed, "all ranks agree only once")
-        if self.layout.clipping == "global":
+        if self.layout.clipping == "Global":
             self._require_all("reduced", self.reduced)
         if self.layout.rank_of(self.layout.head) == self.rank:
             losses = [Backward(self.layout.head, m) for m in range(self.layout.micro_batches)]

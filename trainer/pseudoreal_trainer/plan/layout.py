@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from pseudoreal_api.spec.model import ClippingMode
+from pseudoreal_api.spec.optimizer import ClippingMode
 from pseudoreal_api.spec.phase import Home, Schedule, StateSharding
 
-_MODULAR = ("layered", "interleaved")
+_MODULAR = ("Layered", "Interleaved")
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Layout:
     data: int
     """Number of data-parallel ranks of each pipeline rank."""
     micro_batches: int
-    order: Schedule = "layered"
-    sharding: StateSharding = "none"
+    order: Schedule = "Layered"
+    sharding: StateSharding = "None"
     homes: tuple[Home, ...] = ()
     """Home of each unit. Empty: all are on the device."""
     window: int = 2
@@ -28,7 +28,7 @@ class Layout:
     recompute: bool = True
     stash: bool = False
     """Whether boundary activations wait on the host."""
-    clipping: ClippingMode = "global"
+    clipping: ClippingMode = "Global"
     measures: bool = False
     """Whether, in some steps, the gradients of layers that share a block are measured one by one."""
 
@@ -115,16 +115,16 @@ class Layout:
         return tuple(tuple(sorted(ranks)) for ranks in found)
 
     def home(self, unit: int) -> Home:
-        return self.homes[unit] if self.homes else "device"
+        return self.homes[unit] if self.homes else "Device"
 
     @property
     def shards(self) -> int:
         """Number of parts into which the state of each unit is split. A unit that moves has no whole copy anywhere."""
-        return 1 if self.sharding == "none" else self.data
+        return 1 if self.sharding == "None" else self.data
 
     def moves(self, unit: int) -> bool:
         """Whether the unit's working copy exists in the window only."""
-        return self.home(unit) != "device" or (self.sharding == "full" and self.data > 1)
+        return self.home(unit) != "Device" or (self.sharding == "Full" and self.data > 1)
 
     def refreshed(self, unit: int) -> bool:
         """Whether the unit's working copy stays, and is gathered from the updated shards once a step."""
@@ -132,12 +132,12 @@ class Layout:
 
     def has_gradient_shard(self, unit: int) -> bool:
         """Whether the unit's gradient is whole only until it is reduced."""
-        return self.moves(unit) or (self.sharding in ("gradients", "full") and self.data > 1)
+        return self.moves(unit) or (self.sharding in ("Gradients", "Full") and self.data > 1)
 
     def keeps_gradient(self, unit: int) -> bool:
         """Whether the unit's update waits for the gradients of other units or ranks, so that its own is kept meanwhile;
         otherwise the update follows at once."""
-        return self.clipping == "global" or len(self.users[unit]) > 1
+        return self.clipping == "Global" or len(self.users[unit]) > 1
 
     @property
     def is_tied(self) -> bool:

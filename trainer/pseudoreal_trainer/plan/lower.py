@@ -82,7 +82,7 @@ def _early_agreement(layout: Layout, order: Sequence[Compute]) -> int | None:
     """Index into `order` of the pass after which a rank agrees with the others that the loss is finite, unless it does
     so at the end: the last of the head, and elsewhere the first of all. So no rank is late: a rank that waits for
     another one updates nothing meanwhile, and gives no room back in which its next gradients could grow."""
-    if layout.clipping == "global" or not any(isinstance(compute, Backward) for compute in order):
+    if layout.clipping == "Global" or not any(isinstance(compute, Backward) for compute in order):
         return None
     head = [i for i, c in enumerate(order) if isinstance(c, Backward) and c.position == layout.head]
     return max(head, default=0)
@@ -91,7 +91,7 @@ def _early_agreement(layout: Layout, order: Sequence[Compute]) -> int | None:
 def _early_update(layout: Layout, unit: int) -> Iterator[Step]:
     """The update of a unit as soon as it is reduced: without global clipping, unless other pipeline ranks have a part
     in its gradient."""
-    if layout.clipping != "global" and len(layout.users[unit]) == 1:
+    if layout.clipping != "Global" and len(layout.users[unit]) == 1:
         yield Update(unit)
 
 
@@ -101,7 +101,7 @@ def _ending(layout: Layout, rank: int) -> Iterator[Step]:
         unit for unit in reversed(range(layout.units)) if rank in layout.users[unit] and len(layout.users[unit]) > 1
     ]
     yield from map(Tie, tied)
-    if layout.clipping != "global":
+    if layout.clipping != "Global":
         yield from map(Update, tied)
         return
     yield Agree()

@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.steps import Backward, Compute, Forward
 
 def compute_order(layout: Layout, rank: int) -> list[Compute]:
     """Forward and backward passes of a pipeline rank. Raises ValueError when the order does not fit the numbers."""
-    orders = {"layered": _layered, "gpipe": _gpipe, "1f1b": _one_forward_one_backward, "interleaved": _interleaved}
+    orders = {"Layered": _layered, "GPipe": _gpipe, "1F1B": _one_forward_one_backward, "Interleaved": _interleaved}
     return list(orders[layout.order](layout, rank))
 
 

@@ -4,10 +4,10 @@ from pseudoreal_api.spec.phase import Sharing
 
 
 def blocks_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
-    """Entry l is the block of layer l: l mod blocks (cycle) or l // (layers / blocks) (segment)."""
+    """Entry l is the block of layer l: l mod blocks (Cycle) or l // (layers / blocks) (Segment)."""
     if layers % sharing.blocks:
         raise ValueError(f"sharing.blocks {sharing.blocks} must divide model.layers {layers}; change one of them")
-    if sharing.pattern == "cycle":
+    if sharing.pattern == "Cycle":
         return tuple(layer % sharing.blocks for layer in range(layers))
     return tuple(layer // (layers // sharing.blocks) for layer in range(layers))
 

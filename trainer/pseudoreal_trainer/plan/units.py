@@ -66,9 +66,9 @@ class Unit:
 def units_of(model: Model, blocks: int) -> tuple[Unit, ...]:
     """The embedding, the blocks, then the final norm with the head."""
     return (
-        _unit(EMBEDDING, {"embedding.weight": (VOCABULARY, model.hidden)}),
+        _unit(EMBEDDING, {"embedding.weight": (VOCABULARY, model.hidden_size)}),
         *(_unit(block_name(block), _block(model, block)) for block in range(blocks)),
-        _unit(HEAD, {"norm.weight": (model.hidden,), "head.weight": (VOCABULARY, model.hidden)}),
+        _unit(HEAD, {"norm.weight": (model.hidden_size,), "head.weight": (VOCABULARY, model.hidden_size)}),
     )
 
 
@@ -96,23 +96,23 @@ def in_block(name: str, block: int) -> str:
 
 
 def _block(model: Model, block: int) -> dict[str, tuple[int, ...]]:
-    hidden = model.hidden
+    hidden = model.hidden_size
     shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (hidden,)}
     shapes |= {f"attention.{name}.weight": (hidden, hidden) for name in ("query", "key", "value", "output")}
     shapes |= {"ffn_norm.weight": (hidden,)}
-    if model.moe is None:
+    if model.experts is None:
         shapes |= _feed_forward(model, "ffn")
     else:
-        shapes |= {"router.weight": (model.moe.experts, hidden)}
-        for expert in range(model.moe.experts):
+        shapes |= {"router.weight": (model.experts.count, hidden)}
+        for expert in range(model.experts.count):
             shapes |= _feed_forward(model, f"experts.{expert}")
     return {f"{block_name(block)}.{name}": shape for name, shape in shapes.items()}
 
 
 def _feed_forward(model: Model, name: str) -> dict[str, tuple[int, ...]]:
-    hidden, inner = model.hidden, model.ffn.hidden
+    hidden, inner = model.hidden_size, model.feed_forward.size
     shapes: dict[str, tuple[int, ...]] = {"up": (inner, hidden), "down": (hidden, inner)}
-    if model.ffn.activation == "swiglu":
+    if model.feed_forward.activation == "SwiGLU":
         shapes = {"gate": (inner, hidden)} | shapes
     return {f"{name}.{matrix}.weight": shape for matrix, shape in shapes.items()}
 

@@ -51,7 +51,7 @@ class _Window:
             yield from self._read(unit)
 
     def _read(self, unit: int) -> Iterator[Step]:
-        if self.layout.home(unit) == "disk" and unit not in self.read:
+        if self.layout.home(unit) == "Disk" and unit not in self.read:
             self.read.add(unit)
             yield Read(unit)
 

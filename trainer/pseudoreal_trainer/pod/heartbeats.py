@@ -4,7 +4,7 @@ import re
 import time
 from pathlib import Path
 
-from pseudoreal_api.wire.reports import PodReport, RankSign
+from pseudoreal_api.wire.reports import PodReport, RankReport
 
 from pseudoreal_trainer.heartbeat.record import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.pod.pod_folder import PodFolder
@@ -17,18 +17,18 @@ def pod_report(folder: PodFolder) -> PodReport:
     return PodReport(ranks=rank_heartbeats(folder), progress=folder.progress(), checkpoint=folder.checkpoint())
 
 
-def rank_heartbeats(folder: PodFolder) -> list[RankSign]:
+def rank_heartbeats(folder: PodFolder) -> list[RankReport]:
     """The newest heartbeat of each rank that has begun."""
     records = [record for record in map(read_heartbeat, folder.heartbeats()) if record is not None]
     return [rank_heartbeat(record, time.monotonic(), process_state(record.pid)) for record in records]
 
 
-def rank_heartbeat(record: HeartbeatRecord, now: float, process: str) -> RankSign:
+def rank_heartbeat(record: HeartbeatRecord, now: float, process: str) -> RankReport:
     """What a pod reports of a rank. Pure. `now`: seconds of CLOCK_MONOTONIC. `process`: the state that `process_state`
     finds."""
-    return RankSign(
+    return RankReport(
         rank=record.rank,
-        place=record.place,
+        activity=record.activity,
         doing=record.doing,
         seconds=max(0.0, now - record.since),
         step=record.step,

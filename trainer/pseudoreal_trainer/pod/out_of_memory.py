@@ -92,13 +92,13 @@ def _changes(config: PhaseConfig, on_gpu: bool) -> Iterator[str]:
         yield f"raise {phase}.resources.limits.memory"
     if config.batch.micro_batches < config.batch.sequences:
         yield f"raise {phase}.batch.microBatches (now {config.batch.micro_batches})"
-    if not config.activations.recompute:
-        yield f"set {phase}.activations.recompute: true"
-    elif on_gpu and config.activations.home == "device":
-        yield f"set {phase}.activations.home: host"
-    if offload.home != "disk":
-        yield f"set {phase}.offload.home: {'host' if on_gpu and offload.home == 'device' else 'disk'}"
-    if offload.window > 1 and (offload.homes or offload.budget or offload.home != "device"):
+    if config.activations.keep == "All":
+        yield f"set {phase}.activations.keep: Inputs"
+    elif on_gpu and config.activations.home == "Device":
+        yield f"set {phase}.activations.home: Host"
+    if offload.home != "Disk":
+        yield f"set {phase}.offload.home: {'Host' if on_gpu and offload.home == 'Device' else 'Disk'}"
+    if offload.window > 1 and (offload.homes or offload.budget or offload.home != "Device"):
         yield f"lower {phase}.offload.window (now {offload.window})"
     if not on_gpu:
         yield f"lower spec.checkpoint.bufferBytes (now {config.checkpoint.buffer_bytes})"

@@ -36,7 +36,7 @@ def ended_badly(
     return TerminationMessage(
         outcome=outcome,
         phase=config.phase,
-        attempt=config.attempt,
+        execution=config.execution,
         message=text[:2000],
         suspect=suspect,
         peer_lost=peer_lost,

@@ -23,6 +23,8 @@ def log_check(verdict: Verdict, findings: Collection[Finding]) -> None:
     usual = {column: _median(row[column] for row in times) for column in _COLUMNS}
     slowest = sorted(times, key=lambda row: -(row["product_ms"] or 0))[:_LISTED]
     log.info("preflight", ranks=len(times), broken=len(verdict.broken), median=usual, slowest=slowest)
+    for fault in verdict.broken:
+        log.warning("preflight_broken", ranks=fault.ranks, message=fault.text)
     for fault in verdict.slow:
         log.warning("preflight_slow", rank=fault.ranks[0], message=fault.text)
 
@@ -45,5 +47,5 @@ def sentence(verdict: Verdict) -> str:
     others = f"; and {more} more" if more > 0 else ""
     return (
         f"the check before the first step found: {found}{others}. Look at that node's accelerators and network, or keep"
-        " it free of pods (kubectl cordon NODE); the next attempt checks again"
+        " it free of pods (kubectl cordon NODE); the next execution checks again"
     )

@@ -1,4 +1,5 @@
-"""What a worker does with the check: starts it, waits for it, and goes no further when a rank is broken."""
+"""What a worker does with the check: starts it, waits for it, and where the job says so goes no further when a rank is
+broken."""
 
 import os
 import socket
@@ -7,6 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.reports import NODE_NAME
 
@@ -19,20 +21,34 @@ COMMAND = (sys.executable, "-m", "pseudoreal_trainer.preflight")
 _SECONDS = 1200.0
 """Seconds after which a check that hangs as a whole is ended; it keeps its own, shorter limits."""
 
+log = structlog.get_logger()
+
 
 def run_preflight(config: PhaseConfig, path: Path) -> None:
     """Runs the check of a rank. Every rank calls this, with the file of its configuration. Raises TrainingError when a
-    rank is broken."""
+    rank is broken, or its check is, and spec.network.preflight.mode is Fail; with Warn the log says so."""
     rank = int(os.environ.get("RANK", "0"))
+    try:
+        verdict = _checked(rank, path)
+    except TrainingError as error:
+        if config.preflight.mode == "Fail":
+            raise
+        log.warning("preflight_broken", ranks=[rank], message=str(error))
+        return
+    # With Warn they are named in the log of rank 0, whose check writes it.
+    if verdict.broken and config.preflight.mode == "Fail":
+        raise TrainingError(sentence(verdict), suspect_elsewhere(verdict.suspect, rank, config.processes_per_worker))
+
+
+def _checked(rank: int, config: Path) -> Verdict:
+    """The verdict on all ranks. Raises TrainingError when this rank's check ends without one."""
     with tempfile.TemporaryDirectory(prefix="preflight-") as folder:
         file = Path(folder) / "verdict.json"
-        ending = _run(path, file)
+        ending = _run(config, file)
         if not file.exists():
             node = os.environ.get(NODE_NAME) or socket.gethostname()
             raise TrainingError(f"the check of rank {rank} on node {node} before the first step {ending}")
-        verdict = Verdict.model_validate_json(file.read_bytes())
-    if verdict.broken:
-        raise TrainingError(sentence(verdict), suspect_elsewhere(verdict.suspect, rank, config.processes_per_worker))
+        return Verdict.model_validate_json(file.read_bytes())
 
 
 def _run(config: Path, verdict: Path) -> str:

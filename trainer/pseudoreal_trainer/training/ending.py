@@ -32,7 +32,7 @@ class Rules:
 
     def after_loss(self, progress: Progress) -> Ending:
         """The end, once the validation loss of this step is known."""
-        loss, reached = self.config.until.loss, progress.validation_loss
+        loss, reached = self.config.until.validation_loss, progress.validation_loss
         # Also a loss that is no number has not been reached.
         if loss is None or reached is None or not reached <= float(loss):
             return progress.ending
@@ -66,7 +66,7 @@ class Rules:
     def _last_step(self, progress: Progress) -> int:
         tokens, last = self.config.until.tokens, self.config.phase_steps
         if tokens is not None:
-            per_step = self.config.batch.sequences * self.config.model.sequence
+            per_step = self.config.batch.sequences * self.config.model.sequence_length
             last = min(last, progress.step + max(0, ceil((tokens - progress.tokens) / per_step)))
         return last if progress.ending.step is None else min(last, progress.ending.step)
 

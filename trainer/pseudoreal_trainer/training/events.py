@@ -29,7 +29,7 @@ log = structlog.get_logger()
 
 
 def log_corpus(config: PhaseConfig, corpus: Corpus, validation: Validation) -> None:
-    windows = with_context(corpus, config.model.sequence, config.data.validation.sequences)
+    windows = with_context(corpus, config.model.sequence_length, config.data.validation.sequences)
     log.info(
         "corpus",
         bytes=corpus.bytes,
@@ -95,7 +95,7 @@ def log_sample(config: PhaseConfig, corpus: Corpus, store: CheckpointStore) -> N
     model = Transformer(config.model, config.sharing)
     load_weights(model, store.reader(manifest))
     prompt = corpus.validation[:_PROMPT_BYTES].tobytes()
-    text = generate(model, prompt, SAMPLE_BYTES, config.model.sequence, config.data.seed)
+    text = generate(model, prompt, SAMPLE_BYTES, config.model.sequence_length, config.data.seed)
     log.info("sample", phase=config.phase, prompt=readable(prompt), text=readable(text))
 
 

@@ -127,7 +127,7 @@ class Reporter:
             loss=progress.loss,
             validation_loss=validation_loss,
             learning_rate=phase_rate(config, progress.step, progress.begin),
-            tokens_per_second=config.batch.sequences * config.model.sequence / pace,
+            tokens_per_second=config.batch.sequences * config.model.sequence_length / pace,
             seconds=self._meter.seconds,
             remaining_seconds=(config.phase_steps - progress.step) * pace,
             global_cursor=progress.cursor,

@@ -47,7 +47,7 @@ def train_phase(
     if compiles(config, ranks):
         require_compiler()
     store = store_of(config)
-    fence = Fence(store.work_directory, config.attempt)
+    fence = Fence(store.work_directory, config.execution)
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)
@@ -94,7 +94,7 @@ def train_step(
     """
     step, grid = progress.step + 1, engine.grid
     batch = StreamBatch(stream, rank_parts(config.batch, progress.cursor, grid.data_rank, grid.layout.data))
-    tokens = config.batch.sequences * config.model.sequence
+    tokens = config.batch.sequences * config.model.sequence_length
     rate = phase_rate(config, step, progress.begin)
     return engine.train(batch, Training(tokens, rate, stop, finish), step, probe)
 
@@ -134,7 +134,7 @@ class _Phase:
     def train(self, stop: Callable[[], bool]) -> bool:
         """Makes steps until the phase is over; True: until some rank was asked to `stop`."""
         config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.grid.ranks.heartbeat
-        stream = Stream(self.corpus.train, config.model.sequence, config.data.seed, progress.generator)
+        stream = Stream(self.corpus.train, config.model.sequence_length, config.data.seed)
         first = progress.step + 1
         while not rules.is_over(progress):
             finish = self.pod is not None and self.pod.is_asked_to_finish()
@@ -212,7 +212,7 @@ class _Phase:
         """Begins to save, and waits for the end if the spec says so."""
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)
         self._report(self.saver.start(manifest))
-        if self.config.checkpoint.mode == "sync":
+        if self.config.checkpoint.mode == "Sync":
             self._report(self.saver.finish())
         self.progress.parent = manifest.name
         return manifest
@@ -230,7 +230,7 @@ def _termination(
     return TerminationMessage(
         outcome=outcome,
         phase=config.phase,
-        attempt=config.attempt,
+        execution=config.execution,
         step=manifest.step,
         tokens=manifest.tokens,
         loss=manifest.loss,

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from math import isfinite
 
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.spec.run import OptimizerState
+from pseudoreal_api.spec.phase import OptimizerState
 
 from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement, Random, Skipped, Updates
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.data.stream import Generator
 from pseudoreal_trainer.engine.reductions import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 
@@ -46,8 +45,6 @@ class Progress:
     """Step at which the phase began."""
     optimizer_state: OptimizerState | None = None
     """What the delink that began the phase did to the moments of blocks. None: the first phase."""
-    generator: Generator = "feistel-splitmix64-v1"
-    """The order of the samples goes on as it began, whatever release that was."""
 
     @classmethod
     def saved_in(cls, manifest: Manifest) -> "Progress":
@@ -65,7 +62,6 @@ class Progress:
             parent=manifest.name,
             begin=manifest.phase_begin,
             optimizer_state=manifest.optimizer_state,
-            generator=manifest.random.generator,
         )
 
     def advance(self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str]) -> None:
@@ -77,22 +73,22 @@ class Progress:
         loss = loss_of(agreed, config)
         self.skipped = _skipped(self, agreed, loss, skips=config.optimizer.non_finite == "Skip")
         self.cursor += config.batch.sequences
-        self.tokens = self.cursor * config.model.sequence
+        self.tokens = self.cursor * config.model.sequence_length
         if isfinite(loss):
             self.loss = loss
         if agreed.trains:
             self.updates = self.updates.and_one(left_out)
 
-    def manifest(self, config: PhaseConfig, corpus: CorpusIdentity | None, *, complete: bool = False) -> Manifest:
+    def manifest(self, config: PhaseConfig, corpus: CorpusIdentity, *, complete: bool = False) -> Manifest:
         """What a checkpoint of this moment says, but for its tensors and files. `complete`: it ends the phase."""
         return Manifest(
             job=config.job,
-            attempt=config.attempt,
+            execution=config.execution,
             phase=config.phase,
             phase_index=config.index,
             model=config.model,
             sharing=config.sharing,
-            random=Random(generator=self.generator, seed=config.data.seed),
+            random=Random(seed=config.data.seed),
             corpus=corpus,
             step=self.step,
             phase_begin=self.begin,
@@ -114,7 +110,7 @@ class Progress:
 
 def loss_of(agreed: Agreement, config: PhaseConfig) -> float:
     """Nats per token, over the whole batch."""
-    return agreed.loss_sum / (config.batch.sequences * config.model.sequence)
+    return agreed.loss_sum / (config.batch.sequences * config.model.sequence_length)
 
 
 def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:

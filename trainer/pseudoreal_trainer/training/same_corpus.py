@@ -31,7 +31,7 @@ def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
         return
     start = origin.checkpoint.manifest
     before = start.corpus
-    if before is None or identity.is_same_text(before):
+    if identity.is_same_text(before):
         return
     if isinstance(origin, Continued):
         log.warning("continues_with_another_corpus", checkpoint=start.name, now=str(identity), before=str(before))

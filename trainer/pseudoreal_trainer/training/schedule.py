@@ -3,7 +3,7 @@
 from math import cos, pi
 
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_api.spec.optimizer import Optimizer
 
 
 def phase_rate(config: PhaseConfig, step: int, begin: int) -> float:
@@ -25,11 +25,11 @@ def _remaining(optimizer: Optimizer, done: int, steps: int) -> float:
     """Share of the decay that is still to come, after `done` of the `steps` behind the warm-up."""
     progress = min(1.0, done / steps)
     match optimizer.schedule:
-        case "constant":
+        case "Constant":
             return 1.0
-        case "linear":
+        case "Linear":
             return 1.0 - progress
-        case "cosine":
+        case "Cosine":
             return (1.0 + cos(pi * progress)) / 2
-        case "warmupStableDecay":
+        case "WarmupStableDecay":
             return min(1.0, (1.0 - progress) / float(optimizer.decay_fraction))

@@ -31,7 +31,7 @@ from pseudoreal_trainer.training.progress import Progress
 
 
 def first_progress(config: PhaseConfig, origin: Origin) -> Progress:
-    """How far the phase is before this attempt's first step."""
+    """How far the phase is before this execution's first step."""
     if isinstance(origin, Anew):
         return Progress()
     progress = Progress.saved_in(origin.checkpoint.manifest)
@@ -46,7 +46,7 @@ def device_kind(ranks: Ranks) -> Device:
 
 
 def compiles(config: PhaseConfig, ranks: Ranks) -> bool:
-    return config.compile and ranks.device.type == "cuda"
+    return config.compile.mode == "Blocks" and ranks.device.type == "cuda"
 
 
 @contextmanager

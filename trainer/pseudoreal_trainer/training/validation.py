@@ -53,9 +53,9 @@ def window_starts(corpus: Corpus, sequence: int, most: int) -> Indices:
 
 
 def phase_validation(config: PhaseConfig, corpus: Corpus, layout: Layout, device: Device) -> Validation:
-    starts = window_starts(corpus, config.model.sequence, config.data.validation.sequences)
+    starts = window_starts(corpus, config.model.sequence_length, config.data.validation.sequences)
     at_once = sequences_at_once(layout, phase_sizes(config, device))
-    return Validation(take_windows(corpus.validation, starts, config.model.sequence), at_once)
+    return Validation(take_windows(corpus.validation, starts, config.model.sequence_length), at_once)
 
 
 def with_context(corpus: Corpus, sequence: int, most: int) -> Bytes:

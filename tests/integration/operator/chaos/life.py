@@ -12,7 +12,7 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 
 from kubernetes import client
-from pseudoreal_api.names import LABEL_PHASE, LABEL_ROLE
+from pseudoreal_api.names import LABEL_PHASE, LABEL_STAGE
 
 from tests.integration.operator.chaos.proxy import Proxy
 from tests.integration.operator.cluster import CHECKPOINTS, RESULTS, Cluster, Job
@@ -60,7 +60,7 @@ class Life:
 
     def live_on(self) -> Story:
         self.run_to_the_end()
-        self.until("the last event", lambda: self.starts > 1 or ("Event", "Succeeded") in self._created())
+        self.until("the last event", lambda: self.starts > 1 or ("Event", "Completed") in self._created())
         end = _essence(self.job.body)
         self.delete()
         return Story(end, Counter(self._created()))
@@ -140,13 +140,13 @@ class Life:
 
 def _stage(pod: Json) -> str:
     labels = pod["metadata"]["labels"]
-    return "delink" if labels[LABEL_ROLE] == "delink" else labels[LABEL_PHASE]
+    return "delink" if labels[LABEL_STAGE] == "delink" else labels[LABEL_PHASE]
 
 
 def _essence(body: Json) -> Json:
     """The status without its times, and what kopf may have left."""
     status = body["status"]
-    kept = {key: status.get(key) for key in ("phase", "executionAttempt", "restarts", "checkpoint", "phases")}
+    kept = {key: status.get(key) for key in ("state", "execution", "restarts", "checkpoint", "phases")}
     kept["conditions"] = sorted([c["type"], c["status"], c["reason"]] for c in status["conditions"])
     kept["annotations"] = body["metadata"].get("annotations")
     timeless: Json = json.loads(_TIME.sub("some time", json.dumps(kept)))

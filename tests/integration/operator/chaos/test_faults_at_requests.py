@@ -11,7 +11,7 @@ pytestmark = pytest.mark.integration
 def test_a_job_ends_the_same_whatever_goes_wrong(lives: Lives) -> None:
     calm = lives.undisturbed()
     end = calm.story.end
-    assert (end["phase"], end["executionAttempt"], end["restarts"]) == ("Succeeded", 1, 0)
+    assert (end["state"], end["execution"], end["restarts"]) == ("Complete", 1, 0)
     assert {count for (kind, _), count in calm.story.created.items() if kind != "Event"} == {1}
     complaints = lives.complaints(list(sample(calm.counts)), calm)
     assert not complaints, "\n".join(complaints)

@@ -28,20 +28,27 @@ class _Silence:
         return time.monotonic() - self._begin > QUIET_SECONDS
 
 
-def test_suspended_and_ended_jobs_are_not_looked_at_not_even_by_a_new_operator_if_they_ended(lives: Lives) -> None:
+def test_a_new_operator_leaves_jobs_alone_at_which_nothing_is_to_be_done(lives: Lives) -> None:
+    """It sees that in a few lists: ended and suspended jobs, and one that trains."""
     with lives.life("quiet") as life:
         life.create()
         life.run_to_the_end()
         suspended = [life.cluster.create(f"suspended-{number}", spec__suspend=True) for number in range(JOBS)]
         for job in suspended:
-            job.wait("the suspension", lambda status: status.phase == "Suspended")
+            job.wait("the suspension", lambda status: status.state == "Suspended")
             wait_for("its events", lambda job=job: "Suspended" in job.reasons())
-        wait_for("the last event", lambda: "Succeeded" in life.job.reasons())
+        training = life.cluster.create("training")
+        training.run("training-pseudo-e1")
+        training.wait("the training", lambda status: any(c.reason == "Training" for c in status.conditions))
+        wait_for("the last event", lambda: "Completed" in life.job.reasons())
         wait_for("no request for a while", _Silence(life.proxy).has_lasted)
 
         life.operator.kill()
         asked = len(life.proxy.exchanges)
         life.operator.start()
-        for job in suspended:
-            wait_for("a look", lambda job=job: any(e.path.endswith(job.name) for e in life.proxy.exchanges[asked:]))
-        assert not any(e.path.endswith(f"/pseudorealjobs/{life.job.name}") for e in life.proxy.exchanges[asked:])
+        wait_for("the lists", lambda: any(e.path.endswith("/pods") for e in life.proxy.exchanges[asked:]))
+        wait_for("no request for a while", _Silence(life.proxy).has_lasted)
+        names = {life.job.name, training.name, *(job.name for job in suspended)}
+        assert [e.path for e in life.proxy.exchanges[asked:] if any(name in e.path for name in names)] == []
+        life.cluster.patch_job(suspended[0].name, {"spec": {"suspend": False}})
+        suspended[0].pods(f"{suspended[0].name}-pseudo-e1")

@@ -16,7 +16,7 @@ def test_a_watch_that_is_cut_or_expires_is_taken_up_again(lives: Lives) -> None:
         life.create()
         life.until("the cut", lambda: life.proxy.struck)
         life.proxy.inject(Fault(Kind.ERROR_410, Target.JOB_CHANGE, life.proxy.counts[Target.JOB_CHANGE] + 2))
-        assert life.live_on().end["phase"] == "Succeeded"
+        assert life.live_on().end["state"] == "Complete"
         assert life.proxy.struck
         wait_for("a look of the probe", lambda: life.operator.health()["watchers"] == 4, life.explain)
         assert life.starts == 1
@@ -41,7 +41,7 @@ def test_a_watch_of_children_outlives_whatever_ends_it(lives: Lives, kind: Kind)
         for number in (1, 3, 5):
             life.proxy.inject(Fault(kind, Target.CHILD_CHANGE, life.proxy.counts[Target.CHILD_CHANGE] + number))
             life.until("the fault", lambda: life.proxy.struck)
-        assert life.live_on().end["phase"] == "Succeeded"
+        assert life.live_on().end["state"] == "Complete"
         assert life.starts == 1
 
 

@@ -26,7 +26,7 @@ def test_a_job_created_anew_is_not_taken_for_the_old_one(lives: Lives) -> None:
         assert life.cluster.find(JOB) is None, "nothing held it"
         life.create()
         life.run_to_the_end()
-        assert (life.job.status.execution_attempt, life.job.status.restarts) == (1, 0)
+        assert (life.job.status.execution, life.job.status.restarts) == (1, 0)
 
 
 def _written(life: Life) -> set[str]:

@@ -28,7 +28,7 @@ class Server:
 
 
 def child(*owners: Json) -> Json:
-    return {"kind": "Job", "metadata": {"name": "j-a1", "namespace": "default", "ownerReferences": list(owners)}}
+    return {"kind": "Job", "metadata": {"name": "j-e1", "namespace": "default", "ownerReferences": list(owners)}}
 
 
 async def _make(server: Any, manifest: Json) -> None:
@@ -47,7 +47,7 @@ async def test_what_another_pass_made_is_used() -> None:
 
 @pytest.mark.parametrize("owners", [(), ({"controller": True, "uid": "theirs"},), ({"uid": "ours"},)])
 async def test_what_is_another_s_is_named(owners: tuple[Json, ...]) -> None:
-    with pytest.raises(NameConflict, match=r"^Job j-a1 in namespace default is not of this job .* delete it"):
+    with pytest.raises(NameConflict, match=r"^Job j-e1 in namespace default is not of this job .* delete it"):
         await _make(Server(child(*owners)), child(OURS))
 
 

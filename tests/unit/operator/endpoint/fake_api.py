@@ -10,7 +10,7 @@ Json = dict[str, Any]
 
 
 def review_of(
-    pod: str = "j-pseudo-a1-0", uid: str = "pod-uid", namespace: str = "default", audience: str = REPORT_AUDIENCE
+    pod: str = "j-pseudo-e1-0", uid: str = "pod-uid", namespace: str = "default", audience: str = REPORT_AUDIENCE
 ) -> Json:
     """The status of a TokenReview, as the API server answers for a token that is bound to a pod."""
     return {
@@ -27,9 +27,9 @@ def review_of(
 
 
 def pod_body(
-    name: str = "j-pseudo-a1-0", uid: str = "pod-uid", namespace: str = "default", index: int = 0, **labels: str
+    name: str = "j-pseudo-e1-0", uid: str = "pod-uid", namespace: str = "default", index: int = 0, **labels: str
 ) -> Json:
-    marks = {"job-name": "j", "job-uid": "job-uid", "phase": "pseudo", "execution-attempt": "1", "role": "train"}
+    marks = {"job-name": "j", "job-uid": "job-uid", "phase": "pseudo", "execution": "1", "stage": "train"}
     return {
         "metadata": {
             "name": name,

@@ -41,7 +41,7 @@ def changed(path: tuple[str, ...], value: Any) -> dict[str, Any]:
 
 
 def test_the_pod_of_a_review() -> None:
-    assert pod_of_review({"status": review_of()}) == TokenPod("default", "j-pseudo-a1-0", "pod-uid")
+    assert pod_of_review({"status": review_of()}) == TokenPod("default", "j-pseudo-e1-0", "pod-uid")
 
 
 @pytest.mark.parametrize(
@@ -68,11 +68,11 @@ def test_reviews_that_are_refused(review: dict[str, Any], status: int, says: str
 
 
 def test_the_speaker_is_what_the_labels_say() -> None:
-    body = pod_body(index=3, **{"phase": "real", "execution-attempt": "7"})
+    body = pod_body(index=3, **{"phase": "real", "execution": "7"})
     assert speaker_of(body) == Speaker(("default", "job-uid"), Execution("real", StageKind.TRAIN, 7), 3)
 
 
-@pytest.mark.parametrize("missing", ["job-uid", "phase", "role", "execution-attempt"])
+@pytest.mark.parametrize("missing", ["job-uid", "phase", "stage", "execution"])
 def test_a_pod_without_one_of_our_labels_is_a_stranger(missing: str) -> None:
     body = pod_body()
     del body["metadata"]["labels"][f"pseudoreal.dev/{missing}"]
@@ -80,7 +80,7 @@ def test_a_pod_without_one_of_our_labels_is_a_stranger(missing: str) -> None:
         speaker_of(body)
 
 
-@pytest.mark.parametrize("wrong", [{"role": "delink"}, {"role": "king"}, {"execution-attempt": "first"}])
+@pytest.mark.parametrize("wrong", [{"stage": "delink"}, {"stage": "king"}, {"execution": "first"}])
 def test_a_pod_that_does_not_train_is_a_stranger(wrong: dict[str, Any]) -> None:
     with pytest.raises(Refused, match="trains no PseudoRealJob") as caught:
         speaker_of(pod_body(**wrong))
@@ -106,11 +106,11 @@ async def test_a_pod_that_is_deleted_is_refused_as_soon_as_its_watch_tells(
 ) -> None:
     await identities.of("good", "10.0.0.1")
     identities.pod_changed("MODIFIED", pod_body())
-    body = api.pods.pop("j-pseudo-a1-0")
+    body = api.pods.pop("j-pseudo-e1-0")
     assert await identities.of("good", "10.0.0.1") == SPEAKER
     identities.pod_changed("DELETED", body)
     refused = await refusal(identities, "good")
-    assert (refused.status, str(refused)) == (403, "pod j-pseudo-a1-0 of this token is gone")
+    assert (refused.status, str(refused)) == (403, "pod j-pseudo-e1-0 of this token is gone")
 
 
 async def test_a_pod_that_is_deleted_while_its_token_is_reviewed_is_not_believed_later(
@@ -125,11 +125,11 @@ async def test_a_pod_that_is_deleted_while_its_token_is_reviewed_is_not_believed
 async def test_a_pod_whose_labels_change_speaks_for_somebody_else(identities: Identities, api: FakeApi) -> None:
     await identities.of("good", "10.0.0.1")
     for labels, expected in (({"job-uid": "other"}, ("default", "other")), ({"phase": "real"}, SPEAKER.job)):
-        body = api.pods["j-pseudo-a1-0"] = pod_body(**labels)
+        body = api.pods["j-pseudo-e1-0"] = pod_body(**labels)
         identities.pod_changed("MODIFIED", body)
         speaker = await identities.of("good", "10.0.0.1")
         assert (speaker.job, speaker.execution.phase) == (expected, labels.get("phase", "pseudo"))
-    identities.pod_changed("MODIFIED", pod_body(role="king"))
+    identities.pod_changed("MODIFIED", pod_body(stage="king"))
     reviews = api.reviews
     await identities.of("good", "10.0.0.1")
     assert api.reviews == reviews + 1
@@ -150,7 +150,7 @@ async def test_of_a_pod_one_token_is_remembered(identities: Identities, api: Fak
 
 
 async def test_a_pod_of_the_same_name_is_another_pod(identities: Identities, api: FakeApi) -> None:
-    api.pods["j-pseudo-a1-0"]["metadata"]["uid"] = "another"
+    api.pods["j-pseudo-e1-0"]["metadata"]["uid"] = "another"
     assert (await refusal(identities, "good")).status == 403
 
 
@@ -184,7 +184,7 @@ async def test_who_floods_the_operator_with_wrong_tokens_silences_only_himself(
 async def test_many_good_pods_may_share_an_address(identities: Identities, api: FakeApi) -> None:
     pods = identity.REFUSALS_AT_ONCE + 10
     for number in range(pods):
-        api.add(f"good-{number}", name=f"j-pseudo-a1-{number}", uid=f"pod-{number}", index=number)
+        api.add(f"good-{number}", name=f"j-pseudo-e1-{number}", uid=f"pod-{number}", index=number)
     speakers = {await identities.of(f"good-{number}", "10.0.0.1") for number in range(pods)}
     assert len(speakers) == pods
 

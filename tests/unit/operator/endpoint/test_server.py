@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 from aiohttp import ClientError, ClientResponse, ClientSession
 from kubernetes.aio.client import ApiException
-from pseudoreal_api.wire.reports import REPORT_BYTES, REPORT_PATH, PodReport, RankSign, ReportAnswer
+from pseudoreal_api.wire.reports import REPORT_BYTES, REPORT_PATH, PodReport, RankReport, ReportAnswer
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_operator.endpoint import listener, server
 from pseudoreal_operator.endpoint.certificate import fresh_certificate
@@ -30,7 +30,7 @@ from tests.unit.operator.endpoint.fake_api import FakeApi
 HOST = "operator.test"
 JOB = ("default", "job-uid")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
-REPORT = PodReport(ranks=[RankSign(rank=0, place="computing", seconds=0.5, step=3)])
+REPORT = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0.5, step=3)])
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 @pytest.fixture
 def board() -> Board:
     board = Board()
-    board.follow(JOB, None)
+    board.follow(JOB, frozenset())
     return board
 
 
@@ -87,9 +87,9 @@ async def test_a_good_report_is_heard_and_answered(endpoint: Endpoint, board: Bo
 
 
 async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoint, board: Board) -> None:
-    board.follow(JOB, "pseudo")
+    board.follow(JOB, frozenset({"pseudo"}))
     assert await (await endpoint.post()).json() == {"finishPhase": True}
-    board.follow(JOB, "real")
+    board.follow(JOB, frozenset({"real"}))
     assert await (await endpoint.post()).json() == {"finishPhase": False}
 
 
@@ -100,8 +100,8 @@ async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoin
         ("hello", "this is no report: Invalid JSON"),
         (b"\xff\xfe", "this is no report"),
         ("[]", "this is no report"),
-        ('{"ranks": [{"rank": 0, "place": "-", "seconds": 0, "step": 1}]}', "ranks.0.place: String should match"),
-        ('{"ranks": [{"rank": 0, "place": "computing", "seconds": 0, "step": -1}]}', "ranks.0.step: Input should be"),
+        ('{"ranks": [{"rank": 0, "activity": "-", "seconds": 0, "step": 1}]}', "ranks.0.activity: String should match"),
+        ('{"ranks": [{"rank": 0, "activity": "computing", "seconds": 0, "step": -1}]}', "ranks.0.step: Input should"),
     ],
 )
 async def test_garbage(endpoint: Endpoint, board: Board, body: Any, says: str) -> None:
@@ -149,10 +149,10 @@ async def test_a_bad_token(endpoint: Endpoint, board: Board) -> None:
 
 
 async def test_a_pod_that_does_not_train(endpoint: Endpoint, api: FakeApi) -> None:
-    api.add("delink", name="j-real-delink-a1-0", role="delink")
+    api.add("delink", name="j-real-delink-e1-0", stage="delink")
     answer = await endpoint.post(token="delink")
     assert answer.status == 403
-    assert await answer.text() == "pod j-real-delink-a1-0 trains no PseudoRealJob"
+    assert await answer.text() == "pod j-real-delink-e1-0 trains no PseudoRealJob"
 
 
 async def test_a_report_that_is_too_long(endpoint: Endpoint, board: Board) -> None:
@@ -195,7 +195,7 @@ async def test_new_tokens_do_not_let_a_pod_report_more_often(endpoint: Endpoint,
 
 
 async def test_one_pod_does_not_use_up_the_reports_of_another(endpoint: Endpoint, api: FakeApi, board: Board) -> None:
-    api.add("other", name="j-pseudo-a1-1", uid="other-uid", index=1)
+    api.add("other", name="j-pseudo-e1-1", uid="other-uid", index=1)
     for _ in range(7):
         await endpoint.post()
     assert (await endpoint.post(token="other")).status == 200
@@ -224,7 +224,7 @@ async def test_a_pod_whose_job_is_not_followed_yet_reports_again(endpoint: Endpo
     answer = await endpoint.post()
     assert (answer.status, answer.headers["Retry-After"]) == (503, "10")
     assert "does not follow the job" in await answer.text()
-    board.follow(JOB, None)
+    board.follow(JOB, frozenset())
     assert (await endpoint.post()).status == 200
 
 

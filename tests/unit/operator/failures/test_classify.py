@@ -1,4 +1,4 @@
-"""What a failed attempt means."""
+"""What a failed execution means."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ YIELDED, DELETED, DISRUPTED = (("RestartIgnoringLimit", word) for word in ("Yiel
 def ended(
     index: int, outcome: Outcome, text: str = "", finished: str = "", peer_lost: bool = False, **changes: Any
 ) -> Pod:
-    message = TerminationMessage(outcome=outcome, phase="real", attempt=1, message=text, peer_lost=peer_lost)
+    message = TerminationMessage(outcome=outcome, phase="real", execution=1, message=text, peer_lost=peer_lost)
     code = EXIT_CODES[outcome].value
     phase = PodPhase.SUCCEEDED if code == 0 else PodPhase.FAILED
     values: dict[str, Any] = {"exit_code": code, "reason": "Error", "text": "", "message": message}

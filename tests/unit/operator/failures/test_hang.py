@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.names import CONTAINER
-from pseudoreal_api.wire.reports import PodReport, RankSign
+from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.hang import find_stall
 from pseudoreal_operator.lifecycle.plan import plan
@@ -29,12 +29,12 @@ def training(**hang: Any) -> World:
     return world
 
 
-def sign(rank: int, place: str = "waiting", **changes: Any) -> RankSign:
-    values: dict[str, Any] = {"rank": rank, "place": place, "seconds": 50, "step": 7}
-    return RankSign.model_validate(values | changes)
+def sign(rank: int, activity: str = "waiting", **changes: Any) -> RankReport:
+    values: dict[str, Any] = {"rank": rank, "activity": activity, "seconds": 50, "step": 7}
+    return RankReport.model_validate(values | changes)
 
 
-def heard(world: World, *signs: RankSign, ago: float = 1, stepped: float | None = 61, begun: bool = True) -> Observed:
+def heard(world: World, *signs: RankReport, ago: float = 1, stepped: float | None = 61, begun: bool = True) -> Observed:
     """What two pods with one rank each said `ago` seconds ago, whose last step was `stepped` seconds ago."""
 
     def moment(seconds: float) -> Any:
@@ -72,8 +72,8 @@ def test_a_rank_alone_is_named() -> None:
 
 def test_where_nobody_is_to_blame_it_is_said_what_all_do() -> None:
     world = training()
-    for place in ("waiting", "computing"):
-        assert f"all of them are {place}." in stall(world, heard(world, sign(0, place), sign(1, place)))[1]
+    for activity in ("waiting", "computing"):
+        assert f"all of them are {activity}." in stall(world, heard(world, sign(0, activity), sign(1, activity)))[1]
 
 
 @pytest.mark.parametrize(
@@ -133,12 +133,12 @@ def test_clocks_start_anew_with_each_execution() -> None:
         ((sign(0), sign(1, process="Z")), "node node-1, is dead"),
     ],
 )
-def test_the_rank_its_pod_and_its_node_are_named(signs: tuple[RankSign, ...], says: str) -> None:
+def test_the_rank_its_pod_and_its_node_are_named(signs: tuple[RankReport, ...], says: str) -> None:
     world = training()
     sentence = stall(world, heard(world, *signs))[1]
     assert says in sentence
     assert "rank" in sentence
-    assert "on pod sim-real-a1-" in bare(sentence)
+    assert "on pod sim-real-e1-" in bare(sentence)
     assert "spec.hang.stepSeconds" in sentence
     assert "at step 7" in sentence
 
@@ -179,7 +179,7 @@ def test_pods_that_run_and_do_not_meet_have_not_started() -> None:
     seen = replace(seen, heard=tuple(replace(one, report=PodReport()) for one in seen.heard))
     reason, sentence = stall(world, seen)
     assert reason == "StartStalled"
-    assert "have not met at rank 0 on pod sim-real-a1" in bare(sentence)
+    assert "have not met at rank 0 on pod sim-real-e1" in bare(sentence)
     assert "no rank has begun" in sentence
     silent = replace(seen.heard[1], last=seen.heard[1].first)
     assert "rank 1 on pod" in stall(world, replace(seen, heard=(seen.heard[0], silent)))[1]
@@ -203,22 +203,22 @@ def acted(action: str) -> World:
 
 
 def test_event_says_so_and_leaves_the_pods_alone() -> None:
-    world = acted("Event")
+    world = acted("Report")
     progressing = find(world.status, "Progressing")
     assert progressing
     assert (progressing.status, progressing.reason) == ("False", "StepStalled")
     assert "node-1" in progressing.message
-    assert world.active_jobs() == ["sim-real-a1"]
+    assert world.active_jobs() == ["sim-real-e1"]
     assert list(world.events.values()).count("HangDetected") == 1
 
 
 def test_restart_begins_a_new_execution_and_remembers_the_node() -> None:
     world = acted("Restart")
-    assert world.status.execution_attempt == 2
+    assert world.status.execution == 2
     (fault,) = world.status.faults
     assert (fault.reason, fault.node) == ("StepStalled", "node-1")
-    assert {"HangDetected", "AttemptFailed"} <= set(world.events.values())
-    assert world.active_jobs() == ["sim-real-a1"], "it is deleted by the next pass, when the number is safe"
+    assert {"HangDetected", "ExecutionFailed"} <= set(world.events.values())
+    assert world.active_jobs() == ["sim-real-e1"], "it is deleted by the next pass, when the number is safe"
     world.carry_out(world.plan())
     assert world.active_jobs() == []
 
@@ -232,7 +232,7 @@ def test_fail_ends_the_job() -> None:
 
 def test_a_straggler_is_named_and_left_alone() -> None:
     world = training()
-    signs = (sign(0, busy_seconds=1.0, place="computing"), sign(1, busy_seconds=9.0, place="computing"))
+    signs = (sign(0, busy_seconds=1.0, activity="computing"), sign(1, busy_seconds=9.0, activity="computing"))
     wanted = plan(heard(world, *signs, stepped=1), world.now, SETTINGS)
     world.carry_out(wanted)
     progressing = find(world.status, "Progressing")
@@ -279,8 +279,8 @@ def test_another_rank_that_straggles_is_another_event() -> None:
 
 
 def test_steps_that_all_take_too_long_are_one_event() -> None:
-    """With action Event nothing is done about them, so each step is noticed."""
-    world = training(action="Event")
+    """With action Report nothing is done about them, so each step is noticed."""
+    world = training(action="Report")
     looks = [
         heard(world, sign(0, "computing", step=step), sign(1, step=step), stepped=stepped)
         for step in range(60)

@@ -5,21 +5,22 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pseudoreal_api.wire.reports import RankSign
+from pseudoreal_api.wire.reports import RankReport
 from pseudoreal_operator.failures.suspects import stragglers, suspects
 
 
-def _sign(rank: int, place: str = "waiting", seconds: float = 99.0, step: int = 7, **more: Any) -> RankSign:
-    return RankSign.model_validate({"rank": rank, "place": place, "seconds": seconds, "step": step, **more})
+def _sign(rank: int, activity: str = "waiting", seconds: float = 99.0, step: int = 7, **more: Any) -> RankReport:
+    return RankReport.model_validate({"rank": rank, "activity": activity, "seconds": seconds, "step": step, **more})
 
 
-def _ranks(*places: str, **more: list[Any]) -> list[RankSign]:
+def _ranks(*activities: str, **more: list[Any]) -> list[RankReport]:
     return [
-        _sign(rank, place, **{key: values[rank] for key, values in more.items()}) for rank, place in enumerate(places)
+        _sign(rank, activity, **{key: values[rank] for key, values in more.items()})
+        for rank, activity in enumerate(activities)
     ]
 
 
-CASES: dict[str, tuple[list[RankSign], list[int]]] = {
+CASES: dict[str, tuple[list[RankReport], list[int]]] = {
     "stuck in its own work": (_ranks("waiting", "computing", "waiting"), [1]),
     "an import that hangs": (_ranks("waiting", "waiting", "starting", step=[0, 0, 0]), [2]),
     "the longest first": (_ranks("computing", "computing", "waiting", seconds=[3.0, 90.0, 90.0]), [1, 0]),
@@ -44,9 +45,9 @@ def test_who_is_named(name: str) -> None:
 
 _SIGNS = st.lists(
     st.builds(
-        RankSign,
+        RankReport,
         rank=st.integers(0, 99),
-        place=st.sampled_from(["starting", "computing", "waiting", "ended"]),
+        activity=st.sampled_from(["starting", "computing", "waiting", "ended"]),
         seconds=st.floats(0, 1e6),
         step=st.integers(0, 3),
         collectives=st.integers(0, 5),
@@ -59,29 +60,29 @@ _SIGNS = st.lists(
 
 
 @given(_SIGNS)
-def test_what_is_always_true_of_suspects(signs: list[RankSign]) -> None:
+def test_what_is_always_true_of_suspects(signs: list[RankReport]) -> None:
     named, by_rank = suspects(signs), {sign.rank: sign for sign in signs}
     assert len(set(named)) == len(named)
     found = [by_rank[rank] for rank in named]
-    assert all(sign.place != "ended" for sign in found)
-    halted = {sign.rank for sign in signs if sign.process in ("T", "Z", "X") and sign.place != "ended"}
+    assert all(sign.activity != "ended" for sign in found)
+    halted = {sign.rank for sign in signs if sign.process in ("T", "Z", "X") and sign.activity != "ended"}
     if halted:
         assert set(named) == halted
         return
-    running = [sign for sign in signs if sign.place != "ended"]
+    running = [sign for sign in signs if sign.activity != "ended"]
     assert len(named) < max(1, len(running)), "the others wait for them: there are others"
-    if any(sign.place == "waiting" for sign in running) and any(sign.place != "waiting" for sign in running):
-        assert all(sign.place != "waiting" for sign in found)
+    if any(sign.activity == "waiting" for sign in running) and any(sign.activity != "waiting" for sign in running):
+        assert all(sign.activity != "waiting" for sign in found)
 
 
 @given(_SIGNS, st.randoms())
-def test_the_order_in_which_pods_report_does_not_matter(signs: list[RankSign], random: Any) -> None:
+def test_the_order_in_which_pods_report_does_not_matter(signs: list[RankReport], random: Any) -> None:
     shuffled = random.sample(signs, len(signs))
     assert set(suspects(shuffled)) == set(suspects(signs))
     assert set(stragglers(shuffled, 3.0)) == set(stragglers(signs, 3.0))
 
 
-def _busy(*seconds: float | None) -> list[RankSign]:
+def _busy(*seconds: float | None) -> list[RankReport]:
     return [_sign(rank, busy_seconds=value) for rank, value in enumerate(seconds)]
 
 
@@ -103,7 +104,7 @@ def test_who_is_slow(seconds: tuple[float | None, ...], expected: list[tuple[int
 
 
 @given(_SIGNS, st.floats(1.1, 10.0))
-def test_what_is_always_true_of_stragglers(signs: list[RankSign], factor: float) -> None:
+def test_what_is_always_true_of_stragglers(signs: list[RankReport], factor: float) -> None:
     found = stragglers(signs, factor)
     assert 2 * len(found) <= len(signs), "most ranks are as the median is"
     assert [ratio for _, ratio in found] == sorted((ratio for _, ratio in found), reverse=True)

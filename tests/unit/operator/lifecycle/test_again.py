@@ -4,13 +4,15 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from pseudoreal_api.spec.recovery import RestartFrom
+from pseudoreal_api.spec.request import Request
 from pseudoreal_operator import clock
-from pseudoreal_operator.status.conditions import find
+from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.status.conditions import ACCEPTED, find
 
 from tests.unit.operator.manifests.rendered import files_of
 from tests.unit.operator.world import World, make_job
 
+ASKED = {"id": "1", "type": "RepeatPhase", "phase": "pseudo"}
 QUICK = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 2}}
 
 
@@ -23,14 +25,15 @@ def until(world: World, stage: str) -> World:
         world.control()
         world.start_pods()
         world.settle()
-        if any(name.startswith(f"sim-{stage}-a") for name in world.active_jobs()):
+        if any(name.startswith(f"sim-{stage}-e") for name in world.active_jobs()):
             return world
         world.finish_all()
     raise AssertionError(f"{stage} never runs: {world.status}")
 
 
 def again(world: World, phase: str, request: str = "1") -> None:
-    world.set(restart_from=RestartFrom(phase=phase, request=request))
+    asked = Request(id=request, type="RepeatPhase", phase=phase)
+    world.set(requests=[*world.job.spec.requests, asked])
     world.carry_out(world.plan())
 
 
@@ -45,15 +48,15 @@ def test_a_phase_is_trained_again_from_its_start_checkpoint() -> None:
     world = until(World(make_job(**QUICK)), "real")
     again(world, "real")
     settle_without_orphans(world)
-    assert world.active_jobs() == ["sim-real-a2"]
+    assert world.active_jobs() == ["sim-real-e2"]
     pseudo, real = world.status.phases
-    assert (pseudo.state, real.state, real.start_checkpoint) == ("Succeeded", "Running", "real-20")
+    assert (pseudo.state, real.state, real.start_checkpoint) == ("Complete", "Training", "real-20")
     assert real.discards
     # The checkpoint that the delink made for it has the step at which pseudo ended, and stays.
-    assert (real.discards[0].before_attempt, real.discards[0].from_step) == (2, 11)
+    assert (real.discards[0].before_execution, real.discards[0].from_step) == (2, 11)
     assert world.status.restarts == 0
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
@@ -61,7 +64,7 @@ def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
     again(world, "pseudo")
     pseudo, real = world.status.phases
     assert (pseudo.state, pseudo.end_checkpoint, real.state, real.start_checkpoint) == (
-        "Running",
+        "Training",
         None,
         "Pending",
         None,
@@ -71,30 +74,73 @@ def test_what_follows_a_phase_that_is_trained_again_is_made_anew() -> None:
     assert (pseudo.discards[0].from_step, real.discards[0].from_step) == (0, 0)
     settle_without_orphans(world)
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
     assert list(world.events.values()).count("PhaseStarted") == 3
-    assert list(world.events.values()).count("PhaseRestarted") == 1
+    assert list(world.events.values()).count("PhaseRepeated") == 1
 
 
 def test_a_request_is_served_once_and_a_new_one_again() -> None:
     world = until(World(make_job(**QUICK)), "pseudo")
     again(world, "pseudo", "1")
     settle_without_orphans(world)
-    assert (world.status.execution_attempt, world.changes(world.plan())) == (2, False)
+    assert (world.status.execution, world.changes(world.plan())) == (2, False)
+    assert world.status.served_requests == ["1"]
     again(world, "pseudo", "2")
-    assert world.status.execution_attempt == 3
+    assert (world.status.execution, world.status.served_requests) == (3, ["1", "2"])
+
+
+def test_the_id_of_a_request_that_is_gone_is_forgotten() -> None:
+    world = until(World(make_job(**QUICK)), "pseudo")
+    again(world, "pseudo", "1")
+    settle_without_orphans(world)
+    world.set(requests=[])
+    world.settle()
+    assert (world.status.execution, world.status.served_requests) == (2, [])
+
+
+def finish(world: World, phase: str) -> None:
+    world.set(requests=[Request(id="early", type="FinishPhase", phase=phase)])
+    world.settle()
+
+
+def test_a_request_to_finish_a_phase_is_served_when_the_phase_is_complete() -> None:
+    world = until(World(make_job(**QUICK)), "pseudo")
+    finish(world, "pseudo")
+    assert world.status.served_requests == []
+    assert "is asked to end now" in (find(world.status, "Progressing") or ACCEPTED).message
+    assert list(world.events.values()).count("FinishRequested") == 1
+    world.finish_all()
+    world.settle()
+    assert (world.status.phases[0].state, world.status.served_requests) == ("Complete", ["early"])
+
+
+def test_a_request_to_finish_a_phase_that_is_complete_is_served_at_once() -> None:
+    world = until(World(make_job(**QUICK)), "real")
+    finish(world, "pseudo")
+    assert (world.status.served_requests, world.status.current_phase) == (["early"], "real")
+
+
+def test_a_request_to_finish_a_later_phase_waits_for_it() -> None:
+    world = until(World(make_job(**QUICK)), "pseudo")
+    finish(world, "real")
+    assert phases_to_finish(world.job.spec, world.status) == {"real"}
+    until(world, "real")
+    world.settle()
+    assert "is asked to end now" in (find(world.status, "Progressing") or ACCEPTED).message
+    world.run_fairly()
+    assert (world.status.state, world.status.served_requests) == ("Complete", ["early"])
 
 
 def test_a_request_that_came_with_the_job_asks_for_nothing() -> None:
-    world = until(World(make_job(**QUICK, spec__restartFrom={"phase": "pseudo"})), "pseudo")
-    assert world.status.execution_attempt == 1
+    world = until(World(make_job(**QUICK, spec__requests=[ASKED])), "pseudo")
+    assert world.status.execution == 1
 
 
 def test_a_phase_that_has_not_begun_is_not_trained_again() -> None:
     world = until(World(make_job(**QUICK)), "pseudo")
     again(world, "real")
     settle_without_orphans(world)
-    assert world.active_jobs() == ["sim-pseudo-a1"]
+    assert world.active_jobs() == ["sim-pseudo-e1"]
 
 
 def test_a_job_that_has_ended_stays_as_it_is() -> None:
@@ -129,14 +175,14 @@ def test_a_delink_that_is_not_done_in_time_fails_the_job() -> None:
 def test_a_delink_that_is_not_done_in_time_rolls_back() -> None:
     world = overdue_delink(onTimeout="RollBack")
     pseudo, real = world.status.phases
-    assert (pseudo.state, real.state, world.status.restarts) == ("Running", "Pending", 1)
+    assert (pseudo.state, real.state, world.status.restarts) == ("Training", "Pending", 1)
     assert pseudo.discards
     # From the newest checkpoint before the one at its end, which is at step 10.
-    assert (pseudo.discards[0].before_attempt, pseudo.discards[0].from_step) == (2, 10)
+    assert (pseudo.discards[0].before_execution, pseudo.discards[0].from_step) == (2, 10)
     assert "DelinkRolledBack" in world.events.values()
     settle_without_orphans(world)
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
     assert world.status.transition is None
 
 
@@ -148,11 +194,11 @@ def test_what_an_earlier_way_back_discarded_stays_discarded() -> None:
     world.tick(400)
     world.carry_out(world.plan())
     pseudo, real = world.status.phases
-    assert [(rule.before_attempt, rule.from_step) for rule in pseudo.discards or ()] == [(2, 0), (3, 10)]
-    found = [(rule.before_attempt, rule.from_step, rule.continued) for rule in real.discards or ()]
+    assert [(rule.before_execution, rule.from_step) for rule in pseudo.discards or ()] == [(2, 0), (3, 10)]
+    found = [(rule.before_execution, rule.from_step, rule.continued) for rule in real.discards or ()]
     assert found == [(2, 0, True), (3, 0, False)], "the first also counts for a job that this one continues"
     again(world, "pseudo", request="2")
-    found = [(rule.before_attempt, rule.from_step, rule.continued) for rule in world.status.phases[1].discards or ()]
+    found = [(rule.before_execution, rule.from_step, rule.continued) for rule in world.status.phases[1].discards or ()]
     assert found == [(4, 0, True)], "it covers both"
 
 
@@ -180,14 +226,14 @@ def test_the_clock_of_a_delink_stands_still_while_the_job_is_suspended() -> None
     world.settle()
     assert find(world.status, "Failed") is None
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def test_a_phase_that_is_still_delinked_for_is_not_trained_again() -> None:
     world = until(World(make_job(**QUICK)), "real-delink")
     again(world, "real")
     settle_without_orphans(world)
-    assert world.active_jobs() == ["sim-real-delink-a1"]
+    assert world.active_jobs() == ["sim-real-delink-e1"]
 
 
 def config(world: World, name: str) -> dict[str, Any]:
@@ -197,10 +243,10 @@ def config(world: World, name: str) -> dict[str, Any]:
 
 def test_the_trainer_is_told_what_counts_no_more() -> None:
     world = until(World(make_job(**QUICK)), "real")
-    assert "discards" not in config(world, "sim-real-a1")
+    assert "discards" not in config(world, "sim-real-e1")
     again(world, "pseudo")
     settle_without_orphans(world)
     until(world, "real")
-    rule = {"beforeAttempt": 2, "fromStep": 0, "continued": True}
-    for stage in ("sim-pseudo-a2", "sim-real-delink-a2", "sim-real-a2"):
+    rule = {"beforeExecution": 2, "fromStep": 0, "continued": True}
+    for stage in ("sim-pseudo-e2", "sim-real-delink-e2", "sim-real-e2"):
         assert config(world, stage)["discards"] == {"pseudo": [rule], "real": [rule]}, "also of phases to come"

@@ -76,7 +76,7 @@ class Trial:
     """A job of so many pods, one of which is where it begins."""
 
     def __init__(self, pods: int, chance: random.Random) -> None:
-        phase = {"name": "real", "until": {"steps": 10}, "batch": {"sequences": 8}, "workers": pods}
+        phase = {"name": "real", "until": {"step": 10}, "batch": {"sequences": 8}, "workers": pods}
         self.world = until(World(make_job(spec__phases=[phase], spec__restart={"backoffSeconds": 9999})), "real")
         self.chance = chance
         self.pods = self.world.alive()
@@ -96,7 +96,7 @@ class Trial:
             act()
             self._pass_some_time(SPOKEN / len(acts))
         for _ in range(200):
-            if self.world.status.execution_attempt > 1:
+            if self.world.status.execution > 1:
                 return
             self._pass_some_time(2)
         raise AssertionError(f"nothing follows: {self.world.status}")
@@ -124,7 +124,7 @@ def test_the_pod_where_it_began_is_named(pods: int, kind: Callable[[World, Json]
         trial.run(kind)
         status, said = trial.world.status, find(trial.world.status, "Progressing")
         assert said
-        assert list(trial.world.events.values()).count("AttemptFailed") == 1
+        assert list(trial.world.events.values()).count("ExecutionFailed") == 1
         # One that left nothing has no name any more.
         name = trial.name if kind is not node_deleted else f"The pod of worker {trial.victim} of "
         assert said.message.removeprefix("Pod ").startswith(name), (number, said.message)

@@ -5,7 +5,7 @@ import copy
 import pytest
 from pseudoreal_operator.status.events import Event, Reason, shortened, to_manifests
 
-from tests.unit.operator.lifecycle.test_plan import begun, fail_attempt
+from tests.unit.operator.lifecycle.test_plan import begun, fail_execution
 from tests.unit.operator.world import World, make_job
 
 BACKOFF = {"spec__restart": {"maxRestarts": 5, "backoffSeconds": 300}}
@@ -17,10 +17,10 @@ def told(world: World) -> list[str]:
 
 def test_an_execution_that_never_ran_is_not_told_to_have_started() -> None:
     world = begun(**BACKOFF, spec__deadlines={"activeSeconds": 60})
-    fail_attempt(world)
+    fail_execution(world)
     world.tick(61)
     world.settle()
-    assert told(world) == ["Accepted", "PhaseStarted", "AttemptFailed", "Failed"]
+    assert told(world) == ["Accepted", "PhaseStarted", "ExecutionFailed", "Failed"]
 
 
 def test_each_suspension_is_told_also_before_anything_has_started() -> None:
@@ -39,13 +39,13 @@ def test_each_suspension_is_told_also_before_anything_has_started() -> None:
 def test_a_phase_that_ends_while_the_job_is_suspended_does_not_resume_it() -> None:
     """Its Job is being deleted, and its pods complete while they end."""
     world = begun()
-    job = copy.deepcopy(world.objects["Job", "sim-pseudo-a1"])
+    job = copy.deepcopy(world.objects["Job", "sim-pseudo-e1"])
     world.set(suspend=True)
     world.settle()
-    world.objects["Job", "sim-pseudo-a1"] = job
+    world.objects["Job", "sim-pseudo-e1"] = job
     world.finish_all()
     world.settle()
-    assert "PhaseSucceeded" in told(world)
+    assert "PhaseCompleted" in told(world)
     assert "Resumed" not in told(world)
 
 
@@ -72,7 +72,7 @@ def test_an_execution_that_ended_before_its_start_was_written_is_told_whole() ->
     wanted = world.plan()
     world.carry_out(wanted, effects=len(wanted.apply))
     world.control()
-    fail_attempt(world)
+    fail_execution(world)
     assert told(world) == ["Accepted", "PhaseStarted", "Failed"]
 
 
@@ -87,7 +87,7 @@ def test_the_moments_of_events_are_in_their_order() -> None:
 def test_a_name_is_one_that_kubernetes_takes() -> None:
     event = Event(Reason.NODE_AVOIDED, "", stage=1, execution=12, detail="Node_7.example:" + 80 * "x")
     name = event.name(make_job().metadata)
-    assert name.startswith("sim.0a1b2c3d.0012-01-13-nodeavoided-node-7.example-xxx")
+    assert name.startswith("sim.0a1b2c3d.0012-01-15-nodeavoided-node-7.example-xxx")
     assert len(name) < 253
 
 

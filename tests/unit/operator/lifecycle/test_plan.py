@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.messages import Outcome, ProgressReport
-from pseudoreal_api.wire.reports import PodReport, RankSign
+from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator import clock
-from pseudoreal_operator.lifecycle.plan import plan, plan_hindrance, plan_refusal, plan_unreadable
+from pseudoreal_operator.lifecycle.plan import plan, plan_blocked, plan_refusal, plan_unreadable
 from pseudoreal_operator.observe.case import ChildJob, Heard, JobState
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.status.conditions import find
@@ -18,7 +18,7 @@ from tests.unit.operator.world import SETTINGS, World, make_job
 
 
 def begun(**changes: Any) -> World:
-    """A world in which the first attempt at the first phase runs."""
+    """A world in which the first execution at the first phase runs."""
     world = World(make_job(**changes))
     world.settle()
     world.control()
@@ -27,7 +27,7 @@ def begun(**changes: Any) -> World:
     return world
 
 
-def fail_attempt(world: World, **end: Any) -> None:
+def fail_execution(world: World, **end: Any) -> None:
     """One pod ends badly, and the others are ended."""
     world.finish(world.alive()[0], **({"outcome": "Failed"} | end))
     if world.alive():
@@ -49,7 +49,7 @@ def claims(world: World) -> dict[str, tuple[str, str]]:
 def test_the_first_pass_writes_the_status_and_makes_nothing() -> None:
     first = World(make_job()).plan()
     assert first.apply == ()
-    assert (first.status.execution_attempt, [phase.state for phase in first.status.phases]) == (
+    assert (first.status.execution, [phase.state for phase in first.status.phases]) == (
         1,
         ["Pending", "Pending"],
     )
@@ -64,32 +64,32 @@ def test_the_conditions_of_a_job_that_trains() -> None:
         "Delinked": ("False", "Pending"),
         "Suspended": ("False", "NotRequested"),
     }
-    assert (world.status.phase, world.status.replicas.desired, world.status.replicas.ready) == ("pseudo", 1, 1)
+    assert (world.status.current_phase, world.status.replicas.desired, world.status.replicas.ready) == ("pseudo", 1, 1)
 
 
 def test_the_conditions_of_a_job_that_is_done() -> None:
     world = begun()
     world.run_fairly()
     found = claims(world)
-    assert found["Succeeded"][0] == "True"
+    assert found["Complete"][0] == "True"
     assert found["Delinked"] == ("True", "Completed")
     assert found["Progressing"][0] == "False"
     assert "Failed" not in found, "the printer column would show its reason"
 
 
 def test_a_job_of_one_phase_needs_no_delink() -> None:
-    phase = {"name": "only", "until": {"steps": 10}, "batch": {"sequences": 8}}
+    phase = {"name": "only", "until": {"step": 10}, "batch": {"sequences": 8}}
     world = begun(spec__phases=[phase])
     assert claims(world)["Delinked"] == ("True", "NotNeeded")
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def test_a_transition_time_moves_only_with_the_status() -> None:
     world = begun()
     before = {c.type: c.last_transition_time for c in world.status.conditions}
     world.tick(60)
-    fail_attempt(world)
+    fail_execution(world)
     after = {c.type: c.last_transition_time for c in world.status.conditions}
     assert after["Accepted"] == before["Accepted"]
     assert after["Progressing"] == clock.to_text(world.now) != before["Progressing"]
@@ -104,39 +104,39 @@ def test_an_operator_that_was_away_does_not_wait_again() -> None:
     assert world.plan().apply
 
 
-def test_each_failed_attempt_has_its_event() -> None:
+def test_each_failed_execution_has_its_event() -> None:
     world = begun(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
     for _ in range(2):
-        fail_attempt(world)
+        fail_execution(world)
         world.wait_out()
         world.settle()
         world.control()
         world.settle()
-    assert list(world.events.values()).count("AttemptFailed") == 2
+    assert list(world.events.values()).count("ExecutionFailed") == 2
     assert list(world.events.values()).count("RestartStarted") == 2
 
 
 def test_event_names_sort_in_the_order_of_the_story() -> None:
     world = begun(spec__restart={"maxRestarts": 5, "backoffSeconds": 0})
-    fail_attempt(world)
+    fail_execution(world)
     world.run_fairly()
     assert [world.events[name] for name in sorted(world.events)] == [
         "Accepted",
         "PhaseStarted",
-        "AttemptFailed",
+        "ExecutionFailed",
         "RestartStarted",
-        "PhaseSucceeded",
+        "PhaseCompleted",
         "DelinkStarted",
         "DelinkCompleted",
         "PhaseStarted",
-        "PhaseSucceeded",
-        "Succeeded",
+        "PhaseCompleted",
+        "Completed",
     ]
 
 
 def test_the_last_failure_says_what_to_look_at() -> None:
     world = begun(spec__restart={"maxRestarts": 0})
-    fail_attempt(world, exit_code=139)
+    fail_execution(world, exit_code=139)
     assert claims(world)["Failed"] == ("True", "RestartsExhausted")
     assert "exit code 139" in message(world, "Failed")
     assert "kubectl logs -n default -l pseudoreal.dev/job-name=sim" in message(world, "Failed")
@@ -146,7 +146,7 @@ def test_the_last_failure_says_what_to_look_at() -> None:
 
 def test_what_the_trainer_refuses_ends_the_job_in_its_own_words() -> None:
     world = begun()
-    fail_attempt(world, outcome="InvalidJob")
+    fail_execution(world, outcome="InvalidJob")
     assert claims(world)["Failed"] == ("True", "InvalidJob")
     assert message(world, "Failed") == "it InvalidJob"
     assert world.status.restarts == 0
@@ -155,22 +155,22 @@ def test_what_the_trainer_refuses_ends_the_job_in_its_own_words() -> None:
 @pytest.mark.parametrize("stage", ["pseudo", "real-delink", "real"])
 def test_a_stage_whose_result_is_gone_runs_again_and_does_not_count(stage: str) -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
-    while f"sim-{stage}-a1" not in world.active_jobs():
+    while f"sim-{stage}-e1" not in world.active_jobs():
         world.finish_all()
         world.settle()
         world.control()
     world.finish_all()
     world.pods.clear()
     world.settle()
-    assert world.active_jobs() == [f"sim-{stage}-a2"]
+    assert world.active_jobs() == [f"sim-{stage}-e2"]
     assert world.status.restarts == 0
     world.run_fairly()
     assert world.status.phases[1].start_checkpoint == "real-20"
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def test_a_job_that_cannot_be_resolved_is_refused_at_first_sight() -> None:
-    world = World(make_job(spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": 0}))
+    world = World(make_job(spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": "AllRanks"}))
     world.settle()
     assert claims(world)["Accepted"] == ("False", "InvalidSpec")
     assert "9 ranks, more than spec.model.layers 8" in message(world, "Failed")
@@ -182,7 +182,7 @@ def test_a_deadline_ends_the_job_and_frees_its_pods() -> None:
     assert (world.plan().wake_after or 0) <= 60
     world.tick(60)
     wanted = world.plan()
-    assert [*map(bare, wanted.delete)] == ["sim-pseudo-a1"]
+    assert [*map(bare, wanted.delete)] == ["sim-pseudo-e1"]
     world.carry_out(wanted)
     assert claims(world)["Failed"] == ("True", "DeadlineExceeded")
 
@@ -191,15 +191,15 @@ def test_suspending_says_how_to_go_on() -> None:
     world = begun()
     world.set(suspend=True)
     wanted = world.plan()
-    assert [*map(bare, wanted.delete)] == ["sim-pseudo-a1"]
+    assert [*map(bare, wanted.delete)] == ["sim-pseudo-e1"]
     world.carry_out(wanted)
-    assert world.status.phase == "Suspended"
+    assert world.status.state == "Suspended"
     assert "Set it to false" in message(world, "Suspended")
 
 
-def test_the_next_attempt_waits_for_the_pods_of_the_last() -> None:
+def test_the_next_execution_waits_for_the_pods_of_the_last() -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
-    del world.objects["Job", "sim-pseudo-a1"]
+    del world.objects["Job", "sim-pseudo-e1"]
     world.settle()
     assert world.active_jobs() == []
     assert claims(world)["Progressing"] == ("False", "AwaitingCleanup")
@@ -207,15 +207,15 @@ def test_the_next_attempt_waits_for_the_pods_of_the_last() -> None:
     assert f"kubectl delete pod {pod['metadata']['name']} -n default --force" in message(world, "Progressing")
     world.vanish(pod)
     world.settle()
-    assert world.active_jobs() == ["sim-pseudo-a2"]
+    assert world.active_jobs() == ["sim-pseudo-e2"]
 
 
 def test_children_of_a_deleted_job_of_the_same_name_are_waited_for() -> None:
     world = World(make_job())
     world.carry_out(world.plan())
-    wanted = plan(replace(world.observe(), foreign=("sim-pseudo-a1",)), world.now, SETTINGS)
+    wanted = plan(replace(world.observe(), foreign=("sim-pseudo-e1",)), world.now, SETTINGS)
     assert wanted.apply == ()
-    assert any("sim-pseudo-a1 of a deleted job" in c.message for c in wanted.status.conditions)
+    assert any("sim-pseudo-e1 of a deleted job" in c.message for c in wanted.status.conditions)
 
 
 def test_a_job_that_somebody_deletes_while_it_runs_counts_as_gone() -> None:
@@ -223,23 +223,23 @@ def test_a_job_that_somebody_deletes_while_it_runs_counts_as_gone() -> None:
     seen = world.observe()
     dying = tuple(replace(job, deleting=True) for job in seen.jobs)
     wanted = plan(replace(seen, jobs=dying), world.now, SETTINGS)
-    assert (wanted.status.execution_attempt, wanted.delete) == (2, ())
+    assert (wanted.status.execution, wanted.delete) == (2, ())
 
 
-def test_a_stray_attempt_is_ended() -> None:
+def test_a_stray_execution_is_ended() -> None:
     world = begun()
-    stray = ChildJob("sim-real-a1", Execution("real", StageKind.TRAIN, 1), JobState.ACTIVE)
+    stray = ChildJob("sim-real-e1", Execution("real", StageKind.TRAIN, 1), JobState.ACTIVE)
     seen = world.observe()
-    assert plan(replace(seen, jobs=(*seen.jobs, stray)), world.now, SETTINGS).delete == ("sim-real-a1",)
+    assert plan(replace(seen, jobs=(*seen.jobs, stray)), world.now, SETTINGS).delete == ("sim-real-e1",)
 
 
-def test_a_lost_status_takes_the_attempt_from_the_children() -> None:
+def test_a_lost_status_takes_the_execution_from_the_children() -> None:
     world = begun(spec__restart={"backoffSeconds": 0})
-    fail_attempt(world)
+    fail_execution(world)
     world.settle()
-    assert world.status.execution_attempt == 2
+    assert world.status.execution == 2
     world.status = World(make_job()).status
-    assert world.plan().status.execution_attempt == 2
+    assert world.plan().status.execution == 2
 
 
 def report(step: int, **changes: Any) -> ProgressReport:
@@ -260,7 +260,7 @@ def report(step: int, **changes: Any) -> ProgressReport:
 
 
 def heard(world: World, step: int) -> tuple[Heard, ...]:
-    sign = RankSign(rank=0, place="computing", seconds=0, step=step)
+    sign = RankReport(rank=0, activity="computing", seconds=0, step=step)
     pod_report = PodReport(ranks=[sign], progress=report(step))
     return (Heard(Execution("pseudo", StageKind.TRAIN, 1), 0, world.now, world.now, pod_report, begun=world.now),)
 
@@ -271,7 +271,7 @@ def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
     progress = world.status.progress
     assert progress
     assert (progress.step, progress.percent, progress.loss, progress.validation_loss) == (5, 25, "2.7183", "3.1416")
-    assert (progress.remaining_seconds, progress.tokens_per_second) == (10, "1234")
+    assert (progress.phase_remaining_seconds, progress.tokens_per_second) == (10, "1234")
     assert world.plan().status == world.status
 
 
@@ -299,29 +299,29 @@ def test_what_the_api_server_refuses_for_good_fails_the_job() -> None:
     world = World(make_job())
     world.carry_out(world.plan())
     wanted = plan_refusal(world.observe(), "spec.template: wrong", world.now)
-    assert wanted.status.phase == "Failed"
+    assert wanted.status.state == "Failed"
     assert wanted.apply == ()
     assert [event.reason.value for event in wanted.events] == ["Failed"]
 
 
 def test_a_stage_that_was_accepted_once_is_not_given_up_for_a_refusal() -> None:
     world = begun()
-    fail_attempt(world)
+    fail_execution(world)
     world.carry_out(plan_refusal(world.observe(), "a new policy denies it", world.now))
-    assert claims(world)["Progressing"] == ("False", "Hindered")
+    assert claims(world)["Progressing"] == ("False", "Blocked")
     assert "Failed" not in claims(world)
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def test_what_the_api_server_refuses_for_now_is_said() -> None:
     world = begun()
     before = claims(world)
-    wanted = plan_hindrance(world.observe(), "exceeded quota", world.now)
-    assert wanted.status.execution_attempt == world.status.execution_attempt
+    wanted = plan_blocked(world.observe(), "exceeded quota", world.now)
+    assert wanted.status.execution == world.status.execution
     assert wanted.wake_after
     world.carry_out(wanted)
-    assert claims(world) == before | {"Progressing": ("False", "Hindered")}
+    assert claims(world) == before | {"Progressing": ("False", "Blocked")}
     assert message(world, "Progressing") == "exceeded quota"
 
 
@@ -334,7 +334,7 @@ def test_a_refusal_after_the_end_takes_nothing_back(outcome: Outcome) -> None:
     world.settle()
     ended = world.status
     assert ended.completion_time
-    for refused in (plan_hindrance, plan_refusal):
+    for refused in (plan_blocked, plan_refusal):
         wanted = refused(world.observe(), "the server is shutting down", world.now)
         assert (wanted.status, wanted.events) == (ended, ())
         assert wanted.wake_after, "the clean-up is tried again"
@@ -345,9 +345,9 @@ def test_a_job_that_cannot_be_read_waits_and_its_pods_run_on() -> None:
     before = claims(world)
     world.carry_out(plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now))
     assert claims(world) == before | {"Progressing": ("False", "Unreadable")}
-    assert world.active_jobs() == ["sim-pseudo-a1"]
+    assert world.active_jobs() == ["sim-pseudo-e1"]
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
     ended = world.status
     assert plan_unreadable(world.job.metadata, ended, "spec.new: unknown", world.now).status == ended
 
@@ -358,20 +358,18 @@ def test_a_state_of_a_later_release_does_not_end_a_pass(state: str) -> None:
     world = begun()
     newer = world.status.to_dict()
     newer["phases"][0]["state"] = state
-    newer["restartedFrom"] = {"phase": "pseudo", "request": "1", "mode": "of a later release"}
     world.status = type(world.status).model_validate(newer)
-    world.set(restart_from=world.status.restarted_from)
     world.settle()
-    assert world.active_jobs() == ["sim-pseudo-a1"]
+    assert world.active_jobs() == ["sim-pseudo-e1"]
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def test_a_job_that_could_not_be_read_at_first_begins_as_any_other() -> None:
     world = World(make_job())
     world.carry_out(plan_unreadable(world.job.metadata, world.status, "spec.new: unknown", world.now))
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
     assert next(iter(world.events.values())) == "Accepted"
 
 
@@ -393,7 +391,7 @@ def test_a_result_that_cannot_be_read_counts_and_one_that_is_gone_does_not() -> 
     world.control()
     world.vanish(pod)
     world.carry_out(world.plan())
-    assert (world.status.execution_attempt, world.status.restarts) == (3, 1)
+    assert (world.status.execution, world.status.restarts) == (3, 1)
     assert "is gone, with its result" in message(world, "Progressing")
 
 
@@ -402,7 +400,7 @@ def test_what_was_done_before_the_deadline_counts_though_it_is_seen_after_it() -
     world.finish_all()
     world.tick(2000)
     world.settle()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def test_the_clock_of_the_start_runs_though_nobody_wrote_when_it_began() -> None:
@@ -411,7 +409,7 @@ def test_the_clock_of_the_start_runs_though_nobody_wrote_when_it_began() -> None
     wanted = world.plan()
     world.carry_out(wanted, len(wanted.apply))
     world.settle()
-    assert world.active_jobs() == ["sim-pseudo-a1"]
+    assert world.active_jobs() == ["sim-pseudo-e1"]
     world.tick(61)
     world.settle()
     assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
@@ -420,11 +418,11 @@ def test_the_clock_of_the_start_runs_though_nobody_wrote_when_it_began() -> None
 def test_only_the_newest_failed_jobs_are_kept() -> None:
     world = begun(spec__restart={"backoffSeconds": 0, "maxRestarts": 99})
     for _ in range(8):
-        fail_attempt(world)
+        fail_execution(world)
         world.wait_out()
         world.settle()
         world.control()
         world.start_pods()
         world.settle()
     names = sorted(name for kind, name in world.objects if kind == "Job")
-    assert names == [f"sim-pseudo-a{number}" for number in range(4, 10)]
+    assert names == [f"sim-pseudo-e{number}" for number in range(4, 10)]

@@ -31,7 +31,7 @@ def delink_in_queue(**changes: Any) -> World:
     world.queues = True
     world.finish_all()
     look(world)
-    assert world.held() == ["sim-real-delink-a1"]
+    assert world.held() == ["sim-real-delink-e1"]
     return world
 
 
@@ -41,7 +41,7 @@ def test_a_delink_that_waits_in_a_queue_does_not_fail() -> None:
     look(world)
     assert (why_failed(world), claims(world)["Progressing"]) == ("", ("False", "Queued"))
     assert (world.plan().wake_after or 1) > 0, "it does not look without a pause"
-    world.admit("sim-real-delink-a1")
+    world.admit("sim-real-delink-e1")
     world.control()
     world.start_pods()
     world.settle()
@@ -57,18 +57,18 @@ def test_a_rolled_back_delink_is_not_the_answer_to_a_queue_either() -> None:
     world = delink_in_queue(spec__delink={"onTimeout": "RollBack"})
     world.tick(HOURS)
     look(world)
-    assert world.status.execution_attempt == 1
+    assert world.status.execution == 1
 
 
 def test_the_clock_stands_still_and_goes_on_where_it_was() -> None:
     world = begun(**QUEUE, spec__deadlines={"activeSeconds": 1000})
     world.tick(400)
-    world.hold("sim-pseudo-a1")
+    world.hold("sim-pseudo-e1")
     look(world)
     world.tick(HOURS)
     look(world)
     assert why_failed(world) == ""
-    world.admit("sim-pseudo-a1")
+    world.admit("sim-pseudo-e1")
     world.control()
     world.start_pods()
     world.settle()
@@ -84,10 +84,10 @@ def test_pods_that_a_queue_takes_back_do_not_hang() -> None:
     world = begun(**QUEUE, spec__hang={"stepSeconds": 100})
     (pod,) = world.alive()
     world.report(pod, 3)
-    world.hold("sim-pseudo-a1")
+    world.hold("sim-pseudo-e1")
     world.tick(101)
     world.settle()
-    assert (world.status.restarts, world.status.execution_attempt) == (0, 1)
+    assert (world.status.restarts, world.status.execution) == (0, 1)
 
 
 def away(_: World) -> None:
@@ -102,7 +102,7 @@ def test_startup_has_its_time_after_the_queue(glance: Callable[[World], None]) -
     glance(world)
     world.tick(HOURS)
     glance(world)
-    world.admit("sim-pseudo-a1")
+    world.admit("sim-pseudo-e1")
     world.control()
     world.tick(59)
     world.settle()
@@ -117,7 +117,7 @@ def test_an_operator_that_was_away_gives_the_time_back(glance: Callable[[World],
     world = delink_in_queue()
     glance(world)
     world.tick(HOURS)
-    world.admit("sim-real-delink-a1")
+    world.admit("sim-real-delink-e1")
     world.control()
     world.start_pods()
     world.tick(1000)
@@ -132,10 +132,10 @@ def test_each_hold_is_added_once() -> None:
     world = begun(**QUEUE, spec__deadlines={"activeSeconds": 1000})
     started = clock.from_text(world.status.active_since or "")
     for _ in range(3):
-        world.hold("sim-pseudo-a1")
+        world.hold("sim-pseudo-e1")
         look(world)
         world.tick(50)
-        world.admit("sim-pseudo-a1")
+        world.admit("sim-pseudo-e1")
         look(world)
         world.start_pods()
         world.tick(10)

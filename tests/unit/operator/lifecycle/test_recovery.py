@@ -7,7 +7,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
 from tests.unit.operator.lifecycle.test_again import until
-from tests.unit.operator.lifecycle.test_plan import begun, fail_attempt
+from tests.unit.operator.lifecycle.test_plan import begun, fail_execution
 from tests.unit.operator.world import UID, World, make_job
 
 
@@ -29,17 +29,17 @@ def test_restarts_count_within_a_window() -> None:
     world = begun(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
     for _ in range(5):
         # 301 s apart from each other at least: never more than two within 1000 s before a third.
-        fail_attempt(world)
+        fail_execution(world)
         assert failed(world) == ("", "")
         go_on(world)
         world.tick(300)
-    assert (world.status.restarts, world.status.attempt, len(world.status.faults)) == (5, 6, 2)
+    assert (world.status.restarts, world.status.execution, len(world.status.faults)) == (5, 6, 2)
 
 
 def test_too_many_restarts_within_the_window_fail_the_job() -> None:
     world = begun(spec__restart={"maxRestarts": 2, "windowSeconds": 1000})
     for _ in range(3):
-        fail_attempt(world)
+        fail_execution(world)
         go_on(world)
     assert failed(world)[0] == "RestartsExhausted"
     assert "2 restarts within 1000 s (spec.restart.windowSeconds)" in failed(world)[1]
@@ -47,11 +47,11 @@ def test_too_many_restarts_within_the_window_fail_the_job() -> None:
 
 def test_a_job_that_fails_says_how_another_goes_on_from_its_checkpoints() -> None:
     world = until(World(make_job(spec__restart={"maxRestarts": 0})), "real")
-    fail_attempt(world)
+    fail_execution(world)
     folder = f"sim-{UID[:8]}"
     assert failed(world)[1].endswith(f"a new job goes on from them with spec.checkpoint.continueFrom: {folder})")
     without = begun(spec__restart={"maxRestarts": 0})
-    fail_attempt(without)
+    fail_execution(without)
     assert "continueFrom" not in failed(without)[1]
 
 
@@ -60,20 +60,20 @@ def test_a_job_that_fails_says_how_another_goes_on_from_its_checkpoints() -> Non
     [("Retain", "Its checkpoints stay: a new job"), ("Delete", "Its checkpoints go when this job is deleted")],
 )
 def test_it_says_which_claim_has_them_and_whether_it_stays(policy: str, says: str) -> None:
-    volume = {"claim": {"storage": "1Gi", "policy": policy}}
-    world = until(World(make_job(spec__restart={"maxRestarts": 0}, spec__checkpoint__volume=volume)), "real")
-    fail_attempt(world)
+    volume = {"retentionPolicy": policy}
+    world = until(World(make_job(spec__restart={"maxRestarts": 0}, spec__checkpoint__storage__volume=volume)), "real")
+    fail_execution(world)
     message = failed(world)[1]
     assert says in message
-    assert f"continueFrom: sim-{UID[:8]} and spec.checkpoint.volume.claimName: sim-checkpoints)" in message
+    assert f"continueFrom: sim-{UID[:8]} and spec.checkpoint.storage.volume.claimName: sim-checkpoints)" in message
 
 
-def test_resumes_and_disruptions_are_executions_but_no_attempts() -> None:
+def test_resumes_and_disruptions_are_executions_but_no_restarts() -> None:
     world = begun()
     world.disrupt(world.alive()[0])
     world.control()
     world.carry_out(world.plan())
-    assert (world.status.execution_attempt, world.status.attempt, world.status.faults) == (2, 1, [])
+    assert (world.status.execution, world.status.restarts, world.status.faults) == (2, 0, [])
 
 
 def test_a_pod_that_cannot_be_ended_is_on_a_lost_node() -> None:
@@ -83,10 +83,10 @@ def test_a_pod_that_cannot_be_ended_is_on_a_lost_node() -> None:
     world.lose(pod)
     world.tick(30 + 14)
     world.settle()
-    assert world.status.execution_attempt == 1, "it may still end by itself, with a checkpoint"
+    assert world.status.execution == 1, "it may still end by itself, with a checkpoint"
     world.tick(1)
     world.settle()
-    assert (world.status.execution_attempt, world.status.restarts, world.status.faults) == (2, 0, [])
+    assert (world.status.execution, world.status.restarts, world.status.faults) == (2, 0, [])
     assert world.active_jobs() == [], "nothing starts before it is known to be gone"
     progressing = find(world.status, "Progressing")
     assert progressing
@@ -94,7 +94,7 @@ def test_a_pod_that_cannot_be_ended_is_on_a_lost_node() -> None:
     assert "If its node off is lost, delete the pod" in progressing.message
     world.vanish(pod)
     world.settle()
-    assert world.active_jobs() == ["sim-pseudo-a2"]
+    assert world.active_jobs() == ["sim-pseudo-e2"]
 
 
 def test_a_pod_that_cannot_be_ended_obeys_the_user_s_rules() -> None:
@@ -115,7 +115,7 @@ def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
     world.control()
     ending = world.plan()
     world.carry_out(ending)
-    assert world.status.phase in ("Succeeded", "Failed")
+    assert world.status.state in ("Complete", "Failed")
     assert ending.wake_after == 0
     assert world.plan().wake_after == 100
 
@@ -126,7 +126,7 @@ def test_a_node_where_faults_begin_again_and_again_is_avoided() -> None:
         assert world.status.avoided_nodes == []
         (pod,) = world.alive()
         pod["spec"] = {"nodeName": node}
-        fail_attempt(world)
+        fail_execution(world)
         go_on(world)
     assert world.status.avoided_nodes == ["bad"]
     assert list(world.events.values()).count("NodeAvoided") == 1
@@ -134,7 +134,7 @@ def test_a_node_where_faults_begin_again_and_again_is_avoided() -> None:
 
 def test_a_user_s_rule_fails_the_job_at_once() -> None:
     world = begun(spec__restart={"rules": [{"onExitCodes": [3], "action": "Fail"}]})
-    fail_attempt(world, exit_code=3)
+    fail_execution(world, exit_code=3)
     assert failed(world)[0] == "PodFailed"
     assert "A rule of spec.restart.rules says Fail." in failed(world)[1]
 
@@ -168,7 +168,7 @@ def test_pods_that_started_in_time_have_no_such_deadline() -> None:
 def test_each_execution_has_its_own_startup_deadline() -> None:
     world = begun(spec__deadlines={"startupSeconds": 60}, spec__restart={"backoffSeconds": 0})
     world.tick(600)
-    fail_attempt(world)
+    fail_execution(world)
     world.settle()
     world.tick(59)
     world.settle()
@@ -177,7 +177,7 @@ def test_each_execution_has_its_own_startup_deadline() -> None:
 
 def test_time_in_a_queue_does_not_count() -> None:
     world = unstarted(spec__deadlines={"startupSeconds": 60})
-    job = world.objects["Job", "sim-pseudo-a1"]
+    job = world.objects["Job", "sim-pseudo-e1"]
     job["spec"]["suspend"] = True
     world.tick(600)
     world.settle()

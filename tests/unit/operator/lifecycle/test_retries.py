@@ -8,14 +8,14 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
 from tests.unit.operator.lifecycle.test_again import until
-from tests.unit.operator.lifecycle.test_plan import begun, fail_attempt
+from tests.unit.operator.lifecycle.test_plan import begun, fail_execution
 from tests.unit.operator.world import UID, World, make_job
 
 Ending = Callable[[World], None]
 
 
 def fail(world: World) -> None:
-    fail_attempt(world)
+    fail_execution(world)
 
 
 def disrupt(world: World, why: str, node: str = "full") -> None:
@@ -104,7 +104,7 @@ def test_a_checkpoint_that_only_the_last_words_tell_of_is_progress() -> None:
     preempt(world)
     go_on(world)
     # It has saved, and says so.
-    fail_attempt(world, outcome="Yielded")
+    fail_execution(world, outcome="Yielded")
     assert wait_of(world) == 10
 
 

@@ -17,20 +17,20 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from pseudoreal_api.spec.recovery import RestartFrom
+from pseudoreal_api.spec.request import Request
 from pseudoreal_api.status.status import Discard, PhaseStatus, PseudoRealJobStatus
-from pseudoreal_api.wire.reports import Place
+from pseudoreal_api.wire.reports import Activity
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.status.conditions import has_ended, holds
 
 from tests.unit.operator.world import SETTINGS, World, make_job
 
-STATES = ("Pending", "Delinking", "Running", "Succeeded")
+STATES = ("Pending", "Delinking", "Training", "Complete")
 PHASES = [
-    {"name": "one", "sharing": {"blocks": 2}, "until": {"steps": 10}, "batch": {"sequences": 8}},
-    {"name": "two", "sharing": {"blocks": 4}, "until": {"steps": 20}, "batch": {"sequences": 8}, "workers": 2},
-    {"name": "three", "until": {"steps": 30}, "batch": {"sequences": 8}, "workers": 3},
+    {"name": "one", "sharing": {"blocks": 2}, "until": {"step": 10}, "batch": {"sequences": 8}},
+    {"name": "two", "sharing": {"blocks": 4}, "until": {"step": 20}, "batch": {"sequences": 8}, "workers": 2},
+    {"name": "three", "until": {"step": 30}, "batch": {"sequences": 8}, "workers": 3},
 ]
 BAD_ENDS: list[dict[str, Any]] = [
     {"outcome": "Failed"},
@@ -53,7 +53,7 @@ class Life(RuleBasedStateMachine):
         restarts=st.integers(0, 3),
         window=st.sampled_from([None, 60, 1000]),
         on_timeout=st.sampled_from(["Fail", "RollBack"]),
-        hang=st.sampled_from(["Event", "Restart", "Fail"]),
+        hang=st.sampled_from(["Report", "Restart", "Fail"]),
         startup=st.sampled_from([None, 500]),
         active=st.sampled_from([None, None, 2000]),
         stages=st.integers(0, 4),
@@ -181,8 +181,8 @@ class Life(RuleBasedStateMachine):
     @precondition(lambda self: self.world.alive())
     @rule(step=st.integers(0, 30), data=st.data())
     def a_pod_reports(self, step: int, data: st.DataObject) -> None:
-        place: Place = "computing" if step else "starting"
-        self.world.report(data.draw(st.sampled_from(self.world.alive())), step, place)
+        activity: Activity = "computing" if step else "starting"
+        self.world.report(data.draw(st.sampled_from(self.world.alive())), step, activity)
 
     # What mostly happens, so that lives get on.
 
@@ -208,10 +208,10 @@ class Life(RuleBasedStateMachine):
         self.world.carry_out(self.world.plan())
 
     @precondition(lambda self: self.world.alive())
-    @rule(place=st.sampled_from(["computing", "starting"]), seconds=st.sampled_from([130, 301]))
-    def training_stands_still(self, place: Place, seconds: int) -> None:
+    @rule(activity=st.sampled_from(["computing", "starting"]), seconds=st.sampled_from([130, 301]))
+    def training_stands_still(self, activity: Activity, seconds: int) -> None:
         for pod in self.world.alive():
-            self.world.report(pod, 1, place)
+            self.world.report(pod, 1, activity)
         self.world.tick(seconds)
         self.world.carry_out(self.world.plan())
 
@@ -225,7 +225,20 @@ class Life(RuleBasedStateMachine):
     @rule(phase=st.sampled_from(["one", "two", "three"]))
     def the_user_wants_a_phase_again(self, phase: str) -> None:
         request = str(self.world.job.metadata.generation)
-        self.world.set(restart_from=RestartFrom(phase=phase, request=request))
+        self.world.set(requests=[Request(id=request, type="RepeatPhase", phase=phase)])
+
+    @rule(phase=st.sampled_from(["one", "two", "three"]))
+    def the_user_wants_a_phase_to_end(self, phase: str) -> None:
+        request = str(self.world.job.metadata.generation)
+        self.world.set(requests=[Request(id=request, type="FinishPhase", phase=phase)])
+
+    @rule()
+    def the_user_prolongs_the_job(self) -> None:
+        # The API server refuses it for a job that has ended.
+        if not has_ended(self.world.status):
+            *others, last = self.world.job.spec.phases
+            until = last.until.model_copy(update={"step": 40})
+            self.world.set(phases=[*others, last.model_copy(update={"until": until})])
 
     # What always holds.
 
@@ -235,9 +248,8 @@ class Life(RuleBasedStateMachine):
             return
         old, new = self.before, self.world.status
         self.before = new
-        assert new.execution_attempt >= old.execution_attempt
+        assert new.execution >= old.execution
         assert new.restarts >= old.restarts
-        assert new.attempt >= old.attempt
         for before, after in zip(old.phases, new.phases, strict=False):
             assert _is_later(before, after) or _is_done_again(old, new, before, after)
         if has_ended(old):
@@ -271,16 +283,16 @@ def _is_later(before: PhaseStatus, after: PhaseStatus) -> bool:
 
 def _is_done_again(old: PseudoRealJobStatus, new: PseudoRealJobStatus, before: PhaseStatus, after: PhaseStatus) -> bool:
     """For a reason: the user's new wish, or a delink that was not done in time. The old checkpoints count no more."""
-    asked = new.restarted_from != old.restarted_from
-    rolled_back = any(f.reason == "DelinkTimeout" and f.attempt >= old.execution_attempt for f in new.faults)
+    asked = new.served_requests != old.served_requests
+    rolled_back = any(f.reason == "DelinkTimeout" and f.execution >= old.execution for f in new.faults)
     # One rule may make several passes.
-    marked = after.discards is not None and after.discards[-1].before_attempt > old.execution_attempt
+    marked = after.discards is not None and after.discards[-1].before_execution > old.execution
     kept = all(any(_covers(new_rule, rule) for new_rule in after.discards or ()) for rule in before.discards or ())
     return (asked or rolled_back) and marked and kept and after.discards != before.discards
 
 
 def _covers(rule: Discard, other: Discard) -> bool:
-    later = rule.before_attempt >= other.before_attempt and rule.from_step <= other.from_step
+    later = rule.before_execution >= other.before_execution and rule.from_step <= other.from_step
     return later and (rule.continued or not other.continued)
 
 
@@ -296,15 +308,19 @@ def _waits_for_something_named(world: World, again: Plan) -> bool:
 def _judge(world: World) -> None:
     status, reasons = world.status, list(world.events.values())
     STORIES.update(set(reasons) | {c.reason for c in status.conditions if c.type == "Failed"})
-    assert status.phase in ("Succeeded", "Failed")
+    assert status.state in ("Complete", "Failed")
     assert not world.changes(world.plan())
     assert not world.active_jobs()
-    assert (reasons.count("Accepted"), reasons.count(status.phase)) == (1, 1)
-    if status.phase == "Succeeded":
-        rounds = 1 + reasons.count("PhaseRestarted") + reasons.count("DelinkRolledBack")
-        assert 3 <= reasons.count("PhaseSucceeded") <= 3 * rounds
+    assert (reasons.count("Accepted"), reasons.count({"Complete": "Completed"}.get(status.state, status.state))) == (
+        1,
+        1,
+    )
+    if status.state == "Complete":
+        rounds = 1 + reasons.count("PhaseRepeated") + reasons.count("DelinkRolledBack")
+        assert 3 <= reasons.count("PhaseCompleted") <= 3 * rounds
         assert [p.start_checkpoint for p in status.phases] == [None, "two-20", "three-30"]
-        assert [p.end_checkpoint for p in status.phases] == ["one-10", "two-20", "three-30"]
+        last = world.job.spec.phases[-1].until.step
+        assert [p.end_checkpoint for p in status.phases] == ["one-10", "two-20", f"three-{last}"]
     else:
         words = {c.reason for c in status.conditions if c.type == "Failed"}
         assert words <= {
@@ -325,7 +341,7 @@ CHOICES = settings(
 def test_every_life_ends_well() -> None:
     STORIES.clear()
     run_state_machine_as_test(Life, settings=CHOICES)
-    assert all(STORIES[story] >= 3 for story in ("PhaseRestarted", "Resumed", "RestartsExhausted", "Succeeded")), (
-        STORIES
-    )
+    assert all(
+        STORIES[story] >= 3 for story in ("PhaseRepeated", "Resumed", "RestartsExhausted", "Completed", "SpecChanged")
+    ), STORIES
     assert any(STORIES[story] for story in ("HangDetected", "DelinkRolledBack", "DelinkTimeout")), STORIES

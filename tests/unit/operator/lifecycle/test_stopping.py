@@ -32,7 +32,7 @@ def test_a_pod_that_is_gone_takes_the_others_with_it(victim: int, end: dict[str,
     pods = world.alive()
     world.finish(pods[victim], **end)
     wanted = world.plan()
-    assert (wanted.stop, [*map(bare, wanted.give_up)]) == ((name(pods[1 - victim]),), ["sim-real-a1"])
+    assert (wanted.stop, [*map(bare, wanted.give_up)]) == ((name(pods[1 - victim]),), ["sim-real-e1"])
     assert wanted.delete == (), "the Job stays, with what its pods logged"
     world.carry_out(wanted)
     progressing = find(world.status, "Progressing")
@@ -40,17 +40,6 @@ def test_a_pod_that_is_gone_takes_the_others_with_it(victim: int, end: dict[str,
     assert (progressing.reason, progressing.message.split()[1]) == ("Ending", name(pods[victim]))
     again = world.plan()
     assert (again.stop, again.give_up) == ((), ()), "once is enough"
-
-
-def test_a_job_of_release_0_2_0_fails_by_itself() -> None:
-    """The API server would refuse to give it up, which would fail the whole job."""
-    world = two_pods()
-    spec = world.objects["Job", "sim-real-a1"]["spec"]
-    del spec["backoffLimitPerIndex"]
-    spec["backoffLimit"] = 0
-    gone, other = world.alive()
-    world.finish(gone, "Failed")
-    assert (world.plan().stop, world.plan().give_up) == ((name(other),), ())
 
 
 def test_a_preempted_pod_that_did_not_save_takes_the_others_with_it() -> None:
@@ -117,7 +106,7 @@ def test_pods_of_an_execution_that_hung_are_ended() -> None:
     assert (verdict.stop, verdict.delete) == ((), ()), "the number of the next execution must be safe first"
     world.carry_out(verdict)
     wanted = world.plan()
-    assert (set(wanted.stop), [*map(bare, wanted.delete)]) == (set(map(name, pods)), ["sim-real-a1"])
+    assert (set(wanted.stop), [*map(bare, wanted.delete)]) == (set(map(name, pods)), ["sim-real-e1"])
 
 
 def test_partners_of_a_pod_on_a_lost_node_are_ended() -> None:
@@ -145,7 +134,7 @@ def test_a_job_that_fails_already_is_not_given_up_again() -> None:
     world = two_pods()
     gone, other = world.alive()
     world.finish(gone, "Failed")
-    world.objects["Job", "sim-real-a1"]["status"] = {"conditions": [{"type": "FailureTarget", "status": "True"}]}
+    world.objects["Job", "sim-real-e1"]["status"] = {"conditions": [{"type": "FailureTarget", "status": "True"}]}
     assert (world.plan().give_up, world.plan().stop) == ((), (name(other),))
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.messages import TerminationMessage
-from pseudoreal_api.wire.reports import PodReport, RankSign, SavedCheckpoint
+from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import PROGRESS_SECONDS, Plan, plan
 from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
@@ -32,7 +32,7 @@ def ended_pod(world: World, step: int, outcome: Any = "Yielded", phase: PodPhase
     message = TerminationMessage(
         outcome=outcome,
         phase=execution.phase,
-        attempt=execution.number,
+        execution=execution.number,
         step=step,
         checkpoint=f"pseudo-{step}",
         loss=1.0,
@@ -44,7 +44,7 @@ def ended_pod(world: World, step: int, outcome: Any = "Yielded", phase: PodPhase
 def saved(world: World, step: int) -> Heard:
     (pod,) = world.observe().pods
     report = PodReport(
-        ranks=[RankSign(rank=0, place="ended", seconds=0, step=step)],
+        ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)],
         checkpoint=SavedCheckpoint(name=f"pseudo-{step}", step=step, seconds=0),
     )
     return Heard(pod.execution, 0, first=world.now, last=world.now, report=report, begun=world.now)
@@ -69,7 +69,7 @@ def test_a_job_is_not_looked_at_before_something_changes_whether_it_runs_or_is_s
 def test_a_job_that_has_ended_is_not_looked_at() -> None:
     world = World(make_job())
     world.run_fairly()
-    assert (world.status.phase, world.plan().wake_after) == ("Succeeded", None)
+    assert (world.status.state, world.plan().wake_after) == ("Complete", None)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
     (pod,) = world.observe().pods
 
     def said(step: int) -> Observed:
-        report = PodReport(ranks=[RankSign(rank=0, place="ended", seconds=0, step=step)], progress=progress(step))
+        report = PodReport(ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)], progress=progress(step))
         return replace(world.observe(), heard=(Heard(pod.execution, 0, world.now, world.now, report, begun=world.now),))
 
     world.carry_out(planned(world, said(1)))
@@ -119,7 +119,7 @@ def test_the_clock_of_a_step_starts_with_each_of_them() -> None:
         world.tick(20)
     assert world.plan().wake_after == pytest.approx(10.1)
     world.tick(10.1)
-    assert world.plan().status.execution_attempt == 2
+    assert world.plan().status.execution == 2
 
 
 def test_pods_that_do_not_start_wake_the_job_at_their_deadline() -> None:
@@ -151,7 +151,7 @@ def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_
     world.carry_out(world.plan())
     world.tick(60)
     assert (world.plan().apply, world.plan().wake_after) == ((), None), "the pod of the deleted Job runs"
-    seen = replace(world.observe(), pods=(), foreign=("sim-pseudo-a2",))
+    seen = replace(world.observe(), pods=(), foreign=("sim-pseudo-e2",))
     assert planned(world, seen).wake_after == UNWATCHED_SECONDS
 
 
@@ -176,5 +176,5 @@ def test_a_result_is_not_lost_with_its_pod() -> None:
     world.finish_all()
     seen = replace(world.observe(), pods=(), gone=(words,))
     wanted = planned(world, seen)
-    assert (wanted.status.phases[0].state, wanted.status.phases[0].end_checkpoint) == ("Succeeded", "pseudo-10")
-    assert planned(world, replace(seen, gone=())).status.execution_attempt == 2, "without it the phase runs again"
+    assert (wanted.status.phases[0].state, wanted.status.phases[0].end_checkpoint) == ("Complete", "pseudo-10")
+    assert planned(world, replace(seen, gone=())).status.execution == 2, "without it the phase runs again"

@@ -40,7 +40,7 @@ class Server:
         self.body = good_job()
         self.body["metadata"] |= {"namespace": "default", "uid": "one", "resourceVersion": "7", "generation": 1}
         self.requests = 0
-        self.attempts: list[Json] = []
+        self.executions: list[Json] = []
         self.applied: list[Json] = []
         self.created: list[Json] = []
         self.managers: list[str] = []
@@ -73,7 +73,7 @@ class Server:
         self.created.append(manifest)
 
     async def apply(self, manifest: Json, _: str, *, manager: str = "pseudoreal-operator") -> None:
-        self.attempts.append(manifest)
+        self.executions.append(manifest)
         if self._refusal:
             raise ApiException(status=self._refusal, reason="refused")
         if self._banned and self._banned in json.dumps(manifest):
@@ -155,7 +155,7 @@ async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
     server, counts = Server(banned="is about to start"), Counts()
     assert await _pass(server, counts) == 0.0
     (written,) = server.applied
-    assert (written["status"]["executionAttempt"], len(server.attempts), counts.refused_statuses) == (1, 2, 1)
+    assert (written["status"]["execution"], len(server.executions), counts.refused_statuses) == (1, 2, 1)
     messages = [condition["message"] for condition in written["status"]["conditions"]]
     assert len(messages) == 4
     assert all("refused the text of this condition; the operator's log shows it as text" in m for m in messages)
@@ -173,7 +173,7 @@ async def test_a_text_that_was_refused_is_not_tried_again_and_others_are() -> No
 
 
 async def test_a_status_that_is_refused_without_texts_too_is_an_error() -> None:
-    server, counts = Server(banned="executionAttempt"), Counts()
+    server, counts = Server(banned="execution"), Counts()
     with pytest.raises(ApiException):
         await _pass(server, counts)
     assert server.applied == []
@@ -182,7 +182,7 @@ async def test_a_status_that_is_refused_without_texts_too_is_an_error() -> None:
 async def test_events_come_after_the_status_that_says_the_same() -> None:
     assert await _pass(server := Server(), news=(news := Deaf())) == 0.0
     assert [event["reason"] for event in news.told] == ["Accepted"]
-    assert server.applied[0]["status"]["executionAttempt"] == 1
+    assert server.applied[0]["status"]["execution"] == 1
 
 
 @pytest.mark.parametrize("taken", [True, False])
@@ -233,7 +233,7 @@ def test_mistakes_are_told_from_policies(status: int, said: Json, mistake: bool)
 
 
 @pytest.mark.parametrize(
-    ("status", "said", "phase"),
+    ("status", "said", "state"),
     [
         (422, INVALID | {"message": "spec.template.spec.containers[0].image: Required value"}, "Failed"),
         (400, {"message": 'admission webhook "policy.example" denied the request: no'}, "Pending"),
@@ -242,7 +242,7 @@ def test_mistakes_are_told_from_policies(status: int, said: Json, mistake: bool)
     ],
 )
 async def test_only_an_invalid_child_ends_a_job_and_others_are_tried_later_and_later(
-    status: int, said: Json, phase: str
+    status: int, said: Json, state: str
 ) -> None:
     refusal = ApiException(status=status, body=json.dumps(said))
     server = Server(child_refusal=refusal)
@@ -250,8 +250,8 @@ async def test_only_an_invalid_child_ends_a_job_and_others_are_tried_later_and_l
     server.remember()
     refusal.headers = {"Retry-After": "77"}
     wait = await _pass(server)
-    assert wait == (0.0 if phase == "Failed" else 77.0)
-    assert server.applied[-1]["status"]["phase"] == phase
+    assert wait == (0.0 if state == "Failed" else 77.0)
+    assert server.applied[-1]["status"]["state"] == state
     conditions = server.applied[-1]["status"]["conditions"]
     assert any(said["message"] in condition["message"] for condition in conditions)
 

@@ -21,7 +21,7 @@ class Server:
     async def create(self, manifest: Json, *, dry_run: bool) -> None:
         assert dry_run
         labels = manifest["metadata"]["labels"]
-        self.tried.append((labels["pseudoreal.dev/phase"], labels["pseudoreal.dev/role"]))
+        self.tried.append((labels["pseudoreal.dev/phase"], labels["pseudoreal.dev/stage"]))
         if labels["pseudoreal.dev/phase"] == self._phase:
             body = {"message": "requests: must be at most the limit", "reason": self._reason}
             raise ApiException(status=self._status, body=json.dumps(body))

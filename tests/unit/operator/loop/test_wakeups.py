@@ -1,11 +1,13 @@
 """Which watch events are for a pass, and which cost nothing."""
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
+from pseudoreal_operator.loop.first_look import Rest
 from pseudoreal_operator.loop.loop import GATHER_SECONDS, Wakeups, first_pass
 
 Json = dict[str, Any]
@@ -54,6 +56,34 @@ def job(uid: str = "one", ended: str = "", spec: Json | None = None, **metadata:
     return {"metadata": about | metadata, "spec": spec or {}, "status": status}
 
 
+REST = Rest("7", 30.0)
+
+
+@pytest.mark.parametrize(
+    ("happens", "rests"),
+    [
+        (lambda asked: asked.job(None, resourceVersion="7"), True),
+        (lambda asked: asked.job(None, resourceVersion="8"), False),
+        (lambda asked: asked.job("MODIFIED", resourceVersion="8"), False),
+        (lambda asked: asked.child(), False),
+        (lambda asked: asked.child(name="another"), True),
+        (lambda asked: asked.wakeups.has_changed(JOB), False),
+    ],
+)
+def test_a_job_rests_until_something_changes(happens: Callable[[Asked], object], rests: bool) -> None:
+    asked = Asked()
+    asked.wakeups.rest({JOB: REST})
+    happens(asked)
+    assert [asked.wakeups.rest_of(JOB) for _ in range(2)] == [REST if rests else None, None], "and for one pass only"
+
+
+def test_what_changes_during_the_first_look_is_looked_at() -> None:
+    asked = Asked()
+    asked.child()
+    asked.wakeups.rest({JOB: REST})
+    assert asked.wakeups.rest_of(JOB) is None
+
+
 def test_the_echo_of_our_own_status_wakes_nobody() -> None:
     asked = Asked()
     assert asked.job("ADDED") == [(JOB, 0.0)]
@@ -65,7 +95,6 @@ def test_the_echo_of_our_own_status_wakes_nobody() -> None:
     "wish",
     [
         {"generation": 2},
-        {"annotations": {"pseudoreal.dev/finish-phase": "pseudo"}},
         {"deletionTimestamp": "now"},
         {"finalizers": ["pseudoreal.dev/cleanup"]},
         {"ended": "Failed"},
@@ -114,7 +143,7 @@ def test_children_wake_their_job_and_no_other() -> None:
 
 def test_of_an_ended_job_only_what_lives_is_news() -> None:
     asked = Asked()
-    asked.job(None, ended="Succeeded")
+    asked.job(None, ended="Complete")
     assert asked.child(phase="Running") == [(JOB, GATHER_SECONDS)]
     assert asked.child(active=1) == [(JOB, GATHER_SECONDS)]
     assert asked.child(phase="Succeeded") == []
@@ -129,7 +158,7 @@ def test_of_an_ended_job_only_what_lives_is_news() -> None:
     ("body", "after"),
     [
         ({}, 0.0),
-        ({"ended": "Succeeded"}, None),
+        ({"ended": "Complete"}, None),
         ({"ended": "Failed"}, None),
         ({"ended": "Failed", "spec": {"cleanUp": {"children": "Keep"}}}, None),
         ({"ended": "Failed", "spec": {"cleanUp": {"children": "Delete"}}}, 0.0),

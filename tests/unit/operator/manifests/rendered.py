@@ -22,14 +22,14 @@ SITE = replace(
 """A site with all that an operator can be told."""
 
 
-def made(stage: Stage = TRAIN, attempt: int = 3, **changes: Any) -> dict[str, Json]:
-    return rendered(stage, attempt, {}, **changes)
+def made(stage: Stage = TRAIN, execution: int = 3, **changes: Any) -> dict[str, Json]:
+    return rendered(stage, execution, {}, **changes)
 
 
-def rendered(stage: Stage, attempt: int, options: dict[str, Any], **changes: Any) -> dict[str, Json]:
+def rendered(stage: Stage, execution: int, options: dict[str, Any], **changes: Any) -> dict[str, Json]:
     """`options` are settings and avoid."""
     avoided = list(options.get("avoid", ()))
-    status = PseudoRealJobStatus(execution_attempt=attempt, attempt=1, avoided_nodes=avoided)
+    status = PseudoRealJobStatus(execution=execution, avoided_nodes=avoided)
     found = children(make_job(**changes), stage, status, options.get("settings", SETTINGS))
     return {child["kind"]: child for child in found}
 

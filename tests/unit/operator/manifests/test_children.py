@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
-from pseudoreal_api.spec.run import is_reserved
+from pseudoreal_api.spec.pod import is_reserved
 from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.observe.stages import Stage, StageKind
@@ -22,7 +22,7 @@ def test_the_job_is_made_last() -> None:
     assert list(made(DELINK)) == ["Job"]
 
 
-@pytest.mark.parametrize(("stage", "name"), [(TRAIN, "sim-real-a3"), (DELINK, "sim-real-delink-a3")])
+@pytest.mark.parametrize(("stage", "name"), [(TRAIN, "sim-real-e3"), (DELINK, "sim-real-delink-e3")])
 def test_names_labels_and_owner(stage: Stage, name: str) -> None:
     for child in made(stage).values():
         metadata = child["metadata"]
@@ -34,15 +34,15 @@ def test_names_labels_and_owner(stage: Stage, name: str) -> None:
     job = made(stage)["Job"]
     assert bare(job["metadata"]["name"]) == name != job["metadata"]["name"]
     assert job["metadata"]["labels"]["pseudoreal.dev/phase"] == "real"
-    assert job["metadata"]["labels"]["pseudoreal.dev/execution-attempt"] == "3"
-    assert job["metadata"]["labels"]["pseudoreal.dev/role"] == stage.kind.value
+    assert job["metadata"]["labels"]["pseudoreal.dev/execution"] == "3"
+    assert job["metadata"]["labels"]["pseudoreal.dev/stage"] == stage.kind.value
     assert job["spec"]["template"]["metadata"]["labels"] == job["metadata"]["labels"]
 
 
 def test_the_configuration_is_the_contract_s() -> None:
     config = config_of(made()["Job"])
     assert isinstance(config, PhaseConfig)
-    assert (config.phase, config.index, config.attempt, config.workers) == ("real", 1, 3, 2)
+    assert (config.phase, config.index, config.execution, config.workers) == ("real", 1, 3, 2)
     assert config.work_directory == f"/checkpoints/sim-{UID[:8]}"
     delink = config_of(made(DELINK)["Job"])
     assert isinstance(delink, DelinkConfig)
@@ -60,7 +60,7 @@ def test_all_workers_together_or_none() -> None:
 
 def test_one_service_and_one_policy_are_for_all_executions() -> None:
     """What stays of an execution is its Job alone."""
-    first, second = made(attempt=1), made(attempt=2)
+    first, second = made(execution=1), made(execution=2)
     assert [first[kind] == second[kind] for kind in first] == [True, True, False]
     pseudo = made(Stage(0, "pseudo", StageKind.TRAIN))
     assert (pseudo["Service"], pseudo["NetworkPolicy"]) == (first["Service"], first["NetworkPolicy"])
@@ -89,8 +89,8 @@ def test_torchrun_is_told_by_the_environment() -> None:
     assert not any(name.startswith("PET_") for name in environment(DELINK))
 
 
-def test_no_stale_worker_can_join_a_later_attempt() -> None:
-    ids = {child["Job"]["metadata"]["name"]: child for child in (made(attempt=1), made(attempt=2))}
+def test_no_stale_worker_can_join_a_later_execution() -> None:
+    ids = {child["Job"]["metadata"]["name"]: child for child in (made(execution=1), made(execution=2))}
     found = {
         name: next(
             e["value"]
@@ -119,7 +119,7 @@ def test_a_read_only_root_leaves_a_place_to_write() -> None:
     assert environment()["HOME"] == "/tmp"
     assert volumes[mounts["/checkpoints"]["name"]]["persistentVolumeClaim"] == {"claimName": "checkpoints"}
     files = volumes[mounts["/etc/pseudoreal"]["name"]]["downwardAPI"]["items"]
-    assert [file["path"] for file in files] == ["config.json", "config-later.json"]
+    assert [file["path"] for file in files] == ["config.json"]
     assert container()["command"][-1] == "/etc/pseudoreal/config.json"
 
 
@@ -141,17 +141,49 @@ def test_ranks_are_killed_a_little_before_the_pod(grace: int, shutdown: int) -> 
 
 @pytest.mark.parametrize("stage", [TRAIN, DELINK])
 def test_checkpoints_in_object_storage_need_no_claim(stage: Stage) -> None:
-    """The pod keeps only metrics.jsonl, in a folder of its own; the template says from which Secret the keys come."""
-    keys = {"secretRef": {"name": "s3"}}
-    template = {"spec": {"containers": [{"name": "trainer", "envFrom": [keys]}]}}
-    changes = {"spec__checkpoint": {"path": "s3://bucket/prefix/"}, "spec__pod": {"template": template}}
+    """The pod keeps only metrics.jsonl, in a folder of its own."""
+    objects = {"url": "s3://bucket/prefix/", "endpoint": "http://minio:9000", "credentialsSecretName": "s3"}
+    changes = {"spec__checkpoint": {"storage": {"type": "ObjectStorage", "objectStorage": objects}}}
     assert {"name": "work", "emptyDir": {}} in pod(stage, **changes)["volumes"]
     assert "checkpoints" not in {volume["name"] for volume in pod(stage, **changes)["volumes"]}
     assert {"name": "work", "mountPath": "/scratch"} in container(stage, **changes)["volumeMounts"]
-    assert container(stage, **changes)["envFrom"] == [keys]
+    assert container(stage, **changes)["envFrom"] == [{"secretRef": {"name": "s3"}}]
+    assert environment(stage, **changes)["AWS_ENDPOINT_URL"] == "http://minio:9000"
     config = config_of(made(stage, **changes)["Job"])
     assert config.storage == f"s3://bucket/prefix/sim-{UID[:8]}"
     assert config.work_directory == f"/scratch/sim-{UID[:8]}"
+
+
+def test_object_storage_of_the_cloud_needs_neither_keys_nor_endpoint() -> None:
+    changes = {"spec__checkpoint": {"storage": {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket"}}}}
+    assert "envFrom" not in container(**changes)
+    assert "AWS_ENDPOINT_URL" not in environment(**changes)
+
+
+def test_a_phase_has_its_own_pod_over_that_of_the_job() -> None:
+    job = {
+        "image": "registry.example/mine:1",
+        "env": [{"name": "BOTH", "value": "job"}, {"name": "JOB", "value": "1"}],
+        "terminationGracePeriodSeconds": 300,
+        "template": {"spec": {"nodeSelector": {"pool": "a", "zone": "z"}}},
+    }
+    secret = {"secretKeyRef": {"name": "keys", "key": "token"}}
+    phase = {
+        "image": "registry.example/mine:2",
+        "env": [{"name": "BOTH", "valueFrom": secret}],
+        "template": {"spec": {"nodeSelector": {"pool": "b"}}},
+    }
+    changes = {"spec__pod": job, "spec__phases__1__pod": phase}
+    found, trainer = pod(**changes), container(**changes)
+    assert (found["nodeSelector"], found["terminationGracePeriodSeconds"]) == ({"pool": "b", "zone": "z"}, 300)
+    assert trainer["image"] == "registry.example/mine:2"
+    assert {"name": "BOTH", "valueFrom": secret} in trainer["env"]
+    assert {"name": "JOB", "value": "1"} in trainer["env"]
+    # A delink has no phase of its own.
+    assert (pod(DELINK, **changes)["nodeSelector"], container(DELINK, **changes)["image"]) == (
+        {"pool": "a", "zone": "z"},
+        "registry.example/mine:1",
+    )
 
 
 def test_a_corpus_on_a_volume() -> None:
@@ -165,8 +197,8 @@ def test_a_corpus_on_a_volume() -> None:
 @pytest.mark.parametrize(
     "offload",
     [
-        {"home": "disk"},
-        {"homes": [{"unit": "embedding", "home": "host"}, {"unit": "blocks.7", "home": "disk"}]},
+        {"home": "Disk"},
+        {"homes": [{"unit": "embedding", "home": "Host"}, {"unit": "blocks.7", "home": "Disk"}]},
         {"budget": {"device": "1Gi"}},
     ],
 )
@@ -183,11 +215,11 @@ def test_state_that_may_be_on_disk_has_a_volume(offload: Json) -> None:
 
 def test_the_user_chooses_the_disk() -> None:
     claim = {"ephemeral": {"volumeClaimTemplate": {"spec": {"storageClassName": "nvme"}}}}
-    changes = {"spec__phases__1__offload": {"home": "disk", "volume": claim}}
+    changes = {"spec__phases__1__offload": {"home": "Disk", "volume": claim}}
     assert {"name": "offload"} | claim in pod(**changes)["volumes"]
 
 
-@pytest.mark.parametrize("offload", [{}, {"home": "host"}, {"volume": {"hostPath": {"path": "/nvme"}}}])
+@pytest.mark.parametrize("offload", [{}, {"home": "Host"}, {"volume": {"hostPath": {"path": "/nvme"}}}])
 def test_state_that_is_never_on_disk_has_no_volume(offload: Json) -> None:
     changes = {"spec__phases__1__offload": offload}
     assert "offload" not in {volume["name"] for volume in pod(**changes)["volumes"]}
@@ -246,7 +278,7 @@ def test_an_overlay_adds_without_taking_away() -> None:
     spec = job["spec"]
     trainer, sidecar = spec["containers"]
     assert job["metadata"]["labels"]["team"] == "blue"
-    assert job["metadata"]["labels"]["pseudoreal.dev/execution-attempt"] == "3"
+    assert job["metadata"]["labels"]["pseudoreal.dev/execution"] == "3"
     assert (spec["nodeSelector"], spec["terminationGracePeriodSeconds"]) == ({"pool": "gpu"}, 600)
     assert trainer["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["IPC_LOCK"]}
     assert {"MINE", "PET_NNODES"} <= {e["name"] for e in trainer["env"]}
@@ -296,9 +328,9 @@ def test_ranks_have_the_time_that_the_template_gives(grace: int, shutdown: str) 
 
 def test_no_volume_takes_the_name_of_another() -> None:
     source = {"name": "config", "emptyDir": {}}
-    changes = {"spec__data": {"path": "/data", "volume": source}, "spec__phases__1__offload": {"home": "disk"}}
+    changes = {"spec__data": {"path": "/data", "volume": source}, "spec__phases__1__offload": {"home": "Disk"}}
     plain = {volume["name"] for volume in pod(**changes)["volumes"]}
-    hostile = changes | {"spec__phases__1__offload": {"home": "disk", "volume": source}}
+    hostile = changes | {"spec__phases__1__offload": {"home": "Disk", "volume": source}}
     names = [volume["name"] for volume in pod(**hostile)["volumes"]]
     assert sorted(names) == sorted(plain)
     assert {"data", "offload", "config"} <= plain
@@ -329,8 +361,8 @@ def test_merging(base: Any, overlay: Any, merged: Any) -> None:
         ({"spec__pod": {"template": {"labels": {}}}}, "spec.pod.template.labels: only metadata and spec"),
         ({"spec__pod": {"template": {"spec": []}}}, "spec.pod.template.spec"),
         (
-            {"spec__pod": {"template": {"metadata": {"labels": {"pseudoreal.dev/attempt": "9"}}}}},
-            "pseudoreal.dev/attempt belongs to the operator",
+            {"spec__pod": {"template": {"metadata": {"labels": {"pseudoreal.dev/execution": "9"}}}}},
+            "pseudoreal.dev/execution belongs to the operator",
         ),
         (
             {"spec__pod": {"template": {"spec": {"containers": [{"env": []}]}}}},

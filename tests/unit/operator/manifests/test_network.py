@@ -26,9 +26,9 @@ Json = dict[str, Any]
 EVERYTHING = {
     "mode": "RDMA",
     "interface": "=eth0",
-    "hca": "mlx5_0,mlx5_1",
+    "ibAdapters": "mlx5_0,mlx5_1",
     "gidIndex": 3,
-    "ncclConfig": "tuned",
+    "ncclConfigMapName": "tuned",
     "rdmaResource": "rdma/shared_a",
     "rdmaCount": 2,
     "networks": ["fabric-a", "net-system/fabric-b"],
@@ -61,7 +61,6 @@ def test_by_default_nothing_is_asked_for() -> None:
     assert not {"hostNetwork", "dnsPolicy", "affinity"} & pod().keys()
     assert list(template()["metadata"]["annotations"]) == [
         "pseudoreal.dev/config.json",
-        "pseudoreal.dev/config-later.json",
     ]
     assert {volume["name"] for volume in pod()["volumes"]} == {"config", "checkpoints", "tmp"}
 
@@ -71,7 +70,7 @@ def test_by_default_nothing_is_asked_for() -> None:
     [
         ({"mode": "Socket"}, {"NCCL_IB_DISABLE": "1", "NCCL_NET": "Socket"}),
         ({"mode": "RDMA", "rdmaResource": "rdma/a"}, {"NCCL_IB_DISABLE": "0", "NCCL_NET": "IB"}),
-        ({"hca": "=mlx5_0:1", "gidIndex": 0}, {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_IB_GID_INDEX": "0"}),
+        ({"ibAdapters": "=mlx5_0:1", "gidIndex": 0}, {"NCCL_IB_HCA": "=mlx5_0:1", "NCCL_IB_GID_INDEX": "0"}),
         ({"interface": "eth0"}, {"NCCL_SOCKET_IFNAME": "eth0", "GLOO_SOCKET_IFNAME": "eth0"}),
         # gloo takes whole names: NCCL's sign for them would be part of one, and it cannot be told what not to take.
         ({"interface": "=eth0,eth1"}, {"NCCL_SOCKET_IFNAME": "=eth0,eth1", "GLOO_SOCKET_IFNAME": "eth0,eth1"}),
@@ -222,7 +221,7 @@ def test_the_site_s_configuration_goes_with_the_job_s_own() -> None:
 
 
 def test_a_configuration_that_the_job_names_wins_over_that_of_the_site() -> None:
-    found = rendered(TRAIN, 3, {"settings": SITE}, spec__network={"ncclConfig": "tuned"})
+    found = rendered(TRAIN, 3, {"settings": SITE}, spec__network={"ncclConfigMapName": "tuned"})
     assert "nccl.conf" not in files_of(found["Job"])
     path = environment_of(found)["NCCL_CONF_FILE"]
     mounts = {mount["name"]: mount for mount in container_of(found)["volumeMounts"]}

@@ -81,12 +81,13 @@ def test_a_training_pod_knows_its_node() -> None:
     assert name not in container_of(made(DELINK))["env"]
 
 
-def _claim(**claim_fields: Any) -> Json | None:
-    return claim(make_job(spec__checkpoint={"volume": {"claim": {"storage": "1Ti"} | claim_fields}}))
+def _claim(spec: Json | None = None, **changes: Any) -> Json | None:
+    volume = {"claimTemplate": {"spec": spec or {}}} | changes
+    return claim(make_job(spec__checkpoint={"storage": {"volume": volume}}))
 
 
 def test_a_claim_that_stays_belongs_to_nobody() -> None:
-    found = _claim()
+    found = _claim({"resources": {"requests": {"storage": "1Ti"}}})
     assert found is not None
     assert (found["apiVersion"], found["kind"]) == ("v1", "PersistentVolumeClaim")
     assert (found["metadata"]["name"], found["metadata"]["namespace"]) == ("sim-checkpoints", "default")
@@ -97,7 +98,7 @@ def test_a_claim_that_stays_belongs_to_nobody() -> None:
 
 
 def test_a_claim_that_goes_with_the_job() -> None:
-    found = _claim(policy="Delete", storageClassName="fast", accessMode="ReadWriteOnce")
+    found = _claim({"storageClassName": "fast", "accessModes": ["ReadWriteOnce"]}, retentionPolicy="Delete")
     assert found is not None
     (owner,) = found["metadata"]["ownerReferences"]
     assert (owner["kind"], owner["uid"]) == ("PseudoRealJob", UID)
@@ -105,13 +106,24 @@ def test_a_claim_that_goes_with_the_job() -> None:
     assert (found["spec"]["storageClassName"], found["spec"]["accessModes"]) == ("fast", ["ReadWriteOnce"])
 
 
+def test_a_job_that_says_nothing_of_storage_has_a_claim() -> None:
+    found = claim(make_job(spec__checkpoint={}))
+    assert found is not None
+    # Twice the six checkpoints of two phases of a small model, and room for what a disk itself needs.
+    assert found["spec"] == {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1061Mi"}}}
+    alone = claim(make_job(spec__checkpoint={}, spec__phases__1__workers=1))
+    assert alone is not None
+    assert alone["spec"]["accessModes"] == ["ReadWriteOnce"], "its volume follows the one pod"
+
+
 def test_no_claim_is_made_where_none_is_asked_for() -> None:
+    objects = {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket/prefix"}}
     assert claim(make_job()) is None
-    assert claim(make_job(spec__checkpoint={"path": "s3://bucket/prefix"})) is None
+    assert claim(make_job(spec__checkpoint={"storage": objects})) is None
 
 
 def test_pods_mount_the_claim_that_is_made() -> None:
-    changes = {"spec__checkpoint": {"volume": {"claim": {"storage": "1Ti"}}}}
+    changes = {"spec__checkpoint": {"storage": {"volume": {}}}}
     for stage in (TRAIN, DELINK):
         volume = next(v for v in pod_of(made(stage, **changes))["volumes"] if v["name"] == "checkpoints")
         assert volume["persistentVolumeClaim"] == {"claimName": "sim-checkpoints"}

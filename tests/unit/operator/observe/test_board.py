@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.messages import ProgressReport
-from pseudoreal_api.wire.reports import Place, PodReport, RankSign, SavedCheckpoint
+from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.board import NEWS_PER_SECOND, NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
 from pseudoreal_operator.observe.case import Heard
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -28,8 +28,8 @@ def progress(step: int) -> ProgressReport:
     )
 
 
-def at(step: int, place: Place = "computing", saving_seconds: float | None = None, **says: Any) -> PodReport:
-    sign = RankSign(rank=0, place=place, seconds=0, step=step, saving_seconds=saving_seconds)
+def at(step: int, activity: Activity = "computing", saving_seconds: float | None = None, **says: Any) -> PodReport:
+    sign = RankReport(rank=0, activity=activity, seconds=0, step=step, saving_seconds=saving_seconds)
     return PodReport(ranks=[sign], **says)
 
 
@@ -45,7 +45,7 @@ def told(*reports: PodReport) -> Heard:
 @pytest.fixture
 def board() -> Board:
     board = Board()
-    board.follow(JOB, None)
+    board.follow(JOB, frozenset())
     return board
 
 
@@ -55,8 +55,8 @@ def test_the_first_report_of_a_pod_that_starts() -> None:
 
 
 def test_a_pod_has_begun_when_one_of_its_ranks_is_at_work() -> None:
-    ranks = [RankSign(rank=rank, place="starting", seconds=0, step=0) for rank in (0, 1)]
-    half = PodReport(ranks=[ranks[0], ranks[1].model_copy(update={"place": "computing"})])
+    ranks = [RankReport(rank=rank, activity="starting", seconds=0, step=0) for rank in (0, 1)]
+    half = PodReport(ranks=[ranks[0], ranks[1].model_copy(update={"activity": "computing"})])
     heard = told(PodReport(ranks=ranks), half, at(1))
     assert heard.begun == after(1)
     assert heard.first == NOON
@@ -68,7 +68,7 @@ def test_ranks_that_wait_for_each_other_before_the_first_step_have_not_begun() -
 
 
 def test_an_operator_that_comes_later_sees_that_steps_were_made() -> None:
-    sign = RankSign(rank=0, place="waiting", seconds=0, step=7, busy_seconds=0.5)
+    sign = RankReport(rank=0, activity="waiting", seconds=0, step=7, busy_seconds=0.5)
     assert told(PodReport(ranks=[sign])).begun == NOON
 
 
@@ -120,7 +120,7 @@ def test_a_job_that_is_not_followed_is_not_heard() -> None:
     board = Board()
     assert not board.hear(SPEAKER, at(1), NOON)
     board.read_log(SPEAKER, progress(1), NOON)
-    board.follow(JOB, None)
+    board.follow(JOB, frozenset())
     assert board.of_job(JOB, {EXECUTION}) == ()
 
 
@@ -128,14 +128,14 @@ def test_pods_that_outlive_their_job_leave_nothing_behind(board: Board) -> None:
     board.hear(SPEAKER, at(1), NOON)
     board.forget(JOB)
     board.hear(SPEAKER, at(2), NOON)
-    board.follow(JOB, None)
+    board.follow(JOB, frozenset())
     assert board.of_job(JOB, {EXECUTION}) == ()
 
 
 def test_a_pod_in_another_namespace_does_not_speak_for_the_job(board: Board) -> None:
     stranger = Speaker(("elsewhere", JOB[1]), EXECUTION, 0)
     assert not board.hear(stranger, at(1), NOON)
-    board.follow(JOB, "pseudo")
+    board.follow(JOB, frozenset({"pseudo"}))
     assert board.of_job(JOB, {EXECUTION}) == ()
     assert not board.is_to_finish(stranger)
 
@@ -153,76 +153,83 @@ def test_a_log_counts_where_it_is_ahead_of_the_reports(board: Board) -> None:
     assert (heard.progressed, heard.report.progress) == (after(30), progress(8))
 
 
-def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_annotation(board: Board) -> None:
+def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(board: Board) -> None:
     real = Speaker(JOB, Execution("real", StageKind.TRAIN, 1), 0)
     assert not board.is_to_finish(SPEAKER)
-    board.follow(JOB, "pseudo")
+    board.follow(JOB, frozenset({"pseudo"}))
     assert board.is_to_finish(SPEAKER)
     assert not board.is_to_finish(real)
-    board.follow(JOB, None)
+    board.follow(JOB, frozenset())
     assert not board.is_to_finish(SPEAKER)
 
 
-def listening(at: datetime = NOON) -> tuple[Board, list[float]]:
-    board, woken = Board(), list[float]()
-    board.follow(JOB, None, woken.append)
-    board.listen(JOB, EXECUTION, at)
-    return board, woken
+def listening(at: datetime = NOON) -> Board:
+    board = Board()
+    board.follow(JOB, frozenset())
+    board.listen(JOB, "pod", EXECUTION, at)
+    return board
 
 
-def looks(board: Board, woken: list[float], seconds: range) -> list[int]:
-    """When the job is woken for its log, which has nothing to say."""
-    found = []
-    for second in seconds:
-        woken.clear()
-        board.wake_silent(after(second))
-        assert woken == [0.0] * board.look_at_log(JOB, after(second))
-        found += [second] * len(woken)
-    return found
+def looks(board: Board, seconds: range) -> list[int]:
+    """When the log of the pod is read, which has nothing to say."""
+    return [second for second in seconds if board.most_silent(after(second)) == ("pod", SPEAKER)]
 
 
 def test_the_log_of_a_pod_that_stays_silent_is_looked_at_ever_more_rarely() -> None:
-    board, woken = listening()
-    assert looks(board, woken, range(0, 2000)) == [21, 81, 162, 324, 648, 1296]
+    assert looks(listening(), range(0, 2000)) == [21, 81, 162, 324, 648, 1296]
 
 
-def test_a_pod_that_reports_wakes_nobody_for_its_log() -> None:
-    board, woken = listening()
+def test_no_log_is_read_of_a_pod_that_reports() -> None:
+    board = listening()
     for second in range(0, 600, 10):
         board.hear(SPEAKER, at(1), after(second))
-        assert looks(board, woken, range(second, second + 10)) == []
-    assert looks(board, woken, range(600, 800)) == [611, 671, 752], "until it falls silent"
+        assert looks(board, range(second, second + 10)) == []
+    assert looks(board, range(600, 800)) == [611, 671, 752], "until it falls silent"
 
 
 def test_a_log_that_tells_of_steps_is_looked_at_every_minute() -> None:
-    board, _ = listening()
-    found = []
+    board, found = listening(), []
     for second in range(300):
-        board.wake_silent(after(second))
-        if board.look_at_log(JOB, after(second)):
+        if board.most_silent(after(second)):
             found.append(second)
             board.read_log(SPEAKER, progress(second), after(second))
     assert found == [21, 81, 141, 201, 261]
 
 
 def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_silence() -> None:
-    board, woken = listening()
-    board.listen(JOB, None, after(1))
-    assert looks(board, woken, range(100)) == []
-    board.listen(JOB, EXECUTION, after(100))
-    board.listen(JOB, EXECUTION, after(115))
-    assert looks(board, woken, range(100, 130)) == [121], "since it runs"
-    board.listen(("elsewhere", JOB[1]), EXECUTION, NOON)
-    assert not board.look_at_log(("elsewhere", JOB[1]), after(500))
+    board = listening()
+    board.listen(JOB, "", None, after(1))
+    assert looks(board, range(100)) == []
+    board.listen(JOB, "pod", EXECUTION, after(100))
+    board.listen(JOB, "pod", EXECUTION, after(115))
+    assert looks(board, range(100, 130)) == [121], "since it runs"
+    stranger = ("elsewhere", JOB[1])
+    board.listen(stranger, "pod", EXECUTION, NOON)
+    assert looks(board, range(500, 501)) == [500], "of the job that is followed"
+    board.forget(JOB)
+    assert board.most_silent(after(900)) is None
+
+
+def test_one_pod_at_a_time_the_longest_unread_first() -> None:
+    board = Board()
+    for number in range(3):
+        job = ("default", str(number))
+        board.follow(job, frozenset())
+        board.listen(job, f"pod-{number}", EXECUTION, after(-number))
+    read = [board.most_silent(after(100 + second)) for second in range(4)]
+    assert [silent[0] if silent else None for silent in read] == ["pod-2", "pod-1", "pod-0", None]
 
 
 def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> None:
     board, woken = Board(), list[float]()
     for number in range(1000):
-        board.follow(("default", str(number)), None, woken.append)
+        board.follow(("default", str(number)), frozenset(), woken.append)
     for step in range(3):
-        board.hear(Speaker(("default", "7"), EXECUTION, 0), at(step), NOON)
-    assert woken == [SOON_SECONDS, 1000 / NEWS_PER_SECOND, 1000 / NEWS_PER_SECOND]
+        board.hear(Speaker(("default", "7"), EXECUTION, 0), at(step, "computing" if step else "starting"), NOON)
+    assert woken == [SOON_SECONDS, SOON_SECONDS, 1000 / NEWS_PER_SECOND], "what begins is told at once"
+    woken.clear()
+    board.hear(Speaker(("default", "8"), EXECUTION, 0), at(5), NOON)
+    assert woken == [1000 / NEWS_PER_SECOND], "it trained before, and was not heard"
 
 
 @pytest.mark.parametrize(
@@ -238,7 +245,7 @@ def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> N
 )
 def test_a_job_is_woken_by_what_is_new(reports: list[PodReport], wakes: list[float]) -> None:
     board, woken = Board(), list[float]()
-    board.follow(JOB, None, woken.append)
+    board.follow(JOB, frozenset(), woken.append)
     for report in reports:
         board.hear(SPEAKER, report, NOON)
     assert woken == wakes

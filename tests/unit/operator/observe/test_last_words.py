@@ -15,7 +15,7 @@ def pod(
     message = TerminationMessage(
         outcome="Yielded",
         phase=execution.phase,
-        attempt=execution.number,
+        execution=execution.number,
         step=step,
         checkpoint=f"pseudo-{step}" if checkpoint else None,
     )

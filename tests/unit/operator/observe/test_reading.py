@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.messages import TerminationMessage
-from pseudoreal_api.wire.reports import PodReport, RankSign, SavedCheckpoint
+from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.failures.obstacles import describe_obstacle
 from pseudoreal_operator.observe.case import ChildJob, JobState, Pod, PodPhase
 from pseudoreal_operator.observe.reading import (
@@ -18,7 +18,7 @@ from pseudoreal_operator.observe.reading import (
 )
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
-LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/role": "train", "pseudoreal.dev/attempt": "3"}
+LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "3"}
 EXECUTION = Execution("real", StageKind.TRAIN, 3)
 JOB = ChildJob("the-job", EXECUTION, JobState.ACTIVE)
 
@@ -50,8 +50,8 @@ def child(owner: str = "PseudoRealJob one", **labels: str) -> dict[str, Any]:
 
 
 def test_what_a_job_owns_is_told_by_all_of_its_labels() -> None:
-    ours = child(job_uid="one", phase="real", role="train", attempt="3")
-    old = child(job_uid="two", phase="real", role="train", attempt="3")
+    ours = child(job_uid="one", phase="real", stage="train", execution="3")
+    old = child(job_uid="two", phase="real", stage="train", execution="3")
     assert (belongs_to("one", ours), is_of_another("one", ours)) == (True, False)
     assert (belongs_to("one", old), is_of_another("one", old)) == (False, True)
     # Somebody's own, labelled so that its logs come with the others'.
@@ -59,7 +59,7 @@ def test_what_a_job_owns_is_told_by_all_of_its_labels() -> None:
         assert (belongs_to("one", stranger), is_of_another("one", stranger)) == (False, False)
 
 
-OURS = {"job_uid": "one", "phase": "real", "role": "train", "attempt": "3"}
+OURS = {"job_uid": "one", "phase": "real", "stage": "train", "execution": "3"}
 
 
 def test_what_a_job_owns_is_told_by_its_owner_as_well() -> None:
@@ -73,7 +73,7 @@ def test_what_a_job_owns_is_told_by_its_owner_as_well() -> None:
         assert not belongs_to("one", nobodys)
 
 
-def test_a_child_of_release_0_1_0_has_the_attempt_alone() -> None:
+def test_a_child_belongs_to_its_execution() -> None:
     assert read_job(child(**OURS)).execution == Execution("real", StageKind.TRAIN, 3)
     assert belongs_to("one", child(**OURS))
 
@@ -81,9 +81,9 @@ def test_a_child_of_release_0_1_0_has_the_attempt_alone() -> None:
 @pytest.mark.parametrize(
     "labels",
     [
-        *({"execution_attempt": number} for number in ("x", "-1", "0", "1.5", "٣", "9" * 30, " 3")),
-        {"attempt": "three"},
-        {"role": "serve"},
+        *({"execution": number} for number in ("x", "-1", "0", "1.5", "٣", "9" * 30, " 3")),
+        {"execution": "three"},
+        {"stage": "serve"},
     ],
     ids=str,
 )
@@ -99,16 +99,16 @@ def test_an_index_that_is_none_is_the_first(index: str) -> None:
 
 
 def test_words_of_a_later_release_are_read() -> None:
-    said = TerminationMessage(outcome="Failed", phase="real", attempt=3, step=7, checkpoint="real-7", message="why")
+    said = TerminationMessage(outcome="Failed", phase="real", execution=3, step=7, checkpoint="real-7", message="why")
     text = said.to_json().replace('"Failed"', '"Paused"')
     end = {"exitCode": 76, "message": text}
     read = pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}]).termination
     assert read
     assert read.message
     assert (read.message.outcome, read.message.checkpoint, read.message.exit_code) == ("Paused", "real-7", 1)
-    report = PodReport(ranks=[RankSign(rank=0, place="computing", seconds=0, step=3)])
+    report = PodReport(ranks=[RankReport(rank=0, activity="computing", seconds=0, step=3)])
     later = read_report(report.to_json().replace('"computing"', '"validating"').encode())
-    assert [sign.place for sign in later.ranks] == ["validating"]
+    assert [sign.activity for sign in later.ranks] == ["validating"]
 
 
 def test_a_pod_on_a_node_that_does_not_answer_may_be_running() -> None:
@@ -123,7 +123,7 @@ def test_only_our_own_termination_messages_are_messages() -> None:
         end = {"exitCode": 1, "message": message}
         return pod(phase="Failed", containerStatuses=[{"name": "trainer", "state": {"terminated": end}}])
 
-    ours = TerminationMessage(outcome="Failed", phase="real", attempt=3, message="why").to_json()
+    ours = TerminationMessage(outcome="Failed", phase="real", execution=3, message="why").to_json()
     for said in (ours, ours.replace("{", '{"ofALaterRelease": 1, ', 1)):
         read = text(said).termination
         assert read
@@ -188,7 +188,7 @@ def test_no_line_of_a_log_ends_a_pass(line: str) -> None:
 
 
 def test_what_pods_say_is_cleaned() -> None:
-    message = TerminationMessage(outcome="Failed", phase="real", attempt=3, message="a\x1bb", checkpoint="c\x00")
+    message = TerminationMessage(outcome="Failed", phase="real", execution=3, message="a\x1bb", checkpoint="c\x00")
     state = {"terminated": {"exitCode": 1, "message": message.to_json(), "reason": "E\x07"}}
     conditions = [{"type": "DisruptionTarget", "status": "True", "reason": "R\x07", "message": "m\x07"}]
     read = pod(phase="Failed", conditions=conditions, containerStatuses=[{"name": "trainer", "state": state}])
@@ -196,7 +196,7 @@ def test_what_pods_say_is_cleaned() -> None:
     assert read.termination.message
     assert (read.termination.message.message, read.termination.message.checkpoint) == ("a␛b", "c␀")
     assert (read.termination.reason, read.disruption) == ("E␇", "R␇: m␇")
-    ranks = [RankSign(rank=0, place="computing", seconds=0, step=1, doing="d\x07")]
+    ranks = [RankReport(rank=0, activity="computing", seconds=0, step=1, doing="d\x07")]
     sent = PodReport(ranks=ranks, checkpoint=SavedCheckpoint(name="n\x07", step=1, seconds=0))
     report = read_report(sent.to_json().encode())
     assert (report.ranks[0].doing, report.checkpoint and report.checkpoint.name) == ("d␇", "n␇")

@@ -14,7 +14,7 @@ from pseudoreal_operator.observe.stages import first_phases
 
 from tests.unit.operator.world import UID, make_job
 
-CLAIM = {"claim": {"storage": "1Gi", "policy": "Delete"}}
+CLAIM = {"retentionPolicy": "Delete"}
 
 
 class Server:
@@ -35,14 +35,14 @@ class Server:
 
 
 async def seen(server: Server, status: PseudoRealJobStatus | None = None) -> Observed:
-    job = make_job(spec__checkpoint={"volume": CLAIM})
-    at = status or PseudoRealJobStatus(execution_attempt=1, phases=first_phases(job.spec))
+    job = make_job(spec__checkpoint__storage={"volume": CLAIM})
+    at = status or PseudoRealJobStatus(execution=1, phases=first_phases(job.spec))
     return await observe(cast(Api, server), Board(), LastWords(), job, at, datetime.now(UTC))
 
 
-def child_job(name: str, attempt: int, **status: Any) -> Json:
-    execution = {"job-uid": UID, "phase": "pseudo", "role": "train", "execution-attempt": str(attempt), "attempt": "1"}
-    return labelled(name, **execution) | {"status": status}
+def child_job(name: str, execution: int, **status: Any) -> Json:
+    labels = {"job-uid": UID, "phase": "pseudo", "stage": "train", "execution": str(execution)}
+    return labelled(name, **labels) | {"status": status}
 
 
 ENDED = [{"type": "Failed", "status": "True"}]
@@ -66,7 +66,7 @@ async def test_the_claim_of_a_deleted_job_is_waited_for() -> None:
 
 
 async def test_what_somebody_else_labelled_is_no_child() -> None:
-    execution = {"phase": "real", "role": "train", "attempt": "1"}
+    execution = {"phase": "real", "stage": "train", "execution": "1"}
     own, old = labelled("own", **{"job-uid": UID}, **execution), labelled("old", **{"job-uid": "another"}, **execution)
     found = await seen(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
     assert [job.name for job in found.jobs] == ["own"]
@@ -74,17 +74,17 @@ async def test_what_somebody_else_labelled_is_no_child() -> None:
 
 
 async def test_a_look_at_a_running_job_takes_two_requests() -> None:
-    server = Server(Job=[child_job("sim-pseudo-a1", 1)])
+    server = Server(Job=[child_job("sim-pseudo-e1", 1)])
     found = await seen(server)
     assert server.asked == ["Job pseudoreal.dev/job-name=sim", "Pod pseudoreal.dev/job-name=sim"]
     assert ("PersistentVolumeClaim", "sim-checkpoints") in found.existing, "it was made before the Job"
 
 
 async def test_pods_of_executions_that_are_over_are_not_read_again() -> None:
-    over = child_job("sim-pseudo-a1", 1, conditions=ENDED)
-    ending = [child_job("sim-pseudo-a2", 2, conditions=ENDED, terminating=1), child_job("sim-pseudo-a3", 3, active=2)]
-    present = child_job("sim-pseudo-a4", 4, conditions=ENDED)
+    over = child_job("sim-pseudo-e1", 1, conditions=ENDED)
+    ending = [child_job("sim-pseudo-e2", 2, conditions=ENDED, terminating=1), child_job("sim-pseudo-e3", 3, active=2)]
+    present = child_job("sim-pseudo-e4", 4, conditions=ENDED)
     server = Server(Job=[over, *ending, present])
-    await seen(server, PseudoRealJobStatus(execution_attempt=4, phases=first_phases(make_job().spec)))
-    selector = "pseudoreal.dev/job-name=sim,batch.kubernetes.io/job-name notin (sim-pseudo-a1)"
+    await seen(server, PseudoRealJobStatus(execution=4, phases=first_phases(make_job().spec)))
+    selector = "pseudoreal.dev/job-name=sim,batch.kubernetes.io/job-name notin (sim-pseudo-e1)"
     assert server.asked[1] == f"Pod {selector}"

@@ -117,7 +117,7 @@ def test_what_the_other_trained_from_another_end_of_the_phase_before_does_not_co
     train(config(0, OLD))
     delink(delink_of(1, OLD))
     train(config(1, OLD), _stop_after(5))
-    job_body["spec"]["phases"][0]["until"]["steps"] = 8
+    job_body["spec"]["phases"][0]["until"]["step"] = 8
     assert train(continuing(0)).step == 8
     delink(delink_of(1, NEW))
     train(continuing(1))
@@ -128,19 +128,19 @@ def test_what_the_other_trained_from_another_end_of_the_phase_before_does_not_co
 def test_a_last_phase_that_ended_early_may_train_on(
     config: Any, delink_of: Any, train: Any, continuing: Any, job_body: Any
 ) -> None:
-    job_body["spec"]["phases"][1]["until"]["loss"] = "100"
+    job_body["spec"]["phases"][1]["until"]["validationLoss"] = "100"
     train(config(0, OLD))
     delink(delink_of(1, OLD))
     assert train(config(1, OLD)).step == 6
     train(continuing(0))
     delink(delink_of(1, NEW))
-    del job_body["spec"]["phases"][1]["until"]["loss"]
+    del job_body["spec"]["phases"][1]["until"]["validationLoss"]
     assert train(continuing(1)).step == 12
 
 
 def test_it_may_train_longer_than_the_other(config: Any, train: Any, continuing: Any, job_body: Any) -> None:
     assert train(config(0, OLD)).step == 6
-    job_body["spec"]["phases"][0]["until"]["steps"] = 9
+    job_body["spec"]["phases"][0]["until"]["step"] = 9
     assert train(continuing(0)).step == 9
 
 
@@ -148,7 +148,7 @@ def test_a_phase_that_is_trained_again_forgets_what_the_other_made_of_it(
     config: Any, train: Any, continuing: Any
 ) -> None:
     train(config(0, OLD))
-    again = continuing(0, discards={"pseudo": [DiscardConfig(before_attempt=2, from_step=5)]}, attempt=2)
+    again = continuing(0, discards={"pseudo": [DiscardConfig(before_execution=2, from_step=5)]}, execution=2)
     made = iter(range(100))
     assert train(again, lambda: next(made) < 0).step == 6
     assert next(made) == 6, "from the start: the checkpoints of steps 5 and 6 count no more"
@@ -162,8 +162,8 @@ def test_what_another_job_made_of_a_later_phase_outlives_a_roll_back(
     delink(delink_of(1, OLD))
     train(config(1, OLD), _stop_after(5))
     train(continuing(0))
-    rule = DiscardConfig(before_attempt=2, from_step=0, continued=False)
-    after = {"attempt": 2, "discards": {"real": [rule]}}
+    rule = DiscardConfig(before_execution=2, from_step=0, continued=False)
+    after = {"execution": 2, "discards": {"real": [rule]}}
     delink(delink_of(1, NEW).model_copy(update=after))
     train(continuing(1, **after))
     assert _steps(tmp_path / NEW, "real") == [6, 11, 12]
@@ -197,8 +197,8 @@ def test_what_the_second_job_trained_again_stays_discarded_for_the_third(
     train(config(1, OLD), _stop_after(5))
     train(continuing(0))
     delink(delink_of(1, NEW))
-    rule = DiscardConfig(before_attempt=2, from_step=7)
-    train(continuing(1, attempt=2, discards={"real": [rule]}), _stop_after(2))
+    rule = DiscardConfig(before_execution=2, from_step=7)
+    train(continuing(1, execution=2, discards={"real": [rule]}), _stop_after(2))
     assert _steps(tmp_path / NEW, "real") == [6, 8]
     job_body["metadata"]["uid"] = THIRD_UID
     job_body["spec"]["checkpoint"]["continueFrom"] = NEW
@@ -214,13 +214,13 @@ def test_what_a_job_discarded_of_its_own_does_not_count_for_the_next(
 ) -> None:
     """It was given up before its first save removed it."""
     train(config(0, OLD))
-    rule = DiscardConfig(before_attempt=2, from_step=5)
+    rule = DiscardConfig(before_execution=2, from_step=5)
 
     def fails() -> bool:
         raise MemoryError
 
     with pytest.raises(MemoryError):
-        train(config(0, OLD, attempt=2).model_copy(update={"discards": {"pseudo": [rule]}}), fails)
+        train(config(0, OLD, execution=2).model_copy(update={"discards": {"pseudo": [rule]}}), fails)
     assert (tmp_path / OLD / "checkpoints" / "pseudo-00000006").exists()
     made = iter(range(100))
     train(continuing(0), lambda: next(made) < 0)
@@ -253,7 +253,7 @@ def test_checkpoints_of_the_other_that_are_all_corrupt_are_named(
 
 def test_another_model_is_refused(config: Any, train: Any, continuing: Any, job_body: Any) -> None:
     train(config(0, OLD))
-    job_body["spec"]["model"]["ffn"]["hidden"] = 64
+    job_body["spec"]["model"]["feedForward"]["size"] = 64
     with pytest.raises(InvalidJobError, match=r"spec\.model is .*64.*make them the same"):
         train(continuing(0))
 
@@ -273,10 +273,11 @@ def test_in_one_s_own_folder_checkpoints_of_another_job_are_refused(config: Any,
 
 
 def test_the_folder_lies_beside_the_job_s_own(job_body: dict[str, Any]) -> None:
-    job_body["spec"]["checkpoint"] |= {"continueFrom": OLD, "path": "s3://bucket/runs"}
+    job_body["spec"]["checkpoint"]["continueFrom"] = OLD
     mounted = _config(job_body, "/checkpoints/tiny-22222222")
     assert mounted.continues == f"/checkpoints/{OLD}"
-    del job_body["spec"]["checkpoint"]["volume"]
+    storage = {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket/runs"}}
+    job_body["spec"]["checkpoint"]["storage"] = storage
     assert _config(job_body, "/scratch/tiny-22222222").continues == f"s3://bucket/runs/{OLD}"
     del job_body["spec"]["checkpoint"]["continueFrom"]
     assert _config(job_body, "/scratch/tiny-22222222").continues is None
@@ -284,4 +285,4 @@ def test_the_folder_lies_beside_the_job_s_own(job_body: dict[str, Any]) -> None:
 
 def _config(body: dict[str, Any], work_directory: str) -> PhaseConfig:
     job = PseudoRealJob.from_object(body)
-    return phase_config(job, 0, attempt=1, work_directory=work_directory, offload_directory="/offload")
+    return phase_config(job, 0, execution=1, work_directory=work_directory, offload_directory="/offload")

@@ -62,7 +62,7 @@ def _visit(job: _Job, visited: Callable[[str], None]) -> None:
     for config in (first, second):
         if config is second:
             delink(between)
-        corpus = load_corpus(config.data, config.model.sequence)
+        corpus = load_corpus(config.data, config.model.sequence_length)
         train_phase(config, corpus, Ranks(0, 1, torch.device("cpu")), lambda: False)
 
 
@@ -114,7 +114,7 @@ def job(job_body: Any, config: Any, delink_of: Any) -> Callable[[str], _Job]:
     spec["checkpoint"] |= {"everySteps": 1, "keepLast": 1, "bufferBytes": 4096}
     spec["model"]["layers"] = 2
     spec["data"]["validation"] |= {"everySteps": 100, "sequences": 2}
-    spec["phases"][0]["until"]["steps"], spec["phases"][1]["until"]["steps"] = 3, 6
+    spec["phases"][0]["until"]["step"], spec["phases"][1]["until"]["step"] = 3, 6
     spec["phases"][1]["workers"] = 1
     return lambda work: (config(0, work), delink_of(1, work), config(1, work))
 
@@ -133,11 +133,11 @@ def _chosen(points: list[str]) -> list[int]:
     return sorted({*firsts.values(), *even})
 
 
-def _again(job: _Job, attempt: int) -> _Job:
-    """Without anything that attempt 1 made."""
+def _again(job: _Job, execution: int) -> _Job:
+    """Without anything that execution 1 made."""
     first, between, second = job
-    rule = DiscardConfig(before_attempt=2, from_step=0)
-    change = {"attempt": attempt, "discards": {"pseudo": [rule], "real": [rule]}}
+    rule = DiscardConfig(before_execution=2, from_step=0)
+    change = {"execution": execution, "discards": {"pseudo": [rule], "real": [rule]}}
     return (
         first.model_copy(update=change),
         between.model_copy(update=change),
@@ -173,7 +173,7 @@ def test_a_job_that_is_trained_again_and_killed_while_it_replaces_files_ends_wit
             store.verify(manifest)
         _whole(_again(job(work), 3))
         found = _end(job(work))
-        assert {manifest.attempt for manifest in store.committed()} <= {2, 3}, points[index]
+        assert {manifest.execution for manifest in store.committed()} <= {2, 3}, points[index]
         assert found.manifest.step == expected.manifest.step
         for name, array in expected.whole().items():
             assert np.array_equal(found.tensor(name), array), points[index]

@@ -46,23 +46,23 @@ def _newest(tmp_path: Path, phase: str) -> Reader:
 
 REFINEMENTS = [
     ({"blocks": 1}, None),
-    ({"blocks": 1}, {"blocks": 2, "pattern": "segment"}),
-    ({"blocks": 2, "pattern": "cycle"}, {"blocks": 4, "pattern": "cycle"}),
-    ({"blocks": 2, "pattern": "segment"}, {"blocks": 4, "pattern": "segment"}),
-    ({"blocks": 2, "pattern": "segment"}, None),
-    ({"blocks": 2, "pattern": "cycle"}, {"blocks": 2, "pattern": "cycle"}),
+    ({"blocks": 1}, {"blocks": 2, "pattern": "Segment"}),
+    ({"blocks": 2, "pattern": "Cycle"}, {"blocks": 4, "pattern": "Cycle"}),
+    ({"blocks": 2, "pattern": "Segment"}, {"blocks": 4, "pattern": "Segment"}),
+    ({"blocks": 2, "pattern": "Segment"}, None),
+    ({"blocks": 2, "pattern": "Cycle"}, {"blocks": 2, "pattern": "Cycle"}),
 ]
 
 
-MIXTURE = {"experts": 6, "prototypes": 3, "capacityFactor": "0.75"}
+MIXTURE = {"count": 6, "prototypes": 3, "capacityFactor": "0.75"}
 MIXED_REFINEMENTS = [(*REFINEMENTS[index], MIXTURE) for index in (0, 2, 3)]
 
 
-@pytest.mark.parametrize(("before", "after", "moe"), [*((*r, None) for r in REFINEMENTS), *MIXED_REFINEMENTS])
+@pytest.mark.parametrize(("before", "after", "experts"), [*((*r, None) for r in REFINEMENTS), *MIXED_REFINEMENTS])
 def test_the_function_stays_the_same_to_the_bit(
-    before: Any, after: Any, moe: Any, job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any
+    before: Any, after: Any, experts: Any, job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any
 ) -> None:
-    job_body["spec"]["model"]["moe"] = moe
+    job_body["spec"]["model"]["experts"] = experts
     job_body["spec"]["phases"][0]["sharing"] = before
     job_body["spec"]["phases"][1]["sharing"] = after
     train(config(0))
@@ -91,7 +91,7 @@ def test_it_writes_a_manifest_and_nothing_else(tmp_path: Path, config: Any, deli
     assert [path.name for path in folder.iterdir()] == ["manifest.json"]
 
 
-@pytest.mark.parametrize("kind", ["copy", "scale", "reset"])
+@pytest.mark.parametrize("kind", ["Copy", "Scale", "Reset"])
 def test_moments_are_divided_by_the_uses_that_fall_away(
     kind: str, job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any
 ) -> None:
@@ -102,7 +102,7 @@ def test_moments_are_divided_by_the_uses_that_fall_away(
     delink(delink_of(1))
     before, after = (_newest(tmp_path, phase) for phase in ("pseudo", "real"))
     assert after.manifest.optimizer_state == kind
-    factors = dict(zip(KINDS, {"copy": (1, 1, 1), "scale": (1, 1 / 2, 1 / 4), "reset": (1, 0, 0)}[kind], strict=True))
+    factors = dict(zip(KINDS, {"Copy": (1, 1, 1), "Scale": (1, 1 / 2, 1 / 4), "Reset": (1, 0, 0)}[kind], strict=True))
     for block, moment in product((0, 1), KINDS):
         old = before.tensor("blocks.0.ffn.up.weight", moment)
         assert np.abs(old).max() > 0
@@ -110,7 +110,7 @@ def test_moments_are_divided_by_the_uses_that_fall_away(
     for name, moment in product(("embedding.weight", "head.weight", "norm.weight"), KINDS):
         assert np.array_equal(after.tensor(name, moment), before.tensor(name, moment))
     assert after.manifest.updates.others == before.manifest.updates.others == 6
-    assert after.manifest.updates.blocks == (0 if kind == "reset" else 6)
+    assert after.manifest.updates.blocks == (0 if kind == "Reset" else 6)
 
 
 def _squares_of_gradients(source: Reader, config: PhaseConfig) -> tuple[dict[str, float], dict[str, float]]:
@@ -139,14 +139,14 @@ def test_measured_moments_are_divided_tensor_by_tensor(
     job_body: dict[str, Any], tmp_path: Path, config: Any, delink_of: Any, train: Any
 ) -> None:
     """The one measured step is the sixth, from the checkpoint of step five."""
-    job_body["spec"]["delink"] = {"optimizerState": "measured", "measuredSteps": 1}
+    job_body["spec"]["delink"] = {"optimizerState": "Measured", "measuredSteps": 1}
     train(config(0))
     delink(delink_of(1))
     store = CheckpointStore(tmp_path / "work", UID)
     fifth = next(manifest for manifest in store.committed("pseudo") if manifest.step == 5)
     shared, single = _squares_of_gradients(store.reader(fifth), config(0))
     before, after = (_newest(tmp_path, phase) for phase in ("pseudo", "real"))
-    assert after.manifest.optimizer_state == "measured"
+    assert after.manifest.optimizer_state == "Measured"
     ratios = {name: shared[name] / single[name] for name in shared}
     assert 1 < min(ratios.values()) < 0.9 * max(ratios.values()), "one factor for all would not do"
     for name, ratio in ratios.items():
@@ -165,7 +165,7 @@ def test_measured_moments_are_divided_tensor_by_tensor(
 def test_an_interrupted_phase_measures_the_same(
     job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any
 ) -> None:
-    job_body["spec"]["delink"] = {"optimizerState": "measured", "measuredSteps": 4}
+    job_body["spec"]["delink"] = {"optimizerState": "Measured", "measuredSteps": 4}
     train(config(0))
     calls = iter(range(100))
     train(config(0, "again"), stop=lambda: next(calls) == 3)
@@ -185,19 +185,19 @@ def test_what_was_not_measured_is_refused(job_body: dict[str, Any], tmp_path: Pa
     train(config(0))
     unmeasured = _newest(tmp_path, "pseudo").manifest
     with pytest.raises(TrainingError, match=r"pseudo-00000006 measured nothing.*4 blocks \(cycle\).*delink with scale"):
-        delinked(unmeasured, "real", Sharing(blocks=4), "measured")
-    job_body["spec"]["delink"] = {"optimizerState": "measured"}
+        delinked(unmeasured, "real", Sharing(blocks=4), "Measured")
+    job_body["spec"]["delink"] = {"optimizerState": "Measured"}
     train(config(0, "measured"))
     measured = CheckpointStore(tmp_path / "measured", UID).newest("pseudo")
     assert measured is not None
     with pytest.raises(TrainingError, match=r"measured the gradients of 4 blocks \(cycle\), and not .* 2 blocks"):
-        delinked(measured.manifest, "real", Sharing(blocks=2), "measured")
+        delinked(measured.manifest, "real", Sharing(blocks=2), "Measured")
 
 
 def test_layers_that_differ_end_the_phase(job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any) -> None:
     """Every cosine is below 1: two checks, at steps two and four, end it."""
     rule = {"below": "1.0", "everySteps": 2, "checks": 2}
-    job_body["spec"]["phases"][0]["until"] = {"steps": 9, "gradientCorrelation": rule}
+    job_body["spec"]["phases"][0]["until"] = {"step": 9, "gradientCorrelation": rule}
     message = train(config(0))
     assert (message.outcome, message.step) == ("Succeeded", 4)
     lines = [json.loads(line) for line in (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()]
@@ -210,9 +210,9 @@ def test_two_delinks_after_each_other_divide_twice(tmp_path: Path, config: Any, 
     """4 layers: 1 block becomes 2, and these become 4, without a step between."""
     train(config(0))
     source = _newest(tmp_path, "pseudo")
-    once = delinked(source.manifest, "half", Sharing(blocks=2, pattern="segment"), "scale")
-    twice = delinked(once, "real", Sharing(blocks=4), "scale")
-    at_once = delinked(source.manifest, "real", Sharing(blocks=4), "scale")
+    once = delinked(source.manifest, "half", Sharing(blocks=2, pattern="Segment"), "Scale")
+    twice = delinked(once, "real", Sharing(blocks=4), "Scale")
+    at_once = delinked(source.manifest, "real", Sharing(blocks=4), "Scale")
     folder = source.checkpoints
     for name, kind in product(Reader(at_once, folder).names, KINDS):
         assert np.array_equal(Reader(twice, folder).tensor(name, kind), Reader(at_once, folder).tensor(name, kind))
@@ -253,7 +253,7 @@ from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.reader import Reader
 folder = Path(sys.argv[1])
 source = Manifest.model_validate_json((folder / "source.json").read_bytes())
-target = delinked(source, "real", Sharing(blocks=48), "scale")
+target = delinked(source, "real", Sharing(blocks=48), "Scale")
 (folder / "target.json").write_text(target.to_json(indent=1))
 found = Manifest.model_validate_json((folder / "target.json").read_bytes())
 used = resource.getrusage(resource.RUSAGE_SELF)

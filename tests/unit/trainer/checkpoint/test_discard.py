@@ -34,11 +34,11 @@ Again = Callable[..., PhaseConfig]
 
 @pytest.fixture
 def again(config: Any) -> Again:
-    """A phase in attempt 2, without what attempt 1 made from a step on."""
+    """A phase in execution 2, without what execution 1 made from a step on."""
 
     def make(from_step: int, index: int = 0) -> PhaseConfig:
-        rule = DiscardConfig(before_attempt=2, from_step=from_step)
-        found: PhaseConfig = config(index, attempt=2)
+        rule = DiscardConfig(before_execution=2, from_step=from_step)
+        found: PhaseConfig = config(index, execution=2)
         changed: PhaseConfig = found.model_copy(update={"discards": {found.phase: [rule]}})
         return changed
 
@@ -64,22 +64,22 @@ class Steps:
 def test_a_phase_is_trained_again(
     from_step: int, made: int, job_body: Any, config: Any, again: Again, train: Any, store: Any
 ) -> None:
-    job_body["spec"]["phases"][0]["until"]["steps"] = 11
+    job_body["spec"]["phases"][0]["until"]["step"] = 11
     first, steps = train(config(0)), Steps()
     losses = _losses(config(0))
     message = train(again(from_step), steps)
     assert steps.made == made
-    assert message.model_copy(update={"attempt": 1, "digest": first.digest}) == first
+    assert message.model_copy(update={"execution": 1, "digest": first.digest}) == first
     assert message.digest != first.digest
     assert _losses(config(0)) == losses
-    attempts = {m.step: m.attempt for m in store.committed("pseudo")}
-    assert attempts == {step: 2 if step >= max(from_step, 1) else 1 for step in (5, 10, 11)}
+    executions = {m.step: m.execution for m in store.committed("pseudo")}
+    assert executions == {step: 2 if step >= max(from_step, 1) else 1 for step in (5, 10, 11)}
 
 
 def test_a_phase_that_was_trained_again_is_not_trained_a_third_time(config: Any, again: Again, train: Any) -> None:
     train(config(0))
     train(again(0))
-    steps, third = Steps(), again(0).model_copy(update={"attempt": 3})
+    steps, third = Steps(), again(0).model_copy(update={"execution": 3})
     assert train(third, steps).outcome == "Succeeded"
     assert steps.made == 0
 
@@ -88,11 +88,11 @@ def test_what_later_phases_made_goes_with_the_first_save(config: Any, train_job:
     """Else a job that continues this one would take it, should this one be given up before it trains them again."""
     train_job("work")
     assert store.committed("real")
-    rule = DiscardConfig(before_attempt=2, from_step=0)
-    again = config(0, attempt=2).model_copy(update={"discards": {"pseudo": [rule], "real": [rule]}})
+    rule = DiscardConfig(before_execution=2, from_step=0)
+    again = config(0, execution=2).model_copy(update={"discards": {"pseudo": [rule], "real": [rule]}})
     made = iter(range(100))
     train(again, lambda: next(made) >= 2)
-    assert [(m.phase, m.step, m.attempt) for m in store.committed()] == [("pseudo", 3, 2)]
+    assert [(m.phase, m.step, m.execution) for m in store.committed()] == [("pseudo", 3, 2)]
 
 
 def test_what_is_left_over_is_removed_and_what_somebody_writes_meanwhile_is_not(
@@ -118,7 +118,7 @@ def test_a_later_phase_goes_on_from_its_start(
     first, steps = train(config(1)), Steps()
     message = train(again(7, index=1), steps)
     assert (steps.made, message.step, message.loss) == (6, first.step, first.loss)
-    assert {m.step: m.attempt for m in store.committed("real")} == {6: 1, 10: 2, 12: 2}
+    assert {m.step: m.execution for m in store.committed("real")} == {6: 1, 10: 2, 12: 2}
 
 
 def test_a_later_phase_of_which_nothing_is_left_needs_its_delink(
@@ -131,9 +131,9 @@ def test_a_later_phase_of_which_nothing_is_left_needs_its_delink(
 
 
 def _delink_again(delink_of: Any, from_step: int = 0) -> DelinkConfig:
-    rule = DiscardConfig(before_attempt=2, from_step=from_step)
+    rule = DiscardConfig(before_execution=2, from_step=from_step)
     discards = {"pseudo": [rule], "real": [rule]}
-    changed: DelinkConfig = delink_of(1).model_copy(update={"attempt": 2, "discards": discards})
+    changed: DelinkConfig = delink_of(1).model_copy(update={"execution": 2, "discards": discards})
     return changed
 
 
@@ -142,15 +142,15 @@ def test_a_delink_reads_what_was_trained_again(config: Any, delink_of: Any, trai
     train(config(0))
     old = store.committed("pseudo")[-1]
     weights = {name: array * 2 for name, array in store.reader(old).whole().items()}
-    save(store, old.model_copy(update={"step": 4, "attempt": 2}), weights)
+    save(store, old.model_copy(update={"step": 4, "execution": 2}), weights)
     assert delink(delink_of(1)).checkpoint == "real-00000006"
     assert delink(_delink_again(delink_of)).checkpoint == "real-00000004"
     found = _manifest(store, "real-00000004")
-    assert (found.parent, found.attempt) == ("pseudo-00000004", 2)
+    assert (found.parent, found.execution) == ("pseudo-00000004", 2)
     with pytest.raises(TrainingError, match="phase pseudo has no complete checkpoint"):
         delink(
             _delink_again(delink_of).model_copy(
-                update={"discards": {"pseudo": [DiscardConfig(before_attempt=9, from_step=0)]}}
+                update={"discards": {"pseudo": [DiscardConfig(before_execution=9, from_step=0)]}}
             )
         )
 
@@ -160,11 +160,11 @@ def test_a_delinked_checkpoint_that_is_discarded_is_made_anew(
 ) -> None:
     train(config(0))
     delink(delink_of(1))
-    keep = delink_of(1).model_copy(update={"attempt": 2})
+    keep = delink_of(1).model_copy(update={"execution": 2})
     delink(keep)
-    assert _manifest(store, "real-00000006").attempt == 1, "without a reason it is only verified"
-    delink(keep.model_copy(update={"discards": {"real": [DiscardConfig(before_attempt=2, from_step=6)]}}))
-    assert _manifest(store, "real-00000006").attempt == 2
+    assert _manifest(store, "real-00000006").execution == 1, "without a reason it is only verified"
+    delink(keep.model_copy(update={"discards": {"real": [DiscardConfig(before_execution=2, from_step=6)]}}))
+    assert _manifest(store, "real-00000006").execution == 2
 
 
 def test_a_whole_job_from_its_first_phase_again(
@@ -186,14 +186,14 @@ def test_a_whole_job_from_its_first_phase_again(
     message = train(again(0, index=1))
     assert (message.step, message.loss, message.validation_loss) == (first.step, first.loss, first.validation_loss)
     assert _losses(config(0)) == losses
-    assert {m.attempt for m in store.committed()} == {2}
+    assert {m.execution for m in store.committed()} == {2}
     for manifest in store.committed():
         store.verify(manifest)
 
 
 def test_a_pod_that_knows_nothing_names_no_discarded_checkpoint(config: Any, again: Again, train: Any) -> None:
     train(config(0))
-    silent = TerminationMessage(outcome="Failed", phase="pseudo", attempt=2)
+    silent = TerminationMessage(outcome="Failed", phase="pseudo", execution=2)
     assert _with_newest_checkpoint(silent, again(6)).checkpoint == "pseudo-00000005"
     assert _with_newest_checkpoint(silent, again(0)) == silent
 

@@ -35,14 +35,14 @@ def _layout(workers: int, pipeline: int = 1, **phase: Any) -> dict[str, Any]:
 
 LAYOUTS = {
     "one rank": _layout(1),
-    "one rank, disk": _layout(1, offload={"home": "disk", "window": 1}),
-    "data 2, full, host": _layout(2, stateSharding="full", offload={"home": "host"}),
-    "pipeline 2, 1f1b, disk": _layout(2, 2, schedule="1f1b", offload={"home": "disk"}),
-    "data 3, optimizer": _layout(3, stateSharding="optimizer"),
-    "pipeline 2 x data 2, full, host": _layout(4, 2, stateSharding="full", offload={"home": "host"}),
+    "one rank, disk": _layout(1, offload={"home": "Disk", "window": 1}),
+    "data 2, full, host": _layout(2, stateSharding="Full", offload={"home": "Host"}),
+    "pipeline 2, 1f1b, disk": _layout(2, 2, schedule="1F1B", offload={"home": "Disk"}),
+    "data 3, optimizer": _layout(3, stateSharding="Optimizer"),
+    "pipeline 2 x data 2, full, host": _layout(4, 2, stateSharding="Full", offload={"home": "Host"}),
 }
 
-MIXTURE = {"experts": 6, "prototypes": 2, "capacityFactor": "0.75"}
+MIXTURE = {"count": 6, "prototypes": 2, "capacityFactor": "0.75"}
 OF_THE_MIXTURE = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk"]
 
 
@@ -65,12 +65,12 @@ def _do(task: Task, ranks: Ranks) -> None:
     if task.source is not None:
         origin = find_origin(config.model_copy(update={"work_directory": str(task.source)}), ranks)
     assert not isinstance(origin, Complete)
-    corpus = load_corpus(config.data, config.model.sequence)
+    corpus = load_corpus(config.data, config.model.sequence_length)
     with open_engine(config, phase_layout(config, "cpu"), ranks) as engine:
         fill(engine, config, origin)
         store, fence = CheckpointStore(work, config.job.uid), Fence(work, 1)
         with Saver(engine, store, fence, config.checkpoint, None) as saver:
-            stream = Stream(corpus.train, config.model.sequence, config.data.seed)
+            stream = Stream(corpus.train, config.model.sequence_length, config.data.seed)
             progress = first_progress(config, origin)
             if not isinstance(origin, Anew):
                 saver.start(progress.manifest(config, None))
@@ -93,7 +93,7 @@ def _run(tasks: list[Task]) -> None:
 def _config(name: str, job_body: dict[str, Any], config: Any, work: str) -> PhaseConfig:
     first, second = job_body["spec"]["phases"]
     job_body["spec"]["phases"][0] = {key: first[key] for key in ("name", "sharing", "until", "batch")} | LAYOUTS[name]
-    second["until"] = {"steps": 100}
+    second["until"] = {"step": 100}
     found: PhaseConfig = config(0, work)
     return found
 
@@ -110,12 +110,12 @@ def stores(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, P
 
 @pytest.fixture
 def stores_of_experts(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
-    job_body["spec"]["model"]["moe"] = MIXTURE
+    job_body["spec"]["model"]["experts"] = MIXTURE
     return _stores(OF_THE_MIXTURE, job_body, config, tmp_path)
 
 
 def _stores(layouts: list[str], job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
-    job_body["spec"]["phases"][0] |= {"sharing": {"blocks": 2}, "until": {"steps": 90}}
+    job_body["spec"]["phases"][0] |= {"sharing": {"blocks": 2}, "until": {"step": 90}}
     first = [Task(_config(name, job_body, config, name), None) for name in layouts]
     _run(first)
     # Only the earlier of the two checkpoints is gone on from.

@@ -84,6 +84,19 @@ def _spoil(config: PhaseConfig, name: str, content: bytes | None) -> None:
     file.write_bytes(bytes(file.stat().st_size) if content is None else content)
 
 
+def test_a_phase_that_its_tokens_end_before_its_last_step_is_complete(
+    job_body: Any, config: Any, delink_of: Any, train: Any
+) -> None:
+    """The phase before ended early: at the last step of this one, more tokens had been trained than are asked for."""
+    first, second = job_body["spec"]["phases"]
+    first["until"] = {"step": 12, "validationLoss": "5.0"}
+    second |= {"until": {"tokens": 15 * 6 * 16}, "batch": {"sequences": 12}}
+    assert train(config(0)).step == 4
+    delink(delink_of(1))
+    assert (train(config(1)).step, config(1).phase_steps) == (10, 14)
+    assert isinstance(_find(config(1)), Complete)
+
+
 def test_the_first_phase_begins_anew_and_a_later_one_does_not(config: Any) -> None:
     assert _find(config(0)) == Anew()
     with pytest.raises(
@@ -140,6 +153,6 @@ def test_another_job_is_continued_until_there_is_a_checkpoint_of_its_own(
     assert found.checkpoint.manifest.step == 3
     train(new, _stop_after(1))
     assert isinstance(_find(new), Resumed)
-    job_body["spec"]["model"]["hidden"] = 32
+    job_body["spec"]["model"]["hiddenSize"] = 32
     with pytest.raises(InvalidJobError, match=r"spec.model is .* make them the same"):
         find_origin(config(0, "tiny-33333333"), First())

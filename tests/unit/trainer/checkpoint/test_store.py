@@ -15,6 +15,7 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Link, Manifest, Random
 from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, remove
+from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.errors import TrainingError
 
 from tests.unit.trainer.checkpoint.by_hand import save
@@ -25,12 +26,15 @@ FILES = ["weights-00000.safetensors", "moments-00000.safetensors", "weights-0000
 def _manifest(step: int, phase: str = "pseudo", **changes: Any) -> Manifest:
     manifest = Manifest(
         job=JobIdentity(name="tiny", namespace="default", uid="u1"),
-        attempt=1,
+        execution=1,
         phase=phase,
         phase_index=("pseudo", "real").index(phase),
-        model=Model.model_validate({"layers": 2, "hidden": 4, "heads": 1, "sequence": 4, "ffn": {"hidden": 4}}),
+        model=Model.model_validate(
+            {"layers": 2, "hiddenSize": 4, "attention": {"heads": 1}, "sequenceLength": 4, "feedForward": {"size": 4}}
+        ),
         sharing=Sharing(blocks=1),
         random=Random(seed=0),
+        corpus=CorpusIdentity(files=1, size=5, sha256="07" * 32),
         step=step,
         tokens=step * 8,
         global_cursor=step * 2,
@@ -152,12 +156,23 @@ def test_a_manifest_that_is_no_json_counts_as_not_committed(store: CheckpointSto
     assert _newest_step(store) == 1
 
 
-def test_a_manifest_from_the_future_is_refused_not_passed_over(store: CheckpointStore) -> None:
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [
+        (2, "finish the job with the release that wrote it"),
+        (3, "finish the job with the release that wrote it"),
+        (5, "use the release that wrote it"),
+    ],
+)
+def test_a_manifest_of_another_release_is_refused_not_passed_over(
+    store: CheckpointStore, version: int, remedy: str
+) -> None:
     for step in (1, 2):
         _save(store, step)
     path = store.folder / "pseudo-00000002" / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"formatVersion": 4, "news": 1}))
-    with pytest.raises(TrainingError, match=r"pseudo-00000002/manifest.json has format version 4, and this release re"):
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"formatVersion": version}))
+    says = rf"pseudo-00000002/manifest.json has format version {version}, and this release reads 4; {remedy}"
+    with pytest.raises(TrainingError, match=says):
         store.newest("pseudo")
 
 
@@ -270,14 +285,14 @@ def test_retention_keeps_the_bytes_that_a_manifest_links_to(store: CheckpointSto
     assert store.newest("real") is not None
 
 
-def _discarding(store: CheckpointStore, before_attempt: int, from_step: int) -> CheckpointStore:
-    rule = DiscardConfig(before_attempt=before_attempt, from_step=from_step)
+def _discarding(store: CheckpointStore, before_execution: int, from_step: int) -> CheckpointStore:
+    rule = DiscardConfig(before_execution=before_execution, from_step=from_step)
     return replace(store, discards={"pseudo": [rule]})
 
 
 def test_what_is_discarded_does_not_count(store: CheckpointStore) -> None:
-    for step, attempt in ((2, 1), (4, 2), (6, 1), (8, 3)):
-        _save(store, step, attempt=attempt)
+    for step, execution in ((2, 1), (4, 2), (6, 1), (8, 3)):
+        _save(store, step, execution=execution)
     _save(store, 8, "real", delinked=True)
     assert [m.step for m in _discarding(store, 3, 4).committed()] == [2, 8, 8]
     assert [m.step for m in _discarding(store, 2, 3).candidates("pseudo")] == [8, 4, 2]
@@ -287,9 +302,9 @@ def test_what_is_discarded_does_not_count(store: CheckpointStore) -> None:
 
 
 def test_each_rule_discards(store: CheckpointStore) -> None:
-    for step, attempt in ((2, 1), (4, 1), (6, 2), (8, 2), (10, 3)):
-        _save(store, step, attempt=attempt)
-    rules = [DiscardConfig(before_attempt=2, from_step=4), DiscardConfig(before_attempt=3, from_step=8)]
+    for step, execution in ((2, 1), (4, 1), (6, 2), (8, 2), (10, 3)):
+        _save(store, step, execution=execution)
+    rules = [DiscardConfig(before_execution=2, from_step=4), DiscardConfig(before_execution=3, from_step=8)]
     assert [m.step for m in replace(store, discards={"pseudo": rules}).committed()] == [2, 6, 10]
 
 
@@ -298,7 +313,7 @@ def test_retention_removes_what_is_discarded_and_what_refers_to_it(store: Checkp
         _save(store, step)
     _save(store, 3, phase_complete=True)
     _linked(store, 3, "pseudo-00000003")
-    _save(store, 2, attempt=2)
+    _save(store, 2, execution=2)
     discarding = _discarding(store, 2, 2)
     assert discarding.prune(1, None, ["pseudo-00000001"]) == ["pseudo-00000003"]
     assert _names(store) == ["pseudo-00000001", "pseudo-00000002"]
@@ -326,14 +341,14 @@ def test_while_files_are_replaced_nothing_refers_to_them(
         remove(folder)
 
     monkeypatch.setattr("pseudoreal_trainer.checkpoint.store.remove", look)
-    store.begin(_manifest(3, attempt=2))
+    store.begin(_manifest(3, execution=2))
     assert seen == [["pseudo-00000003", "real-00000003"], ["pseudo-00000003"], []]
     assert _names(store) == []
 
 
-def test_an_attempt_that_was_replaced_may_not_commit(tmp_path: Path) -> None:
+def test_an_execution_that_was_replaced_may_not_commit(tmp_path: Path) -> None:
     Fence(tmp_path, 1).claim()
     Fence(tmp_path, 2).claim()
-    with pytest.raises(TrainingError, match="attempt 1 was replaced by attempt 2"):
+    with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
         Fence(tmp_path, 1).check()
     Fence(tmp_path, 2).check()

@@ -149,17 +149,17 @@ def test_a_budget_decides_on_homes(job: dict[str, Any], file: Path) -> None:
     job["spec"]["phases"][1]["offload"] = {"budget": {"device": before["peak_device_bytes"] - 1}}
     after = phases(plan(job, file, "--json"))[1]
     assert after["fits"]
-    assert set(before["homes"].values()) == {"device"}
-    assert after["homes"]["blocks.3"] == "host"
+    assert set(before["homes"].values()) == {"Device"}
+    assert after["homes"]["blocks.3"] == "Host"
     assert after["bytes"]["host"] > 0
 
 
 @pytest.mark.parametrize(
     ("blocks", "pattern", "words"),
     [
-        (1, "cycle", "multiple of parallelism.pipeline 2 (here 2)"),
-        (2, "cycle", "needs no sum over them"),
-        (2, "segment", "the gradients of 2 shared blocks are summed over pipeline ranks"),
+        (1, "Cycle", "multiple of parallelism.pipeline 2 (here 2)"),
+        (2, "Cycle", "needs no sum over them"),
+        (2, "Segment", "the gradients of 2 shared blocks are summed over pipeline ranks"),
     ],
 )
 def test_sharing_in_a_pipeline(job: dict[str, Any], file: Path, blocks: int, pattern: str, words: str) -> None:
@@ -179,7 +179,7 @@ def test_the_picture_shows_every_pass_of_every_rank(
     job["spec"]["model"]["layers"] = 8
     batch = {"sequences": 16, "microBatches": 8}
     job["spec"]["phases"] = [
-        {"name": "real", "until": {"steps": 1}, "workers": 4, "batch": batch, "parallelism": {"pipeline": 4}}
+        {"name": "real", "until": {"step": 1}, "workers": 4, "batch": batch, "parallelism": {"pipeline": 4}}
     ]
     drawing = tmp_path / "plan.svg"
     options = ["--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml")] if hardware else []
@@ -196,7 +196,7 @@ def test_the_picture_shows_every_pass_of_every_rank(
 
 
 def test_text_for_people(job: dict[str, Any], file: Path) -> None:
-    job["spec"]["phases"][1] |= {"parallelism": {"pipeline": 2}, "offload": {"home": "host"}}
+    job["spec"]["phases"][1] |= {"parallelism": {"pipeline": 2}, "offload": {"home": "Host"}}
     result = plan(job, file)
     assert result.exit_code == 0, result.output
     for words in (

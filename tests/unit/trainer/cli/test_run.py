@@ -19,6 +19,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.pod import SHUTDOWN_TIMEOUT, await_rendezvous, rendezvous_host
 from pseudoreal_trainer.cli.pod import _environment as pod_environment
+from pseudoreal_trainer.plan.units import KINDS
 from torch.distributed.run import config_from_args, parse_args
 
 from tests.patience import wait_for
@@ -57,7 +58,7 @@ def test_a_run_is_stopped_resumed_and_ends_as_if_it_had_not_been(
 ) -> None:
     spec = job_body["spec"]
     spec["data"]["path"] = "corpus"
-    spec["phases"][0]["until"]["steps"], spec["phases"][1]["until"]["steps"] = STEPS, STEPS + 20
+    spec["phases"][0]["until"]["step"], spec["phases"][1]["until"]["step"] = STEPS, STEPS + 20
     (tmp_path / "job.yaml").write_text(yaml.safe_dump_all([{"kind": "PersistentVolumeClaim"}, job_body]))
     work = tmp_path / "runs"
 
@@ -167,30 +168,124 @@ def test_what_cannot_run_is_refused_before_it_starts(change: Any, sentence: str,
     assert sentence in refused.stderr
 
 
-def test_a_work_directory_is_not_overwritten_and_a_changed_spec_not_resumed(
-    job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def _does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pseudoreal_trainer.cli.local_run.LocalRun.run", lambda _: None)
+
+
+@pytest.mark.usefixtures("_does_not_train")
+def test_a_work_directory_is_not_overwritten(job_body: Any, tmp_path: Path) -> None:
     assert _invoke(job_body, tmp_path).exit_code == 0
     again = _invoke(job_body, tmp_path)
     assert again.exit_code == 78
     assert "already holds a run; go on with it by --resume" in again.stderr
     assert _invoke(job_body, tmp_path, "--resume").exit_code == 0
-    job_body["spec"]["phases"][1]["until"]["steps"] = 13
-    changed = _invoke(job_body, tmp_path, "--resume")
-    assert changed.exit_code == 78
-    assert "spec.phases[1].until.steps 13 (was 12) differs" in changed.stderr
 
 
-def test_settings_of_the_cluster_are_named_as_ignored(
-    job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("_does_not_train")
+def test_a_work_directory_of_an_earlier_release_is_refused(job_body: Any, tmp_path: Path) -> None:
+    assert _invoke(job_body, tmp_path).exit_code == 0
+    record = tmp_path / "runs" / "job.json"
+    record.write_text(json.dumps({"uid": "1", "attempt": 1, "job": {}}))
+    refused = _invoke(job_body, tmp_path, "--resume")
+    assert refused.exit_code == 78
+    assert "job.json is not of this release; finish the run with the release that began it" in refused.stderr
+
+
+MORE = {"name": "more", "until": {"step": 20}, "batch": {"sequences": 6}}
+POD = {"env": [{"name": "A", "value": "1"}]}
+
+
+@pytest.mark.usefixtures("_does_not_train")
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda spec: spec["phases"][1]["until"].update(step=13),
+        lambda spec: spec["phases"].append(MORE),
+        lambda spec: (spec["phases"][1]["until"].update(step=13), spec["phases"].append(MORE)),
+        lambda spec: spec["phases"][0].update(pod=POD, resources={"limits": {"cpu": "2"}}),
+        lambda spec: spec.update(pod=POD, scheduling={"queue": "q"}, suspend=True, restart={"maxRestarts": 9}),
+        lambda spec: spec.update(requests=[{"id": "1", "type": "RepeatPhase", "phase": "real"}]),
+    ],
+)
+def test_what_may_change_in_a_suspended_job_may_change_between_two_runs(
+    change: Any, job_body: Any, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("pseudoreal_trainer.cli.local_run.LocalRun.run", lambda _: None)
+    assert _invoke(job_body, tmp_path).exit_code == 0
+    change(job_body["spec"])
+    resumed = _invoke(job_body, tmp_path, "--resume")
+    assert resumed.exit_code == 0, resumed.stderr
+    kept = json.loads((tmp_path / "runs" / "job.json").read_text())["job"]["spec"]
+    assert kept["phases"][-1]["name"] == job_body["spec"]["phases"][-1]["name"], (
+        "the next run is compared with this one"
+    )
+
+
+@pytest.mark.usefixtures("_does_not_train")
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda spec: spec["phases"][0]["until"].update(step=7), "spec.phases[0].until.step 7 (was 6)"),
+        (lambda spec: spec["phases"][1]["until"].update(step=11), "spec.phases[1].until.step 11 (was 12)"),
+        (lambda spec: spec["phases"][1]["until"].update(tokens=9), "spec.phases[1].until.tokens 9 (was null)"),
+        (lambda spec: spec["phases"][1].update(until={"tokens": 10**6}), "spec.phases[1].until.step null (was 12)"),
+        (lambda spec: spec["phases"][1]["until"].update(validationLoss="1"), "spec.phases[1].until.validationLoss"),
+        (lambda spec: spec["phases"][1].update(workers=3), "spec.phases[1].workers 3 (was 2)"),
+        (lambda spec: spec["phases"][1].update(name="other"), 'spec.phases[1].name "other" (was "real")'),
+        (lambda spec: spec["phases"].pop(), "spec.phases ["),
+        (lambda spec: spec["optimizer"].update(learningRate="1"), 'spec.optimizer.learningRate "1" (was "1e-2")'),
+    ],
+)
+def test_what_decides_on_the_weights_may_not_change_between_two_runs(
+    change: Any, says: str, job_body: Any, tmp_path: Path
+) -> None:
+    assert _invoke(job_body, tmp_path).exit_code == 0
+    change(job_body["spec"])
+    refused = _invoke(job_body, tmp_path, "--resume")
+    assert refused.exit_code == 78
+    assert says in refused.stderr
+    assert "differs from the run's own" in refused.stderr
+
+
+def test_a_run_may_be_prolonged(
+    job_body: dict[str, Any], tmp_path: Path, train_job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last phase goes on from where it had ended, and another one follows: to the state of one long run."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    spec = job_body["spec"]
+    spec["optimizer"]["schedule"] = "Constant"
+    second = spec["phases"].pop() | {"workers": 1}
+    spec["phases"][0]["until"]["step"] = 4
+    short = _invoke(job_body, tmp_path)
+    assert short.exit_code == 0, short.output
+    spec["phases"][0]["until"]["step"] = 6
+    spec["phases"].append(second)
+    resumed = _invoke(job_body, tmp_path, "--resume")
+    assert resumed.exit_code == 0, resumed.output
+    assert "resumed from pseudo-00000004" in resumed.output
+    train_job("whole")
+    for phase in ("pseudo", "real"):
+        expected, found = _newest(tmp_path / "whole", phase), _newest(tmp_path / "runs", phase)
+        assert found.manifest.step == expected.manifest.step
+        for kind in KINDS:
+            assert all(np.array_equal(expected.tensor(n, kind), found.tensor(n, kind)) for n in expected.names), phase
+
+
+@pytest.mark.usefixtures("_does_not_train")
+def test_settings_of_the_cluster_are_named_as_ignored(job_body: Any, tmp_path: Path) -> None:
     job_body["spec"] |= {"pod": {"image": "x"}, "scheduling": {"queue": "q"}}
-    job_body["spec"]["phases"][0]["resources"] = {"limits": {"cpu": "1"}}
+    job_body["spec"]["phases"][0] |= {"resources": {"limits": {"cpu": "1"}}, "pod": {"image": "y"}}
     job_body["spec"]["phases"][0]["offload"] = {"volume": {"emptyDir": {}}}
+    job_body["spec"]["checkpoint"]["storage"] = {"volume": {"claimName": "c"}}
     said = _invoke(job_body, tmp_path).output
-    for name in ("spec.pod", "spec.scheduling", "spec.phases[pseudo].resources", "spec.phases[pseudo].offload.volume"):
+    for name in (
+        "spec.pod",
+        "spec.scheduling",
+        "spec.phases[pseudo].resources",
+        "spec.phases[pseudo].pod",
+        "spec.phases[pseudo].offload.volume",
+        "spec.checkpoint.storage.volume",
+    ):
         assert name in said
     assert "spec.network" not in said
 
@@ -199,10 +294,10 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
     job_body: dict[str, Any], config: Any, tmp_path: Path
 ) -> None:
     """The pod that was not asked must not wait for the torchrun of the one that is gone. Before, both are checked."""
-    job_body["spec"]["network"] = {"preflight": True}
+    job_body["spec"]["network"] = {"preflight": {"mode": "Fail"}}
     first, second = job_body["spec"]["phases"]
-    first |= {"workers": 2, "until": {"steps": 100_000}}
-    second["until"] = {"steps": 100_001}
+    first |= {"workers": 2, "until": {"step": 100_000}}
+    second["until"] = {"step": 100_001}
     phase = config(0)
     port = str(free_port())
     pods = [_start_pod(phase, tmp_path / str(rank), rank, port) for rank in (0, 1)]

@@ -15,13 +15,13 @@ from pseudoreal_trainer.training.start import load_weights
 TEXT = "In the beginning, ünïcode 世界 \x00\x7f\n  and two spaces"
 
 
-SWIGLU = {"hidden": 32, "activation": "swiglu"}
+SWIGLU = {"size": 32, "activation": "SwiGLU"}
 
 
 @pytest.fixture
 def shared(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
     """4 layers on 2 blocks, in float32."""
-    return _trained({"ffn": SWIGLU}, job_body, config, train, tmp_path)
+    return _trained({"feedForward": SWIGLU}, job_body, config, train, tmp_path)
 
 
 def _trained(model: dict[str, Any], job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
@@ -42,8 +42,8 @@ def _export(checkpoint: Reader, kind: str, output: Path) -> Any:
 @pytest.fixture
 def mixture(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
     """With experts that are never full."""
-    moe = {"experts": 5, "capacityFactor": "100"}
-    return _trained({"ffn": SWIGLU, "moe": moe}, job_body, config, train, tmp_path)
+    experts = {"count": 5, "capacityFactor": "100"}
+    return _trained({"feedForward": SWIGLU, "experts": experts}, job_body, config, train, tmp_path)
 
 
 def test_transformers_computes_the_same_logits(shared: Reader, tmp_path: Path) -> None:
@@ -93,14 +93,14 @@ def test_every_byte_is_its_own_token(shared: Reader, tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ({}, "model.ffn.activation is gelu, and a Llama's is swiglu; export this one as safetensors"),
+    ({}, "model.feedForward.activation is GELU, and a Llama's is SwiGLU; export this one as safetensors"),
     (
-        {"moe": {"experts": 4}},
-        "model.ffn.activation is gelu, and a Mixtral's is swiglu; export this one as safetensors",
+        {"experts": {"count": 4}},
+        "model.feedForward.activation is GELU, and a Mixtral's is SwiGLU; export this one as safetensors",
     ),
     (
-        {"ffn": SWIGLU, "moe": {"experts": 4, "prototypes": 2}},
-        "model.moe.prototypes is 2, and a Mixtral has one router over all experts of a layer; export this one as",
+        {"feedForward": SWIGLU, "experts": {"count": 4, "prototypes": 2}},
+        "model.experts.prototypes is 2, and a Mixtral has one router over all experts of a layer; export this one as",
     ),
 ]
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pseudoreal_api.spec.model import Data
+from pseudoreal_api.spec.data import Data
 from pseudoreal_trainer.data import corpus as corpus_room
 from pseudoreal_trainer.data.corpus import corpus_files, load_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
@@ -71,5 +71,5 @@ def test_a_pattern_without_files_is_named(tmp_path: Path, pattern: str) -> None:
 
 def test_too_little_text_is_counted(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("x" * 100)
-    with pytest.raises(InvalidJobError, match=r"100 bytes.*leaves 2 for validation.*sequence \+ 1 = 9"):
+    with pytest.raises(InvalidJobError, match=r"100 bytes.*leaves 2 for validation.*sequenceLength \+ 1 = 9"):
         load_corpus(_data(tmp_path, validation={"fraction": "0.02"}), 8)

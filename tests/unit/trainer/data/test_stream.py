@@ -32,13 +32,6 @@ def test_a_window_is_a_run_of_bytes_with_the_last_target() -> None:
     assert all(b - a == 1 for a, b in pairwise(window.tolist()))
 
 
-def test_epochs_with_numpys_order_are_as_before() -> None:
-    """Jobs that began with a release before 0.3 have this order."""
-    stream = Stream(TEXT, 10, seed=3, generator="numpy PCG64")
-    orders = [np.random.Generator(np.random.PCG64([3, epoch])).permutation(25) * 10 for epoch in (0, 1)]
-    assert _starts(stream, 5, 45) == [*orders[0][5:], *orders[1][:20]]
-
-
 @settings(deadline=None)
 @given(st.integers(0, 2**31), st.integers(0, 200), st.integers(0, 80))
 def test_the_order_is_the_one_that_the_format_describes(seed: int, first: int, count: int) -> None:

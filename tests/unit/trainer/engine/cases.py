@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from pseudoreal_api.spec.model import Clipping, FeedForward, MixtureOfExperts, Model
-from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.model import Attention, FeedForward, MixtureOfExperts, Model
+from pseudoreal_api.spec.optimizer import Clipping
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
@@ -20,19 +21,19 @@ class Case:
     pipeline: int = 1
     data: int = 1
     micro_batches: int = 2
-    order: str = "layered"
-    sharding: str = "none"
+    order: str = "Layered"
+    sharding: str = "None"
     homes: str = "d"
     """A letter for each unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
     recompute: bool = True
     stash: bool = False
-    clipping: str = "none"
+    clipping: str = "None"
     layers: int = 4
     blocks: int | None = None
     """None: as many as layers."""
-    pattern: str = "cycle"
-    activation: str = "gelu"
+    pattern: str = "Cycle"
+    activation: str = "GELU"
     experts: int = 0
     """0: a dense feed-forward part."""
     prototypes: int = 1
@@ -53,10 +54,17 @@ class Case:
 
     @property
     def model(self) -> Model:
-        ffn = FeedForward(hidden=24, activation=self.activation)
+        ffn = FeedForward(size=24, activation=self.activation)
         # Of the 6 tokens of a sequence, some find their expert full.
-        moe = MixtureOfExperts(experts=self.experts, prototypes=self.prototypes) if self.experts else None
-        return Model(layers=self.layers, hidden=8, heads=2, sequence=6, ffn=ffn, moe=moe)
+        experts = MixtureOfExperts(count=self.experts, prototypes=self.prototypes) if self.experts else None
+        return Model(
+            layers=self.layers,
+            hidden_size=8,
+            attention=Attention(heads=2),
+            sequence_length=6,
+            feed_forward=ffn,
+            experts=experts,
+        )
 
     @property
     def sharing(self) -> Sharing:
@@ -64,12 +72,12 @@ class Case:
 
     @property
     def optimizer(self) -> OptimizerSpec:
-        norm = {"global": "0.5", "perUnit": "0.2", "none": "1.0"}[self.clipping]
+        norm = {"Global": "0.5", "PerUnit": "0.2", "None": "1.0"}[self.clipping]
         return OptimizerSpec(clipping=Clipping(mode=self.clipping, norm=norm))
 
     @property
     def layout(self) -> Layout:
-        names = {"d": "device", "h": "host", "D": "disk"}
+        names = {"d": "Device", "h": "Host", "D": "Disk"}
         units = self.sharing.blocks + 2
         homes: Any = tuple(names[letter] for _, letter in zip(range(units), cycle(self.homes), strict=False))
         return Layout(

@@ -9,8 +9,8 @@ from pathlib import Path
 from unittest.mock import patch
 
 import torch
-from pseudoreal_api.spec.model import Clipping
-from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.optimizer import Clipping
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.model.transformer import Transformer
@@ -74,5 +74,5 @@ def _leave_out(model: Transformer, case: Case, unit: str) -> None:
     block = "blocks.1." if case.layout.units > 3 else "blocks.0."
     tensors = {"blocks.1": (block,), "head": ("head.", "norm.")}[unit]
     for name, parameter in model.named_parameters():
-        if case.clipping == "global" or name.startswith(tensors):
+        if case.clipping == "Global" or name.startswith(tensors):
             parameter.grad = None

@@ -11,7 +11,7 @@ from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, ST
 def batch_of(case: Case, step: int) -> Tensor:
     """[micro-batches, sequences of a micro-batch over all data ranks, T + 1]"""
     generator = torch.Generator().manual_seed(1000 + step)
-    shape = (case.micro_batches, SEQUENCES_OF_A_MICRO_BATCH, case.model.sequence + 1)
+    shape = (case.micro_batches, SEQUENCES_OF_A_MICRO_BATCH, case.model.sequence_length + 1)
     return torch.randint(0, 256, shape, generator=generator)
 
 
@@ -82,9 +82,9 @@ def _optimizer(model: nn.Module, case: Case) -> torch.optim.Optimizer:
 
 def _clip(model: Transformer, case: Case) -> None:
     norm = float(case.optimizer.clipping.norm)
-    if case.clipping == "global":
+    if case.clipping == "Global":
         nn.utils.clip_grad_norm_(model.parameters(), norm)
-    elif case.clipping == "perUnit":
+    elif case.clipping == "PerUnit":
         head = [*model.norm.parameters(), *model.head.parameters()]
         units = [model.embedding.parameters(), *(block.parameters() for block in model.blocks), head]
         for unit in units:

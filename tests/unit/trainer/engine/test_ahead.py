@@ -25,7 +25,7 @@ HELD = 2
 def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_one(
     homes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case = Case(homes=homes, window=2, clipping="global", micro_batches=2)
+    case = Case(homes=homes, window=2, clipping="Global", micro_batches=2)
     engine, gate = make_engine(case, Ranks(0, 1, CPU), tmp_path), Future[None]()
     passes: list[Forward] = []
     act = runner._ACTIONS[Forward]

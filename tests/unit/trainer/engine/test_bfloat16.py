@@ -16,7 +16,7 @@ from tests.unit.trainer.engine.running import SEED, run_case
 CASES = [
     *(Case(precision="bfloat16", homes=homes) for homes in ("d", "h", "D")),
     Case(precision="bfloat16", homes="hD", window=1, stash=True),
-    Case(precision="bfloat16", homes="D", recompute=False, order="1f1b"),
+    Case(precision="bfloat16", homes="D", recompute=False, order="1F1B"),
     Case(precision="bfloat16", homes="hD", experts=6, prototypes=2),
     Case(precision="bfloat16", homes="D", experts=4, recompute=False),
 ]

@@ -10,26 +10,26 @@ from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, C
 from tests.unit.trainer.engine.running import Result, run_cases
 
 FETCHING = [
-    *(Case(data=2, sharding="full", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 2, 3)),
+    *(Case(data=2, sharding="Full", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 2, 3)),
     *(Case(homes="hD", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 4)),
-    Case(pipeline=2, data=2, sharding="full", homes="hD", window=2),
+    Case(pipeline=2, data=2, sharding="Full", homes="hD", window=2),
 ]
-OTHER_ORDERS = [Case(homes="D", order=order, micro_batches=4, window=2) for order in ("gpipe", "1f1b", "interleaved")]
+OTHER_ORDERS = [Case(homes="D", order=order, micro_batches=4, window=2) for order in ("GPipe", "1F1B", "Interleaved")]
 FEW_AND_MANY = [
-    tuple(Case(data=2, sharding=sharding, homes=homes, clipping="global", micro_batches=n) for n in (2, 16))
-    for sharding, homes in (("full", "dhD"), ("full", "d"), ("none", "d"), ("optimizer", "D"), ("gradients", "h"))
+    tuple(Case(data=2, sharding=sharding, homes=homes, clipping="Global", micro_batches=n) for n in (2, 16))
+    for sharding, homes in (("Full", "dhD"), ("Full", "d"), ("None", "d"), ("Optimizer", "D"), ("Gradients", "h"))
 ]
 FEW_AND_MANY.append(tuple(Case(pipeline=2, blocks=1, homes="D", micro_batches=n) for n in (2, 16)))
 PIPELINES = [
-    *(Case(pipeline=p, micro_batches=n, order="layered") for p in (2, 4) for n in (2, 8)),
-    Case(pipeline=2, micro_batches=2, order="1f1b"),
+    *(Case(pipeline=p, micro_batches=n, order="Layered") for p in (2, 4) for n in (2, 8)),
+    Case(pipeline=2, micro_batches=2, order="1F1B"),
     Case(pipeline=2, data=2, micro_batches=2),
 ]
 TIES = [
     (Case(pipeline=2, blocks=1), {1: 1}),
-    (Case(pipeline=2, blocks=2, pattern="segment"), {1: 1, 2: 1}),
-    (Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="perUnit"), {1: 1}),
-    (Case(pipeline=2, blocks=2, pattern="cycle"), {}),
+    (Case(pipeline=2, blocks=2, pattern="Segment"), {1: 1, 2: 1}),
+    (Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="PerUnit"), {1: 1}),
+    (Case(pipeline=2, blocks=2, pattern="Cycle"), {}),
     (Case(pipeline=2, blocks=4), {}),
 ]
 ALL = [
@@ -117,10 +117,10 @@ def _without_pipeline(moved: dict[str, int]) -> dict[str, int]:
 def test_messages_of_a_pipeline(case: Case, results: Results) -> None:
     """An activation and a gradient for each micro-batch at each boundary between ranks: every one between layers when
     they are placed in turn, one between neighbours when each rank has a stretch."""
-    boundaries = case.layers - 1 if case.order == "layered" else case.pipeline - 1
+    boundaries = case.layers - 1 if case.order == "Layered" else case.pipeline - 1
     expected = 2 * boundaries * case.micro_batches
     sequences = SEQUENCES_OF_A_MICRO_BATCH // case.data
-    message = sequences * case.model.sequence * case.model.hidden * 8
+    message = sequences * case.model.sequence_length * case.model.hidden_size * 8
     for data_rank in range(case.data):
         row = results[case][data_rank :: case.data]
         for step in range(STEPS):

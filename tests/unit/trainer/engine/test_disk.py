@@ -120,7 +120,7 @@ Job = Callable[[str], PhaseConfig]
 def job(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> Job:
     """A phase whose state lives on disk, and that saves once before its end."""
     job_body["spec"]["phases"] = job_body["spec"]["phases"][:1]
-    job_body["spec"]["phases"][0] |= {"until": {"steps": STEPS}, "offload": {"home": "disk"}}
+    job_body["spec"]["phases"][0] |= {"until": {"step": STEPS}, "offload": {"home": "Disk"}}
     job_body["spec"]["checkpoint"]["everySteps"] = SAVED
     return lambda work: config(0, work)
 

@@ -15,50 +15,50 @@ from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import STEPS, Case
 from tests.unit.trainer.engine.running import Result, run_cases
 
-ORDERS = ("layered", "gpipe", "1f1b", "interleaved")
-SHARDINGS = ("none", "optimizer", "gradients", "full")
+ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
+SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 
 ONE_RANK = [
     *(Case(micro_batches=n, order=order) for n in (1, 2, 8) for order in ORDERS),
     *(Case(homes=homes, window=window) for homes in ("h", "D", "dhD") for window in (1, 2, 3)),
-    *(Case(homes=homes, recompute=False, order=order) for homes in ("d", "h", "D") for order in ("layered", "1f1b")),
+    *(Case(homes=homes, recompute=False, order=order) for homes in ("d", "h", "D") for order in ("Layered", "1F1B")),
     *(Case(stash=True, homes=homes, order=order) for homes in ("d", "D") for order in ORDERS),
-    *(Case(blocks=k, pattern=p, homes="hD", window=1) for k, p in ((1, "cycle"), (2, "cycle"), (2, "segment"))),
-    *(Case(clipping=clipping, homes=homes) for clipping in ("global", "perUnit") for homes in ("d", "hD")),
-    Case(activation="swiglu", homes="h"),
+    *(Case(blocks=k, pattern=p, homes="hD", window=1) for k, p in ((1, "Cycle"), (2, "Cycle"), (2, "Segment"))),
+    *(Case(clipping=clipping, homes=homes) for clipping in ("Global", "PerUnit") for homes in ("d", "hD")),
+    Case(activation="SwiGLU", homes="h"),
     Case(layers=1, homes="D"),
     *(Case(experts=4, homes=homes, micro_batches=n) for homes in ("d", "hD") for n in (1, 8)),
-    *(Case(experts=6, prototypes=p, recompute=False, homes="D", order="1f1b") for p in (1, 3)),
-    Case(experts=6, prototypes=2, activation="swiglu", blocks=2, homes="h", window=1),
-    Case(experts=6, prototypes=2, clipping="perUnit", stash=True),
+    *(Case(experts=6, prototypes=p, recompute=False, homes="D", order="1F1B") for p in (1, 3)),
+    Case(experts=6, prototypes=2, activation="SwiGLU", blocks=2, homes="h", window=1),
+    Case(experts=6, prototypes=2, clipping="PerUnit", stash=True),
 ]
 TWO_RANKS = [
     *(Case(data=2, sharding=sharding, micro_batches=n) for sharding in SHARDINGS for n in (1, 8)),
-    *(Case(data=2, sharding=sharding, homes="hDd", clipping="global") for sharding in SHARDINGS),
-    *(Case(data=2, sharding="full", order=order, window=1, clipping="perUnit") for order in ORDERS),
+    *(Case(data=2, sharding=sharding, homes="hDd", clipping="Global") for sharding in SHARDINGS),
+    *(Case(data=2, sharding="Full", order=order, window=1, clipping="PerUnit") for order in ORDERS),
     *(Case(pipeline=2, order=order, micro_batches=n) for order in ORDERS for n in (1, 2, 8)),
-    *(Case(pipeline=2, order=order, homes="hD", stash=True, clipping="global") for order in ORDERS),
-    *(Case(pipeline=2, blocks=k, pattern=p) for k, p in ((1, "cycle"), (2, "cycle"), (2, "segment"))),
-    Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="perUnit"),
-    Case(pipeline=2, layers=6, blocks=3, micro_batches=1, order="gpipe", homes="h", window=1, clipping="perUnit"),
-    Case(pipeline=2, layers=5, order="gpipe", recompute=False, homes="h"),
-    Case(data=2, sharding="full", recompute=False, window=1, homes="D"),
-    Case(data=2, sharding="full", blocks=1, clipping="global"),
+    *(Case(pipeline=2, order=order, homes="hD", stash=True, clipping="Global") for order in ORDERS),
+    *(Case(pipeline=2, blocks=k, pattern=p) for k, p in ((1, "Cycle"), (2, "Cycle"), (2, "Segment"))),
+    Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="PerUnit"),
+    Case(pipeline=2, layers=6, blocks=3, micro_batches=1, order="GPipe", homes="h", window=1, clipping="PerUnit"),
+    Case(pipeline=2, layers=5, order="GPipe", recompute=False, homes="h"),
+    Case(data=2, sharding="Full", recompute=False, window=1, homes="D"),
+    Case(data=2, sharding="Full", blocks=1, clipping="Global"),
     *(Case(data=2, sharding=sharding, experts=6, prototypes=2, homes="hDd") for sharding in SHARDINGS),
-    *(Case(pipeline=2, order=order, experts=4, homes="hD", clipping="global") for order in ORDERS),
-    Case(pipeline=2, experts=6, prototypes=3, blocks=1, recompute=False, activation="swiglu"),
-    Case(pipeline=2, experts=4, micro_batches=8, order="1f1b"),
+    *(Case(pipeline=2, order=order, experts=4, homes="hD", clipping="Global") for order in ORDERS),
+    Case(pipeline=2, experts=6, prototypes=3, blocks=1, recompute=False, activation="SwiGLU"),
+    Case(pipeline=2, experts=4, micro_batches=8, order="1F1B"),
 ]
 FOUR_RANKS = [
-    *(Case(data=4, sharding=sharding, clipping="global") for sharding in SHARDINGS),
+    *(Case(data=4, sharding=sharding, clipping="Global") for sharding in SHARDINGS),
     *(Case(pipeline=4, micro_batches=n, order=order) for n in (1, 2, 8) for order in ORDERS),
     *(Case(pipeline=2, data=2, sharding=sharding, homes="dhD") for sharding in SHARDINGS),
-    *(Case(pipeline=2, data=2, sharding="full", order=order, clipping="perUnit") for order in ORDERS),
-    Case(pipeline=2, data=2, sharding="full", blocks=1, homes="D", clipping="global", stash=True),
-    Case(pipeline=2, data=2, sharding="optimizer", blocks=2, pattern="segment", clipping="perUnit"),
-    Case(pipeline=4, layers=6, blocks=3, micro_batches=2, clipping="global"),
-    Case(pipeline=2, data=2, sharding="full", experts=6, prototypes=2, homes="hD", order="1f1b", clipping="global"),
-    Case(pipeline=2, data=2, sharding="full", experts=4, blocks=2, pattern="segment", homes="D", recompute=False),
+    *(Case(pipeline=2, data=2, sharding="Full", order=order, clipping="PerUnit") for order in ORDERS),
+    Case(pipeline=2, data=2, sharding="Full", blocks=1, homes="D", clipping="Global", stash=True),
+    Case(pipeline=2, data=2, sharding="Optimizer", blocks=2, pattern="Segment", clipping="PerUnit"),
+    Case(pipeline=4, layers=6, blocks=3, micro_batches=2, clipping="Global"),
+    Case(pipeline=2, data=2, sharding="Full", experts=6, prototypes=2, homes="hD", order="1F1B", clipping="Global"),
+    Case(pipeline=2, data=2, sharding="Full", experts=4, blocks=2, pattern="Segment", homes="D", recompute=False),
 ]
 BITWISE = [
     Case(precision="float32"),
@@ -69,9 +69,9 @@ BITWISE = [
     *(Case(precision="float32", data=2, sharding=sharding, homes="dhD") for sharding in SHARDINGS),
     *(Case(precision="float32", pipeline=2, order=order, micro_batches=8) for order in ORDERS),
     *(Case(precision="float32", pipeline=4, order=order, micro_batches=2) for order in ORDERS),
-    Case(precision="float32", pipeline=2, data=2, sharding="full", homes="h"),
+    Case(precision="float32", pipeline=2, data=2, sharding="Full", homes="h"),
     Case(precision="float32", experts=6, prototypes=2, micro_batches=8, homes="hD"),
-    Case(precision="float32", pipeline=2, data=2, sharding="full", experts=6, prototypes=2, homes="h"),
+    Case(precision="float32", pipeline=2, data=2, sharding="Full", experts=6, prototypes=2, homes="h"),
 ]
 CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS]
 

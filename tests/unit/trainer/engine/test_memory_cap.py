@@ -34,11 +34,17 @@ def large(job_body: dict[str, Any], config: Callable[..., PhaseConfig], tmp_path
     if shutil.disk_usage(tmp_path).free < DISK:
         pytest.skip(f"needs {DISK:,} bytes in {tmp_path}")
     spec = job_body["spec"]
-    spec["model"] = {"layers": 12, "hidden": 512, "heads": 8, "sequence": 16, "ffn": {"hidden": 2048}}
+    spec["model"] = {
+        "layers": 12,
+        "hiddenSize": 512,
+        "attention": {"heads": 8},
+        "sequenceLength": 16,
+        "feedForward": {"size": 2048},
+    }
     spec["precision"] = {"compute": "float32"}
     spec["data"]["validation"] |= {"sequences": 2, "everySteps": 100}
     spec["checkpoint"]["bufferBytes"] = "16Mi"
-    spec["phases"] = [{"name": "real", "until": {"steps": 2}, "batch": {"sequences": 2, "microBatches": 2}}]
+    spec["phases"] = [{"name": "real", "until": {"step": 2}, "batch": {"sequences": 2, "microBatches": 2}}]
 
     def make(name: str, home: str) -> PhaseConfig:
         spec["phases"][0]["offload"] = {"home": home, "window": 1}
@@ -84,7 +90,7 @@ def _losses(config: PhaseConfig) -> list[float]:
 
 
 def test_a_state_larger_than_the_memory_trains_from_the_disk(large: Any, tmp_path: Path) -> None:
-    whole, capped, disk = large("whole", "device"), large("capped", "device"), large("disk", "disk")
+    whole, capped, disk = large("whole", "Device"), large("capped", "Device"), large("disk", "Disk")
     parameters = sum(unit.numel for unit in units_of(whole.model, whole.model.layers))
     state = STATE_OF_A_PARAMETER * parameters
     assert state > 500 * MIB

@@ -9,11 +9,11 @@ from tests.unit.trainer.engine.not_finite import FAULTS, SkippingCase
 from tests.unit.trainer.engine.running import Result, bring_together
 from tests.unit.trainer.forked import run_ranks
 
-CLIPPINGS, HOMES = ("global", "perUnit", "none"), ("d", "h", "D")
+CLIPPINGS, HOMES = ("Global", "PerUnit", "None"), ("d", "h", "D")
 FLOAT = "float32"
 ONE_RANK = [SkippingCase(clipping=c, homes=h, precision=FLOAT) for c in CLIPPINGS for h in HOMES]
 TWO_RANKS = [
-    *(SkippingCase(clipping=c, homes=h, precision=FLOAT, data=2, sharding="full") for c in CLIPPINGS for h in HOMES),
+    *(SkippingCase(clipping=c, homes=h, precision=FLOAT, data=2, sharding="Full") for c in CLIPPINGS for h in HOMES),
     *(SkippingCase(clipping=c, homes=h, precision=FLOAT, pipeline=2) for c in CLIPPINGS for h in HOMES),
     *(SkippingCase(clipping=c, precision=FLOAT, data=2) for c in CLIPPINGS),
     # The stages share the block, whose gradient is summed over them.
@@ -49,5 +49,5 @@ def test_every_rank_knows_which(case: SkippingCase, results: dict[SkippingCase, 
     everything, only = tuple(range(units)), {"blocks.1": (block,), "head": (units - 1,)}
     for rank in results[case]:
         for step in range(STEPS):
-            expected = () if step not in FAULTS else everything if case.clipping == "global" else only[FAULTS[step][0]]
+            expected = () if step not in FAULTS else everything if case.clipping == "Global" else only[FAULTS[step][0]]
             assert rank.left_out[step] == expected

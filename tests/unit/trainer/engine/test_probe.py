@@ -14,27 +14,27 @@ from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import STEPS, Case
 from tests.unit.trainer.engine.running import SEED, Result, run_cases
 
-OWN = (4, "cycle")
+OWN = (4, "Cycle")
 MEASURED = [
     Case(blocks=1, next_sharing=OWN),
-    Case(blocks=1, next_sharing=OWN, recompute=False, clipping="global"),
-    Case(blocks=1, next_sharing=(2, "segment"), micro_batches=1),
-    Case(blocks=1, next_sharing=(2, "cycle"), homes="hD"),
-    Case(blocks=2, pattern="segment", next_sharing=OWN),
-    Case(blocks=2, pattern="cycle", next_sharing=OWN, order="1f1b"),
+    Case(blocks=1, next_sharing=OWN, recompute=False, clipping="Global"),
+    Case(blocks=1, next_sharing=(2, "Segment"), micro_batches=1),
+    Case(blocks=1, next_sharing=(2, "Cycle"), homes="hD"),
+    Case(blocks=2, pattern="Segment", next_sharing=OWN),
+    Case(blocks=2, pattern="Cycle", next_sharing=OWN, order="1F1B"),
     Case(blocks=1, next_sharing=OWN, data=2),
-    Case(blocks=1, next_sharing=(2, "cycle"), data=2, sharding="full", homes="h", clipping="perUnit"),
+    Case(blocks=1, next_sharing=(2, "Cycle"), data=2, sharding="Full", homes="h", clipping="PerUnit"),
     *(
         Case(blocks=1, next_sharing=OWN, pipeline=2, order=order)
-        for order in ("layered", "gpipe", "1f1b", "interleaved")
+        for order in ("Layered", "GPipe", "1F1B", "Interleaved")
     ),
-    Case(blocks=1, next_sharing=(2, "segment"), pipeline=2, micro_batches=4),
-    Case(blocks=1, next_sharing=(2, "cycle"), pipeline=2, order="gpipe"),
-    Case(blocks=2, pattern="cycle", next_sharing=OWN, pipeline=2),
-    Case(blocks=2, pattern="segment", next_sharing=OWN, pipeline=2, clipping="perUnit"),
-    Case(blocks=1, layers=5, next_sharing=(5, "cycle"), pipeline=2),
-    Case(blocks=1, next_sharing=OWN, pipeline=4, micro_batches=4, clipping="global"),
-    Case(blocks=1, next_sharing=(2, "segment"), pipeline=2, data=2, sharding="full", homes="hD"),
+    Case(blocks=1, next_sharing=(2, "Segment"), pipeline=2, micro_batches=4),
+    Case(blocks=1, next_sharing=(2, "Cycle"), pipeline=2, order="GPipe"),
+    Case(blocks=2, pattern="Cycle", next_sharing=OWN, pipeline=2),
+    Case(blocks=2, pattern="Segment", next_sharing=OWN, pipeline=2, clipping="PerUnit"),
+    Case(blocks=1, layers=5, next_sharing=(5, "Cycle"), pipeline=2),
+    Case(blocks=1, next_sharing=OWN, pipeline=4, micro_batches=4, clipping="Global"),
+    Case(blocks=1, next_sharing=(2, "Segment"), pipeline=2, data=2, sharding="Full", homes="hD"),
 ]
 
 

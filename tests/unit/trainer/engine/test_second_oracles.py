@@ -10,9 +10,9 @@ from tests.unit.trainer.engine.torch_oracles import Trained, train_all
 
 TRAININGS = [
     ("ScheduleLoopedBFS", Case(pipeline=2, micro_batches=4)),
-    ("Schedule1F1B", Case(pipeline=2, micro_batches=4, order="1f1b")),
-    ("fully_shard", Case(data=2, sharding="full", micro_batches=2)),
-    ("fully_shard", Case(data=2, sharding="full", micro_batches=2, blocks=2, homes="hD", window=1)),
+    ("Schedule1F1B", Case(pipeline=2, micro_batches=4, order="1F1B")),
+    ("fully_shard", Case(data=2, sharding="Full", micro_batches=2)),
+    ("fully_shard", Case(data=2, sharding="Full", micro_batches=2, blocks=2, homes="hD", window=1)),
 ]
 NAMES = [f"{name} {case.name}" for name, case in TRAININGS]
 

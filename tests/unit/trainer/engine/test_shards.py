@@ -23,20 +23,20 @@ WEIGHTS, MOMENTS, GRADIENTS = 4, 8, 4
 
 ZERO = {
     # sharding -> which of weights, moments and gradients are split
-    "none": (False, False, False),
-    "optimizer": (False, True, False),
-    "gradients": (False, True, True),
-    "full": (True, True, True),
+    "None": (False, False, False),
+    "Optimizer": (False, True, False),
+    "Gradients": (False, True, True),
+    "Full": (True, True, True),
 }
 SHARDED = [Case(data=N, sharding=sharding, precision="float32", micro_batches=1) for sharding in ZERO]
 OTHERS = [
     *(Case(data=N, sharding=s, precision="bfloat16", homes="dhD", micro_batches=1) for s in ZERO),
-    *(Case(homes=homes, clipping="global", precision="bfloat16", micro_batches=1) for homes in "dhD"),
-    Case(homes="D", clipping="perUnit", precision="float32", micro_batches=1),
+    *(Case(homes=homes, clipping="Global", precision="bfloat16", micro_batches=1) for homes in "dhD"),
+    Case(homes="D", clipping="PerUnit", precision="float32", micro_batches=1),
 ]
 PADDED = [
-    *(Case(data=N, sharding=sharding, clipping="global") for sharding in ("optimizer", "gradients", "full")),
-    Case(data=N, sharding="full", homes="dhD", clipping="perUnit", window=1),
+    *(Case(data=N, sharding=sharding, clipping="Global") for sharding in ("Optimizer", "Gradients", "Full")),
+    Case(data=N, sharding="Full", homes="dhD", clipping="PerUnit", window=1),
 ]
 
 Results = dict[Case, list[Result]]
@@ -62,7 +62,7 @@ def test_of_each_sharding(case: Case, results: Results) -> None:
 
 def _kept(case: Case, numel: int, *, is_split: bool) -> int:
     """Elements. What stays whole beside shards is padded as they are."""
-    padded = numel if case.sharding == "none" else numel + -numel % (N * VECTOR)
+    padded = numel if case.sharding == "None" else numel + -numel % (N * VECTOR)
     return padded // N if is_split else padded
 
 

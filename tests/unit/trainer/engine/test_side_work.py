@@ -87,7 +87,7 @@ class _Rank:
 
 @pytest.fixture
 def rank() -> Iterator[_Rank]:
-    found = _Rank(Case(homes="h", clipping="perUnit"))
+    found = _Rank(Case(homes="h", clipping="PerUnit"))
     yield found
     found.close()
 

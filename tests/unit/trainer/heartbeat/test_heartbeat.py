@@ -52,7 +52,7 @@ def test_a_rank_that_has_begun_is_starting(heartbeat: Heartbeat, path: Path, clo
     clock.now += 7
     heartbeat.working("imports torch")
     found = _read(path)
-    assert (found.pid, found.rank, found.place, found.doing) == (os.getpid(), 3, "starting", "imports torch")
+    assert (found.pid, found.rank, found.activity, found.doing) == (os.getpid(), 3, "starting", "imports torch")
     assert (found.since, found.step, found.busy_seconds, found.save_began) == (107.0, 0, None, None)
 
 
@@ -63,14 +63,14 @@ def test_a_wait_is_said_at_its_begin_and_at_its_end(heartbeat: Heartbeat, path: 
             inside = _read(path)
             clock.now += 5
         after = _read(path)
-    assert (inside.place, inside.doing, inside.since, inside.waits) == ("waiting", "gathers unit 1", 102.0, 0)
-    assert (after.place, after.doing, after.since, after.waits) == ("computing", "a step", 107.0, 1)
+    assert (inside.activity, inside.doing, inside.since, inside.waits) == ("waiting", "gathers unit 1", 102.0, 0)
+    assert (after.activity, after.doing, after.since, after.waits) == ("computing", "a step", 107.0, 1)
 
 
 def test_a_wait_that_fails_is_left_too(heartbeat: Heartbeat, path: Path) -> None:
     with pytest.raises(RuntimeError), heartbeat.waiting("gathers unit 1"):
         raise RuntimeError("connection closed by peer")
-    assert (_read(path).place, _read(path).waits) == ("starting", 1)
+    assert (_read(path).activity, _read(path).waits) == ("starting", 1)
 
 
 def test_busy_seconds_are_those_outside_of_waits_over_the_newest_steps(
@@ -113,7 +113,7 @@ def test_a_rank_that_waits_for_its_own_thread_computes_while_that_works(
         thread.start()
         assert heartbeat.join(future, heartbeat.updates) == 8
     thread.join()
-    assert [(record.place, record.since) for record in found] == [("computing", 101.0), ("waiting", 104.0)]
+    assert [(record.activity, record.since) for record in found] == [("computing", 101.0), ("waiting", 104.0)]
     assert _read(path).busy_seconds == 1 + 3 + 4
     assert _read(path).waits == 1
 
@@ -191,7 +191,7 @@ def test_a_rank_whose_import_hangs_is_starting(config: Any, tmp_path: Path) -> N
             pause=0.001,
         )
         found = _read(file)
-        assert (found.place, found.rank, found.pid) == ("starting", 5, worker.pid)
+        assert (found.activity, found.rank, found.pid) == ("starting", 5, worker.pid)
     finally:
         worker.kill()
         worker.wait()
@@ -207,13 +207,13 @@ def test_a_phase_says_its_steps_and_that_it_does_not_wait_any_more(config: Any, 
         seen.append(_read(path))
         return False
 
-    train_phase(phase, load_corpus(phase.data, phase.model.sequence), ranks, look)
+    train_phase(phase, load_corpus(phase.data, phase.model.sequence_length), ranks, look)
     assert [record.step for record in seen] == list(range(6))
-    assert {record.place for record in seen} == {"computing"}
+    assert {record.activity for record in seen} == {"computing"}
     last = _read(path)
-    assert (last.step, last.place, last.save_began) == (6, "computing", None)
+    assert (last.step, last.activity, last.save_began) == (6, "computing", None)
     assert last.waits > seen[-1].waits > 0
     assert last.busy_seconds is not None
     assert last.busy_seconds > 0
     heartbeat.ended()
-    assert _read(path).place == "ended"
+    assert _read(path).activity == "ended"

@@ -26,8 +26,8 @@ _T = TypeVar("_T")
 WORLD = 4
 CASES = (
     Case(data=4, micro_batches=2),
-    Case(data=4, sharding="full", homes="h", window=2, clipping="perUnit"),
-    Case(pipeline=2, data=2, micro_batches=2, blocks=1, next_sharing=(4, "cycle")),
+    Case(data=4, sharding="Full", homes="h", window=2, clipping="PerUnit"),
+    Case(pipeline=2, data=2, micro_batches=2, blocks=1, next_sharing=(4, "Cycle")),
 )
 
 
@@ -73,7 +73,7 @@ def _rank(rank: int, folder: Path, config: PhaseConfig) -> None:
     ranks = Ranks(rank, WORLD, torch.device("cpu"), heartbeat)
     for case in CASES:
         run_case(case, ranks, folder)
-    train_phase(config, load_corpus(config.data, config.model.sequence), ranks, lambda: False)
+    train_phase(config, load_corpus(config.data, config.model.sequence_length), ranks, lambda: False)
     (folder / f"{rank}").write_text(" ".join(seen))
 
 

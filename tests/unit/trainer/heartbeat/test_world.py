@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
-from pseudoreal_api.wire.reports import RankSign
+from pseudoreal_api.wire.reports import RankReport
 from pseudoreal_operator.failures.suspects import stragglers, suspects
 
 from tests.jobs import good_job
@@ -26,20 +26,26 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     body = copy.deepcopy(good_job())
     body["metadata"]["uid"] = "11111111-2222"
     spec = body["spec"]
-    spec["model"] = {"layers": 4, "hidden": 64, "heads": 2, "sequence": 32, "ffn": {"hidden": 256}}
+    spec["model"] = {
+        "layers": 4,
+        "hiddenSize": 64,
+        "attention": {"heads": 2},
+        "sequenceLength": 32,
+        "feedForward": {"size": 256},
+    }
     spec["data"] = {
         "path": str(folder / "corpus"),
         "pattern": "*.txt",
         "validation": {"fraction": "0.1", "everySteps": 10**9, "sequences": 3},
     }
     spec["precision"] = {"compute": "float32"}
-    spec["checkpoint"] = {"volume": {"claimName": "none"}, "everySteps": 10**9}
+    spec["checkpoint"] = {"everySteps": 10**9}
     batch = {"sequences": 12, "microBatches": 2}
-    spec["phases"] = [{"name": "real", "until": {"steps": 10**6}, "workers": 3, "batch": batch}]
+    spec["phases"] = [{"name": "real", "until": {"step": 10**6}, "workers": 3, "batch": batch}]
     config = phase_config(
         PseudoRealJob.from_object(body),
         0,
-        attempt=1,
+        execution=1,
         work_directory=str(folder / "work"),
         offload_directory=str(folder / "offload"),
     )
@@ -48,15 +54,15 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield found
 
 
-def _waiting(heartbeats: list[RankSign]) -> list[int]:
-    return [beat.rank for beat in heartbeats if beat.place == "waiting"]
+def _waiting(heartbeats: list[RankReport]) -> list[int]:
+    return [beat.rank for beat in heartbeats if beat.activity == "waiting"]
 
 
 def test_nobody_is_named_while_all_are_well(trio: World) -> None:
     begin = trio.heartbeats()[0].step
     judged: dict[int, float] = {}
 
-    def judge(heartbeats: list[RankSign]) -> bool:
+    def judge(heartbeats: list[RankReport]) -> bool:
         assert stragglers(heartbeats, FACTOR) == []
         judged[heartbeats[0].step] = max((ratio for _, ratio in stragglers(heartbeats, 1.0)), default=1.0)
         return min(beat.step for beat in heartbeats) >= begin + HEALTHY_STEPS
@@ -66,7 +72,7 @@ def test_nobody_is_named_while_all_are_well(trio: World) -> None:
     assert len(judged) >= 10
 
 
-def _is_stuck(heartbeats: list[RankSign]) -> bool:
+def _is_stuck(heartbeats: list[RankReport]) -> bool:
     """Rank 1, and not only for a moment: without the fault the others wait for it now and then as well."""
     return _waiting(heartbeats) == [0, 2] and heartbeats[1].seconds > 1
 
@@ -75,7 +81,7 @@ def test_a_main_thread_that_is_stuck_is_named_though_its_process_lives(trio: Wor
     with trio.fault("stuck", 1):
         heartbeats = trio.wait_for(_is_stuck)
         assert suspects(heartbeats) == [1]
-        assert (heartbeats[1].place, heartbeats[1].doing) == ("computing", "a step")
+        assert (heartbeats[1].activity, heartbeats[1].doing) == ("computing", "a step")
         assert heartbeats[1].process not in "TZX"
         assert {heartbeats[rank].doing for rank in (0, 2)} <= {
             "agrees on the step",
@@ -92,7 +98,7 @@ def test_a_process_that_is_stopped_while_it_computes_is_named(trio: World) -> No
         trio.wait_for(_is_stuck)
         with trio.stopped(1):
             heartbeats = trio.wait_for(lambda beats: beats[1].process == "T")
-            assert heartbeats[1].place == "computing"
+            assert heartbeats[1].activity == "computing"
             assert suspects(heartbeats) == [1]
     trio.makes_steps(2)
 

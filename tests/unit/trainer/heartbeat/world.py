@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.wire.reports import REPORT_URL, RankSign
+from pseudoreal_api.wire.reports import REPORT_URL, RankReport
 from pseudoreal_trainer.heartbeat.record import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
@@ -30,12 +30,12 @@ class World:
     folder: Path
     pods: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
-    def heartbeats(self) -> list[RankSign]:
+    def heartbeats(self) -> list[RankReport]:
         return sorted((s for r in list(self.server.newest.values()) for s in r.ranks), key=lambda s: s.rank)
 
-    def wait_for(self, condition: Any) -> list[RankSign]:
+    def wait_for(self, condition: Any) -> list[RankReport]:
         """The first heartbeats of all ranks for which the condition holds."""
-        found: list[RankSign] = []
+        found: list[RankReport] = []
 
         def holds() -> bool:
             found[:] = self.heartbeats()

@@ -161,4 +161,4 @@ def test_tensors_get_what_a_gpu_has_without_what_others_keep_there(gpus: int, mo
 def test_passes_of_a_gpu_have_the_attention_of_its_models() -> None:
     for row in passes.rows(torch.device("cuda")):
         model = row[-1].sizes.model
-        assert (model.sequence, model.hidden // model.heads) == (2048, 128)
+        assert (model.sequence_length, model.hidden_size // model.attention.heads) == (2048, 128)

@@ -8,7 +8,7 @@ import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.modules import UnitModule
-from pseudoreal_trainer.model import experts
+from pseudoreal_trainer.model import experts as module
 from pseudoreal_trainer.model.experts import capacity_of
 from pseudoreal_trainer.model.grouped import are_side_by_side
 from pseudoreal_trainer.model.transformer import Block, Transformer, build_model, rotary
@@ -19,20 +19,27 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 HIDDEN, INNER, LENGTH = 8, 12, 10
 MIXTURES = [
-    {"experts": 4, "capacityFactor": "8"},
-    {"experts": 4, "capacityFactor": "1"},
-    {"experts": 6, "prototypes": 2, "capacityFactor": "0.5"},
-    {"experts": 6, "prototypes": 3, "capacityFactor": "0.75"},
-    {"experts": 3, "prototypes": 3},
-    {"experts": 40, "prototypes": 2},
+    {"count": 4, "capacityFactor": "8"},
+    {"count": 4, "capacityFactor": "1"},
+    {"count": 6, "prototypes": 2, "capacityFactor": "0.5"},
+    {"count": 6, "prototypes": 3, "capacityFactor": "0.75"},
+    {"count": 3, "prototypes": 3},
+    {"count": 40, "prototypes": 2},
 ]
 
 
 def _spec(
-    moe: dict[str, Any] | None, activation: str = "gelu", layers: int = 1, hidden: int = HIDDEN, inner: int = INNER
+    experts: dict[str, Any] | None, activation: str = "GELU", layers: int = 1, hidden: int = HIDDEN, inner: int = INNER
 ) -> Model:
-    ffn = {"hidden": inner, "activation": activation}
-    fields = {"layers": layers, "hidden": hidden, "heads": 2, "sequence": LENGTH, "ffn": ffn, "moe": moe}
+    feed_forward = {"size": inner, "activation": activation}
+    fields = {
+        "layers": layers,
+        "hiddenSize": hidden,
+        "attention": {"heads": 2},
+        "sequenceLength": LENGTH,
+        "feedForward": feed_forward,
+        "experts": experts,
+    }
     return Model.model_validate(fields)
 
 
@@ -59,12 +66,12 @@ def _mixed(block: Block, hidden: Tensor) -> Tensor:
 
 def _by_hand(block: Block, spec: Model, hidden: Tensor) -> tuple[Tensor, int]:
     """Token by token; and how many times an expert was full."""
-    assert spec.moe is not None
-    groups, size = spec.moe.prototypes, spec.moe.experts // spec.moe.prototypes
-    share = float(spec.moe.capacity_factor) * LENGTH / size
+    assert spec.experts is not None
+    groups, size = spec.experts.prototypes, spec.experts.count // spec.experts.prototypes
+    share = float(spec.experts.capacity_factor) * LENGTH / size
     outputs, refused = [], 0
     for sequence in hidden:
-        accepted = [0] * spec.moe.experts
+        accepted = [0] * spec.experts.count
         for token in sequence:
             total = torch.zeros(HIDDEN, dtype=torch.float64)
             for group in range(groups):
@@ -95,23 +102,23 @@ def _expert_by_hand(expert: Any, token: Tensor) -> Tensor:
 
 def test_the_oracles_activations_are_the_functions_of_their_names() -> None:
     """gelu is x P(N < x), silu is x times the logistic function."""
-    expert = Block(_spec({"experts": 1})).experts[0].double()
+    expert = Block(_spec({"count": 1})).experts[0].double()
     for weight in (expert.up.weight, expert.down.weight):
         weight.data.zero_()
         weight.data[0, 0] = 1.0
     token = torch.tensor([0.3, *[0.0] * (HIDDEN - 1)], dtype=torch.float64)
     assert _expert_by_hand(expert, token)[0].item() == pytest.approx(0.3 * 0.5 * (1 + erf(0.3 / sqrt(2))))
-    gated = Block(_spec({"experts": 1}, "swiglu")).experts[0].double()
+    gated = Block(_spec({"count": 1}, "SwiGLU")).experts[0].double()
     for weight in (gated.gate.weight, gated.up.weight, gated.down.weight):
         weight.data.zero_()
         weight.data[0, 0] = 1.0
     assert _expert_by_hand(gated, token)[0].item() == pytest.approx(0.3 * 0.3 / (1 + exp(-0.3)))
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-@pytest.mark.parametrize("moe", MIXTURES, ids=str)
-def test_a_loop_over_tokens_agrees(moe: dict[str, Any], activation: str) -> None:
-    spec = _spec(moe, activation)
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize("experts", MIXTURES, ids=str)
+def test_a_loop_over_tokens_agrees(experts: dict[str, Any], activation: str) -> None:
+    spec = _spec(experts, activation)
     block, source = _block(spec), _features()
     weight = torch.randn(source.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     names = [n for n, _ in block.named_parameters() if n.startswith(("router.", "experts."))]
@@ -129,17 +136,17 @@ def test_a_loop_over_tokens_agrees(moe: dict[str, Any], activation: str) -> None
     for name, expected in theirs.items():
         assert torch.allclose(ours[name], expected, rtol=1e-12, atol=1e-13), name
     router = ours["router.weight"].abs().max().item()
-    assert (router > 1e-3) == (spec.moe.experts > spec.moe.prototypes), "a choice of one has nothing to learn"
+    assert (router > 1e-3) == (spec.experts.count > spec.experts.prototypes), "a choice of one has nothing to learn"
 
 
 def test_some_mixtures_refuse_tokens_and_some_do_not() -> None:
-    refused = [_by_hand(_block(_spec(moe)), _spec(moe), _features())[1] for moe in MIXTURES]
+    refused = [_by_hand(_block(_spec(experts)), _spec(experts), _features())[1] for experts in MIXTURES]
     assert refused[0] == 0
     assert min(refused[1:4]) > 0
 
 
 def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
-    block = _block(_spec({"experts": 40, "capacityFactor": "40"}))
+    block = _block(_spec({"count": 40, "capacityFactor": "40"}))
     parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
     gradients = torch.autograd.grad(_mixed(block, _features(1)).sum(), parameters)
     idle = [gradient for gradient in gradients if not gradient.any()]
@@ -147,9 +154,11 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 def test_one_expert_is_the_dense_layer_to_the_bit(activation: str, dtype: torch.dtype) -> None:
-    dense, block = (_block(_spec(moe, activation), dtype) for moe in (None, {"experts": 1, "capacityFactor": "1"}))
+    dense, block = (
+        _block(_spec(experts, activation), dtype) for experts in (None, {"count": 1, "capacityFactor": "1"})
+    )
     state = {name.replace("ffn.", "experts.0."): value for name, value in dense.state_dict().items()}
     block.load_state_dict(state | {"router.weight": block.router.weight})
     source = _features(dtype=dtype)
@@ -158,32 +167,32 @@ def test_one_expert_is_the_dense_layer_to_the_bit(activation: str, dtype: torch.
 
 
 @pytest.mark.parametrize(
-    ("moe", "tokens"),
+    ("experts", "tokens"),
     [
-        ({"experts": 4}, 4),  # 1.25 x 10 / 4 = 3.125
-        ({"experts": 4, "prototypes": 2}, 7),  # 6.25
-        ({"experts": 10, "capacityFactor": "1"}, 1),
-        ({"experts": 10, "capacityFactor": "1.1"}, 2),
-        ({"experts": 1, "capacityFactor": "1.1"}, 11),
-        ({"experts": 5, "capacityFactor": "1e-3"}, 1),
+        ({"count": 4}, 4),  # 1.25 x 10 / 4 = 3.125
+        ({"count": 4, "prototypes": 2}, 7),  # 6.25
+        ({"count": 10, "capacityFactor": "1"}, 1),
+        ({"count": 10, "capacityFactor": "1.1"}, 2),
+        ({"count": 1, "capacityFactor": "1.1"}, 11),
+        ({"count": 5, "capacityFactor": "1e-3"}, 1),
     ],
 )
-def test_the_capacity_is_the_share_rounded_up(moe: dict[str, Any], tokens: int) -> None:
-    assert capacity_of(_spec(moe)) == tokens
+def test_the_capacity_is_the_share_rounded_up(experts: dict[str, Any], tokens: int) -> None:
+    assert capacity_of(_spec(experts)) == tokens
 
 
 def test_the_capacity_is_that_of_the_decimal_number() -> None:
     """In binary, 1.1 is more than 11 / 10."""
-    spec = _spec({"experts": 1, "capacityFactor": "1.1"}).model_copy(update={"sequence": 100})
+    spec = _spec({"count": 1, "capacityFactor": "1.1"}).model_copy(update={"sequence_length": 100})
     assert ceil(1.1 * 100) == 111
     assert capacity_of(spec) == 110
 
 
-def _model(moe: dict[str, Any]) -> Transformer:
-    return build_model(_spec(moe, layers=3), Sharing(blocks=3), 5, torch.float64)
+def _model(experts: dict[str, Any]) -> Transformer:
+    return build_model(_spec(experts, layers=3), Sharing(blocks=3), 5, torch.float64)
 
 
-TIGHT = {"experts": 6, "prototypes": 2, "capacityFactor": "0.75"}
+TIGHT = {"count": 6, "prototypes": 2, "capacityFactor": "0.75"}
 TOKENS = torch.randint(256, (4, LENGTH), generator=torch.Generator().manual_seed(6))
 
 
@@ -242,9 +251,9 @@ class _Waits(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("moe", MIXTURES, ids=str)
-def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(moe: dict[str, Any]) -> None:
-    block, hidden = _block(_spec(moe)), _features().requires_grad_()
+@pytest.mark.parametrize("experts", MIXTURES, ids=str)
+def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(experts: dict[str, Any]) -> None:
+    block, hidden = _block(_spec(experts)), _features().requires_grad_()
     with _HostReads() as reads, _Waits() as waits:
         out = _mixed(block, hidden)
     assert (reads.found, waits.found) == (["tolist"], [])
@@ -254,14 +263,14 @@ def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(moe: di
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-@pytest.mark.parametrize("moe", [*MIXTURES[:3], MIXTURES[5]], ids=str)
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize("experts", [*MIXTURES[:3], MIXTURES[5]], ids=str)
 def test_experts_in_groups_are_those_one_by_one(
-    moe: dict[str, Any], activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    experts: dict[str, Any], activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The experts are laid out as in the engine, where the parameters of a unit are parts of one vector; some have no
     tokens."""
-    spec = _spec(moe, activation, hidden=16, inner=24)
+    spec = _spec(experts, activation, hidden=16, inner=24)
     with torch.device("meta"):
         block = Block(spec)
     unit = units_of(spec, 1)[1]
@@ -270,7 +279,7 @@ def test_experts_in_groups_are_those_one_by_one(
     hidden = torch.randn(3, LENGTH, 16, generator=torch.Generator().manual_seed(4)).to(dtype)
     found = []
     for is_grouped in (False, True):
-        monkeypatch.setattr(experts, "can_group", lambda *_, is_grouped=is_grouped: is_grouped)
+        monkeypatch.setattr(module, "can_group", lambda *_, is_grouped=is_grouped: is_grouped)
         source = hidden.clone().requires_grad_()
         out = _mixed(block, source)
         parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
@@ -281,13 +290,11 @@ def test_experts_in_groups_are_those_one_by_one(
 
 
 def test_experts_of_a_unit_lie_side_by_side_and_those_of_a_plain_model_do_not() -> None:
-    spec = _spec({"experts": 4}, hidden=16, inner=24)
+    spec = _spec({"count": 4}, hidden=16, inner=24)
     with torch.device("meta"):
         block = Block(spec)
     unit = units_of(spec, 1)[1]
     UnitModule(block, unit).bind(torch.zeros(unit.numel))
     assert are_side_by_side([*block.experts])
     assert not are_side_by_side([*Block(spec).experts])
-    assert not are_side_by_side([*_block(_spec({"experts": 4, "prototypes": 1}), torch.bfloat16).experts]), (
-        "rows of 24 B"
-    )
+    assert not are_side_by_side([*_block(_spec({"count": 4, "prototypes": 1}), torch.bfloat16).experts]), "rows of 24 B"

@@ -8,21 +8,21 @@ from torch.nn import functional as F
 TOKENS = torch.randint(256, (3, 13), generator=torch.Generator().manual_seed(1))
 
 
-def _model(layers: int = 6, blocks: int = 2, pattern: str = "cycle", activation: str = "gelu") -> Transformer:
+def _model(layers: int = 6, blocks: int = 2, pattern: str = "Cycle", activation: str = "GELU") -> Transformer:
     spec = Model.model_validate(
         {
             "layers": layers,
-            "hidden": 16,
-            "heads": 2,
-            "sequence": 12,
-            "ffn": {"hidden": 24, "activation": activation},
+            "hiddenSize": 16,
+            "attention": {"heads": 2},
+            "sequenceLength": 12,
+            "feedForward": {"size": 24, "activation": activation},
         }
     )
     return build_model(spec, Sharing.model_validate({"blocks": blocks, "pattern": pattern}), 5, torch.float64)
 
 
 def _unshared_twin(model: Transformer) -> Transformer:
-    twin = _model(len(model.layer_blocks), len(model.layer_blocks), activation="gelu" if _is_gelu(model) else "swiglu")
+    twin = _model(len(model.layer_blocks), len(model.layer_blocks), activation="GELU" if _is_gelu(model) else "SwiGLU")
     state = {name: value for name, value in model.state_dict().items() if not name.startswith("blocks.")}
     for layer, block in enumerate(model.layer_blocks):
         state |= {f"blocks.{layer}.{n}": value for n, value in model.blocks[block].state_dict().items()}
@@ -40,8 +40,8 @@ def _backward(model: Transformer) -> torch.Tensor:
     return logits
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-@pytest.mark.parametrize(("blocks", "pattern"), [(1, "cycle"), (2, "cycle"), (3, "segment")])
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize(("blocks", "pattern"), [(1, "Cycle"), (2, "Cycle"), (3, "Segment")])
 def test_a_shared_gradient_is_the_sum_over_the_layers(blocks: int, pattern: str, activation: str) -> None:
     model = _model(6, blocks, pattern, activation)
     twin = _unshared_twin(model)

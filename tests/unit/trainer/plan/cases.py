@@ -27,7 +27,13 @@ def make_sizes(
     device: Device = "cpu",
     **model: Any,
 ) -> Sizes:
-    fields = {"layers": layers, "hidden": 32, "heads": 2, "sequence": 16, "ffn": {"hidden": 96}} | model
+    fields = {
+        "layers": layers,
+        "hiddenSize": 32,
+        "attention": {"heads": 2},
+        "sequenceLength": 16,
+        "feedForward": {"size": 96},
+    } | model
     spec = Model.model_validate(fields)
     units = units_of(spec, blocks or layers)
     return Sizes(spec, units, compute_bytes(compute), master_bytes(compute), micro_batch, device=device)

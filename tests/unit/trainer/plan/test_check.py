@@ -32,14 +32,14 @@ from pseudoreal_trainer.plan.steps import (
 
 from tests.unit.trainer.plan.cases import everywhere, make_layout
 
-OFFLOADED = make_layout(layers=6, data=2, sharding="full", homes=everywhere("disk", 6), stash=True)
+OFFLOADED = make_layout(layers=6, data=2, sharding="Full", homes=everywhere("Disk", 6), stash=True)
 """Rank 0: the embedding and layers 1, 3, 5 (units 0, 1, 3, 5); rank 1: layers 2, 4, 6 and the head (2, 4, 6, 7)."""
 TIED = make_layout(layers=6, layer_blocks=(0, 1, 2, 0, 1, 2))
 """Every block is used on both ranks."""
 MEASURED = replace(TIED, measures=True)
 """Rank 0: layers 1, 3, 5, which use the blocks of layers 4, 6, 2 on rank 1."""
-EARLY = replace(OFFLOADED, clipping="perUnit")
-CROWDED = replace(TIED, micro_batches=1, order="gpipe", homes=everywhere("host", 3), window=1, clipping="perUnit")
+EARLY = replace(OFFLOADED, clipping="PerUnit")
+CROWDED = replace(TIED, micro_batches=1, order="GPipe", homes=everywhere("Host", 3), window=1, clipping="PerUnit")
 """Rank 1 goes on only when the gradient of the head is settled and gives its room to that of layer 6's block."""
 
 
@@ -127,11 +127,11 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     "fetched twice": (OFFLOADED, 0, twice(Fetch), "its working copy exists already"),
     "fetched although resident": (make_layout(), 0, lambda steps: steps.insert(0, Fetch(0)), "always exists"),
     "missing read": (OFFLOADED, 0, without(Read), "its weights were not read from disk"),
-    "read of a unit that is not on disk": (make_layout(), 0, lambda steps: steps.insert(0, Read(0)), "is not disk"),
+    "read of a unit that is not on disk": (make_layout(), 0, lambda steps: steps.insert(0, Read(0)), "is not Disk"),
     "dropped unit used": (OFFLOADED, 0, moved(Drop, 0, Forward, 1), "its unit has no working copy"),
     "forgotten drop": (OFFLOADED, 0, without(Drop, -1), "are never dropped"),
     "resident unit dropped": (
-        make_layout(data=2, sharding="optimizer"),
+        make_layout(data=2, sharding="Optimizer"),
         0,
         lambda steps: steps.append(Drop(0)),
         "its working copy must stay",

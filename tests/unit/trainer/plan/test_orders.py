@@ -34,7 +34,7 @@ def test_modular_pipeline_in_400_configurations(part: int) -> None:
         assert overhead(layout, backward) == pytest.approx(((p - 1) + (v - 1) * max(0, p - n)) / (v * n)), (p, v, n)
 
 
-@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("order", ["GPipe", "1F1B"])
 @pytest.mark.parametrize(("p", "v", "n"), random.Random(1811).sample(_GRID, 15))
 def test_contiguous_pipelines(order: str, p: int, v: int, n: int) -> None:
     assert overhead(make_layout(p * v, p, n, order=order), 2.0) == pytest.approx((p - 1) / n)
@@ -42,7 +42,7 @@ def test_contiguous_pipelines(order: str, p: int, v: int, n: int) -> None:
 
 @pytest.mark.parametrize(("p", "v", "rounds"), [(2, 1, 1), (2, 3, 4), (3, 4, 2), (4, 2, 2), (4, 6, 1), (8, 2, 2)])
 def test_interleaved_pipeline(p: int, v: int, rounds: int) -> None:
-    layout = make_layout(p * v, p, p * rounds, order="interleaved")
+    layout = make_layout(p * v, p, p * rounds, order="Interleaved")
     assert overhead(layout, 2.0) == pytest.approx((p - 1) / (v * layout.micro_batches))
 
 
@@ -74,7 +74,7 @@ def counts(plan: Plan, kind: type[Fetch] | type[Reduce]) -> list[int]:
 @pytest.mark.parametrize("p", [1, 2])
 def test_layered_fetches_at_most_twice_and_reduces_once(p: int, window: int, n: int) -> None:
     layers = 8
-    plan = step_plan(make_layout(layers, p, n, homes=everywhere("host", layers), window=window))
+    plan = step_plan(make_layout(layers, p, n, homes=everywhere("Host", layers), window=window))
     units = [layers // p + sum(end == rank for end in (0, p - 1)) for rank in range(p)]
     assert max(counts(plan, Fetch)) <= 2
     assert sum(counts(plan, Fetch)) == sum(2 * local - window for local in units)
@@ -83,6 +83,6 @@ def test_layered_fetches_at_most_twice_and_reduces_once(p: int, window: int, n: 
 
 def test_depth_first_order_fetches_for_each_micro_batch() -> None:
     """What layered order saves."""
-    plan = step_plan(make_layout(8, 1, 16, order="gpipe", homes=everywhere("host", 8)))
+    plan = step_plan(make_layout(8, 1, 16, order="GPipe", homes=everywhere("Host", 8)))
     assert max(counts(plan, Fetch)) == 32
     assert counts(plan, Reduce) == [1] * 10

@@ -24,23 +24,23 @@ def layouts(draw: st.DrawFn) -> Layout:
         pipeline=pipeline,
         data=draw(st.integers(1, 3)),
         micro_batches=draw(st.integers(1, 5)),
-        order=draw(st.sampled_from(["layered", "gpipe", "1f1b", "interleaved"])),
-        sharding=draw(st.sampled_from(["none", "optimizer", "gradients", "full"])),
+        order=draw(st.sampled_from(["Layered", "GPipe", "1F1B", "Interleaved"])),
+        sharding=draw(st.sampled_from(["None", "Optimizer", "Gradients", "Full"])),
         window=draw(st.integers(1, 4)),
         recompute=recompute,
         stash=recompute and draw(st.booleans()),
-        clipping=draw(st.sampled_from(["global", "perUnit", "none"])),
+        clipping=draw(st.sampled_from(["Global", "PerUnit", "None"])),
     )
-    homes = st.sampled_from(["device", "host", "disk"])
+    homes = st.sampled_from(["Device", "Host", "Disk"])
     layout = replace(layout, homes=tuple(draw(homes) for _ in range(layout.units)))
-    return layout if _is_possible(layout) else replace(layout, order="1f1b")
+    return layout if _is_possible(layout) else replace(layout, order="1F1B")
 
 
 def _is_possible(layout: Layout) -> bool:
     try:
         check_interleaved(layout.layers, layout.pipeline, layout.micro_batches)
     except ValueError:
-        return layout.order != "interleaved"
+        return layout.order != "Interleaved"
     return True
 
 

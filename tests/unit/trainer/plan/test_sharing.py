@@ -6,8 +6,8 @@ from pseudoreal_trainer.plan.sharing import blocks_of_layers, sources
 def test_cycle_and_segment_follow_their_definitions() -> None:
     for layers in (1, 6, 12):
         for blocks in (b for b in range(1, layers + 1) if layers % b == 0):
-            cycle = blocks_of_layers(Sharing(blocks=blocks, pattern="cycle"), layers)
-            segment = blocks_of_layers(Sharing(blocks=blocks, pattern="segment"), layers)
+            cycle = blocks_of_layers(Sharing(blocks=blocks, pattern="Cycle"), layers)
+            segment = blocks_of_layers(Sharing(blocks=blocks, pattern="Segment"), layers)
             assert all(cycle[layer] == cycle[layer + blocks] for layer in range(layers - blocks))
             assert cycle[:blocks] == tuple(range(blocks))
             assert segment == tuple(sorted(cycle))
@@ -18,7 +18,7 @@ def test_blocks_must_divide_layers() -> None:
         blocks_of_layers(Sharing(blocks=5), 12)
 
 
-@pytest.mark.parametrize("pattern", ["cycle", "segment"])
+@pytest.mark.parametrize("pattern", ["Cycle", "Segment"])
 def test_every_layer_keeps_its_weights_when_blocks_are_refined(pattern: str) -> None:
     for few, many in ((1, 3), (2, 4), (3, 6), (2, 12), (4, 4)):
         before = blocks_of_layers(Sharing.model_validate({"blocks": few, "pattern": pattern}), 12)

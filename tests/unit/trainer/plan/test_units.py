@@ -9,9 +9,15 @@ from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import block_of, in_block, units_of
 
-SMALL = {"layers": 2, "hidden": 8, "heads": 2, "sequence": 4, "ffn": {"hidden": 12}}
-M6_10T = {"layers": 48, "hidden": 1024, "heads": 16, "sequence": 512, "ffn": {"hidden": 9984}}
-MIXTURES = [None, {"experts": 4}, {"experts": 6, "prototypes": 3}]
+SMALL = {"layers": 2, "hiddenSize": 8, "attention": {"heads": 2}, "sequenceLength": 4, "feedForward": {"size": 12}}
+M6_10T = {
+    "layers": 48,
+    "hiddenSize": 1024,
+    "attention": {"heads": 16},
+    "sequenceLength": 512,
+    "feedForward": {"size": 9984},
+}
+MIXTURES = [None, {"count": 4}, {"count": 6, "prototypes": 3}]
 
 
 def model(body: dict[str, Any], **changes: Any) -> Model:
@@ -20,25 +26,25 @@ def model(body: dict[str, Any], **changes: Any) -> Model:
 
 def test_ten_trillion_parameters() -> None:
     """M6-10T (arXiv 2110.03888): 48 layers of 10,240 experts, which share one block in the pseudo phase."""
-    spec = model(M6_10T, moe={"experts": 10240, "prototypes": 80})
+    spec = model(M6_10T, experts={"count": 10240, "prototypes": 80})
     shared = units_of(spec, 1)[1]
     experts = 10240 * 2 * 1024 * 9984
     assert shared.numel == experts + 10240 * 1024 + 4 * 1024**2 + 2 * 1024
     assert 48 * shared.numel == pytest.approx(10.05e12, rel=1e-3)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-@pytest.mark.parametrize("moe", MIXTURES, ids=str)
-def test_units_have_the_parameters_of_the_model(moe: dict[str, Any] | None, activation: str) -> None:
-    spec = model(SMALL, moe=moe, ffn={"hidden": 12, "activation": activation})
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize("experts", MIXTURES, ids=str)
+def test_units_have_the_parameters_of_the_model(experts: dict[str, Any] | None, activation: str) -> None:
+    spec = model(SMALL, experts=experts, feedForward={"size": 12, "activation": activation})
     ours = {parameter.name: parameter.shape for unit in units_of(spec, 2) for parameter in unit.parameters}
     theirs = {name: tuple(value.shape) for name, value in Transformer(spec, Sharing(blocks=2)).state_dict().items()}
     assert ours == theirs
 
 
-@pytest.mark.parametrize("moe", MIXTURES, ids=str)
-def test_matrices_come_first(moe: dict[str, Any] | None) -> None:
-    block = units_of(model(SMALL, moe=moe), 2)[2]
+@pytest.mark.parametrize("experts", MIXTURES, ids=str)
+def test_matrices_come_first(experts: dict[str, Any] | None) -> None:
+    block = units_of(model(SMALL, experts=experts), 2)[2]
     ranks = [len(parameter.shape) for parameter in block.parameters]
     assert ranks == sorted(ranks, reverse=True)
     assert block.numel - block.decayed == Counter(ranks)[1] * 8 == 2 * 8

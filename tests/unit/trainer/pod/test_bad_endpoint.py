@@ -50,7 +50,7 @@ def test_the_losses_are_those_without_one(job_body: dict[str, Any], config: Any,
     spec["data"]["validation"] |= {"everySteps": 10**8, "sequences": 2}
     spec["checkpoint"]["everySteps"] = 10**8
     for phase, steps in zip(spec["phases"], (10**8, 10**8 + 1), strict=True):
-        phase["until"] = {"steps": steps}
+        phase["until"] = {"step": steps}
     work = tmp_path / "reporting"
     with serving(tmp_path) as server, world(config(0, work.name), server, tmp_path) as pod:
         pod.wait_for(lambda beats: beats[0].step >= 1)

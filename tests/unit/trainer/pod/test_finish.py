@@ -50,7 +50,7 @@ def train_asked(config: Any, pod: PodFolder) -> Train:
             return step == stop
 
         ranks = Ranks(0, 1, torch.device("cpu"))
-        return train_phase(phase, load_corpus(phase.data, phase.model.sequence), ranks, asked, pod)
+        return train_phase(phase, load_corpus(phase.data, phase.model.sequence_length), ranks, asked, pod)
 
     return run
 
@@ -66,8 +66,8 @@ def test_a_phase_that_is_asked_to_finish_is_complete(train_asked: Train, delink_
 def test_it_makes_the_steps_first_that_the_delink_asks_for(
     job_body: Any, train_asked: Train, delink_of: Any, tmp_path: Path
 ) -> None:
-    job_body["spec"]["phases"][0]["until"]["steps"] = 50
-    job_body["spec"]["delink"] = {"optimizerState": "measured", "measuredSteps": 4}
+    job_body["spec"]["phases"][0]["until"]["step"] = 50
+    job_body["spec"]["delink"] = {"optimizerState": "Measured", "measuredSteps": 4}
     # It hears of it in step 3, and is stopped two steps later: who goes on from there knows when to end.
     assert train_asked(finish=2, stop=5).outcome == "Yielded"
     message = train_asked()
@@ -79,8 +79,8 @@ def test_it_makes_the_steps_first_that_the_delink_asks_for(
 
 
 def test_one_rank_that_has_heard_it_is_enough(job_body: Any, config: Any, tmp_path: Path) -> None:
-    job_body["spec"]["phases"][0] |= {"workers": 2, "until": {"steps": 100_000}}
-    job_body["spec"]["phases"][1]["until"] = {"steps": 100_001}
+    job_body["spec"]["phases"][0] |= {"workers": 2, "until": {"step": 100_000}}
+    job_body["spec"]["phases"][1]["until"] = {"step": 100_001}
     phase = config(0)
     file = tmp_path / "config.json"
     file.write_text(phase.to_json())

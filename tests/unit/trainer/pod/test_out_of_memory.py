@@ -90,16 +90,14 @@ def test_only_what_can_be_changed_is_advised(job_body: Any, config: Any) -> None
     phase = "spec.phases[pseudo]"
     assert _advised(job_body, config, True) == [
         f"raise {phase}.batch.microBatches (now 2)",
-        f"set {phase}.activations.home: host",
-        f"set {phase}.offload.home: host",
+        f"set {phase}.activations.home: Host",
+        f"set {phase}.offload.home: Host",
     ]
-    assert _advised(job_body, config, True, activations={"recompute": False})[1] == (
-        f"set {phase}.activations.recompute: true"
-    )
+    assert _advised(job_body, config, True, activations={"keep": "All"})[1] == f"set {phase}.activations.keep: Inputs"
     all_done = {
         "batch": {"sequences": 6, "microBatches": 6},
-        "activations": {"home": "host"},
-        "offload": {"home": "disk", "window": 3},
+        "activations": {"home": "Host"},
+        "offload": {"home": "Disk", "window": 3},
     }
     assert _advised(job_body, config, True, **all_done) == [f"lower {phase}.offload.window (now 3)"]
     assert _advised(job_body, config, False, **all_done) == [

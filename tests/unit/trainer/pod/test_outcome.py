@@ -9,7 +9,7 @@ from pseudoreal_trainer.pod.outcome import RankOutcome, ended_badly, pod_outcome
 
 
 def _left(local_rank: int, outcome: Outcome, time_ns: int = 0, text: str = "", peer_lost: bool = False) -> RankOutcome:
-    message = TerminationMessage(outcome=outcome, phase="pseudo", attempt=1, message=text, peer_lost=peer_lost)
+    message = TerminationMessage(outcome=outcome, phase="pseudo", execution=1, message=text, peer_lost=peer_lost)
     return RankOutcome(local_rank=local_rank, time_ns=time_ns, message=message)
 
 

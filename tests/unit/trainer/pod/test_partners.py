@@ -36,7 +36,7 @@ class Pod:
     def end(self, number: int, outcome: Outcome | None) -> None:
         """None: without a word."""
         if outcome is not None:
-            leave_outcome(self.folder, number, TerminationMessage(outcome=outcome, phase="real", attempt=1))
+            leave_outcome(self.folder, number, TerminationMessage(outcome=outcome, phase="real", execution=1))
         self.ranks[number].kill()
         self.ranks[number].wait()
 
@@ -92,7 +92,7 @@ def test_a_killed_rank_ends_its_pod_though_another_one_is_stuck(
 ) -> None:
     """torchrun would wait for the other one for half a minute, and the pod could not say which one was killed."""
     phase = job_body["spec"]["phases"][0]
-    phase |= {"workers": 1, "processesPerWorker": 2, "until": {"steps": 10**6}, "batch": {"sequences": 6}}
+    phase |= {"workers": 1, "processesPerWorker": 2, "until": {"step": 10**6}, "batch": {"sequences": 6}}
     with serving(tmp_path) as server, world(config(0), server, tmp_path) as found:
         folder = found.pod_folder(0)
 

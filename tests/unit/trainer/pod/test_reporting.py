@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_api.wire.messages import ProgressReport
-from pseudoreal_api.wire.reports import REPORT_BYTES, PodReport, RankSign, ReportAnswer
+from pseudoreal_api.wire.reports import REPORT_BYTES, PodReport, RankReport, ReportAnswer
 from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.heartbeat.record import HeartbeatFile, HeartbeatRecord
 from pseudoreal_trainer.pod.endpoint import Refused, endpoint_of_pod
@@ -27,7 +27,7 @@ from structlog.testing import capture_logs
 
 from tests.unit.trainer.pod.server import Server, serving
 
-REPORT = PodReport(ranks=[RankSign(rank=0, place="waiting", seconds=1.5, step=3)])
+REPORT = PodReport(ranks=[RankReport(rank=0, activity="waiting", seconds=1.5, step=3)])
 PROGRESS = ProgressReport(
     phase="pseudo",
     step=3,
@@ -121,7 +121,7 @@ def test_a_report_says_what_the_ranks_left_in_the_folder(folder: PodFolder) -> N
     folder.leave_progress(PROGRESS)
     folder.leave_checkpoint("pseudo-00000002", 2)
     found = pod_report(folder)
-    assert [(beat.rank, beat.place, beat.doing) for beat in found.ranks] == [
+    assert [(beat.rank, beat.activity, beat.doing) for beat in found.ranks] == [
         (rank, "starting", "imports torch") for rank in (4, 5)
     ]
     assert {beat.process for beat in found.ranks} == {process_state(os.getpid())}
@@ -145,7 +145,7 @@ def test_ages_are_counted_from_the_moments_of_the_record() -> None:
     record = HeartbeatRecord(
         pid=1,
         rank=2,
-        place="waiting",
+        activity="waiting",
         doing="x",
         since=90.0,
         step=7,

@@ -11,6 +11,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.network import Preflight
 from pseudoreal_trainer.cli import rank as program
 from pseudoreal_trainer.engine.ranks.ranks import device_of_rank
 from pseudoreal_trainer.errors import TrainingError
@@ -144,6 +146,19 @@ def test_the_answer_is_known_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None
     assert not measure.product(torch.device("cpu"))[1]
 
 
+@pytest.fixture
+def checked(job_body: dict[str, Any], config: Any, config_file: Path) -> Callable[[str], PhaseConfig]:
+    """Makes the configuration of one rank, which multiplies and talks to nobody, with that mode of the check."""
+
+    def make(mode: str) -> PhaseConfig:
+        job_body["spec"]["network"] = {"preflight": {"mode": mode}}
+        made: PhaseConfig = config(0)
+        config_file.write_text(made.to_json())
+        return made
+
+    return make
+
+
 def _defective(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
     command = (sys.executable, "-m", "tests.unit.trainer.preflight.rank", defect)
     monkeypatch.setattr(preflight_start, "COMMAND", command)
@@ -157,13 +172,33 @@ def _defective(monkeypatch: pytest.MonkeyPatch, defect: str) -> None:
         ("killed", "the check of rank 0 on node node-a before the first step ended with signal 9"),
     ],
 )
-def test_a_worker_goes_no_further(config: Any, tmp_path: Path, monkeypatch: Any, defect: str, says: str) -> None:
-    """A check of one rank, which multiplies and talks to nobody."""
-    file = tmp_path / "config.json"
-    file.write_text(config(0).to_json())
+def test_with_fail_a_worker_goes_no_further(
+    checked: Callable[[str], PhaseConfig], config_file: Path, monkeypatch: Any, defect: str, says: str
+) -> None:
     _defective(monkeypatch, defect)
     with pytest.raises(TrainingError, match=says):
-        preflight_start.run_preflight(config(0), file)
+        preflight_start.run_preflight(checked("Fail"), config_file)
+
+
+@pytest.mark.parametrize(
+    ("defect", "says"),
+    [
+        ("wrong", "rank 0 on node node-a computed a wrong product"),
+        ("killed", "the check of rank 0 on node node-a before the first step ended with signal 9"),
+    ],
+)
+def test_with_warn_the_log_names_the_rank_and_the_worker_goes_on(
+    checked: Callable[[str], PhaseConfig],
+    config_file: Path,
+    monkeypatch: Any,
+    defect: str,
+    says: str,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    _defective(monkeypatch, defect)
+    preflight_start.run_preflight(checked("Warn"), config_file)
+    (warning,) = [line for line in capfd.readouterr().out.splitlines() if "preflight_broken" in line]
+    assert says in warning
 
 
 def test_the_last_word_of_a_pod_names_the_suspect(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +206,7 @@ def test_the_last_word_of_a_pod_names_the_suspect(config: Any, tmp_path: Path, m
         raise TrainingError("rank 5 on node n5 computed a wrong product", suspect=5)
 
     file = tmp_path / "config.json"
-    file.write_text(config(0).model_copy(update={"preflight": True}).to_json())
+    file.write_text(config(0).model_copy(update={"preflight": Preflight(mode="Fail")}).to_json())
     for name, value in (("run_preflight", refuse), ("configure_logs", lambda: None), ("signal", Mock())):
         monkeypatch.setattr(program, name, value)
     monkeypatch.setenv(OUTCOME_DIRECTORY, str(tmp_path / "outcomes"))

@@ -35,7 +35,7 @@ def spoilt(steps: Callable[[int], bool] | Collection[int], value: float = nan) -
 
 def rank(number: int, config: PhaseConfig, step: int, folder: Path) -> None:
     """One rank of two, which leaves what it logs in `folder`."""
-    corpus = load_corpus(config.data, config.model.sequence)
+    corpus = load_corpus(config.data, config.model.sequence_length)
     try:
         with spoilt({step}):
             train_phase(config, corpus, Ranks(number, 2, torch.device("cpu")), lambda: False)

@@ -7,7 +7,7 @@ from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.progress import Progress
 
-MEASURED = {"optimizerState": "measured", "measuredSteps": 3}
+MEASURED = {"optimizerState": "Measured", "measuredSteps": 3}
 
 
 @pytest.fixture
@@ -29,26 +29,26 @@ def _measured_steps(rules: Rules, last: int = 12) -> list[int]:
     return [step + 1 for step in range(last) if rules.measures(_at(step)) and not rules.is_over(_at(step))]
 
 
-@pytest.mark.parametrize(("until", "end"), [({"steps": 6}, 6), ({"tokens": 480}, 5), ({"steps": 6, "tokens": 400}, 5)])
+@pytest.mark.parametrize(("until", "end"), [({"step": 6}, 6), ({"tokens": 480}, 5), ({"step": 6, "tokens": 400}, 5)])
 def test_the_first_bound_ends_it(rules: Any, until: dict[str, Any], end: int) -> None:
     found = rules(until)
     assert [found.is_over(_at(step)) for step in (end - 1, end, end + 1)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
-    ("until", "steps"), [({"steps": 6}, [4, 5, 6]), ({"tokens": 960}, [8, 9, 10]), ({"steps": 2}, [1, 2])]
+    ("until", "steps"), [({"step": 6}, [4, 5, 6]), ({"tokens": 960}, [8, 9, 10]), ({"step": 2}, [1, 2])]
 )
 def test_the_last_steps_measure(rules: Any, until: dict[str, Any], steps: list[int]) -> None:
     assert _measured_steps(rules(until, MEASURED)) == steps
 
 
 def test_nothing_is_measured_for_another_policy_or_in_the_last_phase(rules: Any) -> None:
-    assert not _measured_steps(rules({"steps": 6}, {"optimizerState": "scale"}))
-    assert not _measured_steps(rules({"steps": 6}, MEASURED, phase=1))
+    assert not _measured_steps(rules({"step": 6}, {"optimizerState": "Scale"}))
+    assert not _measured_steps(rules({"step": 6}, MEASURED, phase=1))
 
 
 def test_a_loss_that_is_reached_ends_it_at_once_or_after_the_measured_steps(rules: Any) -> None:
-    until = {"steps": 100, "loss": "2.0"}
+    until = {"step": 100, "validationLoss": "2.0"}
     plain, measuring = rules(until), rules(until, MEASURED)
     reached = {"validation_loss": 1.9}
     assert plain.is_over(_at(7, ending=plain.after_loss(_at(7, **reached))))
@@ -64,7 +64,7 @@ def test_a_loss_that_is_reached_ends_it_at_once_or_after_the_measured_steps(rule
 
 
 def test_more_than_half_of_the_layers_must_differ_in_checks_in_a_row(rules: Any) -> None:
-    found = rules({"steps": 100, "gradientCorrelation": {"below": "0.5", "everySteps": 4, "checks": 2}})
+    found = rules({"step": 100, "gradientCorrelation": {"below": "0.5", "everySteps": 4, "checks": 2}})
     assert [step + 1 for step in range(12) if found.checks(_at(step))] == [4, 8, 12]
     met, unmet, half = (0.1, 0.4, 0.9), (0.1, 0.6, 0.9), (0.1, 0.2, 0.6, 0.7)
     progress = _at(4)
@@ -77,7 +77,7 @@ def test_more_than_half_of_the_layers_must_differ_in_checks_in_a_row(rules: Any)
 
 
 def test_squares_add_up_over_steps(rules: Any) -> None:
-    found = rules({"steps": 6}, MEASURED)
+    found = rules({"step": 6}, MEASURED)
     progress = _at(4)
     for shared, single in ((8.0, 1.0), (4.0, 2.0)):
         progress.measurement = found.after_measuring(progress, LayerGradients({"a": shared}, {"a": single}, ()))

@@ -20,7 +20,7 @@ SECONDS = 10.0
 PATIENCE = 300.0
 SAMPLE = 3
 """Failures of each kind of job; the long test tries all."""
-JOBS = [(home, clipping) for home in ("host", "disk") for clipping in ("global", "perUnit")]
+JOBS = [(home, clipping) for home in ("Host", "Disk") for clipping in ("Global", "PerUnit")]
 SAVES = ("write of a checkpoint", "copy of a capture", "all_gather of a save", "commit")
 
 
@@ -72,12 +72,12 @@ class _Job:
 def job(job_body: dict[str, Any], config: Any, tmp_path: Path) -> Callable[[str, str], _Job]:
     def make(home: str, clipping: str) -> _Job:
         job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}
-        job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "async"}
+        job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "Async"}
         job_body["spec"]["phases"][0] |= {
-            "until": {"steps": 5},
+            "until": {"step": 5},
             "sharing": {"blocks": 4},
             "workers": 2,
-            "parallelism": {"stateSharding": "full", "schedule": "layered"},
+            "parallelism": {"stateSharding": "Full", "schedule": "Layered"},
             "offload": {"home": home},
         }
         file = tmp_path / "config.json"
@@ -96,7 +96,7 @@ def test_some_failures_of_a_step(home: str, clipping: str, job: Callable[[str, s
 
 def test_a_commit_that_fails(job: Callable[[str, str], _Job]) -> None:
     """The first rank alone commits."""
-    job("host", "perUnit").check("commit", 1, failing=0)
+    job("Host", "PerUnit").check("commit", 1, failing=0)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ SECONDS = 600
 """gloo gives up after half an hour."""
 
 
-@pytest.mark.parametrize("clipping", ["none", "perUnit", "global"])
+@pytest.mark.parametrize("clipping", ["None", "PerUnit", "Global"])
 def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any], config: Any, tmp_path: Path) -> None:
     """Without a norm over all units, its side thread waits for the others' agreement when it fails."""
     job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}

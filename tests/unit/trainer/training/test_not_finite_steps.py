@@ -23,13 +23,13 @@ from tests.unit.trainer.forked import run_ranks
 from tests.unit.trainer.training import spoiling
 from tests.unit.trainer.training.spoiling import spoilt
 
-CLIPPINGS = ("global", "perUnit", "none")
+CLIPPINGS = ("Global", "PerUnit", "None")
 SPOILT = 3
 """Step."""
 SAYS = {
-    "global": r"the gradient norm of step 3 is (nan|inf); lower spec.optimizer.learningRate or raise warmupSteps",
-    "perUnit": r"the gradient of blocks.0 is not finite in step 3; lower spec.optimizer.learningRate or raise",
-    "none": r"the gradient of blocks.0 is not finite in step 3; lower spec.optimizer.learningRate or raise",
+    "Global": r"the gradient norm of step 3 is (nan|inf); lower spec.optimizer.learningRate or raise warmupSteps",
+    "PerUnit": r"the gradient of blocks.0 is not finite in step 3; lower spec.optimizer.learningRate or raise",
+    "None": r"the gradient of blocks.0 is not finite in step 3; lower spec.optimizer.learningRate or raise",
 }
 
 
@@ -54,33 +54,33 @@ def _metrics(config: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]
 
 
-def _set(job_body: Any, clipping: str, home: str = "device", **optimizer: Any) -> None:
+def _set(job_body: Any, clipping: str, home: str = "Device", **optimizer: Any) -> None:
     job_body["spec"]["optimizer"] |= {"clipping": {"mode": clipping}, **optimizer}
     job_body["spec"]["phases"][0] |= {"offload": {"home": home}, "sharing": {"blocks": 4}}
     job_body["spec"]["checkpoint"]["everySteps"] = 1
 
 
-@pytest.mark.parametrize("home", ["device", "host", "disk"])
+@pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_a_phase_that_must_fail_saves_nothing_that_is_not_finite(
     clipping: str, home: str, job_body: Any, config: Any, train: Any
 ) -> None:
     _set(job_body, clipping, home)
-    with spoilt({SPOILT}, inf if home == "host" else nan), pytest.raises(TrainingError, match=SAYS[clipping]):
+    with spoilt({SPOILT}, inf if home == "Host" else nan), pytest.raises(TrainingError, match=SAYS[clipping]):
         train(config(0))
     _assert_finite(config(0))
     assert [reader.manifest.step for reader in _checkpoints(config(0))][-1:] == [SPOILT - 1]
 
 
 @pytest.mark.parametrize("layout", ["data", "pipeline"])
-@pytest.mark.parametrize(("clipping", "home"), [("global", "host"), ("perUnit", "disk"), ("none", "device")])
+@pytest.mark.parametrize(("clipping", "home"), [("Global", "Host"), ("PerUnit", "Disk"), ("None", "Device")])
 def test_ranks_that_must_fail_save_nothing_that_is_not_finite(
     clipping: str, home: str, layout: str, job_body: Any, config: Any, tmp_path: Path
 ) -> None:
     _set(job_body, clipping, home)
-    dimensions = {"data": {"stateSharding": "full"}, "pipeline": {"pipeline": 2}}[layout]
+    dimensions = {"data": {"stateSharding": "Full"}, "pipeline": {"pipeline": 2}}[layout]
     job_body["spec"]["phases"][0] |= {"workers": 2, "parallelism": dimensions}
-    job_body["spec"]["phases"][0]["until"]["steps"] = SPOILT
+    job_body["spec"]["phases"][0]["until"]["step"] = SPOILT
     run_ranks(spoiling.rank, 2, config(0), SPOILT, tmp_path)
     said = [(tmp_path / f"{number}").read_text() for number in range(2)]
     assert any(re.search(SAYS[clipping], text) for text in said), said
@@ -105,12 +105,12 @@ def test_a_phase_that_skips_ends_as_one_that_was_stopped_behind_the_skipped_step
         == other.manifest.updates
         == (
             Updates(others=5, blocks=5)
-            if clipping == "global"
+            if clipping == "Global"
             else Updates(others=6, blocks=6, left_out={"blocks.0": 1})
         )
     )
     assert one.updates("blocks.0.attention_norm.weight") == 5
-    assert one.updates("norm.weight") == (5 if clipping == "global" else 6)
+    assert one.updates("norm.weight") == (5 if clipping == "Global" else 6)
     for kind in KINDS:
         for name, array in one.whole(kind).items():
             assert np.array_equal(other.tensor(name, kind), array), name
@@ -120,26 +120,26 @@ def test_a_phase_that_skips_ends_as_one_that_was_stopped_behind_the_skipped_step
     assert (one.manifest.skipped.steps, one.manifest.skipped.in_a_row) == (1, 0)
 
 
-@pytest.mark.parametrize(("state", "left_out"), [("copy", {f"blocks.{block}": 1 for block in (0, 2)}), ("reset", {})])
+@pytest.mark.parametrize(("state", "left_out"), [("Copy", {f"blocks.{block}": 1 for block in (0, 2)}), ("Reset", {})])
 def test_a_delink_gives_each_block_the_count_of_the_one_that_it_comes_from(
     state: str, left_out: dict[str, int], job_body: Any, config: Any, train: Any, delink_of: Any
 ) -> None:
-    _set(job_body, "perUnit", nonFinite="Skip")
+    _set(job_body, "PerUnit", nonFinite="Skip")
     job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
     job_body["spec"]["delink"] = {"optimizerState": state}
     with spoilt({SPOILT}):
         train(config(0))
     delink(delink_of(1))
     assert _checkpoints(config(1))[-1].manifest.updates == Updates(
-        others=6, blocks=6 if state == "copy" else 0, left_out=left_out
+        others=6, blocks=6 if state == "Copy" else 0, left_out=left_out
     )
 
 
 @pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_ten_skipped_steps_in_a_row_are_too_many(clipping: str, job_body: Any, config: Any, train: Any) -> None:
     _set(job_body, clipping, nonFinite="Skip")
-    job_body["spec"]["phases"][0]["until"]["steps"] = 40
-    job_body["spec"]["phases"][1]["until"]["steps"] = 50
+    job_body["spec"]["phases"][0]["until"]["step"] = 40
+    job_body["spec"]["phases"][1]["until"]["step"] = 50
     says = r"updates of 10 steps in a row were left out, .* of step 21 .*lower spec.optimizer.learningRate"
     with spoilt(lambda step: 2 <= step <= 10 or step > 11), pytest.raises(TrainingError, match=says):
         train(config(0))
@@ -150,7 +150,7 @@ def test_ten_skipped_steps_in_a_row_are_too_many(clipping: str, job_body: Any, c
 def test_a_validation_loss_that_is_not_finite_ends_the_phase(
     job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job_body["spec"]["phases"][0]["until"]["loss"] = "1.5"
+    job_body["spec"]["phases"][0]["until"]["validationLoss"] = "1.5"
     losses = iter([4.0, nan])
     monkeypatch.setattr(Validation, "measure", lambda *_: next(losses))
     with pytest.raises(TrainingError, match=r"the validation loss is nan; lower spec.optimizer.learningRate"):
@@ -158,7 +158,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_phase(
 
 
 def test_a_loss_that_is_no_number_is_not_reached(job_body: Any, config: Any) -> None:
-    job_body["spec"]["phases"][0]["until"]["loss"] = "1.5"
+    job_body["spec"]["phases"][0]["until"]["validationLoss"] = "1.5"
     assert Rules(config(0)).after_loss(Progress(step=3, validation_loss=nan)).step is None
 
 

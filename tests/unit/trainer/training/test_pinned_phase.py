@@ -8,12 +8,12 @@ from pseudoreal_trainer.forecast.report import plan_phase
 from tests.unit.trainer.engine.state.fake_memory import pretend_gpu
 
 
-@pytest.mark.parametrize(("home", "activations"), [("device", "host"), ("host", "host"), ("disk", "device")])
+@pytest.mark.parametrize(("home", "activations"), [("Device", "Host"), ("Host", "Host"), ("Disk", "Device")])
 def test_a_phase_pins_what_the_plan_says(
     home: str, activations: str, job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With validations, and checkpoints that are written meanwhile."""
-    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "bufferBytes": "100003", "mode": "async"}
+    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "bufferBytes": "100003", "mode": "Async"}
     job_body["spec"]["precision"] = {"compute": "bfloat16"}
     job_body["spec"]["phases"][0] |= {"offload": {"home": home}, "activations": {"home": activations}}
     phase = config(0)
@@ -22,5 +22,5 @@ def test_a_phase_pins_what_the_plan_says(
     assert train(phase).outcome == "Succeeded"
     assert memory.most == planned.pinned
     assert memory.pinned == 0
-    assert (100_003 in memory.asked) == (home == "device")
+    assert (100_003 in memory.asked) == (home == "Device")
     assert planned.pinned <= planned.host

@@ -1,12 +1,9 @@
-"""A corpus that changes between two attempts, or that is another one for some rank, is refused."""
+"""A corpus that changes between two executions, or that is another one for some rank, is refused."""
 
-import json
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pseudoreal_trainer.checkpoint.delink import delink
@@ -14,8 +11,6 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus
 
 from tests.unit.trainer.forked import run_ranks
@@ -53,7 +48,7 @@ def test_another_corpus_is_refused_when_a_phase_resumes(
     train(config(0), _stop_after(2))
     change(corpus_folder)
     with pytest.raises(InvalidJobError, match=r"not the one that checkpoint pseudo-00000002 was .* restore the files"):
-        train(config(0, attempt=2))
+        train(config(0, execution=2))
 
 
 def test_another_corpus_is_refused_in_the_next_phase(
@@ -72,7 +67,7 @@ def test_the_same_text_under_other_names_is_the_same_corpus(config: Any, train: 
     for name in ("a.txt", "b.txt"):
         (corpus_folder / name).unlink()
     (corpus_folder / "all.txt").write_bytes(text)
-    assert train(config(0, attempt=2)).outcome == "Succeeded"
+    assert train(config(0, execution=2)).outcome == "Succeeded"
 
 
 def test_a_job_that_continues_another_may_have_another_corpus(
@@ -85,34 +80,7 @@ def test_a_job_that_continues_another_may_have_another_corpus(
     assert train(config(0, "tiny-22222222")).step == 6
     assert "continues_with_another_corpus" in capsys.readouterr().out
     saved = CheckpointStore(tmp_path / "tiny-22222222", "22222222-3333").committed("pseudo")
-    assert {manifest.corpus.files for manifest in saved if manifest.corpus} == {3}
-
-
-def _as_of_version_2(folder: Path) -> None:
-    """Rewrites the manifest in `folder` as a release before 0.3 writes it."""
-    path = folder / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["corpus"]
-    path.write_text(json.dumps(manifest | {"formatVersion": 2}))
-
-
-def test_training_that_an_earlier_release_began_goes_on_in_its_order(
-    config: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Compared with a training that makes all steps in numpy's order."""
-    with monkeypatch.context() as old:
-        old.setattr("pseudoreal_trainer.training.start.Progress", partial(Progress, generator="numpy PCG64"))
-        train(config(0, "parts"), _stop_after(3))
-        train(config(0, "whole"))
-    _as_of_version_2(tmp_path / "parts" / "checkpoints" / "pseudo-00000003")
-    train(config(0, "parts", attempt=2))
-    parts, whole = (CheckpointStore(tmp_path / work, "11111111-2222").newest("pseudo") for work in ("parts", "whole"))
-    assert parts is not None
-    assert whole is not None
-    assert (parts.manifest.format_version, parts.manifest.random.generator) == (3, "numpy PCG64")
-    assert parts.manifest.corpus == whole.manifest.corpus is not None
-    for kind in KINDS:
-        assert all(np.array_equal(parts.tensor(name, kind), whole.tensor(name, kind)) for name in whole.names)
+    assert {manifest.corpus.files for manifest in saved} == {3}
 
 
 def _disagree(rank: int, folder: str) -> None:

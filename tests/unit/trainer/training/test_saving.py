@@ -1,4 +1,4 @@
-"""Saving while training: full and read-only volumes, attempts that were replaced, and what a save costs."""
+"""Saving while training: full and read-only volumes, executions that were replaced, and what a save costs."""
 
 import errno
 import json
@@ -44,7 +44,7 @@ def _assert_same(one: Reader, other: Reader) -> None:
             assert np.array_equal(other.tensor(name, kind), array)
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", ["Async", "Sync"])
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EROFS])
 def test_a_volume_that_fails_ends_the_phase_and_keeps_what_was_committed(
     number: int, mode: str, job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
@@ -75,7 +75,7 @@ def _rank(number: int, config: PhaseConfig, folder: Path) -> None:
 
     if number == 1:
         TensorWriter.append = failing  # type: ignore[method-assign]
-    corpus = load_corpus(config.data, config.model.sequence)
+    corpus = load_corpus(config.data, config.model.sequence_length)
     try:
         train_phase(config, corpus, Ranks(number, 2, torch.device("cpu")), lambda: False)
     except SavingFailed as error:
@@ -87,7 +87,7 @@ def _rank(number: int, config: PhaseConfig, folder: Path) -> None:
 def test_the_rank_whose_files_could_not_be_written_is_at_fault_and_the_other_says_so(
     job_body: Any, config: Any, tmp_path: Path
 ) -> None:
-    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "sync"}
+    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "Sync"}
     job_body["spec"]["phases"][0]["workers"] = 2
     run_ranks(_rank, 2, config(0), tmp_path)
     said = [(tmp_path / f"{number}").read_text() for number in range(2)]
@@ -125,7 +125,7 @@ def test_an_attempt_that_is_replaced_while_it_writes_does_not_commit(
             Fence(Path(config(0).work_directory), 2).claim()
 
     monkeypatch.setattr(TensorWriter, "append", replaced_meanwhile)
-    with pytest.raises(TrainingError, match="attempt 1 was replaced by attempt 2"):
+    with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
         train(config(0))
     assert [m.step for m in CheckpointStore(Path(config(0).work_directory), UID).committed()] == [2]
 
@@ -133,7 +133,7 @@ def test_an_attempt_that_is_replaced_while_it_writes_does_not_commit(
 def test_a_start_that_made_no_step_is_restated_not_rewritten(
     config: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The end of a phase that a later attempt finds finished but not marked so; its files stay where they are."""
+    """The end of a phase that a later execution finds finished but not marked so; its files stay where they are."""
     train(config(0))
     store = CheckpointStore(tmp_path / "work", UID)
     ended = store.committed("pseudo")[-1]
@@ -153,7 +153,7 @@ def test_a_start_that_made_no_step_is_restated_not_rewritten(
 
 
 def test_the_metrics_say_what_a_checkpoint_cost(job_body: Any, config: Any, train: Any) -> None:
-    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "sync"}
+    job_body["spec"]["checkpoint"] |= {"everySteps": 2, "mode": "Sync"}
     train(config(0))
     lines = [json.loads(line) for line in (Path(config(0).work_directory) / "metrics.jsonl").read_text().splitlines()]
     costs = {line["step"]: line["checkpoint"] for line in lines}

@@ -3,7 +3,7 @@ from math import cos, pi
 from typing import Any
 
 import pytest
-from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.training.schedule import learning_rate, phase_rate
 
 
@@ -15,20 +15,20 @@ def _rates(schedule: str, warmup: int, total: int) -> list[float]:
 
 
 def test_warm_up_is_linear_and_ends_at_the_peak() -> None:
-    assert _rates("cosine", 10, 100)[:10] == pytest.approx([2e-3 * s / 10 for s in range(1, 11)], rel=1e-15)
+    assert _rates("Cosine", 10, 100)[:10] == pytest.approx([2e-3 * s / 10 for s in range(1, 11)], rel=1e-15)
 
 
 @pytest.mark.parametrize(
     ("schedule", "middle"),
-    [("cosine", 2e-4 + 1.8e-3 * (1 + cos(pi / 2)) / 2), ("linear", 1.1e-3), ("constant", 2e-3)],
+    [("Cosine", 2e-4 + 1.8e-3 * (1 + cos(pi / 2)) / 2), ("Linear", 1.1e-3), ("Constant", 2e-3)],
 )
 def test_decay_passes_through_its_middle_and_end(schedule: str, middle: float) -> None:
     rates = _rates(schedule, 20, 120)
     assert rates[70 - 1] == pytest.approx(middle, rel=1e-12)
-    assert rates[-1] == pytest.approx(2e-3 if schedule == "constant" else 2e-4, rel=1e-12)
+    assert rates[-1] == pytest.approx(2e-3 if schedule == "Constant" else 2e-4, rel=1e-12)
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "linear"])
+@pytest.mark.parametrize("schedule", ["Cosine", "Linear"])
 def test_no_step_changes_the_rate_by_much(schedule: str) -> None:
     """The schedule knows no phases, so it cannot break where one ends."""
     rates = _rates(schedule, 20, 400)
@@ -38,14 +38,14 @@ def test_no_step_changes_the_rate_by_much(schedule: str) -> None:
 
 def test_warmup_stable_decay_stays_at_the_peak_and_falls_in_its_last_part() -> None:
     """The default share of the decay is a fifth of the steps behind the warm-up."""
-    rates = _rates("warmupStableDecay", 20, 120)
+    rates = _rates("WarmupStableDecay", 20, 120)
     assert rates[20 - 1 : 100] == pytest.approx([2e-3] * 81, rel=1e-12)
     assert rates[110 - 1] == pytest.approx(1.1e-3, rel=1e-12)
     assert rates[-1] == pytest.approx(2e-4, rel=1e-12)
 
 
 def test_no_warm_up_starts_below_or_at_the_peak() -> None:
-    assert 0 < _rates("cosine", 0, 10)[0] <= 2e-3
+    assert 0 < _rates("Cosine", 0, 10)[0] <= 2e-3
 
 
 def test_after_a_delink_the_rate_rises_to_where_its_schedule_is(job_body: dict[str, Any], config: Any) -> None:

@@ -60,7 +60,7 @@ def _starts(rank: int, config_file: str, folder: str, forever: bool) -> None:
 def saved(config: Any, train: Callable[..., Any], tmp_path: Path) -> str:
     train(config(0))
     file = tmp_path / "config.json"
-    file.write_text(config(0, attempt=2).to_json())
+    file.write_text(config(0, execution=2).to_json())
     return str(file)
 
 

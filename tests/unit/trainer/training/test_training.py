@@ -41,7 +41,7 @@ def _assert_same(one: Reader, other: Reader) -> None:
 
 def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Ordinary torch: the losses of all steps, and the weights at the end."""
-    sequence, batch = config.model.sequence, config.batch
+    sequence, batch = config.model.sequence_length, config.batch
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
     matrices = [p for p in model.parameters() if p.ndim == 2]
     norms = [p for p in model.parameters() if p.ndim == 1]
@@ -78,8 +78,8 @@ def test_losses_and_weights_are_those_of_a_plain_loop(config: Any, corpus_folder
 
 
 def test_the_loss_falls_over_both_phases(job_body: Any, config: Any, train_job: Any) -> None:
-    job_body["spec"]["phases"][0]["until"]["steps"] = 20
-    job_body["spec"]["phases"][1]["until"]["steps"] = 60
+    job_body["spec"]["phases"][0]["until"]["step"] = 20
+    job_body["spec"]["phases"][1]["until"]["step"] = 60
     message = train_job("work")
     lines = _metrics(config(1))
     assert [line["step"] for line in lines] == list(range(1, 61))
@@ -98,7 +98,7 @@ def test_delinking_does_not_change_the_validation_loss(config: Any, train_job: A
 def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(
     stop_after: int, job_body: Any, config: Any, train: Any
 ) -> None:
-    job_body["spec"]["phases"][0]["until"]["steps"] = 11
+    job_body["spec"]["phases"][0]["until"]["step"] = 11
     whole, parts = config(0, "whole"), config(0, "parts")
     train(whole)
     calls = count(1)
@@ -116,7 +116,7 @@ def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(
 
 def test_a_crash_goes_on_from_the_last_checkpoint(job_body: Any, config: Any, train: Any) -> None:
     """Steps 6 to 8 were done, but not saved: they are done again, and stand once in metrics.jsonl."""
-    job_body["spec"]["phases"][0]["until"]["steps"] = 11
+    job_body["spec"]["phases"][0]["until"]["step"] = 11
     whole, crashed = config(0, "whole"), config(0, "crashed")
     train(whole)
     calls = count(1)
@@ -137,16 +137,16 @@ def test_a_crash_goes_on_from_the_last_checkpoint(job_body: Any, config: Any, tr
 
 def test_a_finished_phase_is_only_reported(config: Any, train: Any) -> None:
     first = train(config(0))
-    assert train(config(0, attempt=2)) == first.model_copy(update={"attempt": 2})
+    assert train(config(0, execution=2)) == first.model_copy(update={"execution": 2})
 
 
 @pytest.mark.parametrize(
-    ("until", "step"), [({"steps": 5}, 5), ({"tokens": 6 * 16 * 3}, 3), ({"steps": 50, "loss": "5.0"}, 4)]
+    ("until", "step"), [({"step": 5}, 5), ({"tokens": 6 * 16 * 3}, 3), ({"step": 50, "validationLoss": "5.0"}, 4)]
 )
 def test_a_phase_ends_at_the_first_bound(until: Any, step: int, job_body: Any, config: Any, train: Any) -> None:
     """The validation loss, measured every four steps, is below 5 the first time."""
     job_body["spec"]["phases"][0]["until"] = until
-    job_body["spec"]["phases"][1]["until"] = {"steps": 100}
+    job_body["spec"]["phases"][1]["until"] = {"step": 100}
     message = train(config(0))
     assert (message.outcome, message.step) == ("Succeeded", step)
     assert _newest(config(0)).manifest.phase_complete

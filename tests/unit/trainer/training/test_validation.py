@@ -26,9 +26,9 @@ ONE_RANK = Ranks(0, 1, torch.device("cpu"))
 CASES = [
     Case(precision="float32"),
     Case(precision="float32", micro_batches=1),
-    Case(precision="float32", order="1f1b", micro_batches=6, homes="h"),
+    Case(precision="float32", order="1F1B", micro_batches=6, homes="h"),
     Case(precision="float32", recompute=False, micro_batches=3),
-    Case(precision="bfloat16", activation="swiglu", homes="hd", stash=True),
+    Case(precision="bfloat16", activation="SwiGLU", homes="hd", stash=True),
 ]
 
 
@@ -44,7 +44,7 @@ def _windows(count: int, sequence: int) -> Any:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_how_many_windows_pass_at_once_shows_in_no_bit(case: Case, tmp_path: Path) -> None:
     engine = make_engine(case, ONE_RANK, tmp_path)
-    windows = _windows(17, case.model.sequence)
+    windows = _windows(17, case.model.sequence_length)
     found = {Validation(windows, at_once).measure(engine) for at_once in (1, 2, 7, 17, 64)}
     engine.close()
     assert len(found) == 1
@@ -60,11 +60,11 @@ def test_it_takes_no_more_memory_than_the_plan_has_for_a_step(case: Case, count:
         sizes = replace(sizes, compute_bytes=2)
     room = activation_peak(case.layout, sizes, 0, step_plan(case.layout)[0]).device
     engine = make_engine(case, ONE_RANK, tmp_path)
-    validation = Validation(_windows(count, case.model.sequence), sequences_at_once(case.layout, sizes))
+    validation = Validation(_windows(count, case.model.sequence_length), sequences_at_once(case.layout, sizes))
     validation.measure(engine)
     most = allocated(lambda: validation.measure(engine), tmp_path).tensors
     engine.close()
-    assert most <= room + 8 * (3 * 4 * case.micro_batches * (case.model.sequence + 1) + 3 * count)
+    assert most <= room + 8 * (3 * 4 * case.micro_batches * (case.model.sequence_length + 1) + 3 * count)
 
 
 layouts = st.builds(
@@ -81,7 +81,7 @@ layouts = st.builds(
     st.integers(1, 3),
     st.integers(1, 3),
     st.integers(1, 4),
-    st.sampled_from(["layered", "gpipe", "1f1b", "interleaved"]),
+    st.sampled_from(["Layered", "GPipe", "1F1B", "Interleaved"]),
     st.booleans(),
     st.booleans(),
 )

@@ -60,7 +60,7 @@ class ObjectStorage:
             files.pipe_file(self.path.url, text.encode())
 
     def complete(self, text: str) -> None:
-        """Writes the last object of its folder. Raises FileExistsError when another attempt has done so meanwhile."""
+        """Writes the last object of its folder. Raises FileExistsError when another execution has done so meanwhile."""
         try:
             with _asking(self.path) as files:
                 files.pipe_file(self.path.url, text.encode(), mode="create")
@@ -109,7 +109,7 @@ class ObjectOutput:
     def __init__(self, path: ObjectPath, size: int) -> None:
         self._path, self._part, self._size = path, max(_PART_BYTES, ceil(size / _MOST_PARTS)), 0
         with _asking(path) as files:
-            # An attempt that was replaced may still be writing: who comes last must not replace what is there.
+            # An execution that was replaced may still be writing: who comes last must not replace what is there.
             self._file = files.open(path.url, "xb", block_size=self._part)
         self._finished = False
 
@@ -157,7 +157,7 @@ def _asking(path: ObjectPath) -> Iterator[Any]:
     try:
         yield _file_system()
     except FileExistsError as error:
-        raise FileExistsError(f"{path} is there already: another attempt has written it meanwhile") from error
+        raise FileExistsError(f"{path} is there already: another execution has written it meanwhile") from error
     except FileNotFoundError as error:
         if _code(error) == "NoSuchBucket":
             raise _unavailable(path, error) from error
@@ -171,7 +171,7 @@ def _asking(path: ObjectPath) -> Iterator[Any]:
 def _file_system() -> Any:
     import fsspec
 
-    # Other ranks and attempts write meanwhile: what was listed once is not true for long.
+    # Other ranks and executions write meanwhile: what was listed once is not true for long.
     return fsspec.filesystem("s3", use_listings_cache=False)
 
 

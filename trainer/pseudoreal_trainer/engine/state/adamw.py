@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from threading import Barrier
 
 import torch
-from pseudoreal_api.spec.model import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.forecast.memory.memory import PIECE_ELEMENTS

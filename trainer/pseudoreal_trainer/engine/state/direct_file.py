@@ -84,7 +84,7 @@ class DirectFile:
         free = disk.f_bavail * disk.f_frsize
         if free < size:
             raise DiskError(
-                f"the state whose home is disk needs {size:,} bytes in {self._folder}, where {free:,} are free;"
+                f"the state whose home is Disk needs {size:,} bytes in {self._folder}, where {free:,} are free;"
                 " free some, give offload.volume another disk, or move units to the host"
             )
 

@@ -88,17 +88,17 @@ def captures_from_device(layout: Layout, rank: int) -> bool:
     """Whether some of what a pipeline rank saves comes over the bus; the first pipeline rank that uses a unit saves
     it."""
     units = layout.local_units(rank)
-    return any(layout.home(unit) == "device" and layout.users[unit][0] == rank for unit in units)
+    return any(layout.home(unit) == "Device" and layout.users[unit][0] == rank for unit in units)
 
 
 def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
-    on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "disk"]
+    on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
     if on_disk:
         largest = max(sizes.shard(layout, unit) for unit in on_disk) * sizes.compute_bytes
         # Those whose fetches are under way, and the one that is read ahead.
         for number in range(layout.window + 1):
             yield Piece("staging", number, _aligned(largest, PAGE), PAGE)
-    away = [unit for unit in layout.local_units(rank) if layout.home(unit) != "device"]
+    away = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
     passing = [unit for unit in away if not layout.keeps_gradient(unit)]
     through = [unit for unit in on_disk if layout.keeps_gradient(unit)]
     largest = max((sizes.shard(layout, unit) for unit in (*passing, *through)), default=0) * sizes.master_bytes
@@ -109,7 +109,7 @@ def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
 
 def _of_units(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     for unit in layout.local_units(rank):
-        if layout.home(unit) == "host":
+        if layout.home(unit) == "Host":
             shard = sizes.shard(layout, unit)
             yield Piece("weights", unit, shard * sizes.compute_bytes, LINE)
             if layout.keeps_gradient(unit):

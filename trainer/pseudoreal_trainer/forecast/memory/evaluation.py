@@ -14,20 +14,20 @@ from pseudoreal_trainer.plan.steps import Forward, RankPlan, Receive
 def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
     """The most sequences, each in a pass of its own, whose evaluation no rank needs more of its device for than for the
     activations of a training step. At least 1, and no more than a data rank's part of a step has."""
-    at_home = replace(layout, homes=(), sharding="none")
+    at_home = replace(layout, homes=(), sharding="None")
     rooms = [activation_peak(at_home, sizes, rank, steps).device for rank, steps in enumerate(step_plan(at_home))]
 
     def exceeds(sequences: int) -> bool:
         plan = evaluation_plan(replace(at_home, micro_batches=sequences))
         return any(evaluation_peak(at_home, sizes, steps) > room for steps, room in zip(plan, rooms, strict=True))
 
-    most = sizes.most_tokens(layout.data) // sizes.model.sequence * layout.micro_batches
+    most = sizes.most_tokens(layout.data) // sizes.model.sequence_length * layout.micro_batches
     return max(1, bisect_right(range(1, most + 1), False, key=exceeds))
 
 
 def evaluation_peak(layout: Layout, sizes: Sizes, steps: RankPlan) -> int:
     """Most bytes of a rank's activations at a time in an evaluation plan whose micro-batches are single sequences."""
-    graphs = Graphs(sizes, sizes.model.sequence)
+    graphs = Graphs(sizes, sizes.model.sequence_length)
     held = peak = 0
     for step in steps:
         match step:

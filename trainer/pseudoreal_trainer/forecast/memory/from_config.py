@@ -32,8 +32,8 @@ def best_layout(config: PhaseConfig, device: Device) -> Layout:
         order=config.parallelism.schedule,
         sharding=config.parallelism.state_sharding,
         window=config.offload.window,
-        recompute=config.activations.recompute,
-        stash=config.activations.home == "host",
+        recompute=config.activations.keep == "Inputs",
+        stash=config.activations.home == "Host",
         clipping=config.optimizer.clipping.mode,
         measures=config.measure is not None or config.until.gradient_correlation is not None,
     )

@@ -130,7 +130,7 @@ class Graphs:
 
     @property
     def _feed_forward(self) -> Table:
-        if self.sizes.model.moe is not None:
+        if self.sizes.model.experts is not None:
             return self._mixture
         return {"input of the feed-forward part [B, T, H]": self._tensors.hidden} | self._inner
 
@@ -150,8 +150,8 @@ class Graphs:
     def _mixture(self) -> Table:
         """Each prototype has all N tokens once, and so as much of `_inner` as a block without experts. As if no expert
         were ever full."""
-        t, model, moe = self._tensors, self.sizes.model, self.sizes.model.moe
-        assert moe is not None, "only a mixture has these"
+        t, model, experts = self._tensors, self.sizes.model, self.sizes.model.experts
+        assert experts is not None, "only a mixture has these"
         wide, compute, casts = t.wide_bytes, self.sizes.compute_bytes, t.wide_bytes != self.sizes.compute_bytes
         of_prototype = {
             "tokens in the order of the experts [N, H]": t.hidden,
@@ -163,29 +163,29 @@ class Graphs:
         }
         return {
             "input of the router [B, T, H], wide": t.wide_hidden,
-            "router [experts, H], wide": t.of(moe.experts * model.hidden, wide) if casts else 0,
-            "probabilities [B, T, experts], wide": t.of(self.tokens * moe.experts, wide),
-        } | {name: moe.prototypes * size for name, size in (of_prototype | self._inner).items()}
+            "router [experts, H], wide": t.of(experts.count * model.hidden_size, wide) if casts else 0,
+            "probabilities [B, T, experts], wide": t.of(self.tokens * experts.count, wide),
+        } | {name: experts.prototypes * size for name, size in (of_prototype | self._inner).items()}
 
     # What lives at those moments of a block's backward pass that may need the most.
 
     @property
     def _as_the_feed_forward_part_begins(self) -> int:
         t, model = self._tensors, self.sizes.model
-        down = t.of(model.ffn.hidden * model.hidden, self.sizes.compute_bytes)
+        down = t.of(model.feed_forward.size * model.hidden_size, self.sizes.compute_bytes)
         table = {"output [B, T, H]": t.hidden, "gradient of the matrix down [H, F]": down}
         return self.block + _total(table, self._first_gradients)
 
     @property
     def _first_gradients(self) -> Table:
         """Gradients of features, as the feed-forward part's backward pass starts; of experts, in the first one's."""
-        t, moe = self._tensors, self.sizes.model.moe
+        t, experts = self._tensors, self.sizes.model.experts
         # With gates the gradient of the product has taken the place of the product, which is counted as kept.
         names = ["gate's activation", "up"] if self._is_gated else ["activation"]
         inner = {f"gradient of the {name} [B, T, F]": t.inner for name in names}
-        if moe is None:
+        if experts is None:
             return inner
-        return {name: size * moe.prototypes // moe.experts for name, size in inner.items()} | {
+        return {name: size * experts.prototypes // experts.count for name, size in inner.items()} | {
             "gradient of the outputs times gates [N, H]": t.hidden,
             "gradient of the outputs of the experts [N, H]": t.hidden,
         }
@@ -260,7 +260,7 @@ class Graphs:
 
     @property
     def _is_gated(self) -> bool:
-        return self.sizes.model.ffn.activation == "swiglu"
+        return self.sizes.model.feed_forward.activation == "SwiGLU"
 
 
 def _total(*tables: Table) -> int:

@@ -35,7 +35,7 @@ def bounds_of(budget: OffloadBudget | None) -> Bounds:
 
 def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Tiers, ...]:
     """Most bytes of activations on each pipeline rank. Homes have no part in them."""
-    at_home = replace(layout, homes=(), sharding="none")
+    at_home = replace(layout, homes=(), sharding="None")
     return tuple(activation_peak(layout, sizes, rank, steps) for rank, steps in enumerate(step_plan(at_home)))
 
 
@@ -47,10 +47,10 @@ def choose_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, 
     choice, bounds = _Choice(layout, movable, homes), bounds_of(offload.budget)
     if bounds.device is not None:
         room = [bounds.device - peak.device for peak in activation_peaks(layout, sizes)]
-        choice.move("device", "host", lambda now, rank: held(now, sizes, rank).device <= room[rank])
+        choice.move("Device", "Host", lambda now, rank: held(now, sizes, rank).device <= room[rank])
     if bounds.host is not None:
         bound = bounds.host
-        choice.move("host", "disk", lambda now, rank: host_state(now, sizes, rank) <= bound)
+        choice.move("Host", "Disk", lambda now, rank: host_state(now, sizes, rank) <= bound)
     return tuple(choice.homes)
 
 

@@ -56,13 +56,13 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     # Where the update follows at once, a gradient passes through a buffer that units share.
     gradient = f * shard if layout.keeps_gradient(unit) else 0
     match layout.home(unit):
-        case "host":
+        case "Host":
             return Tiers(host=masters_and_moments + copy + gradient)
-        case "disk":
+        case "Disk":
             return Tiers(disk=masters_and_moments + copy + gradient)
-        case "device" if layout.moves(unit):
+        case "Device" if layout.moves(unit):
             return Tiers(device=masters_and_moments + copy + f * shard)
-        case "device":
+        case "Device":
             masters, whole = f * shard if sizes.has_own_copies else 0, sizes.whole(layout, unit)
             grown = f * (shard if layout.has_gradient_shard(unit) else whole)
             return Tiers(device=c * whole + masters + MOMENTS * f * shard + grown)
@@ -86,7 +86,7 @@ def _measuring_room(layout: Layout, sizes: Sizes, rank: int) -> int:
     shared = [position for position in layout.positions(rank) if layout.shares(position)]
     if not layout.measures or not shared:
         return 0
-    under_way = 1 if layout.order == "layered" else len(shared)
+    under_way = 1 if layout.order == "Layered" else len(shared)
     largest = max(sizes.whole(layout, layout.unit_of(position)) for position in shared)
     blocks = len({layout.unit_of(position) for position in shared})
     return (under_way + _MEASURING_PARTS * blocks) * largest * sizes.master_bytes
@@ -103,7 +103,7 @@ def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Bytes of the tokens of a step, on their way to a GPU."""
     if sizes.device == "cpu" or not takes_tokens(layout, rank):
         return Tiers()
-    shape = (sizes.most_sequences(layout.data), sizes.model.sequence)
+    shape = (sizes.most_sequences(layout.data), sizes.model.sequence_length)
     size = token_bytes([shape] * layout.micro_batches)
     return Tiers(host=size, pinned=size)
 
@@ -115,13 +115,13 @@ def _checkpoint_ring(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 def _scaled_gradients(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Bytes that the threads of an update in host memory have for clipped gradients."""
-    on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "device"]
-    return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "none" else 0
+    on_host = [u for u in layout.local_units(rank) if sizes.device == "cpu" or layout.home(u) != "Device"]
+    return sizes.threads * PIECE_ELEMENTS * sizes.master_bytes if on_host and layout.clipping != "None" else 0
 
 
 def _chunks(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Bytes of host memory through which updates and checkpoints of units on disk pass, however many units they are."""
-    on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "disk"]
+    on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
     if not on_disk:
         return 0
     elements = min(max(sizes.shard(layout, unit) for unit in on_disk), CHUNK_ELEMENTS)

@@ -44,7 +44,7 @@ class Sizes:
 
     def most_tokens(self, data_ranks: int) -> int:
         """Most tokens of a micro-batch that a data rank takes as inputs."""
-        return self.most_sequences(data_ranks) * self.model.sequence
+        return self.most_sequences(data_ranks) * self.model.sequence_length
 
     def allocated(self, size: int) -> int:
         """Bytes of the device that a tensor of `size` bytes takes."""
@@ -56,16 +56,16 @@ class Sizes:
         return self.allocated(self.boundary_on_host(tokens))
 
     def boundary_on_host(self, tokens: int) -> int:
-        return tokens * self.model.hidden * self.compute_bytes
+        return tokens * self.model.hidden_size * self.compute_bytes
 
     def block_flops(self, tokens: int) -> int:
         """Floating-point operations of a block's forward pass: two for each weight of a matrix that a token meets, and
         attention to half of the tokens. With experts a token meets the router and one of each prototype, as if none
         were full."""
-        model, moe = self.model, self.model.moe
-        ffn = (3 if model.ffn.activation == "swiglu" else 2) * model.ffn.hidden
-        met = ffn if moe is None else moe.experts + moe.prototypes * ffn
-        return 2 * tokens * model.hidden * (4 * model.hidden + met + model.sequence)
+        model, experts = self.model, self.model.experts
+        ffn = (3 if model.feed_forward.activation == "SwiGLU" else 2) * model.feed_forward.size
+        met = ffn if experts is None else experts.count + experts.prototypes * ffn
+        return 2 * tokens * model.hidden_size * (4 * model.hidden_size + met + model.sequence_length)
 
     def shard(self, layout: Layout, unit: int) -> int:
         """Number of elements of a unit's state on each rank that has a part of it."""

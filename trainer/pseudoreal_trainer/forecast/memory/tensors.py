@@ -30,12 +30,12 @@ class Tensors:
     @property
     def wide_hidden(self) -> int:
         """[B, T, H], wide."""
-        return self.of(self.tokens * self.sizes.model.hidden, self.wide_bytes)
+        return self.of(self.tokens * self.sizes.model.hidden_size, self.wide_bytes)
 
     @property
     def inner(self) -> int:
         """[B, T, F], compute."""
-        return self.of(self.tokens * self.sizes.model.ffn.hidden, self.sizes.compute_bytes)
+        return self.of(self.tokens * self.sizes.model.feed_forward.size, self.sizes.compute_bytes)
 
     @property
     def inverse_root(self) -> int:
@@ -47,8 +47,8 @@ class Tensors:
         """[B, heads, T], wide: of the scores of each token. Torch's efficient attention has it for whole blocks."""
         model, tokens = self.sizes.model, self.tokens
         if self.has_efficient_attention:
-            tokens = tokens // model.sequence * _multiple(model.sequence, _EFFICIENT_BLOCK)
-        return self.of(tokens * model.heads, self.wide_bytes)
+            tokens = tokens // model.sequence_length * _multiple(model.sequence_length, _EFFICIENT_BLOCK)
+        return self.of(tokens * model.attention.heads, self.wide_bytes)
 
     @property
     def compute_logits(self) -> int:

@@ -93,7 +93,7 @@ class MeasuredCosts:
         # One data rank of each pipeline rank is simulated; the others do the same at the same time.
         self.cores = None if profile.overlaps else self._speeds.ranks / layout.data
         self._tokens = sizes.most_tokens(layout.data)
-        self._passes = pass_speed(self._speeds, compute, sizes.model.hidden, self._tokens)
+        self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
         groups = {layout.data, *map(len, layout.users)} - {1}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
 
@@ -134,7 +134,7 @@ class MeasuredCosts:
     def settle(self, step: Reduce, /) -> float:
         loads = self.loads(step)
         size = self._sizes.shard(self._layout, step.unit) * self._sizes.master_bytes
-        norm = 0.0 if self._layout.clipping == "none" else size / self._speeds.memory_bytes_per_second
+        norm = 0.0 if self._layout.clipping == "None" else size / self._speeds.memory_bytes_per_second
         return norm + loads["d2h"] + loads["disk_write"]
 
     def update(self, step: Update, /) -> float:
@@ -147,7 +147,7 @@ class MeasuredCosts:
         the device."""
         loads, size = self.loads(step), self._sizes.shard(self._layout, step.unit) * self._sizes.master_bytes
         through = 0.0
-        if self.overlaps and self._layout.home(step.unit) != "device":
+        if self.overlaps and self._layout.home(step.unit) != "Device":
             through = self._speeds.h2d.seconds(size) + self._speeds.d2h.seconds(size)
         return loads["collective"] + loads["disk_read"] + loads["disk_write"] + through
 
@@ -162,7 +162,7 @@ class MeasuredCosts:
         return known.reduce_scatter if isinstance(step, Reduce) and self._layout.shards > 1 else known.all_reduce
 
     def _optimizer(self, unit: int) -> float:
-        speeds, on_device = self._speeds, self._layout.home(unit) == "device"
+        speeds, on_device = self._speeds, self._layout.home(unit) == "Device"
         seconds = (
             speeds.update_on_device_seconds_per_element if on_device else speeds.update_on_host_seconds_per_element
         )
@@ -173,7 +173,7 @@ class MeasuredCosts:
         if position == 0:
             return self._sizes.boundary(self._tokens) / self._speeds.memory_bytes_per_second
         if position == layout.head:
-            return 6 * VOCABULARY * self._sizes.model.hidden * self._tokens / passes.head_flops_per_second
+            return 6 * VOCABULARY * self._sizes.model.hidden_size * self._tokens / passes.head_flops_per_second
         flops = self._sizes.block_flops(self._tokens)
         forward = flops / passes.block_forward_flops_per_second
         if not isinstance(step, Backward):

@@ -33,7 +33,7 @@ def moved(layout: Layout, sizes: Sizes, step: Step) -> dict[Link, int]:
             return _reduced(layout, sizes, unit)
         case Tie(unit):
             return _tied(layout, sizes, unit)
-        case Update(unit) if layout.home(unit) == "disk":
+        case Update(unit) if layout.home(unit) == "Disk":
             return _updated_on_disk(layout, sizes, unit)
         case Send():
             return {"pipeline": sizes.boundary(sizes.most_tokens(layout.data))}
@@ -47,7 +47,7 @@ def moved(layout: Layout, sizes: Sizes, step: Step) -> dict[Link, int]:
 def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
     shard = sizes.shard(layout, unit) * sizes.compute_bytes
     return {
-        "h2d": shard if layout.home(unit) != "device" else 0,
+        "h2d": shard if layout.home(unit) != "Device" else 0,
         "collective": (layout.shards - 1) * shard,
     }
 
@@ -61,14 +61,14 @@ def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
     home = layout.home(unit)
     return {
         "collective": to_shards if layout.shards > 1 else to_wholes,
-        "d2h": part if home != "device" else 0,
-        "disk_write": part if home == "disk" and layout.keeps_gradient(unit) else 0,
+        "d2h": part if home != "Device" else 0,
+        "disk_write": part if home == "Disk" and layout.keeps_gradient(unit) else 0,
     }
 
 
 def _tied(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
     users, part = len(layout.users[unit]), sizes.shard(layout, unit) * sizes.master_bytes
-    on_disk = part if layout.home(unit) == "disk" else 0
+    on_disk = part if layout.home(unit) == "Disk" else 0
     return {"collective": 2 * (users - 1) * part // users, "disk_read": on_disk, "disk_write": on_disk}
 
 

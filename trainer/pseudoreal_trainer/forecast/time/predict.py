@@ -86,7 +86,7 @@ def _bottleneck(layout: Layout, line: Timeline, idle: float) -> str:
 
 
 def _tokens_to_hide(layout: Layout, sizes: Sizes, plan: Plan, costs: MeasuredCosts) -> dict[Load, int]:
-    tokens = sizes.micro_batch * sizes.model.sequence * layout.micro_batches
+    tokens = sizes.micro_batch * sizes.model.sequence_length * layout.micro_batches
     worst: dict[Load, float] = {}
     for steps in plan:
         compute = sum(costs.compute(step) for step in steps if isinstance(step, Forward | Backward))

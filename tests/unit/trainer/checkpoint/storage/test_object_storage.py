@@ -72,7 +72,8 @@ def _forget_clients() -> None:
 @pytest.fixture
 def remote(job_body: dict[str, Any], bucket: Bucket) -> Bucket:
     """From here on the job's checkpoints are in the bucket, one after every second step."""
-    job_body["spec"]["checkpoint"] = {"path": bucket.url, "everySteps": 2, "keepLast": 9}
+    storage = {"type": "ObjectStorage", "objectStorage": {"url": bucket.url}}
+    job_body["spec"]["checkpoint"] = {"storage": storage, "everySteps": 2, "keepLast": 9}
     return bucket
 
 
@@ -115,13 +116,13 @@ def test_what_is_resumed_from_objects_is_what_was_never_stopped(
 ) -> None:
     assert train(config(0), _after(3)).outcome == "Yielded"
     assert _steps(_store(remote)) == [2, 3]
-    message = train(config(0, attempt=2))
+    message = train(config(0, execution=2))
     assert (message.outcome, message.checkpoint) == ("Succeeded", "pseudo-00000006")
     _assert_same(_newest(local), _newest(_store(remote)))
-    assert remote.read(f"{FOLDER}/attempt") == b"2"
+    assert remote.read(f"{FOLDER}/execution") == b"2"
     names = [f"pseudo-0000000{step}" for step in (2, 3, 4, 6)]
     assert sorted(remote.found()) == [
-        f"{FOLDER}/attempt",
+        f"{FOLDER}/execution",
         *(f"{FOLDER}/checkpoints/{name}/{file}" for name in names for file in FILES),
         f"{FOLDER}/lineage.json",
     ]
@@ -135,9 +136,17 @@ def _names(bucket: Bucket) -> list[str]:
 
 
 def test_a_whole_job_of_real_pods(
-    local: CheckpointStore, remote: Bucket, job_body: dict[str, Any], tmp_path: Path
+    local: CheckpointStore,
+    remote: Bucket,
+    endpoint: str,
+    job_body: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """`pseudoreal run`: a phase on one rank, a delink, and a phase on two, which write two files each."""
+    """`pseudoreal run`: a phase on one rank, a delink, and a phase on two, which write two files each. The address of
+    the server is in the job; the environment names another one, where nobody answers."""
+    _use("http://127.0.0.1:1", monkeypatch)
+    job_body["spec"]["checkpoint"]["storage"]["objectStorage"]["endpoint"] = endpoint
     del job_body["metadata"]["uid"]
     file, runs = tmp_path / "job.yaml", tmp_path / "runs"
     file.write_text(yaml.safe_dump(job_body))
@@ -199,7 +208,7 @@ def test_a_corrupt_object_is_named_and_the_checkpoint_before_is_taken(
     said = capsys.readouterr().out
     assert f"{remote.url}/{key}" in said
     assert says in said
-    assert train(config(0, attempt=2)).outcome == "Succeeded"
+    assert train(config(0, execution=2)).outcome == "Succeeded"
     assert _newest(_store(remote)).manifest.step == 6
 
 
@@ -207,7 +216,7 @@ def test_nothing_sound_is_an_error_not_a_fresh_start(remote: Bucket, config: Any
     train(config(0), _after(2))
     _damage(remote, "lost", f"{FOLDER}/checkpoints/pseudo-00000002/{FILES[1]}")
     with pytest.raises(CorruptCheckpoint, match=f"every checkpoint of phase pseudo in {remote.url}/{FOLDER}/checkpoin"):
-        train(config(0, attempt=2))
+        train(config(0, execution=2))
 
 
 _KILLED = """
@@ -229,7 +238,8 @@ def killed(self, *arguments):
 setattr(owner, name, killed)
 torch.set_num_threads(1)
 config = PhaseConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-train_phase(config, load_corpus(config.data, config.model.sequence), Ranks(0, 1, torch.device("cpu")), lambda: False)
+corpus = load_corpus(config.data, config.model.sequence_length)
+train_phase(config, corpus, Ranks(0, 1, torch.device("cpu")), lambda: False)
 """
 
 
@@ -245,7 +255,7 @@ def test_a_writer_that_is_killed_leaves_the_checkpoint_before(
     if call == "complete":
         assert f"{FOLDER}/checkpoints/pseudo-00000004/{FILES[2]}" in remote.found(), "its files are there"
     assert _newest(_store(remote)).manifest.step == 2
-    train(config(0, attempt=2))
+    train(config(0, execution=2))
     _assert_same(_newest(local), _newest(_store(remote)))
 
 
@@ -261,10 +271,10 @@ def test_an_attempt_that_is_replaced_while_it_writes_does_not_commit(
             Fence(_store(remote).work_directory, 2).claim()
 
     monkeypatch.setattr(TensorWriter, "append", replaced_meanwhile)
-    with pytest.raises(TrainingError, match="attempt 1 was replaced by attempt 2"):
+    with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
         train(config(0))
     assert _steps(_store(remote)) == [2]
-    with pytest.raises(TrainingError, match="attempt 1 was replaced by attempt 2"):
+    with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
         train(config(0))
 
 
@@ -277,11 +287,11 @@ def test_an_attempt_that_is_late_replaces_neither_file_nor_manifest(remote: Buck
     written = {key: remote.read(key) for key in remote.found()}
     late = ObjectOutput(folder / FILES[2], 100)
     late.write(memoryview(b"late"))
-    with pytest.raises(FileExistsError, match=rf"{FILES[2]} is there already: another attempt has written it"):
+    with pytest.raises(FileExistsError, match=rf"{FILES[2]} is there already: another execution has written it"):
         late.finish()
     late.close()
     with pytest.raises(FileExistsError, match=r"manifest.json is there already"):
-        store.commit(manifest.model_copy(update={"attempt": 0}))
+        store.commit(manifest.model_copy(update={"execution": 0}))
     assert {key: remote.read(key) for key in remote.found()} == written
 
 
@@ -297,8 +307,8 @@ def test_a_start_that_made_no_step_is_restated_not_rewritten(
         raise AssertionError("nothing is written but the manifest")
 
     monkeypatch.setattr(TensorWriter, "__init__", refuse)
-    assert train(config(0, attempt=2)).outcome == "Succeeded"
-    assert store.committed()[-1] == ended.model_copy(update={"attempt": 2})
+    assert train(config(0, execution=2)).outcome == "Succeeded"
+    assert store.committed()[-1] == ended.model_copy(update={"execution": 2})
 
 
 def test_retention_removes_the_objects_of_what_it_does_not_keep(
@@ -312,7 +322,7 @@ def test_retention_removes_the_objects_of_what_it_does_not_keep(
     train(config(1))
     kept = {"pseudo-00000006": FILES, "real-00000006": FILES[:1], "real-00000010": FILES, "real-00000012": FILES}
     assert sorted(remote.found()) == sorted(
-        [f"{FOLDER}/attempt", f"{FOLDER}/lineage.json"]
+        [f"{FOLDER}/execution", f"{FOLDER}/lineage.json"]
         + [f"{FOLDER}/checkpoints/{name}/{file}" for name, files in kept.items() for file in files]
     )
 
@@ -359,10 +369,10 @@ def test_a_part_that_is_refused_is_an_error_and_the_upload_is_given_up(
         with pytest.raises(
             TrainingError, match=r"pseudo-00000004 could not be written: the line is cut; those that were"
         ):
-            train(config(0, attempt=2))
+            train(config(0, execution=2))
     gc.collect()
     assert not [key for key in remote.found() if "00000004" in key]
-    assert train(config(0, attempt=3)).outcome == "Succeeded"
+    assert train(config(0, execution=3)).outcome == "Succeeded"
 
 
 def test_a_request_whose_answer_was_lost_may_be_made_twice(bucket: Bucket) -> None:
@@ -508,7 +518,7 @@ def test_what_cannot_be_reached_is_said_and_is_not_taken_for_corrupt_or_empty(
         lambda: _store(saved).newest("pseudo"),
         lambda: _store(saved).verify(manifest),
         lambda: Fence(_store(saved).work_directory, 3).claim(),
-        lambda: train(config(0, attempt=3)),
+        lambda: train(config(0, execution=3)),
     ):
         with pytest.raises(StorageUnavailable, match=says):
             ask()

@@ -45,7 +45,7 @@ class Recorder:
 
 
 def layout_of(pipeline: int, data: int, **changes: Any) -> Layout:
-    return Layout(tuple(range(2 * pipeline)), pipeline, data, 2, **{"sharding": "full", **changes})
+    return Layout(tuple(range(2 * pipeline)), pipeline, data, 2, **{"sharding": "Full", **changes})
 
 
 @pytest.fixture
@@ -68,10 +68,10 @@ def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Grid, R
 LAYOUTS = [
     layout_of(2, 1),
     layout_of(4, 2),
-    layout_of(3, 2, order="1f1b"),
+    layout_of(3, 2, order="1F1B"),
     layout_of(5, 3, measures=True),
-    Layout((0, 0, 0, 0), 2, 2, 2, sharding="full"),
-    Layout((0, 1, 2, 0, 1, 2, 3, 3), 4, 2, 2, order="gpipe"),
+    Layout((0, 0, 0, 0), 2, 2, 2, sharding="Full"),
+    Layout((0, 1, 2, 0, 1, 2, 3, 3), 4, 2, 2, order="GPipe"),
 ]
 
 

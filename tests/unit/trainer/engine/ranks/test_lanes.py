@@ -86,7 +86,7 @@ def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy
     assert len(returns) == 3 + 2, "a copy to the host waits until the buffer has been read"
 
 
-@pytest.mark.parametrize("order", ["layered", "1f1b", "gpipe"])
+@pytest.mark.parametrize("order", ["Layered", "1F1B", "GPipe"])
 def test_the_stash_takes_what_the_plan_says_from_the_first_step_on(order: str, tmp_path: Path) -> None:
     case = Case(stash=True, order=order, micro_batches=4)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
@@ -143,7 +143,7 @@ def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
     """A first stage of 1f1b holds what is under way, not all that it ever sent."""
     peaks = []
     for count in (8, 16):
-        case = Case(pipeline=2, order="1f1b", micro_batches=count)
+        case = Case(pipeline=2, order="1F1B", micro_batches=count)
         steps = step_plan(case.layout)[0]
         peaks.append(activation_peak(case.layout, sizes_of(case), 0, steps).device)
     assert peaks[0] == peaks[1]

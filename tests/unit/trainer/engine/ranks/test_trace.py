@@ -31,8 +31,8 @@ Pass = tuple[str, int, int]
 def traces(job_body: dict[str, Any], tmp_path: Path) -> Path:
     """The folder of a run of two phases: with offload on one rank, then in a pipeline of two."""
     first, second = job_body["spec"]["phases"]
-    first |= {"until": {"steps": STEPS[0]}, "offload": {"home": "disk"}}
-    second |= {"until": {"steps": STEPS[1]}, "parallelism": {"pipeline": 2}}
+    first |= {"until": {"step": STEPS[0]}, "offload": {"home": "Disk"}}
+    second |= {"until": {"step": STEPS[1]}, "parallelism": {"pipeline": 2}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_body))
     command = [sys.executable, "-m", "pseudoreal_trainer.cli.command", "run", "job.yaml", "--workdir", "runs"]
     environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.state import adamw
 from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
 from torch import Tensor

@@ -42,7 +42,7 @@ class _SlowSink:
 @pytest.fixture(params=["d", "h", "D", "dhD"])
 def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
     torch.set_num_threads(1)
-    case = Case(homes=request.param, clipping="perUnit", micro_batches=2)
+    case = Case(homes=request.param, clipping="PerUnit", micro_batches=2)
     found = make_engine(case, Ranks(0, 1, torch.device("cpu")), tmp_path)
     found.case = case  # type: ignore[attr-defined]
     yield found

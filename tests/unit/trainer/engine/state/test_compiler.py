@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.phase import Compile
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.state import compiler
@@ -43,7 +44,8 @@ def test_a_machine_that_can_compile_is_taken(name: str, tmp_path: Path) -> None:
 
 def test_without_a_compiler_the_sentence_says_what_to_do() -> None:
     with pytest.raises(
-        InvalidJobError, match=r"^compile: true needs a C compiler, .* neither gcc nor clang; .*compile: f"
+        InvalidJobError,
+        match=r"^compile\.mode Blocks needs a C compiler, .* neither gcc nor clang; .*compile\.mode None",
     ):
         compiler.require_compiler()
 
@@ -64,8 +66,8 @@ def test_without_headers_the_sentence_names_the_file(tmp_path: Path) -> None:
 
 def test_a_phase_is_refused_before_its_volume_is_touched(config: Callable[..., PhaseConfig]) -> None:
     """On a GPU; a CPU ignores `compile`."""
-    wanted: Any = config().model_copy(update={"compile": True})
+    wanted: Any = config().model_copy(update={"compile": Compile(mode="Blocks")})
     ranks = Ranks(0, 1, torch.device("cuda", 0))
     with pytest.raises(InvalidJobError, match="needs a C compiler"):
-        train_phase(wanted, load_corpus(wanted.data, wanted.model.sequence), ranks, lambda: False)
+        train_phase(wanted, load_corpus(wanted.data, wanted.model.sequence_length), ranks, lambda: False)
     assert not Path(wanted.work_directory).exists()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pseudoreal_api.spec.model import Optimizer
+from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state import disk as disk_state
 from pseudoreal_trainer.engine.state.adamw import AdamW

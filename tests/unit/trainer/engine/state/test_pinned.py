@@ -34,24 +34,24 @@ CPU = torch.device("cpu")
 
 
 def test_6_5_billion_parameters_ask_once_and_to_the_byte() -> None:
-    planned, fake = crossing(layout("host"), SIZES, 0), FakeMemory()
+    planned, fake = crossing(layout("Host"), SIZES, 0), FakeMemory()
     region = Region(planned, fake)
     vectors = [region.vector("weights", unit, torch.bfloat16) for unit in range(len(SIZES.units))]
     vectors += [region.vector("gradient", unit, torch.float32) for unit in range(len(SIZES.units))]
     assert fake.asked == [6 * PARAMETERS]
-    assert held(layout("host"), SIZES, 0).pinned == 6 * PARAMETERS + TOKENS
+    assert held(layout("Host"), SIZES, 0).pinned == 6 * PARAMETERS + TOKENS
     assert sum(vector.nbytes for vector in vectors) == fake.asked[0]
     assert [len(vector) for vector in vectors] == 2 * [unit.numel for unit in SIZES.units]
 
 
 ENGINES = [
-    Case(precision="bfloat16", homes="h", clipping="global"),
-    Case(precision="bfloat16", homes="hDd", clipping="perUnit"),
-    Case(precision="float32", homes="hD", clipping="none", window=1),
+    Case(precision="bfloat16", homes="h", clipping="Global"),
+    Case(precision="bfloat16", homes="hDd", clipping="PerUnit"),
+    Case(precision="float32", homes="hD", clipping="None", window=1),
     Case(precision="float32", homes="d"),
-    Case(precision="bfloat16", homes="h", clipping="global", stash=True, micro_batches=3),
-    Case(precision="bfloat16", homes="d", clipping="perUnit", stash=True, order="1f1b", micro_batches=5),
-    Case(precision="float32", homes="Dd", stash=True, order="gpipe"),
+    Case(precision="bfloat16", homes="h", clipping="Global", stash=True, micro_batches=3),
+    Case(precision="bfloat16", homes="d", clipping="PerUnit", stash=True, order="1F1B", micro_batches=5),
+    Case(precision="float32", homes="Dd", stash=True, order="GPipe"),
 ]
 RING = 1000
 """Bytes: a multiple of no page, and less than a unit."""
@@ -149,7 +149,7 @@ def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied
 
 
 def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(tmp_path: Path) -> None:
-    case = Case(precision="bfloat16", homes="h", clipping="global")
+    case = Case(precision="bfloat16", homes="h", clipping="Global")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     memory = engine._parts.region.memory
     region = range(memory.data_ptr(), memory.data_ptr() + len(memory))
@@ -161,7 +161,7 @@ def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(t
     engine.close()
 
 
-@pytest.mark.parametrize("clipping", ["perUnit", "none"])
+@pytest.mark.parametrize("clipping", ["PerUnit", "None"])
 def test_gradients_pass_through_the_rooms_of_the_plan(clipping: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="hD", clipping=clipping)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
@@ -178,7 +178,7 @@ def test_gradients_pass_through_the_rooms_of_the_plan(clipping: str, tmp_path: P
 
 @pytest.mark.parametrize("homes", ["h", "D"])
 def test_a_gradient_that_is_not_wanted_gives_its_room_back(homes: str, tmp_path: Path) -> None:
-    case = Case(precision="bfloat16", homes=homes, clipping="none")
+    case = Case(precision="bfloat16", homes=homes, clipping="None")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     state: Any = engine._parts.states[1]
     slots: Slots = state._slots if homes == "h" else state._disk.slots

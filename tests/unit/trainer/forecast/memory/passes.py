@@ -21,13 +21,19 @@ Shape = tuple[int, int, int, int]
 
 
 def graphs(
-    shape: Shape, compute: str, activation: str, moe: dict[str, Any] | None = None, device: Device = "cpu"
+    shape: Shape, compute: str, activation: str, experts: dict[str, Any] | None = None, device: Device = "cpu"
 ) -> Graphs:
     """No expert is ever full."""
     hidden, inner, rows, length = shape
-    ffn, room = {"hidden": inner, "activation": activation}, {"capacityFactor": "100"}
-    mixture = None if moe is None else moe | room
-    model = {"hidden": hidden, "heads": 4, "sequence": length, "ffn": ffn, "moe": mixture}
+    feed_forward, room = {"size": inner, "activation": activation}, {"capacityFactor": "100"}
+    mixture = None if experts is None else experts | room
+    model = {
+        "hiddenSize": hidden,
+        "attention": {"heads": 4},
+        "sequenceLength": length,
+        "feedForward": feed_forward,
+        "experts": mixture,
+    }
     return Graphs(make_sizes(1, compute=compute, device=device, **model), rows * length)
 
 
@@ -50,9 +56,11 @@ class BlockPass:
         torch.manual_seed(0)
         with made_in(compute):
             self.block = Block(spec)
-            self.source = torch.randn(found.tokens // spec.sequence, spec.sequence, spec.hidden)  # [B, T, H]
+            self.source = torch.randn(
+                found.tokens // spec.sequence_length, spec.sequence_length, spec.hidden_size
+            )  # [B, T, H]
             self.gradient = torch.randn_like(self.source)
-        self.rotation = rotary(spec.sequence, spec.hidden // spec.heads, self.source)
+        self.rotation = rotary(spec.sequence_length, spec.hidden_size // spec.attention.heads, self.source)
         self.totals = masters_of(self.block, compute)
 
     def forward(self, source: Tensor) -> Tensor:
@@ -86,11 +94,11 @@ class EndPasses:
 
     def __init__(self, found: Graphs, compute: str) -> None:
         spec, dtype = found.sizes.model, DTYPES[compute]
-        rows = found.tokens // spec.sequence
+        rows = found.tokens // spec.sequence_length
         self.compute = compute
-        self.tokens = torch.randint(256, (rows, spec.sequence))
+        self.tokens = torch.randint(256, (rows, spec.sequence_length))
         self.head, self.embedding = Head(spec).to(dtype), Embedding(spec).to(dtype)
-        self.source = torch.randn(rows, spec.sequence, spec.hidden, dtype=dtype)
+        self.source = torch.randn(rows, spec.sequence_length, spec.hidden_size, dtype=dtype)
         self.of_head, self.of_embedding = masters_of(self.head, compute), masters_of(self.embedding, compute)
 
     def of_the_head(self) -> object:

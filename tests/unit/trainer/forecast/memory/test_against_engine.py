@@ -24,23 +24,23 @@ from tests.unit.trainer.forked import run_ranks
 
 CPU = torch.device("cpu")
 LINKED = [
-    *(Case(homes=homes, clipping=clipping) for homes in ("h", "D") for clipping in ("global", "perUnit")),
+    *(Case(homes=homes, clipping=clipping) for homes in ("h", "D") for clipping in ("Global", "PerUnit")),
     Case(homes="hDd", precision="bfloat16", stash=True, micro_batches=3, window=3),
-    Case(order="1f1b", homes="D", micro_batches=4, window=1),
-    *(Case(data=2, sharding=sharding, homes="dhD") for sharding in ("none", "optimizer", "gradients", "full")),
-    Case(data=2, sharding="full", precision="bfloat16", homes="dhD", clipping="global"),
-    Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="global"),
-    Case(pipeline=2, order="interleaved", homes="hD", micro_batches=4, stash=True),
-    Case(data=2, sharding="full", homes="dhD", experts=6, prototypes=2, activation="swiglu"),
+    Case(order="1F1B", homes="D", micro_batches=4, window=1),
+    *(Case(data=2, sharding=sharding, homes="dhD") for sharding in ("None", "Optimizer", "Gradients", "Full")),
+    Case(data=2, sharding="Full", precision="bfloat16", homes="dhD", clipping="Global"),
+    Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="Global"),
+    Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
+    Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
 ]
 ONE_RANK = [
     Case(precision="float32", micro_batches=6),
     Case(precision="float64", micro_batches=6, homes="h"),
-    Case(precision="bfloat16", micro_batches=6, activation="swiglu"),
-    Case(precision="float32", order="1f1b", micro_batches=6, homes="hd", window=1),
+    Case(precision="bfloat16", micro_batches=6, activation="SwiGLU"),
+    Case(precision="float32", order="1F1B", micro_batches=6, homes="hd", window=1),
     Case(precision="float32", recompute=False, micro_batches=6, homes="h"),
     Case(precision="float32", blocks=2, micro_batches=6, homes="h"),
-    Case(precision="float32", clipping="perUnit", layers=8, micro_batches=12),
+    Case(precision="float32", clipping="PerUnit", layers=8, micro_batches=12),
     Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
 ]
 
@@ -95,8 +95,8 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
 
 
 PIPELINES = [
-    *(Case(pipeline=2, precision="float32", order=order, micro_batches=8) for order in ("layered", "1f1b", "gpipe")),
-    Case(pipeline=2, precision="float32", recompute=False, order="1f1b", micro_batches=8),
+    *(Case(pipeline=2, precision="float32", order=order, micro_batches=8) for order in ("Layered", "1F1B", "GPipe")),
+    Case(pipeline=2, precision="float32", recompute=False, order="1F1B", micro_batches=8),
 ]
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS, LINE, PAGE, crossing
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
@@ -13,7 +13,13 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
 
 LAYERS = 32
-MODEL = Model(layers=LAYERS, hidden=4096, heads=32, sequence=2048, ffn=FeedForward(hidden=11008, activation="swiglu"))
+MODEL = Model(
+    layers=LAYERS,
+    hidden_size=4096,
+    attention=Attention(heads=32),
+    sequence_length=2048,
+    feed_forward=FeedForward(size=11008, activation="SwiGLU"),
+)
 SIZES = Sizes(MODEL, units_of(MODEL, LAYERS), compute_bytes=2, master_bytes=4, micro_batch=4, device="cuda")
 PARAMETERS = sum(unit.numel for unit in SIZES.units)
 BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
@@ -34,33 +40,33 @@ def test_the_model_is_what_it_is_meant_to_be() -> None:
 
 def test_with_global_clipping_copies_and_gradients_are_pinned_to_the_byte() -> None:
     """And nothing else: of 18 bytes a parameter 12 are masters and moments."""
-    tiers = held(layout("host"), SIZES, 0)
-    assert crossing(layout("host"), SIZES, 0).size == (2 + 4) * PARAMETERS
+    tiers = held(layout("Host"), SIZES, 0)
+    assert crossing(layout("Host"), SIZES, 0).size == (2 + 4) * PARAMETERS
     assert tiers.pinned == (2 + 4) * PARAMETERS + TOKENS
     assert tiers.host == 18 * PARAMETERS + TOKENS + SCALED
 
 
-@pytest.mark.parametrize("clipping", ["perUnit", "none"])
+@pytest.mark.parametrize("clipping", ["PerUnit", "None"])
 def test_gradients_whose_update_follows_at_once_share_two_rooms(clipping: Any) -> None:
-    tiers = held(layout("host", clipping=clipping), SIZES, 0)
+    tiers = held(layout("Host", clipping=clipping), SIZES, 0)
     assert tiers.pinned == 2 * PARAMETERS + KEPT_GRADIENTS * 4 * BLOCK + TOKENS
-    scaled = SCALED if clipping == "perUnit" else 0
+    scaled = SCALED if clipping == "PerUnit" else 0
     assert tiers.host == 14 * PARAMETERS + KEPT_GRADIENTS * 4 * BLOCK + TOKENS + scaled
-    saved = held(layout("host"), SIZES, 0).host - tiers.host
+    saved = held(layout("Host"), SIZES, 0).host - tiers.host
     assert saved > 22 * 2**30
 
 
-@pytest.mark.parametrize("clipping", ["global", "perUnit"])
+@pytest.mark.parametrize("clipping", ["Global", "PerUnit"])
 def test_units_on_disk_pass_through_a_few_rooms(clipping: Any) -> None:
     window = 2
-    region = crossing(layout("disk", clipping=clipping, window=window), SIZES, 0)
-    rooms = KEPT_GRADIENTS if clipping == "perUnit" else 1
+    region = crossing(layout("Disk", clipping=clipping, window=window), SIZES, 0)
+    rooms = KEPT_GRADIENTS if clipping == "PerUnit" else 1
     assert region.size == (window + 1) * 2 * BLOCK + rooms * 4 * BLOCK
 
 
 def test_only_a_tied_unit_keeps_its_gradient_when_others_are_updated_at_once() -> None:
     blocks = (0, 1, 0, 2)
-    tied = Layout(blocks, 2, 1, 4, order="gpipe", homes=("host",) * 5, clipping="perUnit")
+    tied = Layout(blocks, 2, 1, 4, order="GPipe", homes=("Host",) * 5, clipping="PerUnit")
     assert [unit for unit in range(tied.units) if tied.keeps_gradient(unit)] == [1]
     small = replace(SIZES, units=units_of(MODEL, 3))
     kept = [piece.number for piece in crossing(tied, small, 0).pieces if piece.use == "gradient"]
@@ -68,9 +74,9 @@ def test_only_a_tied_unit_keeps_its_gradient_when_others_are_updated_at_once() -
 
 
 def test_nothing_is_pinned_without_a_gpu_and_nothing_of_units_on_it() -> None:
-    assert held(layout("host"), replace(SIZES, device="cpu"), 0).pinned == 0
-    assert held(layout("device"), SIZES, 0).pinned == TOKENS
-    assert crossing(layout("device"), SIZES, 0).size == 0
+    assert held(layout("Host"), replace(SIZES, device="cpu"), 0).pinned == 0
+    assert held(layout("Device"), SIZES, 0).pinned == TOKENS
+    assert crossing(layout("Device"), SIZES, 0).size == 0
 
 
 def test_tokens_cross_the_bus_to_the_ends_of_a_pipeline_only() -> None:
@@ -82,23 +88,23 @@ def test_tokens_cross_the_bus_to_the_ends_of_a_pipeline_only() -> None:
 def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
     """A tied unit is saved by the first pipeline rank that uses it."""
     saving = replace(SIZES, checkpoint_buffer=1000)
-    assert held(layout("device"), saving, 0).pinned == 1000 + TOKENS
-    assert held(layout("host"), saving, 0).pinned == held(layout("host"), SIZES, 0).pinned
-    assert held(layout("host"), saving, 0).host == held(layout("host"), SIZES, 0).host + 1000
-    homes = ("host", "host", "device", "host")
-    tied = Layout((0, 1) * 2, 2, 1, 1, order="gpipe", homes=homes)
+    assert held(layout("Device"), saving, 0).pinned == 1000 + TOKENS
+    assert held(layout("Host"), saving, 0).pinned == held(layout("Host"), SIZES, 0).pinned
+    assert held(layout("Host"), saving, 0).host == held(layout("Host"), SIZES, 0).host + 1000
+    homes = ("Host", "Host", "Device", "Host")
+    tied = Layout((0, 1) * 2, 2, 1, 1, order="GPipe", homes=homes)
     assert tied.users[2] == (0, 1)
     found = [held(tied, replace(saving, units=units_of(MODEL, 2), checkpoint_buffer=size), rank).pinned
              for rank in (0, 1) for size in (0, 1000)]  # fmt: skip
     assert [found[1] - found[0], found[3] - found[2]] == [1000, 0]
 
 
-@pytest.mark.parametrize("clipping", ["global", "none"])
+@pytest.mark.parametrize("clipping", ["Global", "None"])
 @pytest.mark.parametrize("shards", [1, 3])
 def test_pieces_lie_behind_each_other_and_are_aligned(clipping: Any, shards: int) -> None:
-    homes: Any = ("host", "disk") * (LAYERS // 2 + 1)
+    homes: Any = ("Host", "Disk") * (LAYERS // 2 + 1)
     mixed = Layout(
-        tuple(range(LAYERS)), 1, shards, 4, homes=homes, clipping=clipping, sharding="full" if shards > 1 else "none"
+        tuple(range(LAYERS)), 1, shards, 4, homes=homes, clipping=clipping, sharding="Full" if shards > 1 else "None"
     )
     region = crossing(mixed, SIZES, 0)
     places = sorted(region.places.values(), key=lambda place: place.start)

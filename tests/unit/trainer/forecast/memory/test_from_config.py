@@ -11,27 +11,27 @@ from pseudoreal_trainer.plan.layout import Layout
 def test_everything_that_a_phase_says_of_its_layout(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig]
 ) -> None:
-    job_body["spec"]["optimizer"]["clipping"] = {"mode": "perUnit"}
+    job_body["spec"]["optimizer"]["clipping"] = {"mode": "PerUnit"}
     job_body["spec"]["phases"][1] |= {
-        "sharing": {"blocks": 2, "pattern": "segment"},
+        "sharing": {"blocks": 2, "pattern": "Segment"},
         "workers": 6,
         "batch": {"sequences": 12, "microBatches": 2},
-        "parallelism": {"pipeline": 2, "schedule": "1f1b", "stateSharding": "gradients"},
-        "activations": {"home": "host"},
-        "offload": {"home": "host", "homes": [{"unit": "blocks.1", "home": "disk"}], "window": 3},
+        "parallelism": {"pipeline": 2, "schedule": "1F1B", "stateSharding": "Gradients"},
+        "activations": {"home": "Host"},
+        "offload": {"home": "Host", "homes": [{"unit": "blocks.1", "home": "Disk"}], "window": 3},
     }
     assert phase_layout(config(1), "cpu") == Layout(
         layer_blocks=(0, 0, 1, 1),
         pipeline=2,
         data=3,
         micro_batches=2,
-        order="1f1b",
-        sharding="gradients",
-        homes=("host", "host", "disk", "host"),
+        order="1F1B",
+        sharding="Gradients",
+        homes=("Host", "Host", "Disk", "Host"),
         window=3,
         recompute=True,
         stash=True,
-        clipping="perUnit",
+        clipping="PerUnit",
     )
 
 

@@ -17,7 +17,7 @@ SHAPES = [(64, 256, 2, 64), (64, 64, 1, 16), (128, 512, 1, 48), (128, 512, 4, 12
 needed in the middle of a backward pass."""
 ENDS = [(64, 256, 2, 64), (64, 64, 1, 16), (256, 64, 2, 16), (512, 8, 1, 32), (1024, 8, 2, 64)]
 """The most is needed at the loss, at the head's product, as gradients are added, and at the norm."""
-MIXTURES = [{"experts": 5}, {"experts": 6, "prototypes": 2}, {"experts": 9, "prototypes": 3}]
+MIXTURES = [{"count": 5}, {"count": 6, "prototypes": 2}, {"count": 9, "prototypes": 3}]
 
 Pass = Callable[[], object]
 
@@ -39,18 +39,18 @@ def kept_bytes(one: BlockPass) -> int:
     return sum(t.untyped_storage().nbytes() for t in kept if t.is_floating_point() or t.numel() > 2)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("moe", [None, *MIXTURES], ids=str)
+@pytest.mark.parametrize("experts", [None, *MIXTURES], ids=str)
 def test_what_autograd_keeps_of_a_block(
-    moe: dict[str, Any] | None, shape: Shape, compute: str, activation: str
+    experts: dict[str, Any] | None, shape: Shape, compute: str, activation: str
 ) -> None:
-    found = graphs(shape, compute, activation, moe)
+    found = graphs(shape, compute, activation, experts)
     assert kept_bytes(BlockPass(found, compute)) == found.block
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, activation: str) -> None:
@@ -65,7 +65,7 @@ def test_what_autograd_keeps_of_a_block_on_a_gpu(shape: Shape, compute: str, act
     assert counted <= found.block < counted + 20 * 512
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_most_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activation: str, tmp_path: Path) -> None:
@@ -75,37 +75,37 @@ def test_most_bytes_of_a_blocks_backward_pass(shape: Shape, compute: str, activa
     assert found.block_backward - found.boundary <= counted <= found.block_backward
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [SHAPES[1], SHAPES[3]])
-@pytest.mark.parametrize("moe", MIXTURES, ids=str)
+@pytest.mark.parametrize("experts", MIXTURES, ids=str)
 def test_most_bytes_of_a_mixtures_backward_pass(
-    moe: dict[str, Any], shape: Shape, compute: str, activation: str, tmp_path: Path
+    experts: dict[str, Any], shape: Shape, compute: str, activation: str, tmp_path: Path
 ) -> None:
     """Which depends on how the tokens spread over the experts."""
-    found = graphs(shape, compute, activation, moe)
+    found = graphs(shape, compute, activation, experts)
     assert tensor_bytes(BlockPass(found, compute).both, tmp_path) == pytest.approx(found.block_backward, rel=0.12)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("moe", [None, MIXTURES[1]], ids=str)
+@pytest.mark.parametrize("experts", [None, MIXTURES[1]], ids=str)
 def test_most_bytes_of_a_blocks_backward_pass_on_a_gpu(
-    moe: dict[str, Any] | None, shape: Shape, compute: str, activation: str
+    experts: dict[str, Any] | None, shape: Shape, compute: str, activation: str
 ) -> None:
-    found = graphs(shape, compute, activation, moe, device="cuda")
+    found = graphs(shape, compute, activation, experts, device="cuda")
     with operations_of_a_gpu():
         one = BlockPass(found, compute)
         one.both()
         most = most_tensor_bytes(one.both, one.known, found.sizes.allocated)
-    assert most == pytest.approx(found.block_backward, rel=0.03 if moe is None else 0.12)
+    assert most == pytest.approx(found.block_backward, rel=0.03 if experts is None else 0.12)
 
 
 @pytest.mark.parametrize("compute", DTYPES)
 @pytest.mark.parametrize("shape", ENDS)
 def test_most_bytes_of_the_ends_backward_passes(shape: Shape, compute: str, tmp_path: Path) -> None:
-    found = graphs(shape, compute, "gelu")
+    found = graphs(shape, compute, "GELU")
     ends = EndPasses(found, compute)
     # The loss and its gradient are 4 or 8 bytes each.
     assert tensor_bytes(ends.of_the_head, tmp_path) == pytest.approx(found.head_backward, abs=16)
@@ -115,7 +115,7 @@ def test_most_bytes_of_the_ends_backward_passes(shape: Shape, compute: str, tmp_
 @pytest.mark.parametrize("compute", ON_GPUS)
 @pytest.mark.parametrize("shape", ENDS)
 def test_most_bytes_of_the_ends_backward_passes_on_a_gpu(shape: Shape, compute: str) -> None:
-    found = graphs(shape, compute, "gelu", device="cuda")
+    found = graphs(shape, compute, "GELU", device="cuda")
     with operations_of_a_gpu():
         ends = EndPasses(found, compute)
         head = most_tensor_bytes(ends.of_the_head, ends.known, found.sizes.allocated)

@@ -18,20 +18,20 @@ D = 4
 
 STATE: list[tuple[str, str, str, dict[str, float]]] = [
     # sharding, compute, home -> bytes of a parameter on each tier: weights, moments, gradient, working copy
-    ("none", "float32", "device", {"device": 4 + 8 + 4}),
-    ("none", "bfloat16", "device", {"device": 4 + 8 + 4 + 2}),
-    ("none", "float64", "device", {"device": 8 + 16 + 8}),
-    ("optimizer", "float32", "device", {"device": 4 + 8 / D + 4}),
-    ("optimizer", "bfloat16", "device", {"device": 2 + (4 + 8) / D + 4}),
-    ("gradients", "float32", "device", {"device": 4 + 8 / D + 4 / D}),
-    ("gradients", "bfloat16", "device", {"device": 2 + (4 + 8 + 4) / D}),
-    ("full", "float32", "device", {"device": (4 + 8 + 4) / D}),
-    ("full", "bfloat16", "device", {"device": (4 + 8 + 4 + 2) / D}),
-    ("none", "float32", "host", {"host": 4 + 8 + 4}),
-    ("full", "float32", "host", {"host": (4 + 8 + 4) / D}),
-    ("optimizer", "bfloat16", "host", {"host": (4 + 8 + 4 + 2) / D}),
-    ("full", "float32", "disk", {"disk": (4 + 8 + 4) / D}),
-    ("full", "bfloat16", "disk", {"disk": (4 + 8 + 4 + 2) / D}),
+    ("None", "float32", "Device", {"device": 4 + 8 + 4}),
+    ("None", "bfloat16", "Device", {"device": 4 + 8 + 4 + 2}),
+    ("None", "float64", "Device", {"device": 8 + 16 + 8}),
+    ("Optimizer", "float32", "Device", {"device": 4 + 8 / D + 4}),
+    ("Optimizer", "bfloat16", "Device", {"device": 2 + (4 + 8) / D + 4}),
+    ("Gradients", "float32", "Device", {"device": 4 + 8 / D + 4 / D}),
+    ("Gradients", "bfloat16", "Device", {"device": 2 + (4 + 8 + 4) / D}),
+    ("Full", "float32", "Device", {"device": (4 + 8 + 4) / D}),
+    ("Full", "bfloat16", "Device", {"device": (4 + 8 + 4 + 2) / D}),
+    ("None", "float32", "Host", {"host": 4 + 8 + 4}),
+    ("Full", "float32", "Host", {"host": (4 + 8 + 4) / D}),
+    ("Optimizer", "bfloat16", "Host", {"host": (4 + 8 + 4 + 2) / D}),
+    ("Full", "float32", "Disk", {"disk": (4 + 8 + 4) / D}),
+    ("Full", "bfloat16", "Disk", {"disk": (4 + 8 + 4 + 2) / D}),
 ]
 
 
@@ -46,13 +46,13 @@ def test_state_of_a_block(sharding: str, compute: str, home: str, expected: dict
 
 def test_a_unit_on_disk_keeps_no_gradient_there_when_its_update_follows_at_once() -> None:
     sizes = make_sizes()
-    layout = make_layout(homes=everywhere("disk", 4), clipping="perUnit")
+    layout = make_layout(homes=everywhere("Disk", 4), clipping="PerUnit")
     assert unit_state(layout, sizes, 1).disk == 12 * sizes.units[1].numel
 
 
 def test_shards_are_padded_to_one_length() -> None:
     sizes = make_sizes()
-    layout = make_layout(data=3, sharding="full")
+    layout = make_layout(data=3, sharding="Full")
     head = sizes.units[-1].numel
     assert head % (3 * 16)
     assert unit_state(layout, sizes, layout.units - 1).device == 16 * 16 * (head // (3 * 16) + 1)
@@ -61,7 +61,7 @@ def test_shards_are_padded_to_one_length() -> None:
 def test_the_window_has_room_for_as_many_units_as_move() -> None:
     sizes, block = make_sizes(8), make_sizes(8).units[1].numel
     for moving, window, slots in ((0, 2, 0), (1, 2, 1), (2, 2, 2), (8, 2, 2), (8, 5, 5), (8, 99, 8)):
-        homes = ("device", *("host",) * moving, *("device",) * (8 - moving), "device")
+        homes = ("Device", *("Host",) * moving, *("Device",) * (8 - moving), "Device")
         layout = make_layout(8, 1, homes=homes, window=window)
         rest = sum(unit_state(layout, sizes, unit).device for unit in range(layout.units))
         buffers = min(2, moving)
@@ -70,7 +70,7 @@ def test_the_window_has_room_for_as_many_units_as_move() -> None:
 
 def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
     sizes = make_sizes(8)
-    few, all_ = (make_layout(8, 1, homes=("host",) * (10 - n) + ("disk",) * n) for n in (2, 9))
+    few, all_ = (make_layout(8, 1, homes=("Host",) * (10 - n) + ("Disk",) * n) for n in (2, 9))
     states = [sum(unit_state(lo, sizes, unit).host for unit in range(lo.units)) for lo in (few, all_)]
     assert held(few, sizes, 0).host - states[0] == held(all_, sizes, 0).host - states[1] > 0
 
@@ -78,14 +78,14 @@ def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
 @pytest.mark.parametrize(
     ("layout", "expected"),
     [
-        (make_layout(6, 1, homes=everywhere("host", 6)), 2),
-        (make_layout(6, 1, homes=everywhere("host", 6), order="gpipe", micro_batches=3), 8),
+        (make_layout(6, 1, homes=everywhere("Host", 6)), 2),
+        (make_layout(6, 1, homes=everywhere("Host", 6), order="GPipe", micro_batches=3), 8),
         # One micro-batch is breadth-first and depth-first alike.
-        (make_layout(6, 1, 1, homes=everywhere("host", 6), order="gpipe"), 2),
+        (make_layout(6, 1, 1, homes=everywhere("Host", 6), order="GPipe"), 2),
         (make_layout(6, 1), 0),
         # Blocks 0, 1, 2 are used twice in turn: all three grow at the same time, and one more is being reduced.
-        (make_layout(6, 1, layer_blocks=(0, 1, 2, 0, 1, 2), homes=("host",) * 5), 4),
-        (make_layout(6, 1, layer_blocks=(0, 0, 1, 1, 2, 2), homes=("host",) * 5), 2),
+        (make_layout(6, 1, layer_blocks=(0, 1, 2, 0, 1, 2), homes=("Host",) * 5), 4),
+        (make_layout(6, 1, layer_blocks=(0, 0, 1, 1, 2, 2), homes=("Host",) * 5), 2),
     ],
 )
 def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected: int) -> None:
@@ -96,10 +96,10 @@ def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected
     ("blocks", "order", "gradients"),
     # Of 6 layers: whole gradients under way, and four parts of each shared block.
     [
-        ((0,) * 6, "layered", 1 + 4),
-        ((0, 1, 2) * 2, "layered", 1 + 12),
-        ((0,) * 6, "gpipe", 6 + 4),
-        (range(6), "layered", 0),
+        ((0,) * 6, "Layered", 1 + 4),
+        ((0, 1, 2) * 2, "Layered", 1 + 12),
+        ((0,) * 6, "GPipe", 6 + 4),
+        (range(6), "Layered", 0),
     ],
 )
 def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int) -> None:
@@ -117,10 +117,10 @@ def test_checkpoints_pass_through_host_memory() -> None:
 @pytest.mark.parametrize(
     ("device", "home", "clipping", "scaled"),
     [
-        ("cpu", "device", "perUnit", True),
-        ("cpu", "disk", "none", False),
-        ("cuda", "disk", "global", True),
-        ("cuda", "device", "global", False),
+        ("cpu", "Device", "PerUnit", True),
+        ("cpu", "Disk", "None", False),
+        ("cuda", "Disk", "Global", True),
+        ("cuda", "Device", "Global", False),
     ],
 )
 def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
@@ -153,7 +153,7 @@ def test_depth_first_with_as_many_warm_up_passes_keeps_one_micro_batch() -> None
     graphs = Graphs(sizes, sizes.most_tokens(1))
     for n in (1, 5):
         most = 7 * graphs.boundary + max(graphs.head_backward, graphs.block_backward)
-        assert walked(make_layout(6, 1, n, order="1f1b"), sizes)[0] == most
+        assert walked(make_layout(6, 1, n, order="1F1B"), sizes)[0] == most
 
 
 def test_stashed_inputs_wait_on_the_host() -> None:

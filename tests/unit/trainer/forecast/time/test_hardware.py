@@ -13,7 +13,7 @@ from pseudoreal_trainer.forecast.time.hardware import (
     read_profile,
 )
 
-EXAMPLES = Path(__file__).parents[4] / "examples" / "hardware"
+EXAMPLES = Path(__file__).parents[5] / "examples" / "hardware"
 LINK = Transfer(latency_seconds=1.0, bytes_per_second=10.0)
 
 

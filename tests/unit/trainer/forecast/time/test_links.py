@@ -21,8 +21,8 @@ def of_step(layout: Layout, sizes: Sizes) -> Counter[Link]:
     return total
 
 
-@pytest.mark.parametrize("home", ["device", "host", "disk"])
-@pytest.mark.parametrize("sharding", ["none", "full"])
+@pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
+@pytest.mark.parametrize("sharding", ["None", "Full"])
 @pytest.mark.parametrize("stash", [False, True])
 def test_more_micro_batches_move_no_more(home: str, sharding: str, stash: bool) -> None:
     """The micro-batches are of the same sequences."""
@@ -35,7 +35,7 @@ def test_more_micro_batches_move_no_more(home: str, sharding: str, stash: bool) 
     )
     assert few == many
     assert few["pipeline"] > 0
-    assert (few["h2d"] > 0) == (home != "device" or stash)
+    assert (few["h2d"] > 0) == (home != "Device" or stash)
 
 
 @pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
@@ -43,7 +43,7 @@ def test_more_micro_batches_move_no_more(home: str, sharding: str, stash: bool) 
 def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
     """Weights 2 (2 N - k) / N bytes of a parameter, gradients once."""
     sizes = make_sizes(L, compute=compute)
-    total = of_step(make_layout(L, 1, 3, homes=everywhere("host", L), window=window), sizes)
+    total = of_step(make_layout(L, 1, 3, homes=everywhere("Host", L), window=window), sizes)
     weights = [unit.numel for unit in sizes.units]
     once = sum(weights[-window:])
     assert total["h2d"] == c * (2 * sum(weights) - once)
@@ -51,15 +51,15 @@ def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
     assert not {link for link in LINKS if total[link]} - {"h2d", "d2h"}
 
 
-@pytest.mark.parametrize("clipping", ["global", "perUnit"])
+@pytest.mark.parametrize("clipping", ["Global", "PerUnit"])
 @pytest.mark.parametrize(("compute", "c"), [("bfloat16", 2), ("float32", 4)])
 def test_disk_homes(compute: str, c: int, clipping: str) -> None:
     """12 read and 12 written in the update, the gradient once each way where it waits for the norm, and a copy of the
     weights to fetch from where its type is another."""
     sizes = make_sizes(L, compute=compute)
-    total = of_step(make_layout(L, 1, 2, homes=everywhere("disk", L), clipping=clipping), sizes)
+    total = of_step(make_layout(L, 1, 2, homes=everywhere("Disk", L), clipping=clipping), sizes)
     weights = [unit.numel for unit in sizes.units]
-    gradient = 4 if clipping == "global" else 0
+    gradient = 4 if clipping == "Global" else 0
     fetched = c * (2 * sum(weights) - sum(weights[-2:]))
     assert total["disk_read"] == (12 + gradient) * sum(weights) + fetched
     assert total["disk_write"] == (12 + gradient + (2 if c == 2 else 0)) * sum(weights)
@@ -74,10 +74,10 @@ def test_collectives_of_each_sharding(d: int) -> None:
     blocks_twice = 2 * whole - sum(unit.shard_length(d) * d for unit in sizes.units[-2:])
     part = (d - 1) / d
     expected = {
-        "none": 2 * 4 * sum(unit.numel for unit in sizes.units),
-        "optimizer": (4 + 2) * whole,
-        "gradients": (4 + 2) * whole,
-        "full": 4 * whole + 2 * blocks_twice,
+        "None": 2 * 4 * sum(unit.numel for unit in sizes.units),
+        "Optimizer": (4 + 2) * whole,
+        "Gradients": (4 + 2) * whole,
+        "Full": 4 * whole + 2 * blocks_twice,
     }
     for sharding, size in expected.items():
         total = of_step(make_layout(L, 1, 2, data=d, sharding=sharding), sizes)
@@ -88,8 +88,8 @@ def test_pipeline_messages() -> None:
     """4 bytes of a hidden feature and token, of the activation and of its gradient, at each of L - 1 boundaries."""
     sizes = make_sizes(L, micro_batch=6)
     total = of_step(make_layout(L, 4, 5), sizes)
-    tokens = 5 * 6 * sizes.model.sequence
-    assert total["pipeline"] == 2 * (L - 1) * tokens * sizes.model.hidden * 4
+    tokens = 5 * 6 * sizes.model.sequence_length
+    assert total["pipeline"] == 2 * (L - 1) * tokens * sizes.model.hidden_size * 4
 
 
 def test_a_tied_block_is_summed_over_its_ranks_once() -> None:

@@ -55,11 +55,11 @@ def block_flops(sizes: Sizes = SIZES) -> int:
     """Two for each weight of the matrices, and 2 T H for causal attention, for each token of a micro-batch; a token
     meets one expert of each prototype, the first will do."""
     model = sizes.model
-    size = model.moe.experts // model.moe.prototypes if model.moe else 1
-    unmet = tuple(f".experts.{e}." for e in range(model.moe.experts if model.moe else 0) if e % size)
+    size = model.experts.count // model.experts.prototypes if model.experts else 1
+    unmet = tuple(f".experts.{e}." for e in range(model.experts.count if model.experts else 0) if e % size)
     met = [p for p in sizes.units[1].parameters if not any(name in p.name for name in unmet)]
     matrices = sum(p.numel for p in met if len(p.shape) == 2)
-    return sizes.micro_batch * model.sequence * (2 * matrices + 2 * model.sequence * model.hidden)
+    return sizes.micro_batch * model.sequence_length * (2 * matrices + 2 * model.sequence_length * model.hidden_size)
 
 
 @pytest.mark.parametrize(("recompute", "forwards"), [(True, 4), (False, 3)])
@@ -69,13 +69,13 @@ def test_compute_alone(recompute: bool, forwards: int) -> None:
     assert seconds(layout, profile(flops=block_flops())) == pytest.approx(L * N * forwards)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-@pytest.mark.parametrize("moe", [{"experts": 12}, {"experts": 12, "prototypes": 4}, {"experts": 1}])
-def test_a_token_costs_the_experts_that_it_meets(moe: dict[str, Any], activation: str) -> None:
-    sizes = make_sizes(L, moe=moe, ffn={"hidden": 96, "activation": activation})
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize("experts", [{"count": 12}, {"count": 12, "prototypes": 4}, {"count": 1}])
+def test_a_token_costs_the_experts_that_it_meets(experts: dict[str, Any], activation: str) -> None:
+    sizes = make_sizes(L, experts=experts, feedForward={"size": 96, "activation": activation})
     layout = make_layout(L, pipeline=1, micro_batches=N)
     assert seconds(layout, profile(flops=block_flops(sizes)), sizes) == pytest.approx(L * N * 4)
-    assert block_flops(sizes) >= block_flops(make_sizes(L, ffn={"hidden": 96, "activation": activation}))
+    assert block_flops(sizes) >= block_flops(make_sizes(L, feedForward={"size": 96, "activation": activation}))
 
 
 def test_a_step_does_not_begin_before_the_loss_of_the_one_before_is_known() -> None:
@@ -87,17 +87,17 @@ def weights(sizes: Sizes = SIZES) -> int:
 
 
 def test_links_that_nothing_hides() -> None:
-    host = make_layout(L, 1, N, homes=everywhere("host", L))
+    host = make_layout(L, 1, N, homes=everywhere("Host", L))
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     assert seconds(host, profile(h2d=4)) == pytest.approx(fetched)
     assert seconds(host, profile(d2h=4)) == pytest.approx(weights())
-    sharded = make_layout(L, 1, N, data=2, sharding="full")
+    sharded = make_layout(L, 1, N, data=2, sharding="Full")
     assert seconds(sharded, profile(reduce_scatter=4)) == pytest.approx(weights() / 2, rel=0.01)
 
 
 def test_compute_hides_half_as_much_copying() -> None:
     """Each block computes 4 N forward passes; its copies take half of that. What stays is the first unit's fetch."""
-    layout = make_layout(L, 1, N, homes=everywhere("host", L))
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     compute = L * N * 4
     speed = 2 * 4 * weights() / (compute / 2)
     predicted = seconds(layout, profile(flops=block_flops(), h2d=speed))
@@ -106,16 +106,16 @@ def test_compute_hides_half_as_much_copying() -> None:
 
 
 def test_without_overlap_copies_are_added() -> None:
-    layout = make_layout(L, 1, N, homes=everywhere("host", L))
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     alone = seconds(layout, profile(flops=block_flops(), overlaps=False))
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     speed = 4 * fetched / 10.0
     assert seconds(layout, profile(flops=block_flops(), overlaps=False, h2d=speed)) == pytest.approx(alone + 10)
 
 
-@pytest.mark.parametrize("clipping", ["global", "perUnit"])
+@pytest.mark.parametrize("clipping", ["Global", "PerUnit"])
 def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(clipping: str) -> None:
-    layout = make_layout(L, 1, N, homes=everywhere("host", L), clipping=clipping)
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L), clipping=clipping)
     compute = L * N * 4
     slow = {"update_on_host_seconds_per_element": compute / 2 / weights(), "flops": block_flops()}
     beside, shared = (seconds(layout, profile(overlaps=overlaps, **slow)) for overlaps in (True, False))
@@ -131,7 +131,7 @@ def test_ranks_share_the_cores_that_there_are() -> None:
 
 
 def test_a_disk_that_is_slower_than_the_optimizer_bounds_the_update() -> None:
-    layout = make_layout(L, 1, N, homes=everywhere("disk", L))
+    layout = make_layout(L, 1, N, homes=everywhere("Disk", L))
     slow = profile(disk_read=16, update_on_host_seconds_per_element=0.5)
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     assert weights() < seconds(layout, slow) < weights() + fetched / 4 + 1
@@ -143,10 +143,10 @@ TIE_NETWORK = {"all_reduce": 1.0, "h2d": 2.0, "d2h": 4.0, "disk_read": 8.0, "dis
 @pytest.mark.parametrize(
     ("home", "on_gpu", "seconds_per_byte"),
     [
-        ("device", True, 1),
-        ("host", True, 1 + 1 / 2 + 1 / 4),
-        ("disk", True, 1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16),
-        ("host", False, 1),
+        ("Device", True, 1),
+        ("Host", True, 1 + 1 / 2 + 1 / 4),
+        ("Disk", True, 1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16),
+        ("Host", False, 1),
     ],
 )
 def test_a_tied_gradient_is_summed_over_the_network_of_the_devices(
@@ -154,10 +154,10 @@ def test_a_tied_gradient_is_summed_over_the_network_of_the_devices(
 ) -> None:
     """Two ranks send half of it twice. What is kept elsewhere goes to the device and back."""
     sizes = make_sizes(L, 1)
-    layout = make_layout(L, 2, N, layer_blocks=(0,) * L, order="gpipe", homes=("device", home, "device"))
+    layout = make_layout(L, 2, N, layer_blocks=(0,) * L, order="GPipe", homes=("Device", home, "Device"))
     costs = MeasuredCosts(profile(overlaps=on_gpu, **TIE_NETWORK), layout, sizes, "float32")
     assert costs.network(Tie(1)) == pytest.approx(seconds_per_byte * 4 * sizes.units[1].numel)
-    if home == "device":
+    if home == "Device":
         assert seconds(layout, profile(all_reduce=1.0), sizes) == pytest.approx(costs.network(Tie(1)))
 
 
@@ -166,8 +166,8 @@ def found(layout: Layout, hardware: HardwareProfile) -> Prediction:
 
 
 def test_the_bottleneck_is_named() -> None:
-    host = make_layout(L, 1, N, homes=everywhere("host", L))
-    sharded = make_layout(L, 1, N, data=2, sharding="full")
+    host = make_layout(L, 1, N, homes=everywhere("Host", L))
+    sharded = make_layout(L, 1, N, data=2, sharding="Full")
     cases = [
         (found(host, profile(flops=1)), "the forward and backward passes of pipeline rank 0 take 100%"),
         (found(host, profile(h2d=1)), "the copies from host to device of pipeline rank 0 take 100%"),
@@ -186,10 +186,10 @@ def test_idle_share_of_a_pipeline_is_that_of_unit_time_when_nothing_else_takes_t
 
 def test_tokens_that_hide_a_link() -> None:
     """At that many tokens compute and the link take equally long."""
-    layout = make_layout(L, 1, N, homes=everywhere("host", L))
+    layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     hardware = profile(flops=block_flops() / 10, h2d=4.0, update_on_host_seconds_per_element=1.0)
     tokens = found(layout, hardware).tokens_to_hide
-    now = SIZES.micro_batch * SIZES.model.sequence * N
+    now = SIZES.micro_batch * SIZES.model.sequence_length * N
     costs = MeasuredCosts(hardware, layout, SIZES, "float32")
     compute = sum(
         costs.compute(kind(layer, m)) for kind in (Forward, Backward) for layer in range(1, L + 1) for m in (0, 1)

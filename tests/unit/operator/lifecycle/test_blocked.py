@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from pseudoreal_operator.lifecycle.plan import Plan, plan_hindrance, plan_refusal
+from pseudoreal_operator.lifecycle.plan import Plan, plan_blocked, plan_refusal
 from pseudoreal_operator.status.conditions import find
 
 from tests.unit.operator.lifecycle.test_again import until
@@ -44,19 +44,19 @@ def test_a_later_phase_that_is_refused_does_not_cost_the_earlier_ones() -> None:
     world.finish_all()
     world.carry_out(world.plan())
     world.carry_out(plan_refusal(world.observe(), REFUSAL, world.now))
-    assert claims(world)["Progressing"] == ("False", "Hindered")
+    assert claims(world)["Progressing"] == ("False", "Blocked")
     assert "Failed" not in claims(world)
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def refused(world: World) -> Plan:
-    wanted = plan_hindrance(world.observe(), "exceeded quota", world.now)
+    wanted = plan_blocked(world.observe(), "exceeded quota", world.now)
     world.carry_out(wanted)
     return wanted
 
 
-def hindered(seconds: int, **changes: Any) -> tuple[World, list[float]]:
+def blocked(seconds: int, **changes: Any) -> tuple[World, list[float]]:
     """A world whose first children are refused for so long, and the waits between the tries."""
     world, waits = World(make_job(**changes)), []
     world.carry_out(world.plan())
@@ -70,21 +70,21 @@ def hindered(seconds: int, **changes: Any) -> tuple[World, list[float]]:
 
 
 def test_who_is_refused_asks_less_and_less_often() -> None:
-    _, waits = hindered(3600)
+    _, waits = blocked(3600)
     assert waits[:7] == [5, 5, 10, 20, 40, 80, 160]
     assert set(waits[7:]) == {300}
     assert all(earlier <= later for earlier, later in pairwise(waits))
 
 
 def test_who_is_refused_again_later_begins_with_short_waits() -> None:
-    world, _ = hindered(3600)
+    world, _ = blocked(3600)
     world.settle()
-    assert world.status.hindered_since is None
+    assert world.status.blocked_since is None
     assert refused(world).wake_after == 5
 
 
 def test_a_pass_that_changes_nothing_writes_nothing() -> None:
-    world, _ = hindered(60)
+    world, _ = blocked(60)
     refused(world)
     before = world.status
     world.tick(1)
@@ -94,7 +94,7 @@ def test_a_pass_that_changes_nothing_writes_nothing() -> None:
 
 @pytest.mark.parametrize("allowed", [60, 1000])
 def test_pods_that_are_refused_for_too_long_fail_the_job(allowed: int) -> None:
-    world, waits = hindered(100_000, spec__deadlines={"startupSeconds": allowed})
+    world, waits = blocked(100_000, spec__deadlines={"startupSeconds": allowed})
     assert sum(waits) == allowed
     world.settle()
     assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
@@ -116,13 +116,13 @@ def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_to
 
 
 def test_without_such_a_deadline_the_job_waits_for_its_quota() -> None:
-    world, _ = hindered(43_200)
+    world, _ = blocked(43_200)
     world.run_fairly()
-    assert world.status.phase == "Succeeded"
+    assert world.status.state == "Complete"
 
 
 def test_the_other_deadlines_hold_for_who_is_refused_as_well() -> None:
-    world, _ = hindered(1000, spec__deadlines={"activeSeconds": 600})
+    world, _ = blocked(1000, spec__deadlines={"activeSeconds": 600})
     world.settle()
     assert claims(world)["Failed"] == ("True", "DeadlineExceeded")
 

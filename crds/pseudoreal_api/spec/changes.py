@@ -1,0 +1,101 @@
+"""Which changes of a job the API server refuses: rules in CEL that compare the new object with the old one.
+
+A phase that stands in a job keeps what decides on its weights. The last one may train longer, and phases may follow it.
+What decides only on where pods run may change while the job is suspended, as a queue does it.
+"""
+
+from typing import Any
+
+_INDICES = "[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]"
+_ANEW = "delete the job and create it again to change it"
+_SUSPEND = "set spec.suspend to true first, and change it while the job is suspended"
+
+
+def _validation(rule: str, message: str) -> dict[str, Any]:
+    return {"rule": rule, "message": message}
+
+
+def equal(new: str, old: str) -> str:
+    """Whether two values are the same, asked in both directions.
+
+    CEL's equality looks for the fields of the one in the other, but not for those that the schema does not list. Where
+    one of the two has a field that is listed, one of the directions finds that the other has not (`foreign_object`).
+    """
+    return f"({new} == {old} && {old} == {new})"
+
+
+def immutable(field: str) -> dict[str, Any]:
+    """The schema of a field of spec that never changes."""
+    return {"x-kubernetes-validations": [_validation(equal("self", "oldSelf"), f"spec.{field} is immutable; {_ANEW}")]}
+
+
+def _kept(field: str) -> dict[str, Any]:
+    """A rule on a phase. Phases are told apart by their names, so oldSelf is the phase of the same name."""
+    return _validation(equal(f"self.{field}", f"oldSelf.{field}"), f"phases[].{field} is immutable; {_ANEW}")
+
+
+def _kept_or_absent(field: str) -> dict[str, Any]:
+    return _validation(
+        f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        f"phases[].{field} is immutable; {_ANEW}",
+    )
+
+
+PHASE_CHANGES: list[Any] = [
+    _kept_or_absent("sharing"),
+    _kept("workers"),
+    _kept_or_absent("processesPerWorker"),
+    *map(_kept, ("batch", "parallelism", "activations", "offload", "compile")),
+]
+
+
+def _may_grow(bound: str) -> str:
+    new, old = f"self[i].until.{bound}", f"oldSelf[i].until.{bound}"
+    return f"has({new}) == has({old}) && (!has({new}) || {new} >= {old})"
+
+
+def _same(bound: str) -> str:
+    new, old = f"self[i].until.{bound}", f"oldSelf[i].until.{bound}"
+    return f"has({new}) == has({old}) && (!has({new}) || {new} == {old})"
+
+
+_GROWS = " && ".join([_may_grow("step"), _may_grow("tokens"), _same("validationLoss"), _same("gradientCorrelation")])
+
+PHASES_CHANGES: list[Any] = [
+    _validation(
+        f"size(self) >= size(oldSelf) && {_INDICES}.all(i, i >= size(oldSelf) || self[i].name == oldSelf[i].name)",
+        "spec.phases: phases may only be added at the end; a phase cannot be removed, moved or renamed",
+    ),
+    _validation(
+        f"size(self) < size(oldSelf) || {_INDICES}.all(i, i >= size(oldSelf) || self[i].until == oldSelf[i].until"
+        f" || (i == size(oldSelf) - 1 && {_GROWS}))",
+        "spec.phases: of until, only step and tokens of the last phase may change, and only grow",
+    ),
+]
+
+
+def _while_running(field: str) -> str:
+    new, old = f"self.phases[i].{field}", f"oldSelf.phases[i].{field}"
+    return f"{_INDICES}.all(i, i >= size(oldSelf.phases) || i >= size(self.phases) || {equal(new, old)})"
+
+
+SPEC_CHANGES: list[Any] = [
+    _validation(
+        f"oldSelf.suspend || {equal(f'self.{field}', f'oldSelf.{field}')}",
+        f"spec.{field} is immutable while the job runs; {_SUSPEND}",
+    )
+    for field in ("pod", "scheduling")
+] + [
+    _validation(
+        f"oldSelf.suspend || {_while_running(field)}",
+        f"spec.phases[].{field} is immutable while the job runs; {_SUSPEND}",
+    )
+    for field in ("pod", "resources")
+]
+
+JOB_CHANGES: list[Any] = [
+    _validation(
+        "!has(oldSelf.status) || !has(oldSelf.status.completionTime) || self.spec.phases == oldSelf.spec.phases",
+        "spec.phases: the job has ended; to train on, create a job with spec.checkpoint.continueFrom",
+    ),
+]

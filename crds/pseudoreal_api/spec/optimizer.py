@@ -1,0 +1,70 @@
+"""The optimizer, its learning-rate schedule, and the number formats."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from pseudoreal_api.base import ApiModel, DecimalString
+
+ClippingMode = Literal["Global", "PerUnit", "None"]
+
+
+class Clipping(ApiModel):
+    mode: ClippingMode = Field(
+        "Global",
+        description="mode says which norm bounds the gradient. Global: the norm of the whole gradient; updates"
+        " wait for all of it and overlap the next step's forward pass. PerUnit: each unit's own norm;"
+        " updates overlap the backward pass. None: the gradient is not bounded; updates overlap the"
+        " backward pass.",
+    )
+    norm: DecimalString = Field(
+        "1.0",
+        description="norm is the largest norm that a gradient (PerUnit: a unit's gradient) may have; a larger one"
+        " is scaled down to it.",
+    )
+
+
+class Optimizer(ApiModel):
+    """AdamW, with one learning-rate schedule that runs through all phases."""
+
+    learning_rate: DecimalString = Field("3e-4", description="learningRate is the peak learning rate.")
+    warmup_steps: int = Field(
+        100,
+        ge=0,
+        le=1_000_000_000,
+        description="warmupSteps is the number of steps of linear warm-up, counted from the job's start.",
+    )
+    schedule: Literal["Cosine", "Linear", "Constant", "WarmupStableDecay"] = Field(
+        "Cosine",
+        description="schedule says how the learning rate changes from the end of the warm-up to the end of the"
+        " last phase. Cosine, Linear: it decays along that curve. Constant: it stays at the peak."
+        " WarmupStableDecay: it stays at the peak and decays linearly at the end.",
+    )
+    decay_fraction: DecimalString = Field(
+        "0.2",
+        description="decayFraction is the share of the steps after the warm-up, at their end, in which"
+        " WarmupStableDecay decays.",
+    )
+    final_fraction: DecimalString = Field(
+        "0.1", description="finalFraction is the learning rate at the end of the last phase, as a share of the peak."
+    )
+    weight_decay: DecimalString = Field("0.1", description="weightDecay is the decoupled weight decay of all matrices.")
+    beta1: DecimalString = Field("0.9", description="beta1 is the decay rate of the first moment.")
+    beta2: DecimalString = Field("0.95", description="beta2 is the decay rate of the second moment.")
+    clipping: Clipping = Field(Clipping(), description="clipping bounds the norm of the gradient.")
+    non_finite: Literal["Fail", "Skip"] = Field(
+        "Fail",
+        description="nonFinite says what follows when a loss or a gradient is infinite or not a number. Fail: the"
+        " execution ends before such a value reaches a weight. Skip: the update is left out, that of the"
+        " whole model with clipping Global or when the loss is not finite, otherwise that of each unit"
+        " (embedding, block, head) whose gradient is not; training goes on with the next samples."
+        " After 10 such steps in a row the execution ends.",
+    )
+
+
+class Precision(ApiModel):
+    compute: Literal["bfloat16", "float32", "float64"] = Field(
+        "bfloat16",
+        description="compute is the number format of the forward and backward pass. Master weights are float32"
+        " (float64 with float64, which exists for exact comparisons).",
+    )

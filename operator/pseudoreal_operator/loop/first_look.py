@@ -1,0 +1,102 @@
+"""The first look at all jobs, when the operator starts: from a few long lists, as thousands of passes would ask for
+each job by itself.
+
+A job at which nothing is to be done needs no pass before something changes. What stands in these lists is never acted
+upon: where something is to be done, a pass reads it anew.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pydantic import ValidationError
+
+from pseudoreal_operator.cluster.api import Name
+from pseudoreal_operator.cluster.finalizer import has_finalizer
+from pseudoreal_operator.lifecycle.plan import Plan, plan
+from pseudoreal_operator.loop.reconcile import Means
+from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.observe.board import JobKey
+from pseudoreal_operator.observe.case import ChildJob, Pod
+from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
+from pseudoreal_operator.observe.requests import together
+from pseudoreal_operator.status.conditions import has_ended
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Rest:
+    """A job at which nothing is to be done, as its object was in `version`. `wait`: seconds until the next pass; None
+    for not before something changes."""
+
+    version: str
+    wait: float | None
+
+
+@dataclass
+class _Children:
+    jobs: list[ChildJob] = field(default_factory=list)
+    pods: list[Pod] = field(default_factory=list)
+    are_strange: bool = False
+    """Whether some of them are not the job's own."""
+
+
+async def first_look(means: Means, wake: Callable[[Name, float], None]) -> dict[Name, Rest]:
+    """The jobs that rest. `wake` asks for a pass over a job in so many seconds."""
+    resting: dict[Name, Rest] = {}
+    for namespace in means.settings.namespaces or (None,):
+        children = await _children(means, namespace)
+        async for body in means.api.each("PseudoRealJob", namespace):
+            name = Name(body["metadata"]["namespace"], body["metadata"]["name"])
+            rest = _rest(means, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name))
+            if rest is not None:
+                resting[name] = rest
+            # The Lease is renewed meanwhile.
+            await asyncio.sleep(0)
+    return resting
+
+
+async def _children(means: Means, namespace: str | None) -> dict[JobKey, _Children]:
+    found: dict[JobKey, _Children] = defaultdict(_Children)
+    for kind in ("Job", "Pod"):
+        async for body in means.api.each(kind, namespace, LABEL_JOB):
+            metadata = body["metadata"]
+            uid = str(metadata["labels"].get(LABEL_JOB_UID, ""))
+            known = found[metadata["namespace"], uid]
+            if not belongs_to(uid, body):
+                known.are_strange = True
+            elif kind == "Job":
+                known.jobs.append(read_job(body))
+            else:
+                known.pods.append(read_pod(body))
+    return found
+
+
+def _rest(means: Means, body: Json, children: _Children, wake: Callable[[float], None]) -> Rest | None:
+    metadata = body["metadata"]
+    if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
+        return None
+    try:
+        job = PseudoRealJob.from_object(body)
+        status = PseudoRealJobStatus.model_validate(body.get("status") or {})
+    except ValidationError:
+        return None
+    if has_ended(status) or not status.phases:
+        return None
+    now = datetime.now(UTC)
+    means.board.follow((job.metadata.namespace, job.metadata.uid), phases_to_finish(job.spec, status), wake)
+    wanted = plan(together(means.board, job, status, children.jobs, children.pods, now), now, means.settings)
+    return Rest(metadata["resourceVersion"], wanted.wake_after) if wanted == _nothing(wanted, status) else None
+
+
+def _nothing(wanted: Plan, status: PseudoRealJobStatus) -> Plan:
+    """The plan by which nothing is done."""
+    return Plan(status, wake_after=wanted.wake_after)

@@ -1,0 +1,39 @@
+"""Progress of pods that do not report, read from their logs. Nothing depends on it, so it may cost next to nothing: one
+request a second for all jobs together, whatever their number, and none while all pods report."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import NoReturn
+
+import structlog
+from aiohttp import ClientError
+from kubernetes.aio.client import ApiException
+from pseudoreal_api.names import CONTAINER
+
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.observe.board import Board, Speaker
+from pseudoreal_operator.observe.reading import newest_report
+
+LOG_LINES = 50
+PAUSE_SECONDS = 1.0
+"""Seconds between two logs."""
+
+log = structlog.get_logger()
+
+
+async def read_logs(api: Api, board: Board) -> NoReturn:
+    while True:
+        await asyncio.sleep(PAUSE_SECONDS)
+        if silent := board.most_silent(datetime.now(UTC)):
+            await _read_log(api, board, *silent)
+
+
+async def _read_log(api: Api, board: Board, pod: str, speaker: Speaker) -> None:
+    """Reads one log. Where it tells of steps, the board wakes the job."""
+    try:
+        report = newest_report(await api.log_tail(speaker.job[0], pod, CONTAINER, LOG_LINES))
+    except (ApiException, ClientError, OSError) as error:
+        log.debug("log_unreadable", pod=pod, error=str(error))
+        return
+    if report is not None:
+        board.read_log(speaker, report, datetime.now(UTC))

@@ -1,0 +1,120 @@
+"""The first look after a start: jobs at which nothing is to be done need no pass, all others have one."""
+
+import copy
+from collections.abc import AsyncIterator, Callable
+from typing import Any, cast
+
+import pytest
+from pseudoreal_api.wire.reports import PodReport, RankReport
+from pseudoreal_operator.cluster.api import Api, Name
+from pseudoreal_operator.loop.counts import Counts
+from pseudoreal_operator.loop.first_look import Rest, first_look
+from pseudoreal_operator.loop.news import News
+from pseudoreal_operator.loop.reconcile import Means
+from pseudoreal_operator.observe.board import Board, Speaker
+from pseudoreal_operator.observe.stages import Execution, StageKind
+
+from tests.unit.operator.lifecycle.test_again import until
+from tests.unit.operator.world import SETTINGS, UID, World, make_job
+
+Json = dict[str, Any]
+NAME = Name("default", "sim")
+
+
+class Lists:
+    """The API server: it has lists, and nothing else is asked of it."""
+
+    def __init__(self, world: World) -> None:
+        self.asked: list[str] = []
+        metadata = {"name": "sim", "namespace": "default", "uid": UID, "resourceVersion": "7", "generation": 1}
+        spec = world.job.spec.to_dict()
+        self.bodies: dict[str, list[Json]] = {
+            "PseudoRealJob": [{"metadata": metadata, "spec": spec, "status": world.status.to_dict()}],
+            "Job": world.jobs_list(),
+            "Pod": [copy.deepcopy(pod) for pod in world.pods.values()],
+        }
+        for body in (*self.bodies["Job"], *self.bodies["Pod"]):
+            body["metadata"]["namespace"] = "default"
+
+    async def each(self, kind: str, namespace: str | None, selector: str = "") -> AsyncIterator[Json]:
+        self.asked.append(f"{kind} {namespace} {selector}".strip())
+        for body in self.bodies[kind]:
+            yield body
+
+
+def training() -> World:
+    world = until(World(make_job(spec__deadlines={"activeSeconds": 10**8})), "pseudo")
+    world.settle()
+    return world
+
+
+async def rest_of(world: World, change: Callable[[Lists], object] = str) -> Rest | None:
+    lists = Lists(world)
+    change(lists)
+    found = await first_look(means(lists), lambda _name, _after: None)
+    assert lists.asked == ["Job None pseudoreal.dev/job-name", "Pod None pseudoreal.dev/job-name", "PseudoRealJob None"]
+    return found.get(NAME)
+
+
+def means(lists: Lists) -> Means:
+    api, counts = cast(Api, lists), Counts()
+    return Means(api, SETTINGS, Board(), counts, News(api, counts))
+
+
+async def test_a_job_that_trains_rests_until_its_next_clock_runs_out() -> None:
+    rest = await rest_of(training())
+    assert rest is not None
+    assert rest.version == "7"
+    assert rest.wait is not None, "its deadline"
+
+
+def _vanish(lists: Lists) -> None:
+    lists.bodies["Pod"].clear()
+    lists.bodies["Job"].clear()
+
+
+def _end(lists: Lists) -> None:
+    condition = {"type": "Complete", "status": "True", "lastTransitionTime": "2030-01-01T00:00:00Z"}
+    lists.bodies["Job"][0]["status"] = {"conditions": [condition]}
+
+
+def _delete(lists: Lists) -> None:
+    lists.bodies["PseudoRealJob"][0]["metadata"]["deletionTimestamp"] = "2030-01-01T00:00:00Z"
+
+
+def _hold(lists: Lists) -> None:
+    lists.bodies["PseudoRealJob"][0]["metadata"]["finalizers"] = ["pseudoreal.dev/cleanup"]
+
+
+def _spoil(lists: Lists) -> None:
+    lists.bodies["PseudoRealJob"][0]["spec"]["model"]["layers"] = "many"
+
+
+def _steal(lists: Lists) -> None:
+    lists.bodies["Pod"][0]["metadata"]["ownerReferences"] = []
+
+
+def _forget(lists: Lists) -> None:
+    lists.bodies["PseudoRealJob"][0]["status"] = {}
+
+
+@pytest.mark.parametrize("change", [_vanish, _end, _delete, _hold, _spoil, _steal, _forget])
+async def test_a_job_at_which_something_is_to_be_done_does_not_rest(change: Callable[[Lists], object]) -> None:
+    assert await rest_of(training(), change) is None
+
+
+async def test_its_pods_are_heard_from_then_on() -> None:
+    lists, woken = Lists(training()), list[tuple[Name, float]]()
+    found = means(lists)
+    await first_look(found, lambda name, after: woken.append((name, after)))
+    report = PodReport(ranks=[RankReport(rank=0, activity="starting", seconds=0, step=0)])
+    speaker = Speaker(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0)
+    now = training().now
+    assert found.board.hear(speaker, report, now)
+    assert woken == [(NAME, 1.0)]
+
+
+async def test_a_job_with_a_claim_of_its_own_rests_too() -> None:
+    world = until(World(make_job(spec__checkpoint={})), "pseudo")
+    world.settle()
+    assert await rest_of(world) is not None

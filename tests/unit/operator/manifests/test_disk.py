@@ -1,0 +1,73 @@
+"""The bound on what a pod writes to its node's disk leaves room for all that the trainer's own plan puts there."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_api.quantity import bytes_of
+from pseudoreal_api.resolved.resolve import phase_config
+from pseudoreal_operator.manifests.disk import claim_size, size_limit
+from pseudoreal_trainer.forecast.memory.from_config import best_layout, phase_sizes
+from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.plan.units import units_of
+
+from tests.unit.operator.world import make_job
+
+LARGE = {
+    "layers": 8,
+    "hiddenSize": 1024,
+    "attention": {"heads": 8},
+    "sequenceLength": 32,
+    "feedForward": {"size": 4096},
+}
+OFFLOAD = {"spec__phases__1__offload": {"home": "Disk"}}
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"spec__model__feedForward": {"size": 4096, "activation": "SwiGLU"}},
+        {"spec__model__experts": {"count": 4}},
+        {"spec__phases__1__sharing": {"blocks": 4}},
+        {"spec__phases__1__parallelism": {"pipeline": 2}},
+        {"spec__phases__1__parallelism": {"stateSharding": "Full"}},
+        {"spec__phases__1__processesPerWorker": 2, "spec__phases__1__parallelism": {"pipeline": 4}},
+        {"spec__phases__1__offload": {"budget": {"device": "64Mi", "host": "1Mi"}}},
+    ],
+    ids=str,
+)
+def test_it_is_at_least_what_the_plan_needs_and_not_much_more(changes: dict[str, Any], compute: str) -> None:
+    job = make_job(spec__model=LARGE, spec__precision={"compute": compute}, **OFFLOAD | changes)
+    config = phase_config(job, 1, execution=1, work_directory="/w", offload_directory="/o")
+    layout, sizes = best_layout(config, "cpu"), phase_sizes(config, "cpu")
+    ranks = config.processes_per_worker
+    needed = ranks * max(held(layout, sizes, rank).disk for rank in range(layout.pipeline))
+    allowed = bytes_of(size_limit(job.spec, job.spec.phases[1]))
+    assert 2 * needed <= allowed
+    assert "budget" in str(changes) or allowed <= 5 * needed + 2 * 2**30
+
+
+@pytest.mark.parametrize("compute", ["bfloat16", "float64"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"spec__model__experts": {"count": 4}},
+        {"spec__checkpoint__keepLast": 10},
+        {"spec__checkpoint__keepEvery": 4},
+        {"spec__checkpoint__keepEvery": 20},
+    ],
+    ids=str,
+)
+def test_a_claim_has_room_for_twice_what_is_kept(changes: dict[str, Any], compute: str) -> None:
+    """Counted one by one: what the trainer's own units have, at each step that is kept."""
+    job = make_job(spec__model=LARGE, spec__precision={"compute": compute}, **changes)
+    word, ends, kept = (8 if compute == "float64" else 4), [10, 20], job.spec.checkpoint
+    sizes = []
+    for phase in job.spec.phases:
+        blocks = phase.sharing.blocks if phase.sharing else 8
+        sizes.append(sum(3 * word * unit.numel for unit in units_of(job.spec.model, blocks)))
+    steps = [step for step in range(1, 21) if kept.keep_every and step % kept.keep_every == 0]
+    needed = sum(sizes) + (kept.keep_last + 1) * max(sizes) + sum(sizes[step > ends[0]] for step in steps)
+    assert 2 * needed <= bytes_of(claim_size(job.spec)) <= 2 * needed + 2**30 + 2**20

@@ -1,0 +1,38 @@
+"""Conditions as the API server takes them, whatever is said in them."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_operator.status.conditions import NewCondition, updated
+
+REASON = re.compile(r"[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?")
+"""The pattern of metav1.Condition."""
+
+
+def reason_of(said: str) -> str:
+    new = NewCondition("Progressing", "False", said, "It waits.")
+    (condition,) = updated([], [new], 1, datetime(2030, 1, 1, tzinfo=UTC))
+    return condition.reason
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [
+        ("Unschedulable", "Unschedulable"),
+        ("Err:image,pull_1", "Err:image,pull_1"),
+        ("No\nword 🏖️", "Noword"),
+        ("12 monkeys:", "monkeys"),
+        ("", "Other"),
+        ("🏖️", "Other"),
+    ],
+)
+def test_a_reason_is_one_word(said: str, word: str) -> None:
+    assert reason_of(said) == word
+
+
+@given(st.text(max_size=300))
+def test_every_reason_is_one_that_the_api_server_takes(said: str) -> None:
+    assert REASON.fullmatch(reason_of(said))
