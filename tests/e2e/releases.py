@@ -11,7 +11,7 @@ from pseudoreal_dev.demo import chart
 from pseudoreal_dev.images import images
 from pseudoreal_dev.machine import paths
 
-PREVIOUS = "a68a4a9"
+PREVIOUS = "bfc9d55"
 """The first commit with the API of 0.3.0: nothing older can be upgraded from while jobs run."""
 
 

@@ -2,11 +2,14 @@
 
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import pytest
+from kubernetes import client, config
+from pseudoreal_api.base import GROUP, PLURAL, VERSION
 from pseudoreal_api.publish import crd
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_dev.cluster import binaries
@@ -31,58 +34,95 @@ def kubectl(control_plane: ControlPlane) -> Kubectl:
         text = json.dumps(body) if body else None
         return subprocess.run([*command, *arguments], input=text, capture_output=True, text=True, timeout=200)
 
-    # Another test file of the same run may have installed it already.
-    applied = run("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    assert applied.returncode == 0, applied.stderr
-    # kubectl refuses to wait for a condition of what has no conditions yet.
-    established = ("wait", "--for=condition=Established", "-f", str(CRD), "--timeout=30s")
-    wait_for("the definition", lambda: run(*established).returncode == 0, lambda: run(*established).stderr)
     return run
 
 
-def _create(kubectl: Kubectl, body: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-    return kubectl("create", "--dry-run=server", "--output=json", "-f", "-", body=body)
+@pytest.fixture(scope="module", autouse=True)
+def definition(kubectl: Kubectl) -> None:
+    """Installs the CustomResourceDefinition. Another test file of the same run may have installed it already."""
+    applied = kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
+    assert applied.returncode == 0, applied.stderr
+    # kubectl refuses to wait for a condition of what has no conditions yet.
+    established = ("wait", "--for=condition=Established", "-f", str(CRD), "--timeout=30s")
+    wait_for("the definition", lambda: kubectl(*established).returncode == 0, lambda: kubectl(*established).stderr)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the API server says: the object, or why it refuses it."""
+
+    body: Json
+    refusal: str = ""
+
+
+@dataclass(frozen=True)
+class Jobs:
+    """Requests as kubectl makes them, without the time that it takes to start."""
+
+    api: client.CustomObjectsApi
+
+    def create(self, body: Json, *, dry_run: bool = False) -> Answer:
+        dry: Any = {"dry_run": "All"} if dry_run else {}
+        return self._ask(self.api.create_namespaced_custom_object, body=body, field_validation="Strict", **dry)
+
+    def replace(self, body: Json) -> Answer:
+        name = body["metadata"]["name"]
+        return self._ask(self.api.replace_namespaced_custom_object, name=name, body=body, field_validation="Strict")
+
+    def write_status(self, name: str, status: Json) -> Json:
+        patch = self.api.patch_namespaced_custom_object_status
+        answer = self._ask(patch, name=name, body={"status": status})
+        assert answer.refusal == ""
+        return answer.body
+
+    def _ask(self, call: Callable[..., Any], **arguments: Any) -> Answer:
+        try:
+            return Answer(call(GROUP, VERSION, "default", PLURAL, **arguments))
+        except client.ApiException as error:
+            return Answer({}, json.loads(error.body or "{}")["message"])
+
+
+@pytest.fixture(scope="module")
+def jobs(control_plane: ControlPlane) -> Iterator[Jobs]:
+    with config.new_client_from_config(str(control_plane.kubeconfig)) as api:
+        yield Jobs(client.CustomObjectsApi(api))
 
 
 @pytest.mark.parametrize("bad", bad_jobs(), ids=lambda bad: bad.name)
-def test_a_bad_job_is_refused_with_the_field_and_the_values(kubectl: Kubectl, bad: BadJob) -> None:
-    answer = _create(kubectl, bad.body)
-    assert answer.returncode != 0
+def test_a_bad_job_is_refused_with_the_field_and_the_values(jobs: Jobs, bad: BadJob) -> None:
+    refusal = jobs.create(bad.body, dry_run=True).refusal
+    assert refusal
     for piece in bad.says:
-        assert piece.lower() in answer.stderr.lower()
+        assert piece.lower() in refusal.lower()
 
 
 @pytest.mark.parametrize("body", example_jobs(), ids=lambda body: body["metadata"]["name"])
-def test_the_examples_are_accepted(kubectl: Kubectl, body: dict[str, Any]) -> None:
-    answer = _create(kubectl, body)
-    assert answer.returncode == 0, answer.stderr
+def test_the_examples_are_accepted(jobs: Jobs, body: Json) -> None:
+    answer = jobs.create(body, dry_run=True)
+    assert answer.refusal == ""
     # Nothing that a user wrote is pruned or changed.
-    assert PseudoRealJob.from_object(json.loads(answer.stdout)).spec == PseudoRealJob.from_object(body).spec
+    assert _spec(answer.body) == _spec(body)
 
 
-def test_the_defaults_of_the_server_are_those_of_the_models(kubectl: Kubectl) -> None:
-    answer = _create(kubectl, good_job())
-    assert answer.returncode == 0, answer.stderr
-    assert PseudoRealJob.from_object(json.loads(answer.stdout)).spec == PseudoRealJob.from_object(good_job()).spec
+def test_the_defaults_of_the_server_are_those_of_the_models(jobs: Jobs) -> None:
+    answer = jobs.create(good_job(), dry_run=True)
+    assert _spec(answer.body) == _spec(good_job())
     # The server itself filled them in: the user's file says nothing of these.
-    assert json.loads(answer.stdout)["spec"]["phases"][0]["parallelism"]["schedule"] == "Layered"
+    assert answer.body["spec"]["phases"][0]["parallelism"]["schedule"] == "Layered"
 
 
-def test_a_minimal_job_gets_its_defaults(kubectl: Kubectl) -> None:
-    body = minimal_job("least")
-    answer = _create(kubectl, body)
-    assert answer.returncode == 0, answer.stderr
-    given = json.loads(answer.stdout)["spec"]
-    assert PseudoRealJob.from_object({"metadata": {"name": "least"}, "spec": given}).spec == _spec(body)
-    assert given["checkpoint"]["storage"] == {"type": "Volume"}
-    assert given["phases"][1]["pod"] == {"env": [], "template": {}}
+def test_a_minimal_job_gets_its_defaults(jobs: Jobs) -> None:
+    answer = jobs.create(minimal_job(), dry_run=True)
+    assert _spec(answer.body) == _spec(minimal_job())
+    assert answer.body["spec"]["checkpoint"]["storage"] == {"type": "Volume"}
+    assert answer.body["spec"]["phases"][1]["pod"] == {"env": [], "template": {}}
 
 
 @pytest.mark.parametrize("good", other_good_jobs(), ids=lambda good: good.name)
-def test_other_good_jobs_are_accepted(kubectl: Kubectl, good: GoodJob) -> None:
-    answer = _create(kubectl, good.body)
-    assert answer.returncode == 0, answer.stderr
-    assert _spec(json.loads(answer.stdout)) == _spec(good.body)
+def test_other_good_jobs_are_accepted(jobs: Jobs, good: GoodJob) -> None:
+    answer = jobs.create(good.body, dry_run=True)
+    assert answer.refusal == ""
+    assert _spec(answer.body) == _spec(good.body)
 
 
 def _spec(body: Json) -> PseudoRealJobSpec:
@@ -93,29 +133,24 @@ Change = dict[str, Any]
 
 
 @pytest.fixture
-def change(kubectl: Kubectl) -> Callable[..., str]:
+def change(jobs: Jobs) -> Callable[..., str]:
     """Makes the good job with the first changes, then says what the API server answers to the second ones: nothing
     where it takes them."""
     name = f"changed-{next(_NUMBERS)}"
 
     def run(before: Change, after: Change, *, ended: bool = False) -> str:
-        assert kubectl("apply", "-f", "-", body=good_job(name, **before)).returncode == 0
+        made = jobs.create(good_job(name, **before))
+        assert made.refusal == ""
         if ended:
-            _write_status(kubectl, name, {"completionTime": "2026-11-23T00:00:00Z"})
-        answer = kubectl("apply", "-f", "-", body=good_job(name, **after))
-        return answer.stderr
+            made = Answer(jobs.write_status(name, {"completionTime": "2026-11-23T00:00:00Z"}))
+        body = good_job(name, **after)
+        body["metadata"]["resourceVersion"] = made.body["metadata"]["resourceVersion"]
+        return jobs.replace(body).refusal
 
     return run
 
 
 _NUMBERS = count()
-
-
-def _write_status(kubectl: Kubectl, name: str, status: Json) -> None:
-    patch = json.dumps({"status": status})
-    done = kubectl("patch", "prj", name, "--subresource=status", "--type=merge", f"--patch={patch}")
-    assert done.returncode == 0, done.stderr
-
 
 PSEUDO, REAL = good_job()["spec"]["phases"]
 MORE: Json = {"name": "more", "until": {"step": 30}, "batch": {"sequences": 8}}
@@ -255,12 +290,11 @@ def test_a_job_that_has_ended_may_still_be_told_when_to_go(change: Callable[...,
 
 
 @pytest.mark.parametrize("release", released.releases())
-def test_the_status_of_a_release_is_kept(kubectl: Kubectl, release: str) -> None:
-    assert kubectl("apply", "-f", "-", body=good_job("upgraded")).returncode == 0
+def test_the_status_of_a_release_is_kept(jobs: Jobs, release: str) -> None:
+    name = f"of-{release.replace('.', '-')}"
+    assert jobs.create(good_job(name)).refusal == ""
     status = released.recorded(release, "status")
-    _write_status(kubectl, "upgraded", status)
-    kept = json.loads(kubectl("get", "prj", "upgraded", "-o", "json").stdout)["status"]
-    assert {key: kept[key] for key in status} == status
+    assert jobs.write_status(name, status)["status"] == status
 
 
 def test_the_status_is_a_subresource(kubectl: Kubectl) -> None:

@@ -24,6 +24,8 @@ _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _SPAN = re.compile(r"`([^`\n]+)`")
 _FILE = re.compile(r"[\w.-]+(/[\w.-]+)+\.(py|md|yaml|svg|sh|json|tpl)")
 _FIELD = re.compile(r"(?:spec\.)?([a-z]\w*(?:\[\])?(?:\.[a-zA-Z]\w*(?:\[\])?)+)")
+_OPEN = "x-kubernetes-preserve-unknown-fields"
+"""Marks an object whose fields Kubernetes defines."""
 _HISTORY = ("CHANGELOG.md", "docs/decisions/")
 """Documents that speak of what was: they may name what is gone."""
 
@@ -182,11 +184,10 @@ def _below(schema: Any, value: Any, path: str) -> Iterator[str]:
             yield from _below(schema.get("items", {}), item, f"{path}[]")
     elif isinstance(value, dict):
         fields = schema.get("properties", {})
-        known = fields or schema.get("additionalProperties") or schema.get("x-kubernetes-preserve-unknown-fields")
-        if path != ".metadata" and (fields or not known):
+        if path != ".metadata" and "additionalProperties" not in schema and _OPEN not in schema:
             yield from (f"{path}.{name}" for name in value if name not in fields)
         for name, child in value.items():
-            yield from _below(fields.get(name, {"x-kubernetes-preserve-unknown-fields": True}), child, f"{path}.{name}")
+            yield from _below(fields.get(name, {_OPEN: True}), child, f"{path}.{name}")
     elif "properties" in schema or ("enum" in schema and value not in schema["enum"]):
         yield f"{path}: {value}"
 
@@ -198,6 +199,6 @@ def _exists(names: list[str]) -> bool:
 def _leads(schema: Any, names: list[str]) -> bool:
     """Whether the names lead through the schema; what is below an object without listed fields is not looked at."""
     schema = schema.get("items", schema)
-    if not names or "properties" not in schema:
+    if not names or "properties" not in schema or _OPEN in schema:
         return True
     return names[0] in schema["properties"] and _leads(schema["properties"][names[0]], names[1:])

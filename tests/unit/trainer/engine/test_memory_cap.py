@@ -106,7 +106,7 @@ def test_a_state_larger_than_the_memory_trains_from_the_disk(large: Any, tmp_pat
         r"out of memory: asked for \S+ MiB, this rank used \S+ .iB, and may have \S+ .iB of data",
         message["message"],
     )
-    assert "set spec.phases[real].offload.home: disk" in message["message"]
+    assert "set spec.phases[real].offload.home: Disk" in message["message"]
     from_disk = _train(disk, tmp_path, limit)
     assert from_disk.returncode == 0, from_disk.stdout
     assert _losses(disk) == _losses(whole)

@@ -66,7 +66,7 @@ def test_the_sentence_of_a_rank(config: Any) -> None:
     assert rank_sentence(lack, MemoryUse(3 * GIB, None, PodMemory()), config(0)) == (
         "out of memory: asked for 32.00 MiB, this rank used 3.00 GiB; to need less, raise"
         " spec.phases[pseudo].resources.limits.memory, or raise spec.phases[pseudo].batch.microBatches (now 2), or set"
-        " spec.phases[pseudo].offload.home: disk, or lower spec.checkpoint.bufferBytes (now 256Mi)"
+        " spec.phases[pseudo].offload.home: Disk, or lower spec.checkpoint.bufferBytes (now 256Mi)"
     )
     pod = PodMemory(limit=8 * GIB, used=8 * GIB - MIB)
     assert (
