@@ -184,13 +184,13 @@ def test_an_interrupted_phase_measures_the_same(
 def test_what_was_not_measured_is_refused(job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any) -> None:
     train(config(0))
     unmeasured = _newest(tmp_path, "pseudo").manifest
-    with pytest.raises(TrainingError, match=r"pseudo-00000006 measured nothing.*4 blocks \(cycle\).*delink with scale"):
+    with pytest.raises(TrainingError, match=r"pseudo-00000006 measured nothing.*4 blocks \(Cycle\).*delink with Scale"):
         delinked(unmeasured, "real", Sharing(blocks=4), "Measured")
     job_body["spec"]["delink"] = {"optimizerState": "Measured"}
     train(config(0, "measured"))
     measured = CheckpointStore(tmp_path / "measured", UID).newest("pseudo")
     assert measured is not None
-    with pytest.raises(TrainingError, match=r"measured the gradients of 4 blocks \(cycle\), and not .* 2 blocks"):
+    with pytest.raises(TrainingError, match=r"measured the gradients of 4 blocks \(Cycle\), and not .* 2 blocks"):
         delinked(measured.manifest, "real", Sharing(blocks=2), "Measured")
 
 

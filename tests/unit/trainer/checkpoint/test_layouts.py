@@ -73,11 +73,11 @@ def _do(task: Task, ranks: Ranks) -> None:
             stream = Stream(corpus.train, config.model.sequence_length, config.data.seed)
             progress = first_progress(config, origin)
             if not isinstance(origin, Anew):
-                saver.start(progress.manifest(config, None))
+                saver.start(progress.manifest(config, corpus.identity))
             while progress.step < END:
                 progress.advance(train_step(config, stream, engine, progress), config, left_out=[])
                 if progress.step in (SAVED, END):
-                    saver.start(progress.manifest(config, None))
+                    saver.start(progress.manifest(config, corpus.identity))
             saver.finish()
 
 

@@ -13,6 +13,7 @@ from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.manifest import Updates
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.ending import Rules
@@ -23,6 +24,7 @@ from tests.unit.trainer.forked import run_ranks
 from tests.unit.trainer.training import spoiling
 from tests.unit.trainer.training.spoiling import spoilt
 
+CORPUS = CorpusIdentity(files=1, size=5, sha256="07" * 32)
 CLIPPINGS = ("Global", "PerUnit", "None")
 SPOILT = 3
 """Step."""
@@ -165,7 +167,7 @@ def test_a_loss_that_is_no_number_is_not_reached(job_body: Any, config: Any) -> 
 @pytest.mark.parametrize("field", ["loss", "validation_loss", "start_validation_loss"])
 def test_no_manifest_says_a_number_that_is_not_finite(field: str, config: Any) -> None:
     progress = Progress()
-    assert progress.manifest(config(0), None).to_json()
+    assert progress.manifest(config(0), CORPUS).to_json()
     setattr(progress, field, nan)
     with pytest.raises(ValueError, match="pseudo-00000000 has a number that is not finite"):
-        progress.manifest(config(0), None).to_json()
+        progress.manifest(config(0), CORPUS).to_json()

@@ -122,8 +122,8 @@ def test_what_is_resumed_from_objects_is_what_was_never_stopped(
     assert remote.read(f"{FOLDER}/execution") == b"2"
     names = [f"pseudo-0000000{step}" for step in (2, 3, 4, 6)]
     assert sorted(remote.found()) == [
-        f"{FOLDER}/execution",
         *(f"{FOLDER}/checkpoints/{name}/{file}" for name in names for file in FILES),
+        f"{FOLDER}/execution",
         f"{FOLDER}/lineage.json",
     ]
     lines = (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()
