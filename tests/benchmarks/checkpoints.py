@@ -199,7 +199,7 @@ def _dcp_of(bench: Bench, mode: str) -> Saving:
 
 def _state(engine: Engine) -> dict[str, Tensor]:
     """The very tensors that the engine updates: as a trainer would give them."""
-    states = engine._parts.states
+    states = engine._store.states
     return {
         f"{unit}.{kind}": state.part(kind, 0, state.extent.length) for unit, state in states.items() for kind in KINDS
     }

@@ -12,8 +12,8 @@ from statistics import median, quantiles
 
 import torch
 from pseudoreal_api.spec.optimizer import Optimizer
-from pseudoreal_trainer.engine.state import adamw
-from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
+from pseudoreal_trainer.engine.state import memory
+from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 
 _ROUNDS, _WARM_UP = 15, 1
 _RATE, _CLIP = 1e-3, 0.999
@@ -33,16 +33,16 @@ def compare(length: int, piece: int) -> tuple[list[float], list[float]]:
     spec, steps, optimizer = Optimizer(), torch.tensor(2.0), AdamW()
     three: list[float] = []
     one: list[float] = []
-    adamw.PIECE = piece
+    memory.PIECE = piece
     for _ in range(_WARM_UP + _ROUNDS):
-        three.append(_seconds(lambda: adamw._whole(adamw._Step(spec, steps + 1, _RATE, _CLIP), slices)))
+        three.append(_seconds(lambda: memory._whole(memory._Kernel(spec, steps + 1, _RATE, _CLIP), slices)))
         one.append(_seconds(lambda: optimizer.update(spec, slices, steps, _RATE, _CLIP)))
     return three[_WARM_UP:], one[_WARM_UP:]
 
 
 def main(arguments: Sequence[str]) -> None:
     length = int(arguments[0] if arguments else 256) * 2**20 // 4
-    pieces = [int(argument) * 1024 for argument in arguments[1:]] or [adamw.PIECE]
+    pieces = [int(argument) * 1024 for argument in arguments[1:]] or [memory.PIECE]
     for piece in pieces:
         three, one = compare(length, piece)
         ratios = [a / b for a, b in zip(three, one, strict=True)]

@@ -1,7 +1,7 @@
 """One process of a run of `versions`: `python -m tests.benchmarks.versions_rank CASE RESULT`, under torchrun.
 
-The engine is whichever PYTHONPATH finds. Earlier ones can be compared back to the commit that added `spec/optimizer.py`
-to the contract; those before it have other names.
+The engine is whichever PYTHONPATH finds. Earlier ones can be compared back to the commit that added
+`engine/state/store.py` to the trainer; those before it have other names.
 """
 
 import os
@@ -14,9 +14,8 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
-from pseudoreal_trainer.engine.build import Blueprint
-from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.model.initial import initial_weights
@@ -67,7 +66,7 @@ def _engine(case: VersionCase, work: Work, ranks: Ranks, folder: Path) -> Engine
     )
     compute = torch.bfloat16 if case.mixed else torch.float32
     blueprint = Blueprint(work.model, optimizer, units, torch.float32, compute, False, folder)
-    engine = Engine(blueprint, open_grid(layout, ranks), Trace(ranks.rank))
+    engine = Engine(blueprint, open_mesh(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, layers, work.seed, torch.float32)
         if engine.has(index):

@@ -6,10 +6,9 @@ from collections.abc import Callable
 import pytest
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, MixtureOfExperts, Model
-from pseudoreal_trainer.engine.modules import UnitModule
 from pseudoreal_trainer.model import experts
 from pseudoreal_trainer.model.grouped import can_group
-from pseudoreal_trainer.model.transformer import Block
+from pseudoreal_trainer.model.transformer import Block, UnitModule
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 

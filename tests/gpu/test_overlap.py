@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.runner import Training
 
 from tests.benchmarks.gpu.timeline import Timeline, record, share_of
 from tests.gpu.conftest import Figure

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.forecast.memory.activations import activation_peak
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.plan.lower import step_plan

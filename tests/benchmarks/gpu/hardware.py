@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Speeds, Transfer
-from pseudoreal_trainer.measure import links
+from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 
@@ -25,15 +25,15 @@ def quick_profile(device: torch.device, models: Iterable[Model], tokens: Iterabl
 
 
 def _speeds(device: torch.device, cells: list[Cell]) -> Speeds:
-    disk_read, disk_write = links.disk()
+    disk_read, disk_write = transfers.disk()
     measured: dict[str, Any] = {
         "passes": [measure_cell(cell, device) for cell in cells],
         "pass_seconds": pass_seconds(device),
-        "memory_bytes_per_second": links.memory_bytes_per_second(device),
-        "update_on_device_seconds_per_element": links.update_seconds_per_element(device),
-        "update_on_host_seconds_per_element": links.update_seconds_per_element(_CPU),
-        "h2d": links.copies(_CPU, device),
-        "d2h": links.copies(device, _CPU),
+        "memory_bytes_per_second": transfers.memory_bytes_per_second(device),
+        "update_on_device_seconds_per_element": transfers.update_seconds_per_element(device),
+        "update_on_host_seconds_per_element": transfers.update_seconds_per_element(_CPU),
+        "h2d": transfers.copies(_CPU, device),
+        "d2h": transfers.copies(device, _CPU),
         "disk_read": disk_read,
         "disk_write": disk_write,
     }

@@ -6,12 +6,11 @@ from pathlib import Path
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
-from pseudoreal_trainer.engine.build import Blueprint
-from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.forecast.memory.homes import activation_peaks
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
@@ -47,7 +46,7 @@ class Ours:
             compiled=False,
             offload_directory=folder,
         )
-        self.engine = Engine(blueprint, open_grid(self.layout, Ranks(0, 1, device)), Trace(0))
+        self.engine = Engine(blueprint, open_mesh(self.layout, Ranks(0, 1, device)), Trace(0))
         self._fill()
         self._step = 0
 

@@ -8,12 +8,11 @@ from tempfile import TemporaryDirectory
 import torch
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
 from pseudoreal_api.spec.phase import Home, StateSharding
-from pseudoreal_trainer.engine.build import Blueprint
-from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
@@ -39,8 +38,8 @@ def at(home: Home, window: int = 2, sharding: StateSharding = "Full") -> Stack:
 
 def train_step(engine: Engine, work: Work, step: int) -> float:
     """The loss of one step, nats per token."""
-    grid, sequences = engine.grid, work.batches[step]
-    batch = Batch(work.micro_batches_of(sequences, grid.data_rank, grid.layout.data))
+    mesh, sequences = engine.mesh, work.batches[step]
+    batch = Batch(work.micro_batches_of(sequences, mesh.data_rank, mesh.layout.data))
     tokens = sequences[:, 1:].numel()
     return engine.train(batch, Training(tokens, LEARNING_RATE, stop=False), step).loss_sum / tokens
 
@@ -68,7 +67,7 @@ def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path) -> Engin
         weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode="None")
     )
     blueprint = Blueprint(work.model, optimizer, units, torch.float32, torch.float32, False, folder)
-    engine = Engine(blueprint, open_grid(layout, ranks), Trace(ranks.rank))
+    engine = Engine(blueprint, open_mesh(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, layers, work.seed, torch.float32)
         if engine.has(index):

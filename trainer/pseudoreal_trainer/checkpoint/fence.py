@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
 
 @dataclass(frozen=True)
 class Fence:
-    work_directory: Place
+    work_directory: StoragePath
     execution: int
 
     def claim(self) -> None:
@@ -39,5 +39,5 @@ class Fence:
             return self.execution
 
     @property
-    def _path(self) -> Place:
+    def _path(self) -> StoragePath:
         return self.work_directory / "execution"

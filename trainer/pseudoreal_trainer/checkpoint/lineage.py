@@ -9,7 +9,7 @@ from pseudoreal_api.base import ApiModel
 from pseudoreal_api.resolved.config import DiscardConfig, PhaseConfig
 from pydantic import Field, ValidationError
 
-from pseudoreal_trainer.checkpoint.storage.place import Place, place_of
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, unknown
 from pseudoreal_trainer.errors import TrainingError
@@ -26,8 +26,8 @@ class Lineage(ApiModel):
 
 def remember_lineage(config: PhaseConfig) -> None:
     """Writes lineage.json of the job. Raises TrainingError when it cannot be written."""
-    continues = None if config.continues is None else place_of(config.continues).name
-    path = place_of(config.storage) / LINEAGE
+    continues = None if config.continues is None else storage_path(config.continues).name
+    path = storage_path(config.storage) / LINEAGE
     try:
         storage_of(path).replace(Lineage(continues=continues, discards=config.discards or {}).to_json())
     except OSError as error:
@@ -38,9 +38,9 @@ def continued_stores(config: PhaseConfig) -> list[CheckpointStore]:
     """The checkpoints of the jobs that this one continues, the nearest job first. What a job discarded of those that it
     continues stays discarded. Raises TrainingError when a lineage.json cannot be read."""
     found: list[CheckpointStore] = []
-    seen = {place_of(config.storage)}
+    seen = {storage_path(config.storage)}
     rules: dict[str, list[DiscardConfig]] = defaultdict(list)
-    folder, discards = (None if config.continues is None else place_of(config.continues)), config.discards or {}
+    folder, discards = (None if config.continues is None else storage_path(config.continues)), config.discards or {}
     while folder is not None and folder not in seen:
         seen.add(folder)
         for phase, of_phase in discards.items():
@@ -54,7 +54,7 @@ def continued_stores(config: PhaseConfig) -> list[CheckpointStore]:
     return found
 
 
-def _lineage(folder: Place) -> Lineage:
+def _lineage(folder: StoragePath) -> Lineage:
     path = folder / LINEAGE
     try:
         return Lineage.model_validate_json(storage_of(path).read())

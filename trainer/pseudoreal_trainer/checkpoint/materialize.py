@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest, Piece, StoredTensor
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import KINDS
@@ -17,7 +17,7 @@ Tracked = Callable[[Iterable[_T], str], Iterable[_T]]
 """A function that passes a loop's elements through and shows how far the loop is."""
 
 
-def materialize(source: Reader, folder: Place, tracked: Tracked[str]) -> Manifest:
+def materialize(source: Reader, folder: StoragePath, tracked: Tracked[str]) -> Manifest:
     """The manifest of the folder that was written; it is not yet committed."""
     names = list(source.names)
     parts = {name: _whole(name, source.shape(name)) for name in names}

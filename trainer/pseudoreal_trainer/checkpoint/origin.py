@@ -78,8 +78,8 @@ def find_origin(config: PhaseConfig, ranks: Ranks) -> Origin | Complete:
     # Collectives, in this order on every rank: how many candidates there are; then of each its store, and those of
     # `_sound`, until one is sound. What follows depends on nothing but their results.
     count, which = ranks.from_first(len(found)), 0
-    for place in range(count):
-        chosen = found[place] if ranks.is_first else None
+    for turn in range(count):
+        chosen = found[turn] if ranks.is_first else None
         which = ranks.from_first(chosen.store if chosen else 0)
         manifest = _sound(stores[which], chosen.manifest if chosen else None, config.phase, ranks)
         if manifest is not None:

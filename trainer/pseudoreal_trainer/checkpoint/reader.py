@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, Link, Manifest, StoredTensor
-from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.plan.units import Kind, block_of, in_block, unit_of
 
@@ -19,7 +19,7 @@ class Reader:
     digests."""
 
     manifest: Manifest
-    checkpoints: Place
+    checkpoints: StoragePath
     """The folder of all checkpoints of the job."""
 
     @property

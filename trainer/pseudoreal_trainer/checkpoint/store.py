@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pseudoreal_trainer.checkpoint.manifest import FORMAT_VERSION, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.storage.place import Place, place_of
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.visible import await_size, read_as_seen
 from pseudoreal_trainer.errors import TrainingError
@@ -44,7 +44,7 @@ class CheckpointStore:
     """All checkpoints of the job with this uid below its work directory. Without a uid: those of whatever job they are,
     whose executions all came before."""
 
-    work_directory: Place
+    work_directory: StoragePath
     job_uid: str | None
     discards: Discards = field(default_factory=dict)
     """Phase -> rules for its checkpoints that count no more: they are as good as removed."""
@@ -52,7 +52,7 @@ class CheckpointStore:
     """What another job had discarded of its own executions."""
 
     @property
-    def folder(self) -> Place:
+    def folder(self) -> StoragePath:
         return self.work_directory / "checkpoints"
 
     def committed(self, phase: str | None = None) -> list[Manifest]:
@@ -119,7 +119,7 @@ class CheckpointStore:
             await_size(self.folder / manifest.data_folder / file, expected.size)
         return manifest
 
-    def begin(self, manifest: Manifest) -> Place:
+    def begin(self, manifest: Manifest) -> StoragePath:
         """An empty folder for the checkpoint; what stood under the same name is removed."""
         folder = self.folder / manifest.name
         if storage_of(folder / MANIFEST).exists():
@@ -177,14 +177,14 @@ class CheckpointStore:
         for folder in [*links, name]:
             remove(self.folder / folder)
 
-    def _verify_file(self, path: Place, expected: FileDigest) -> None:
+    def _verify_file(self, path: StoragePath, expected: FileDigest) -> None:
         self._check_size(path, expected)
         with _reading(path):
             found = storage_of(path).sha256()
         if found != expected.sha256:
             raise CorruptCheckpoint(f"{path} has the SHA-256 {found}; the manifest says {expected.sha256}")
 
-    def _check_size(self, path: Place, expected: FileDigest) -> None:
+    def _check_size(self, path: StoragePath, expected: FileDigest) -> None:
         with _reading(path):
             size = storage_of(path).size()
         if size != expected.size:
@@ -202,7 +202,7 @@ class CheckpointStore:
 
 
 @contextmanager
-def _reading(path: Place) -> Iterator[None]:
+def _reading(path: StoragePath) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -220,10 +220,10 @@ def _hits(discards: Discards, manifest: Manifest) -> bool:
 
 
 def store_of(config: PhaseConfig | DelinkConfig) -> CheckpointStore:
-    return CheckpointStore(place_of(config.storage), config.job.uid, config.discards or {})
+    return CheckpointStore(storage_path(config.storage), config.job.uid, config.discards or {})
 
 
-def manifests_in(checkpoints: Place) -> list[Manifest]:
+def manifests_in(checkpoints: StoragePath) -> list[Manifest]:
     """Manifests of all committed checkpoints, in no order."""
     try:
         folders = [path.parent for path in storage_of(checkpoints).find(MANIFEST)]
@@ -232,7 +232,7 @@ def manifests_in(checkpoints: Place) -> list[Manifest]:
     return [manifest for manifest in map(read_manifest, folders) if manifest is not None]
 
 
-def read_manifest(folder: Place) -> Manifest | None:
+def read_manifest(folder: StoragePath) -> Manifest | None:
     """The manifest of a folder; None, with a warning, when it makes no sense: such a checkpoint is taken as not
     committed. Raises TrainingError when it cannot be read, or has another format version: to start from an older
     checkpoint would throw its training away."""
@@ -249,11 +249,11 @@ def read_manifest(folder: Place) -> Manifest | None:
     return None
 
 
-def unknown(place: Place, error: OSError) -> TrainingError:
-    return TrainingError(f"{place} cannot be read, so nobody knows which checkpoint is the newest: {error}")
+def unknown(path: StoragePath, error: OSError) -> TrainingError:
+    return TrainingError(f"{path} cannot be read, so nobody knows which checkpoint is the newest: {error}")
 
 
-def _refuse_other_version(folder: Place, text: bytes) -> None:
+def _refuse_other_version(folder: StoragePath, text: bytes) -> None:
     try:
         version = json.loads(text)["formatVersion"]
     except (ValueError, KeyError, TypeError):
@@ -265,6 +265,6 @@ def _refuse_other_version(folder: Place, text: bytes) -> None:
         )
 
 
-def remove(folder: Place) -> None:
+def remove(folder: StoragePath) -> None:
     # A checkpoint that is half removed must not look committed.
     storage_of(folder).remove_folder(first=MANIFEST)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pseudoreal_trainer.checkpoint.manifest import FileDigest
-from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.storage.storage import Content, storage_of
 
 Array = NDArray[Any]
@@ -44,7 +44,7 @@ class Form:
 class TensorWriter:
     """Writes a file. It takes the bytes of all tensors in the order of the forms, in portions of any size."""
 
-    def __init__(self, path: Place, forms: Mapping[str, Form], facts: Mapping[str, str] | None = None) -> None:
+    def __init__(self, path: StoragePath, forms: Mapping[str, Form], facts: Mapping[str, str] | None = None) -> None:
         """`facts`: the format's own metadata."""
         header = _header(forms, facts)
         self._expected = len(header) + sum(form.size for form in forms.values())
@@ -92,7 +92,7 @@ def _header(forms: Mapping[str, Form], facts: Mapping[str, str] | None) -> bytes
 class TensorFile:
     """Reads ranges of flattened tensors. Raises ValueError or OSError when the file is not of this format."""
 
-    def __init__(self, path: Place) -> None:
+    def __init__(self, path: StoragePath) -> None:
         self._content = storage_of(path).content()
         length = int.from_bytes(_bytes(self._content, 0, _LENGTH_BYTES), "little")
         if length > _MOST_HEADER_BYTES:

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import structlog
 
-from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
@@ -25,7 +25,7 @@ Seen = TypeVar("Seen")
 log = structlog.get_logger()
 
 
-def read_as_seen(path: Place, sha256: str) -> bytes:
+def read_as_seen(path: StoragePath, sha256: str) -> bytes:
     """The content of a file whose digest another rank says. Raises TrainingError when it does not show in time."""
 
     def read() -> bytes | None:
@@ -35,12 +35,12 @@ def read_as_seen(path: Place, sha256: str) -> bytes:
     return _await(path, read)
 
 
-def await_size(path: Place, size: int) -> None:
+def await_size(path: StoragePath, size: int) -> None:
     """Until a file shows that another rank sees with this size. Raises TrainingError when it does not show in time."""
     _await(path, lambda: True if storage_of(path).size() == size else None)
 
 
-def _await(path: Place, look: Callable[[], Seen | None]) -> Seen:
+def _await(path: StoragePath, look: Callable[[], Seen | None]) -> Seen:
     """What `look` finds, once it finds something."""
     until, told = time.monotonic() + _MOST_SECONDS, False
     while (found := _seen(path, look)) is None:
@@ -56,7 +56,7 @@ def _await(path: Place, look: Callable[[], Seen | None]) -> Seen:
     return found
 
 
-def _seen(path: Place, look: Callable[[], Seen | None]) -> Seen | None:
+def _seen(path: StoragePath, look: Callable[[], Seen | None]) -> Seen | None:
     try:
         return look()
     except OSError as error:

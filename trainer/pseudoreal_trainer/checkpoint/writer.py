@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest
-from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.plan.parts import Part
 from pseudoreal_trainer.plan.units import Kind
@@ -15,7 +15,7 @@ _MOMENTS: tuple[Kind, ...] = ("first_moment", "second_moment")
 class RankWriter:
     """Takes the vectors of its units' parts: unit by unit, of each the weights, the first and the second moments."""
 
-    def __init__(self, folder: Place, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
+    def __init__(self, folder: StoragePath, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
         """`units`: the parts of each unit, in the order in which they come."""
         self._names = (WEIGHTS_FILE.format(rank), MOMENTS_FILE.format(rank))
         weights = {part.name: Form(part.stored_shape, dtype) for parts in units for part in parts}

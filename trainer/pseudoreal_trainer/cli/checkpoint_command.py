@@ -24,7 +24,7 @@ from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.materialize import materialize
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.retention import removable
-from pseudoreal_trainer.checkpoint.storage.place import ObjectPath, Place, place_of
+from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath, storage_path
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, manifests_in, read_manifest
 from pseudoreal_trainer.convert.formats import FORMATS, NotExportable
@@ -48,7 +48,7 @@ class _CheckpointFolder(click.ParamType[Opened]):
     name = "folder"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Opened:
-        folder = _place(value)
+        folder = _path(value)
         try:
             manifest = read_manifest(folder)
         except TrainingError as error:
@@ -58,21 +58,21 @@ class _CheckpointFolder(click.ParamType[Opened]):
         return Opened(CheckpointStore(folder.parent.parent, manifest.job.uid), manifest)
 
 
-class _WorkDirectory(click.ParamType[Place]):
+class _WorkDirectory(click.ParamType[StoragePath]):
     """A folder of checkpoints/, as an argument."""
 
     name = "folder"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Place:
-        place = _place(value)
-        if isinstance(place, Path) and not place.is_dir():
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StoragePath:
+        path = _path(value)
+        if isinstance(path, Path) and not path.is_dir():
             self.fail(f"{value} is no folder", param, ctx)
-        return place
+        return path
 
 
-def _place(value: str) -> Place:
-    place = place_of(value)
-    return place if isinstance(place, ObjectPath) else place.resolve()
+def _path(value: str) -> StoragePath:
+    path = storage_path(value)
+    return path if isinstance(path, ObjectPath) else path.resolve()
 
 
 CHECKPOINT = _CheckpointFolder()
@@ -156,7 +156,7 @@ def _phase_name(_: click.Context, __: click.Parameter, name: str) -> str:
         raise click.BadParameter(f"{name} is no name of a phase: small letters, digits and hyphens") from None
 
 
-def _refuse_existing(path: Place) -> None:
+def _refuse_existing(path: StoragePath) -> None:
     if storage_of(path).exists():
         raise ValueError(f"{path} exists, and is not replaced; choose another name, or remove it first")
 
@@ -218,7 +218,7 @@ def export(checkpoint: Opened, name: str, output: Path) -> None:
 @click.option("--keep-last", type=click.IntRange(min=1), required=True)
 @click.option("--keep-every", type=click.IntRange(min=1))
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
-def prune(workdir: Place, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
+def prune(workdir: StoragePath, keep_last: int, keep_every: int | None, dry_run: bool) -> None:
     """Remove checkpoints of the job in WORKDIR that the policy does not keep. The ends of phases, and what others refer
     to, always stay."""
     jobs = {manifest.job.uid for manifest in manifests_in(workdir / "checkpoints")}

@@ -6,10 +6,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pseudoreal_trainer.forecast.report import PhaseReport, RankReport
-from pseudoreal_trainer.forecast.time.links import LINKS, Link
+from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic
 from pseudoreal_trainer.quantity import readable_bytes
 
-_NAMES: dict[Link, str] = {
+_NAMES: dict[Traffic, str] = {
     "h2d": "host to device",
     "d2h": "device to host",
     "disk_read": "disk, read",
@@ -27,7 +27,7 @@ def show(console: Console, report: PhaseReport) -> None:
     console.print(_memory(report))
     if report.scratch_bytes is not None:
         say(f"kernels hold up to {readable_bytes(report.scratch_bytes)} of the device for themselves while a pass runs")
-    console.print(_links(report))
+    console.print(_moved(report))
     say(
         f"a unit is fetched {report.fetches_per_unit} times a step at most, and its gradient reduced"
         f" {report.reductions_per_unit} times"
@@ -58,13 +58,13 @@ def _grouped(reports: list[RankReport]) -> list[tuple[str, RankReport]]:
     return [(name, group[0][1]) for name, group in zip(names, groups, strict=True)]
 
 
-def _links(report: PhaseReport) -> Table:
-    table = Table("link", "bytes a step", "hidden from tokens a step", title="links of the busiest rank")
+def _moved(report: PhaseReport) -> Table:
+    table = Table("between", "bytes a step", "hidden from tokens a step", title="bytes that the busiest rank moves")
     for column in table.columns[1:]:
         column.justify = "right"
-    for link in LINKS:
-        if size := report.link_bytes_per_step[link]:
-            table.add_row(_NAMES[link], readable_bytes(size), _count(report.tokens_to_hide.get(link)))
+    for traffic in TRAFFIC:
+        if size := report.bytes_moved_per_step[traffic]:
+            table.add_row(_NAMES[traffic], readable_bytes(size), _count(report.tokens_to_hide.get(traffic)))
     if tokens := report.tokens_to_hide.get("optimizer"):
         table.add_row("(optimizer)", "", _count(tokens))
     return table

@@ -103,7 +103,7 @@ def _train(
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
     corpus = load_corpus(config.data, config.model.sequence_length)
     if config.preflight.mode != "None":
-        heartbeat.working("checks ranks and links")
+        heartbeat.working("checks ranks and networks")
         run_preflight(config, config_file)
     heartbeat.working("imports torch")
     from pseudoreal_trainer.engine.ranks.ranks import open_ranks

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.storage.durable import write_atomically
-from pseudoreal_trainer.checkpoint.storage.place import place_of
+from pseudoreal_trainer.checkpoint.storage.path import storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
 
@@ -44,7 +44,7 @@ class RunDirectory:
 
     @property
     def store(self) -> CheckpointStore:
-        return CheckpointStore(place_of(object_storage(self.job) or str(self.path)), self.job.metadata.uid)
+        return CheckpointStore(storage_path(object_storage(self.job) or str(self.path)), self.job.metadata.uid)
 
     def phase_config(self, index: int) -> PhaseConfig:
         work = self.path.resolve()

@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,12 +12,12 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pseudoreal_trainer.engine.modules import UnitModule
-from pseudoreal_trainer.engine.ranks.grid import Grid
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, Updated, reach
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.state.memory import State
-from pseudoreal_trainer.plan.steps import Drop, Fetch, Read
+from pseudoreal_trainer.engine.state.store import UnitStore
+from pseudoreal_trainer.model.transformer import UnitModule
+from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 
 
 class NotResident(RuntimeError):
@@ -50,20 +49,10 @@ class _Copy:
 class Copies:
     """The working copies of a rank, and whose weights each module has."""
 
-    def __init__(
-        self,
-        grid: Grid,
-        states: Mapping[int, State],
-        resident: Mapping[int, Tensor],
-        slots: list[Tensor],
-        lanes: Lanes,
-        trace: Trace,
-    ) -> None:
-        """`resident`: the copies that stay, [padded numel] each. `slots`: room for those that come and go, [padded
-        numel of the largest]."""
-        self._grid, self._layout, self._states, self._resident = grid, grid.layout, states, resident
-        self._free = [_Slot(storage, lanes.mark()) for storage in slots]
-        self._lanes, self._trace, self._heartbeat = lanes, trace, grid.ranks.heartbeat
+    def __init__(self, store: UnitStore, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
+        self._store, self._mesh, self._layout = store, mesh, mesh.layout
+        self._free = [_Slot(storage, lanes.mark()) for storage in store.window]
+        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, dist.Work | None] = {}
         self._waiting: deque[Fetch] = deque()
@@ -72,23 +61,23 @@ class Copies:
         """Units whose read has not begun, as they are still being updated. (A disk thread that waited for an update
         would be missing from that very update.)"""
         self._bound: dict[UnitModule, Tensor] = {}
-        self.updated: dict[int, Updated] = {unit: _done(None) for unit in states}
-        self.slot_bytes = sum(storage.nbytes for storage in slots)
-        self._slot_addresses = {storage.untyped_storage().data_ptr() for storage in slots}
+        self.updated: dict[int, Updated] = {unit: _done(None) for unit in store.states}
+        """Unit -> its newest update."""
+        self._slot_addresses = {storage.untyped_storage().data_ptr() for storage in store.window}
         self._owners: dict[int, int] = {}
 
-    def read(self, step: Read) -> None:
-        self._unread[step.unit] = None
+    def read(self, record: Read) -> None:
+        self._unread[record.unit] = None
         self._read_updated()
 
-    def fetch(self, step: Fetch) -> None:
+    def fetch(self, record: Fetch) -> None:
         """Begins a fetch as soon as its unit is ready.
 
         Passes of units that are here go on meanwhile; only the use of the unit's weights waits. This cannot deadlock:
         at the latest a fetch begins where the plan needs it, on all ranks in one order, and there it waits for an
         update, which waits for nothing that this thread has yet to do.
         """
-        self._waiting.append(step)
+        self._waiting.append(record)
         self.begin_ready()
 
     def begin_ready(self) -> None:
@@ -106,12 +95,12 @@ class Copies:
         while self._waiting:
             self._begin(self._waiting.popleft())
 
-    def drop(self, step: Drop) -> None:
-        copy = self._copies.pop(step.unit)
+    def drop(self, record: Drop) -> None:
+        copy = self._copies.pop(record.unit)
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
         self._owners.pop(copy.flat.data_ptr())
         self._free.append(_Slot(copy.slot.storage, self._lanes.mark()))
-        self._trace.add("fetch", time.perf_counter_ns(), step)
+        self._trace.add("fetch", time.perf_counter_ns(), record)
 
     def bind(self, unit: int, module: UnitModule) -> None:
         """Gives the module the unit's weights; waits for its fetch."""
@@ -122,8 +111,8 @@ class Copies:
 
     def flat(self, unit: int) -> Tensor:
         """The working copy of a unit. Raises NotResident when it has none, or its fetch is not finished."""
-        if unit in self._resident:
-            return self._resident[unit]
+        if unit in self._store.resident:
+            return self._store.resident[unit]
         copy = self._copies.get(unit)
         if copy is None or not copy.finished:
             state = "has no working copy" if copy is None else "is being fetched"
@@ -149,7 +138,7 @@ class Copies:
             reach(updated.result())
 
     def _is_ready(self, unit: int) -> bool:
-        return self.updated[unit].done() and unit not in self._unread and self._states[unit].is_read()
+        return self.updated[unit].done() and unit not in self._unread and self._store.states[unit].is_read()
 
     def _read_updated(self) -> None:
         for unit in [unit for unit in self._unread if self.updated[unit].done()]:
@@ -157,26 +146,26 @@ class Copies:
 
     def _read(self, unit: int) -> None:
         self._unread.pop(unit)
-        self._states[unit].read_ahead(self.updated[unit])
+        self._store.states[unit].read_ahead(self.updated[unit])
 
-    def _begin(self, step: Fetch) -> None:
-        if self._layout.moves(step.unit):
-            self._copies[step.unit] = self._fetched(step)
+    def _begin(self, record: Fetch) -> None:
+        if self._layout.moves(record.unit):
+            self._copies[record.unit] = self._fetched(record)
         else:
-            self._refresh(step)
+            self._refresh(record)
 
     def _finished(self, unit: int) -> Tensor:
         # In the plan's order: those before it may be gathered from the same ranks.
-        while any(step.unit == unit for step in self._waiting):
+        while any(record.unit == unit for record in self._waiting):
             self._begin(self._waiting.popleft())
-        if unit in self._resident:
+        if unit in self._store.resident:
             self._finish_resident(unit)
         elif (copy := self._copies.get(unit)) is not None and not copy.finished:
             if copy.work is not None:
                 self._await(unit, copy.work)
             self._lanes.follow(copy.mark)
             copy.finished = True
-            self._states[unit].fetched(copy.mark)
+            self._store.states[unit].fetched(copy.mark)
             self._trace.add("fetch", copy.begin, copy.fetch)
         return self.flat(unit)
 
@@ -196,12 +185,12 @@ class Copies:
         """The mark of the unit's newest update, after waiting until that was called."""
         return self._heartbeat.join(self.updated[unit], self._heartbeat.updates)
 
-    def _fetched(self, step: Fetch) -> _Copy:
+    def _fetched(self, record: Fetch) -> _Copy:
         begin = time.perf_counter_ns()
-        state, slot = self._states[step.unit], self._free.pop()
-        updated = self._newest(step.unit)
-        if step.unit in self._unread:
-            self._read(step.unit)
+        state, slot = self._store.states[record.unit], self._free.pop()
+        updated = self._newest(record.unit)
+        if record.unit in self._unread:
+            self._read(record.unit)
         with self._lanes.on(Lane.COPY_IN):
             # The passes that read the slot's last unit, and this unit's update, ran on other lanes: nothing else keeps
             # this copy from overtaking them.
@@ -209,13 +198,13 @@ class Copies:
             self._lanes.follow(updated)
             weights = state.compute_weights()
             flat = slot.storage[: len(weights) * self._layout.shards]
-            self._count(step.unit, weights)
+            self._count(record.unit, weights)
             if self._layout.shards > 1:
                 weights = weights.to(flat.device, non_blocking=True)
             work = self._gather(flat, weights)
             mark = self._lanes.mark()
-        self._owners[flat.data_ptr()] = step.unit
-        return _Copy(slot, flat, weights, work, mark, step, begin)
+        self._owners[flat.data_ptr()] = record.unit
+        return _Copy(slot, flat, weights, work, mark, record, begin)
 
     def _gather(self, flat: Tensor, shard: Tensor) -> dist.Work | None:
         """Fills `flat`, [padded numel], from the shards of the data ranks. With several data ranks the shards are on
@@ -224,18 +213,18 @@ class Copies:
             flat.copy_(shard, non_blocking=True)
             return None
         self._trace.move("collective", shard.nbytes * (self._layout.shards - 1))
-        return dist.all_gather_into_tensor(flat, shard, group=self._grid.data, async_op=True)
+        return dist.all_gather_into_tensor(flat, shard, group=self._mesh.data, async_op=True)
 
     def _count(self, unit: int, weights: Tensor) -> None:
         if self._layout.home(unit) != "Device":
             self._trace.move("h2d", weights.nbytes)
 
-    def _refresh(self, step: Fetch) -> None:
+    def _refresh(self, record: Fetch) -> None:
         """Gathers a copy that stays anew, after its shards were updated."""
-        self._lanes.follow(self._newest(step.unit))
-        with self._trace.span("fetch", step):
-            self._refreshing[step.unit] = self._gather(
-                self._resident[step.unit], self._states[step.unit].compute_weights()
+        self._lanes.follow(self._newest(record.unit))
+        with self._trace.span("fetch", record):
+            self._refreshing[record.unit] = self._gather(
+                self._store.resident[record.unit], self._store.states[record.unit].compute_weights()
             )
 
     def _pack(self, tensor: Tensor) -> Any:

@@ -1,25 +1,72 @@
-"""One rank of a phase's training: steps, evaluation, and its state unit by unit."""
+"""One rank of a phase's training: it runs the records of step plans, and has the rank's state, unit by unit."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import assert_never
 
 import torch
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.build import Blueprint, build_parts
+from pseudoreal_trainer.engine.copies import Copies
+from pseudoreal_trainer.engine.messages import Messages
+from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
 from pseudoreal_trainer.engine.probe import Probe, groups_of
-from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.lanes import Lanes, Throttle
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.reductions import Agreement
-from pseudoreal_trainer.engine.runner import Batch, Run, Training
+from pseudoreal_trainer.engine.stash import StashedInputs
 from pseudoreal_trainer.engine.state.capture import Capture, Sink, Source
-from pseudoreal_trainer.engine.state.memory import Content
+from pseudoreal_trainer.engine.state.memory import Purpose
+from pseudoreal_trainer.engine.state.ring import KeptRing
+from pseudoreal_trainer.engine.state.store import UnitStore
+from pseudoreal_trainer.engine.tokens import TokenBuffer
+from pseudoreal_trainer.engine.updates import Agreement, Gradients, Reductions, Updates
+from pseudoreal_trainer.engine.warm_up import warm_up
+from pseudoreal_trainer.forecast.memory.activations import most_stashed
+from pseudoreal_trainer.forecast.memory.crossing import takes_tokens
+from pseudoreal_trainer.model.transformer import Modules
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
-from pseudoreal_trainer.plan.steps import Update
+from pseudoreal_trainer.plan.records import (
+    Agree,
+    Backward,
+    Drop,
+    Fetch,
+    Forward,
+    Measure,
+    RankPlan,
+    Read,
+    Receive,
+    Record,
+    Reduce,
+    Send,
+    Stash,
+    Tie,
+    Unstash,
+    Update,
+)
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
+
+_AHEAD = 2
+"""Number of passes that are called ahead: enough that the GPU never waits for the thread that calls them."""
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What an engine is made from."""
+
+    model: Model
+    optimizer: OptimizerSpec
+    units: tuple[Unit, ...]
+    master: torch.dtype
+    compute: torch.dtype
+    compiled: bool
+    offload_directory: Path
 
 
 @dataclass(frozen=True)
@@ -42,17 +89,157 @@ class UnitState:
 class Engine:
     """One rank's part in training. Every rank makes one and calls the same methods in the same order."""
 
-    def __init__(self, blueprint: Blueprint, grid: Grid, trace: Trace) -> None:
-        plan = step_plan(grid.layout)
-        check_plan(grid.layout, plan)
-        self._blueprint, self._grid, self.trace = blueprint, grid, trace
-        self._heartbeat = grid.ranks.heartbeat
-        self._plan = plan[grid.pipeline_rank]
-        if grid.layout.measures:
-            measuring = measuring_plan(grid.layout)
-            check_plan(grid.layout, measuring)
-            self._measuring_plan = measuring[grid.pipeline_rank]
-        self._parts = build_parts(blueprint, grid, trace)
+    def __init__(self, blueprint: Blueprint, mesh: Mesh, trace: Trace) -> None:
+        """Raises PlanError where the layout's plan is unsound, TrainingError where a home has no room for the state."""
+        self._blueprint, self.mesh, self._layout, self.trace = blueprint, mesh, mesh.layout, trace
+        self._plan = self._checked(step_plan(mesh.layout))
+        self._measuring_plan = self._checked(measuring_plan(mesh.layout)) if mesh.layout.measures else self._plan
+        lanes = self._lanes = Lanes(mesh.device)
+        store = self._store = UnitStore(
+            blueprint.model,
+            blueprint.units,
+            mesh,
+            trace,
+            master=blueprint.master,
+            compute=blueprint.compute,
+            folder=blueprint.offload_directory,
+        )
+        modules = Modules(blueprint.model, blueprint.units, blueprint.compute, compiled=blueprint.compiled)
+        self._copies = Copies(store, mesh, lanes, trace)
+        self._gradients = Gradients(store, modules, mesh, lanes, trace)
+        self._reductions = Reductions(blueprint.optimizer, store, mesh, lanes, trace)
+        self._updates = Updates(blueprint.optimizer, store, self._reductions, mesh, lanes, trace)
+        self._messages = Messages(mesh, blueprint.compute, trace)
+        self._stashed = StashedInputs(lanes, trace, store.memory, mesh.device)
+        self._tokens = TokenBuffer(lanes, mesh.device, store.memory)
+        self._ring = KeptRing(store.memory)
+        self._passes = Passes(
+            layout=mesh.layout,
+            modules=modules,
+            copies=self._copies,
+            gradients=self._gradients,
+            messages=self._messages,
+            stashed=self._stashed,
+            tokens=self._tokens,
+            lanes=lanes,
+            trace=trace,
+            master=blueprint.master,
+        )
+
+    # Steps.
+
+    def train(self, batch: Batch, training: Training, step: int, probe: Probe | None = None) -> Agreement:
+        """Trains one step, measured with `probe`. It returns when its loss is known and, where single updates may be
+        left out, when it is known which are; updates go on into the next call."""
+        self.trace.begin(step)
+        self._reductions.begin(step)
+        run = PlanRun(batch, training, probe)
+        self._run(self._plan if probe is None else self._measuring_plan, run)
+        assert run.agreement is not None, "a training plan agrees"
+        agreed = self._reductions.end() if self._may_leave_out_units else run.agreement
+        heartbeat = self.mesh.ranks.heartbeat
+        return heartbeat.join(agreed, heartbeat.reductions)
+
+    def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
+        """Micro-batch -> sum of the loss over its tokens, in nats. Empty on ranks without the head."""
+        layout = replace(self._layout, micro_batches=micro_batches)
+        run = PlanRun(batch, None)
+        self._run(evaluation_plan(layout)[self.mesh.pipeline_rank], run)
+        return {m: float(loss) for m, loss in run.losses.items()}
+
+    def _run(self, plan: RankPlan, run: PlanRun) -> None:
+        """Takes the records of a plan from first to last."""
+        is_limited = self._layout.stash or self._layout.pipeline > 1
+        throttle = Throttle(self._lanes, _AHEAD if is_limited else None)
+        self._prepare(plan, run)
+        for record in plan:
+            self._execute(record, run)
+            if isinstance(record, Forward | Backward):
+                # Updates have ended meanwhile: what waits for them need not wait for the record that needs it.
+                self._copies.begin_ready()
+                throttle.called()
+        self._stashed.finish()
+        self._messages.finish()
+
+    def _execute(self, record: Record, run: PlanRun) -> None:
+        match record:
+            case Read():
+                self._copies.read(record)
+            case Fetch():
+                self._copies.fetch(record)
+            case Drop():
+                self._copies.drop(record)
+            case Forward():
+                self._passes.forward(run, record)
+            case Backward():
+                self._passes.backward(run, record)
+            case Send():
+                self._messages.send(record, run.crossing(record.flow).pop((record.position, record.micro_batch)))
+            case Receive():
+                # An activation and its gradient have the shape of the micro-batch.
+                self._messages.receive(
+                    record, (*run.batch.shape(record.micro_batch), self._blueprint.model.hidden_size)
+                )
+            case Stash():
+                self._stashed.stash(record, run.inputs.pop((record.position, record.micro_batch)))
+            case Unstash():
+                self._stashed.unstash(record)
+            case Measure():
+                self._measure(record, run)
+            case Reduce():
+                # The fetches before this record gather in the same group: every rank calls them before this sum.
+                self._copies.begin_all()
+                after = self._updates.before_next_gradient
+                self._reductions.reduce(record, self._gradients.reduce(record.unit), after)
+            case Tie():
+                self._reductions.tie(record)
+            case Agree():
+                stop, finish = run.training_step.stop, run.training_step.finish
+                run.agreement = self._reductions.agree(record, run.loss_sum(), stop=stop, finish=finish)
+            case Update():
+                self._copies.updated[record.unit] = self._updates.update(record, run.training_step.rate)
+            case _:
+                assert_never(record)
+
+    def _measure(self, record: Measure, run: PlanRun) -> None:
+        assert run.probe is not None, "only a measuring plan asks"
+        # The fetches before this record gather in the same group: every rank calls them before this sum.
+        self._copies.begin_all()
+        with self.trace.executed("measure", record, self._lanes):
+            run.probe.finish(record.position)
+
+    def _prepare(self, plan: RankPlan, run: PlanRun) -> None:
+        """Makes the host memory that depends on the batch, where there is none yet, and tries passes of new shapes:
+        before the first message is awaited."""
+        if self._lanes.are_real and self._layout.pipeline > 1:
+            warm_up(self._passes, run.batch, plan)
+        stashes = self._layout.stash and run.training is not None
+        takes = self._lanes.are_real and takes_tokens(self._layout, self.mesh.pipeline_rank)
+        if not (takes or stashes):
+            return
+        shapes = [run.batch.shape(m) for m in {record.micro_batch for record in plan if isinstance(record, Forward)}]
+        if takes:
+            self._tokens.prepare(shapes)
+        if stashes:
+            numel = max(sequences * length for sequences, length in shapes) * self._blueprint.model.hidden_size
+            self._stashed.prepare(most_stashed(plan), numel, self._blueprint.compute)
+
+    @property
+    def _may_leave_out_units(self) -> bool:
+        return self._blueprint.optimizer.non_finite == "Skip" and self._layout.clipping != "Global"
+
+    def _checked(self, plan: tuple[RankPlan, ...]) -> RankPlan:
+        """This rank's part of a plan that was proved."""
+        check_plan(self._layout, plan)
+        return plan[self.mesh.pipeline_rank]
+
+    def probe(self, next_blocks: Sequence[int] | None) -> Probe:
+        """A probe for one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours
+        are compared."""
+        groups = () if next_blocks is None else groups_of(self._layout.layer_blocks, next_blocks)
+        return Probe(self.mesh, self.units, self._passes.modules, self.master_dtype, groups)
+
+    # The state, between steps.
 
     @property
     def units(self) -> tuple[Unit, ...]:
@@ -62,109 +249,76 @@ class Engine:
     def master_dtype(self) -> torch.dtype:
         return self._blueprint.master
 
-    @property
-    def grid(self) -> Grid:
-        return self._grid
-
     def has(self, unit: int) -> bool:
         """Whether some of the unit's state is on this rank."""
-        return unit in self._parts.states
-
-    def state_bytes(self) -> Counter[Content]:
-        """Bytes that this rank keeps from step to step for its units, in all homes together. The window and what is on
-        its way to or from it are not counted."""
-        kept: Counter[Content] = Counter()
-        for state in self._parts.states.values():
-            kept.update(state.kept_bytes())
-        return kept
-
-    def crossing_bytes(self) -> int:
-        """Bytes of the host memory through which state crosses the bus; all of it is pinned where there is a GPU."""
-        return self._parts.region.size
-
-    def pinned_bytes(self) -> int:
-        """Bytes of all host memory that this rank has pinned."""
-        return self._parts.memory.pinned
-
-    def window_bytes(self) -> int:
-        """Bytes of the slots for working copies that come and go."""
-        return self._parts.copies.slot_bytes
-
-    def train(self, batch: Batch, training: Training, step: int, probe: Probe | None = None) -> Agreement:
-        """Trains one step, measured with `probe`. It returns when its loss is known and, where single updates may be
-        left out, when it is known which are; updates go on into the next call."""
-        self.trace.begin(step)
-        self._parts.reductions.begin(step)
-        run = Run(self._parts, batch, training, probe)
-        run.go(self._plan if probe is None else self._measuring_plan)
-        assert run.agreement is not None, "a training plan agrees"
-        agreed = self._parts.reductions.end() if self._may_leave_out_units else run.agreement
-        return self._heartbeat.join(agreed, self._heartbeat.reductions)
-
-    @property
-    def _may_leave_out_units(self) -> bool:
-        return self._blueprint.optimizer.non_finite == "Skip" and self._grid.layout.clipping != "Global"
-
-    def probe(self, next_blocks: Sequence[int] | None) -> Probe:
-        """A probe for one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours
-        are compared."""
-        layout = self._grid.layout
-        groups = () if next_blocks is None else groups_of(layout.layer_blocks, next_blocks)
-        return Probe(self._grid, self.units, self._parts.modules, self.master_dtype, groups)
-
-    def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
-        """Micro-batch -> sum of the loss over its tokens, in nats. Empty on ranks without the head."""
-        layout = replace(self._grid.layout, micro_batches=micro_batches)
-        run = Run(self._parts, batch, None)
-        run.go(evaluation_plan(layout)[self._grid.pipeline_rank])
-        return {m: float(loss) for m, loss in run.losses.items()}
+        return unit in self._store.states
 
     def extent(self, unit: int) -> range:
         """The part of the unit's flat vector that this rank has, padding included."""
-        extent = self._parts.states[unit].extent
+        extent = self._store.states[unit].extent
         return range(extent.begin, extent.begin + extent.length)
 
     def put(self, unit: int, state: UnitState) -> None:
         """Sets the state of a unit that this rank has."""
-        mine = self._parts.states[unit]
+        mine = self._store.states[unit]
         for kind in KINDS:
             mine.put(kind, state.vectors[kind])
         mine.steps.fill_(state.steps)
-        self._parts.copies.changed(unit)
+        self._copies.changed(unit)
 
     def order_of_updates(self) -> list[int]:
-        return [step.unit for step in self._plan if isinstance(step, Update)]
+        return [record.unit for record in self._plan if isinstance(record, Update)]
 
     def capture(self, spans: Mapping[int, range], sink: Sink, buffer_bytes: int) -> Future[None]:
         """Hands the state of the newest step to the sink, unit by unit in the order of `spans`: those ranges of the
         units' flat vectors. Training may go on meanwhile. The future ends when the sink has all of it."""
         sources = [self._source(unit, span) for unit, span in spans.items()]
-        crosses = any(self._grid.layout.home(unit) == "Device" for unit in spans)
-        ring = self._parts.captures.ring(buffer_bytes, crosses=crosses)
-        capture = Capture(sources, sink, ring, self._parts.lanes, self.trace)
-        self._parts.updates.holds |= capture.captured
+        crosses = any(self._layout.home(unit) == "Device" for unit in spans)
+        ring = self._ring.ring(buffer_bytes, crosses=crosses)
+        capture = Capture(sources, sink, ring, self._lanes, self.trace)
+        self._updates.holds |= capture.captured
         return capture.start()
 
     def _source(self, unit: int, span: range) -> Source:
-        state = self._parts.states[unit]
-        begin, end = (place - state.extent.begin for place in (span.start, span.stop))
-        return Source(unit, state, begin, end, self._parts.copies.updated[unit])
+        state = self._store.states[unit]
+        begin, end = (index - state.extent.begin for index in (span.start, span.stop))
+        return Source(unit, state, begin, end, self._copies.updated[unit])
 
     @property
     def held_seconds(self) -> float:
         """Seconds that updates have waited for captures so far."""
-        return self._parts.updates.held_seconds
+        return self._updates.held_seconds
+
+    # Memory.
+
+    def state_bytes(self) -> Counter[Purpose]:
+        """Bytes that this rank keeps from step to step for its units, in all homes together. The window and what is on
+        its way to or from it are not counted."""
+        kept: Counter[Purpose] = Counter()
+        for state in self._store.states.values():
+            kept.update(state.kept_bytes())
+        return kept
+
+    def crossing_bytes(self) -> int:
+        """Bytes of the host memory through which state crosses the bus; all of it is pinned where there is a GPU."""
+        return self._store.region.size
+
+    def pinned_bytes(self) -> int:
+        """Bytes of all host memory that this rank has pinned."""
+        return self._store.memory.pinned
+
+    def window_bytes(self) -> int:
+        """Bytes of the slots for working copies that come and go."""
+        return sum(slot.nbytes for slot in self._store.window)
 
     def settle(self) -> None:
-        """Waits for all updates."""
-        self._parts.copies.settle()
+        """Waits for all updates, and raises what they raised."""
+        self._copies.settle()
 
     def close(self) -> None:
-        self._parts.reductions.close()
-        self._parts.updates.close()
-        for state in self._parts.states.values():
-            state.close()
-        # Last: no copy and no request uses them any more.
-        for memory in (self._parts.stashes, self._parts.tokens, self._parts.captures, self._parts.region):
+        self._reductions.close()
+        self._updates.close()
+        # When no copy and no request uses them any more.
+        for memory in (self._stashed, self._tokens, self._ring, self._store):
             memory.close()
-        self._grid.close()
+        self.mesh.close()

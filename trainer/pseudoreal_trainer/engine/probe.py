@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.gradients import GrowingGradient
-from pseudoreal_trainer.engine.modules import Modules
-from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.updates import GrowingGradient
+from pseudoreal_trainer.model.transformer import Modules
 from pseudoreal_trainer.plan.parts import parts_of
 from pseudoreal_trainer.plan.units import Unit
 
@@ -78,25 +78,25 @@ class Probe:
 
     def __init__(
         self,
-        grid: Grid,
+        mesh: Mesh,
         units: Sequence[Unit],
         modules: Modules,
         dtype: torch.dtype,
         groups: tuple[LayerGroup, ...],
     ) -> None:
         """`dtype`: of gradients. `groups`: none if only neighbours are to be compared."""
-        self._grid, self._units, self._modules, self._dtype = grid, units, modules, dtype
+        self._mesh, self._units, self._modules, self._dtype = mesh, units, modules, dtype
         self._gradients: dict[int, GrowingGradient] = {}
         """Position -> sum of its gradients over the micro-batches so far."""
-        self._squares = GroupSquares(grid, units, groups, dtype)
-        self._cosines = NeighbourCosines(grid)
+        self._squares = GroupSquares(mesh, units, groups, dtype)
+        self._cosines = NeighbourCosines(mesh)
 
     def accumulate(self, position: int, gradients: Sequence[Tensor]) -> None:
         """Adds the gradients of one micro-batch: those of the parameters of the position's unit, in their order."""
-        if not self._grid.layout.shares(position):
+        if not self._mesh.layout.shares(position):
             return
         if position not in self._gradients:
-            self._gradients[position] = self._begin(self._grid.layout.unit_of(position))
+            self._gradients[position] = self._begin(self._mesh.layout.unit_of(position))
         self._gradients[position].add(gradients)
 
     def finish(self, position: int) -> None:
@@ -111,7 +111,7 @@ class Probe:
         self._squares.sum_over_pipeline()
         squares, products = self._squares.squares, self._cosines.products
         # One sum for all numbers. Their order in the vector is that of `groups` and pairs, which all ranks have alike.
-        numbers = self._grid.ranks.sum_(torch.cat([squares.flatten(), products.flatten()]))
+        numbers = self._mesh.ranks.sum_(torch.cat([squares.flatten(), products.flatten()]))
         of_groups, of_pairs = numbers.split([squares.numel(), products.numel()])
         squared: list[list[float]] = of_groups.view(squares.shape).tolist()
         return LayerGradients(
@@ -121,33 +121,33 @@ class Probe:
         )
 
     def _begin(self, unit: int) -> GrowingGradient:
-        data = self._grid.layout.data
+        data = self._mesh.layout.data
         padded = self._units[unit].shard_length(data) * data
-        flat = torch.empty(padded, dtype=self._dtype, device=self._grid.device)
+        flat = torch.empty(padded, dtype=self._dtype, device=self._mesh.device)
         return GrowingGradient(flat, self._modules.of(unit).views(flat))
 
     def _reduced(self, position: int) -> Tensor:
         """This data rank's part of the position's gradient, summed over the data ranks, [shard]."""
         flat = self._gradients.pop(position).flat
-        if self._grid.data is None:
+        if self._mesh.data is None:
             return flat
-        part = torch.empty(len(flat) // self._grid.layout.data, dtype=flat.dtype, device=flat.device)
+        part = torch.empty(len(flat) // self._mesh.layout.data, dtype=flat.dtype, device=flat.device)
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
-        with _wait(self._grid, f"the sum of layer {position}"):
-            dist.reduce_scatter_tensor(part, flat, group=self._grid.data)
+        with _wait(self._mesh, f"the sum of layer {position}"):
+            dist.reduce_scatter_tensor(part, flat, group=self._mesh.data)
         return part
 
 
 class GroupSquares:
     """Sums of the squares of groups' gradients, for each tensor of their blocks."""
 
-    def __init__(self, grid: Grid, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
-        self._grid, self._units, self._groups, self._dtype = grid, units, groups, dtype
+    def __init__(self, mesh: Mesh, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
+        self._mesh, self._units, self._groups, self._dtype = mesh, units, groups, dtype
         self._sums: dict[LayerGroup, Tensor] = {}
         """Group -> sum of the gradients of this rank's layers so far, [shard]; gone once it is squared."""
         # All blocks have the same tensors.
         tensors = len(units[groups[0].unit].parameters) if groups else 0
-        self.squares = torch.zeros(len(groups), tensors, dtype=torch.float64, device=grid.device)
+        self.squares = torch.zeros(len(groups), tensors, dtype=torch.float64, device=mesh.device)
         """[groups, tensors]: those of this data rank's shard. Of each group one pipeline rank has them, the others
         zeros."""
 
@@ -167,14 +167,14 @@ class GroupSquares:
             ranks = self._ranks(group)
             if len(ranks) == 1:
                 continue
-            total = torch.zeros(self._shard(group), dtype=self._dtype, device=self._grid.device)
+            total = torch.zeros(self._shard(group), dtype=self._dtype, device=self._mesh.device)
             if group in self._sums:
                 total += self._sums.pop(group)
             # Every pipeline rank is here, also one without a layer of the group: they share one communicator, on which
             # all go through the groups in one order, after their last message in it.
-            with _wait(self._grid, f"the sum of unit {group.unit}"):
-                dist.all_reduce(total, group=self._grid.measuring)
-            if self._grid.pipeline_rank == min(ranks):
+            with _wait(self._mesh, f"the sum of unit {group.unit}"):
+                dist.all_reduce(total, group=self._mesh.measuring)
+            if self._mesh.pipeline_rank == min(ranks):
                 self.squares[row] = self._squared(group, total)
 
     def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, float]:
@@ -189,16 +189,16 @@ class GroupSquares:
 
     def _ranks(self, group: LayerGroup) -> set[int]:
         """Pipeline ranks with layers of the group."""
-        return {self._grid.layout.rank_of(position) for position in group.positions}
+        return {self._mesh.layout.rank_of(position) for position in group.positions}
 
     def _shard(self, group: LayerGroup) -> int:
-        return self._units[group.unit].shard_length(self._grid.layout.data)
+        return self._units[group.unit].shard_length(self._mesh.layout.data)
 
     def _squared(self, group: LayerGroup, gradient: Tensor) -> Tensor:
         """Sums of the squares of each tensor's elements that this data rank's shard has, [tensors], float64.
         `gradient`: [shard]."""
         unit = self._units[group.unit]
-        shard = unit.shard(self._grid.data_rank, self._grid.layout.data)
+        shard = unit.shard(self._mesh.data_rank, self._mesh.layout.data)
         own = {part.name: part for part in parts_of(unit, shard)}
         squares = [torch.zeros((), dtype=torch.float64, device=gradient.device) for _ in unit.parameters]
         for index, parameter in enumerate(unit.parameters):
@@ -215,22 +215,22 @@ class NeighbourCosines:
     A layer is compared when it is finished: with the next layer above that uses its block, which was finished before.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
         self._above: dict[int, Tensor] = {}
         """Position -> gradient of the next layer above that uses its block and is on this rank, [shard]."""
         self._sent: list[tuple[dist.Work, Tensor]] = []
         """Messages that are under way, with their gradients, whose memory nobody else may have meanwhile."""
-        pairs = [p for p in range(1, grid.layout.head) if grid.layout.position_above(p) is not None]
+        pairs = [p for p in range(1, mesh.layout.head) if mesh.layout.position_above(p) is not None]
         self._rows = {position: row for row, position in enumerate(pairs)}
         """Position of the lower layer of a pair -> its row."""
-        self.products = torch.zeros(len(pairs), 3, dtype=torch.float64, device=grid.device)
+        self.products = torch.zeros(len(pairs), 3, dtype=torch.float64, device=mesh.device)
         """[pairs, 3], lowest layers first: square of the lower gradient, square of the upper one, and their product, of
         this data rank's shard. Zeros where the lower layer is on another pipeline rank."""
 
     def add(self, position: int, gradient: Tensor) -> None:
         """`gradient`: [shard]. Positions come from the top down."""
-        layout = self._grid.layout
+        layout = self._mesh.layout
         if (above := layout.position_above(position)) is not None:
             other = self._received(above, gradient) if self._is_elsewhere(above) else self._above.pop(position)
             products = [_dot(gradient, gradient), _dot(other, other), _dot(gradient, other)]
@@ -243,34 +243,34 @@ class NeighbourCosines:
             self._above[below] = gradient
 
     def wait_for_sends(self) -> None:
-        with _wait(self._grid, "all that was sent"):
+        with _wait(self._mesh, "what it sent"):
             for work, _ in self._sent:
                 work.wait()
         self._sent.clear()
 
     def _is_elsewhere(self, position: int) -> bool:
-        return self._grid.layout.rank_of(position) != self._grid.pipeline_rank
+        return self._mesh.layout.rank_of(position) != self._mesh.pipeline_rank
 
     # Messages have no tags: a rank takes those of another in the order in which they were sent. It is the right one,
     # because every rank finishes its layers from the top down, and neighbours are equally far apart in all blocks.
 
     def _send(self, position: int, gradient: Tensor) -> None:
-        peer = self._grid.world_rank(self._grid.layout.rank_of(position))
+        peer = self._mesh.world_rank(self._mesh.layout.rank_of(position))
         # Without waiting: the peer may come to that layer much later.
-        work = dist.isend(gradient, peer, group=self._grid.measuring)
+        work = dist.isend(gradient, peer, group=self._mesh.measuring)
         assert work is not None, "this rank is part of the group"
         self._sent.append((work, gradient))
 
     def _received(self, position: int, like: Tensor) -> Tensor:
         """The gradient of a layer on another pipeline rank, [shard]."""
         other = torch.empty_like(like)
-        with _wait(self._grid, f"the gradient of layer {position}"):
-            dist.recv(other, self._grid.world_rank(self._grid.layout.rank_of(position)), group=self._grid.measuring)
+        with _wait(self._mesh, f"the gradient of layer {position}"):
+            dist.recv(other, self._mesh.world_rank(self._mesh.layout.rank_of(position)), group=self._mesh.measuring)
         return other
 
 
-def _wait(grid: Grid, what: str) -> AbstractContextManager[object]:
-    return grid.ranks.heartbeat.waiting(f"measures {what}")
+def _wait(mesh: Mesh, what: str) -> AbstractContextManager[object]:
+    return mesh.ranks.heartbeat.waiting(f"measures {what}")
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:

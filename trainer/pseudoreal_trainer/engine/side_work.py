@@ -1,4 +1,4 @@
-"""A thread beside the main one that does what it is told, in that order, until something in the rank fails."""
+"""A thread beside the main one that carries out tasks in the order in which they are given, until the rank fails."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +15,8 @@ class SideWork:
         self._thread, self._failure = ThreadPoolExecutor(1, name, initializer=enter), failure
 
     def later(self, task: Callable[[], _T]) -> Future[_T]:
-        """The future result of a task. It ends in any case: after a failure of the rank it raises that failure."""
+        """Gives the thread a task: its future result. The future ends in any case; after a failure of the rank it
+        raises that failure."""
 
         def run() -> _T:
             with self._failure.noticed():

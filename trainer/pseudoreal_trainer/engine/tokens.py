@@ -10,7 +10,7 @@ from pseudoreal_trainer.engine.state.pinned import Allocator, Block
 from pseudoreal_trainer.forecast.memory.crossing import Shape, token_bytes
 
 
-class TokenRoom:
+class TokenBuffer:
     """Host memory in which the tokens of all micro-batches of a run wait. Only from pinned memory does a copy not wait
     for all passes that are called already. Without a GPU, tokens are used where they are, and nothing is prepared."""
 
@@ -23,7 +23,7 @@ class TokenRoom:
         """The mark after which the copies of all runs so far are made."""
 
     def prepare(self, shapes: Sequence[Shape]) -> None:
-        """Makes room for micro-batches of these shapes, before the first pass of a run: to pin memory waits for all
+        """Makes memory for micro-batches of these shapes, before the first pass of a run: pinning memory waits for all
         kernels of the device, and one of them may wait for a message that depends on what comes after."""
         # The last copies of the run before are behind few passes, if any.
         reach(self._copied)
@@ -37,10 +37,10 @@ class TokenRoom:
         if not self._lanes.are_real or tokens.device.type == "cuda":
             return tokens
         begin, self._used = self._used, self._used + tokens.nbytes
-        room = self._block.memory[begin : self._used].view(tokens.dtype).view(tokens.shape)
-        room.copy_(tokens)
+        pinned = self._block.memory[begin : self._used].view(tokens.dtype).view(tokens.shape)
+        pinned.copy_(tokens)
         there = torch.empty(tokens.shape, dtype=tokens.dtype, device=self._device)
-        there.copy_(room, non_blocking=True)
+        there.copy_(pinned, non_blocking=True)
         self._copied = self._lanes.mark()
         return there
 

@@ -1,34 +1,341 @@
-"""The thread that updates units, one after the other, while the main thread computes and another one reduces."""
+"""From the gradients of micro-batches to new weights: they grow, are summed over the ranks, clipped, and update a unit.
 
+Three threads take part. The main thread adds up gradients and starts their sums, in the plan's order, which is the same
+on all data ranks. The thread of reductions waits for the sums and agrees with the other ranks. The thread of updates
+calls AdamW.
+
+The thread of reductions has groups of its own (`side_world`, `side_data` and `ties` of the mesh). It calls their
+collectives in the plan's order: so all ranks call them in one order. It waits for other ranks, and never for an AdamW,
+except that it does not run further ahead of the updates than the memory for kept gradients reaches. What it decides is
+the same on all ranks that have a part in a unit: how much clipping leaves of the unit's gradient, and whether it is
+updated at all.
+"""
+
+import math
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
+from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.grid import Grid
-from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark
+from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.reductions import Reductions
 from pseudoreal_trainer.engine.side_work import SideWork
-from pseudoreal_trainer.engine.state.memory import State
+from pseudoreal_trainer.engine.state.store import UnitStore
+from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
-from pseudoreal_trainer.plan.steps import Update
+from pseudoreal_trainer.model.transformer import Modules
+from pseudoreal_trainer.plan.records import Agree, Reduce, Tie, Update
+
+_TINY = 1e-6
+"""Added to the norm so that the clipping factor stays finite, as torch.nn.utils.clip_grad_norm_ does."""
+
+_PART_ELEMENTS = 2**22
+"""Elements of a gradient that pass through the device at a time: 16 MiB in float32."""
+
+REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
+
+
+@dataclass
+class GrowingGradient:
+    """A gradient to which micro-batch after micro-batch adds its part."""
+
+    flat: Tensor
+    """Memory for the gradient, [padded numel], in the master type; the first micro-batch overwrites what was in it."""
+    views: list[Tensor]
+    """Views of `flat`, one for each parameter, with its shape."""
+    buffer: Tensor | None = None
+    """The buffer that `flat` is a part of, to be given back; None: the gradient has memory of its own."""
+    _begun: bool = False
+
+    def add(self, gradients: Sequence[Tensor]) -> None:
+        """Adds the gradients of one micro-batch: one for each parameter, in their order and with their shapes, in the
+        compute type."""
+        for view, gradient in zip(self.views, gradients, strict=True):
+            if self._begun:
+                view.add_(gradient)
+            else:
+                view.copy_(gradient)
+        if not self._begun:
+            self.flat[sum(view.numel() for view in self.views) :].zero_()
+            self._begun = True
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A sum of one unit's gradient over the data ranks that is under way."""
+
+    unit: int
+    result: Tensor
+    """This rank's part of the sum, [length of its state], in the master type. It may be read when `work` is done, after
+    `mark`."""
+    grown: Mark
+    """The mark after which the passes of this rank have made the gradient: before the sum over the ranks begins."""
+    work: dist.Work | None
+    mark: Mark
+    """The mark after which the gradient is summed."""
+    buffer: Tensor | None
+    """The buffer that the result lies in or was summed from, to be given back; None: the gradient has memory of its
+    own."""
+
+
+class Gradients:
+    """Gradients of the units of a rank while they grow, in the master type. Only the main thread calls this."""
+
+    def __init__(self, store: UnitStore, modules: Modules, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
+        self._store, self._modules, self._mesh, self._layout = store, modules, mesh, mesh.layout
+        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
+        self._growing: dict[int, GrowingGradient] = {}
+
+    def accumulate(self, unit: int, gradients: Sequence[Tensor]) -> None:
+        """Adds one micro-batch's gradients of the unit's parameters, in the order and shapes of the parameters, in the
+        compute type."""
+        if unit not in self._growing:
+            self._growing[unit] = self._begin(unit)
+        self._growing[unit].add(gradients)
+
+    def reduce(self, unit: int) -> Reduction:
+        """Ends the gradient of a unit and starts its sum over the data ranks. All data ranks call this in the plan's
+        order: the thread of reductions only waits for the sum."""
+        growing, grown = self._growing.pop(unit), self._lanes.mark()
+        with self._lanes.on(Lane.COLLECTIVE):
+            self._lanes.follow(grown)
+            result, work = self._sum(unit, growing.flat)
+            return Reduction(unit, result, grown, work, self._lanes.mark(), growing.buffer)
+
+    def _begin(self, unit: int) -> GrowingGradient:
+        if (whole := self._store.whole_gradients.get(unit)) is not None:
+            return GrowingGradient(whole, self._modules.of(unit).views(whole))
+        buffer = self._heartbeat.join(self._store.growth_buffers.take(), self._heartbeat.reductions)
+        flat = buffer[: self._length(unit) * self._layout.shards]
+        return GrowingGradient(flat, self._modules.of(unit).views(flat), buffer)
+
+    def _length(self, unit: int) -> int:
+        return self._store.states[unit].extent.length
+
+    def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, dist.Work | None]:
+        """Starts the sum of `flat`, [padded numel], over the data ranks: this rank's part of it, and the work to wait
+        for."""
+        group, ranks = self._mesh.data, self._layout.data
+        if group is None:
+            return flat, None
+        if self._layout.shards == 1:
+            self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
+            return flat, dist.all_reduce(flat, group=group, async_op=True)
+        # To where the gradient stays, if that is on the device; otherwise to a vector of its own.
+        result = self._store.states[unit].gradient_memory()
+        if result is None or result.device != flat.device:
+            result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
+        self._trace.move("collective", result.nbytes * (ranks - 1))
+        return result, dist.reduce_scatter_tensor(result, flat, group=group, async_op=True)
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks have agreed on for a step."""
+
+    loss_sum: float
+    """Sum of the loss over all tokens of the batch, in nats."""
+    norm: float
+    """L2 norm of the whole gradient; 0 with clipping other than global."""
+    stop: bool
+    """Whether some rank was asked to stop."""
+    finish: bool
+    """Whether some rank was asked to end the phase."""
+    left_out: tuple[int, ...] = ()
+    """Units whose updates are left out, as something was not finite."""
+
+    @property
+    def trains(self) -> bool:
+        return math.isfinite(self.loss_sum) and math.isfinite(self.norm)
+
+
+class Reductions:
+    """The thread that ends gradients: it waits for their sums, keeps them, and agrees with the other ranks."""
+
+    def __init__(self, spec: OptimizerSpec, store: UnitStore, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
+        self._spec, self._store, self._mesh, self._layout = spec, store, mesh, mesh.layout
+        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat.reductions
+        self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, lanes.enter_thread)
+        self._skips = spec.non_finite == "Skip"
+        # What follows belongs to the step that is being reduced. Only the thread touches it.
+        self._step = 0
+        self._squares: dict[int, float] = {}
+        self._agreement: Agreement | None = None
+        self._left_out: set[int] = set()
+
+    # The main thread calls these in the plan's order. Each gives the thread a task.
+
+    def begin(self, step: int) -> None:
+        """Begins the training step `step`, counted from the job's start, which messages name."""
+        self._thread.later(lambda: self._begin(step))
+
+    def reduce(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
+        """Waits for the sum of a unit's gradient and keeps it. `after`: the update that gives back the memory in which
+        the gradient will be kept."""
+        self._thread.later(lambda: self._finish(record, reduction, after))
+
+    def tie(self, record: Tie) -> None:
+        """Sums a unit's kept gradient over the pipeline ranks that use the unit."""
+        self._thread.later(lambda: self._tie(record))
+
+    def agree(self, record: Agree, loss: Tensor | None, *, stop: bool, finish: bool) -> Future[Agreement]:
+        """Starts the agreement on a step. `loss`: this rank's part of the batch's sum, a scalar; None where it has no
+        head."""
+        computed = self._lanes.mark()
+        return self._thread.later(lambda: self._agree(record, loss, computed, (stop, finish)))
+
+    def scale(self, record: Update) -> Future[float | None]:
+        """The factor that clipping multiplies the unit's gradient by; None: its update is left out."""
+        return self._thread.later(lambda: self._scale(record.unit))
+
+    def end(self) -> Future[Agreement]:
+        """Ends a step in which single units may be left out: the agreement, once all its gradients are summed."""
+        return self._thread.later(self._ended)
+
+    def close(self) -> None:
+        self._thread.close()
+
+    def _begin(self, step: int) -> None:
+        self._step, self._agreement = step, None
+        self._squares.clear()
+        self._left_out.clear()
+
+    def _finish(self, record: Reduce, reduction: Reduction, after: Future[Any] | None) -> None:
+        state, at_home = self._store.states[record.unit], self._layout.home(record.unit) == "Device"
+        try:
+            with self._trace.span("reduce", record), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
+                self._await(record, reduction)
+                if len(self._layout.users[record.unit]) == 1:
+                    self._squares[record.unit] = _square(reduction.result)
+                if after is not None:
+                    after.result()
+                state.keep_gradient(reduction.result)
+                if not at_home:
+                    self._trace.move("d2h", reduction.result.nbytes)
+                # The buffer is free, and the host may read the gradient, only when the copy is made.
+                reach(self._lanes.mark())
+        finally:
+            # After a failure, too: the main thread may be waiting for a buffer.
+            if reduction.buffer is not None:
+                self._store.growth_buffers.give_back(reduction.buffer)
+
+    def _await(self, record: Reduce, reduction: Reduction) -> None:
+        # This rank's own kernels are its work; from here on it waits for the other ranks.
+        reach(reduction.grown)
+        with self._heartbeat.waiting(f"reduces unit {record.unit}"):
+            if reduction.work is not None:
+                reduction.work.wait()
+            self._lanes.follow(reduction.mark)
+            # On a GPU only this waits.
+            reach(self._lanes.mark())
+
+    def _tie(self, record: Tie) -> None:
+        users, state = self._layout.users[record.unit], self._store.states[record.unit]
+        with self._trace.span("reduce", record), self._lanes.on(Lane.UPDATE):
+            gradient = state.gradient()
+            with self._heartbeat.waiting(f"sums unit {record.unit} over pipeline ranks"):
+                sum_by_parts(gradient, self._mesh.device, self._mesh.ties[users])
+            self._trace.move("collective", gradient.nbytes * 2 * (len(users) - 1) // len(users))
+            state.keep_gradient(gradient)
+            self._squares[record.unit] = _square(gradient)
+
+    def _agree(self, record: Agree, loss: Tensor | None, computed: Mark, asked: tuple[bool, bool]) -> Agreement:
+        # This rank's own kernels are its work; from here on it waits for the other ranks.
+        reach(computed)
+        # On a lane: what is read on that of compute waits for all passes that are called already.
+        with self._trace.span("agree", record), self._lanes.on(Lane.UPDATE):
+            self._lanes.follow(computed)
+            square = self._own_square() if self._layout.clipping == "Global" else 0.0
+            values = [0.0 if loss is None else float(loss), square, *map(float, asked)]
+            with self._heartbeat.waiting("agrees on the step"):
+                loss_sum, norm, stop, finish = self._summed(values, self._mesh.side_world)
+            agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0)
+            nobody = () if agreement.trains else tuple(range(self._layout.units))
+            self._agreement = replace(agreement, left_out=nobody)
+            return self._agreement
+
+    def _own_square(self) -> float:
+        """This rank's part of the squared norm. A gradient that several ranks have is counted by the first of them."""
+        counted = [
+            square
+            for unit, square in self._squares.items()
+            if self._layout.users[unit][0] == self._mesh.pipeline_rank
+            and (self._layout.shards > 1 or self._mesh.data_rank == 0)
+        ]
+        return sum(counted)
+
+    def _scale(self, unit: int) -> float | None:
+        agreement = self._agreement
+        assert agreement is not None, "the plan agrees before it updates"
+        if not agreement.trains:
+            return None
+        if self._layout.clipping == "Global":
+            return self._factor(agreement.norm)
+        square = self._whole_square(unit)
+        # In the master type: the second moment of a larger gradient would not be finite.
+        if not square <= torch.finfo(self._store.states[unit].extent.master).max:
+            self._leave_out(unit)
+            return None
+        return self._factor(math.sqrt(square))
+
+    def _factor(self, norm: float) -> float:
+        bound = float(self._spec.clipping.norm)
+        return 1.0 if self._layout.clipping == "None" else min(1.0, bound / (norm + _TINY))
+
+    def _whole_square(self, unit: int) -> float:
+        """Squared norm of the unit's gradient; where no other rank needs to know it, of this rank's part alone."""
+        square = self._squares.pop(unit)
+        if self._layout.shards == 1 or (self._layout.clipping == "None" and not self._skips):
+            return square
+        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
+            return self._summed([square], self._mesh.side_data)[0]
+
+    def _leave_out(self, unit: int) -> None:
+        if not self._skips:
+            name = self._store.units[unit].name
+            raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
+        self._left_out.add(unit)
+
+    def _ended(self) -> Agreement:
+        agreement = self._agreement
+        assert agreement is not None, "a step agrees"
+        if not agreement.trains:
+            return agreement
+        mine = [float(self._is_counted_here(unit)) for unit in range(self._layout.units)]
+        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting("agrees on what is left out"):
+            counts = self._summed(mine, self._mesh.side_world)
+        return replace(agreement, left_out=tuple(unit for unit, count in enumerate(counts) if count))
+
+    def _is_counted_here(self, unit: int) -> bool:
+        return unit in self._left_out and self._layout.users[unit][0] == self._mesh.pipeline_rank
+
+    def _summed(self, values: list[float], group: dist.ProcessGroup | None) -> list[float]:
+        """The sums of the values over the group. To be called on a lane beside compute: on that of compute it would
+        wait for all passes that are called already."""
+        if group is None:
+            return values
+        summed = torch.tensor(values, dtype=torch.float64).to(self._mesh.device)
+        dist.all_reduce(summed, group=group)
+        sums: list[float] = summed.tolist()
+        return sums
 
 
 class Updates:
+    """The thread that updates units, one after the other, while the main thread computes and another one reduces."""
+
     def __init__(
-        self,
-        spec: OptimizerSpec,
-        grid: Grid,
-        states: Mapping[int, State],
-        reductions: Reductions,
-        lanes: Lanes,
-        trace: Trace,
+        self, spec: OptimizerSpec, store: UnitStore, reductions: Reductions, mesh: Mesh, lanes: Lanes, trace: Trace
     ) -> None:
-        self._spec, self._states, self._reductions = spec, states, reductions
-        self._lanes, self._trace, self._heartbeat = lanes, trace, grid.ranks.heartbeat
+        self._spec, self._store, self._reductions = spec, store, reductions
+        self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
         self._thread = SideWork("updates", self._heartbeat.failure, lanes.enter_thread)
         self._newest: deque[Future[Mark]] = deque(maxlen=KEPT_GRADIENTS)
         self.holds: dict[int, Future[None]] = {}
@@ -37,33 +344,50 @@ class Updates:
         """Seconds that updates have waited for captures."""
 
     @property
-    def room(self) -> Future[Mark] | None:
-        """The update that must be done before the next gradient is kept. None: there is room."""
+    def before_next_gradient(self) -> Future[Mark] | None:
+        """The update that must be done before the next gradient is kept. None: there is memory for it."""
         return self._newest[0] if len(self._newest) == KEPT_GRADIENTS else None
 
-    def update(self, step: Update, rate: float) -> Future[Mark]:
-        hold, scale = self.holds.pop(step.unit, None), self._reductions.scale(step)
-        updated = self._thread.later(lambda: self._update(step, rate, scale, hold))
+    def update(self, record: Update, rate: float) -> Future[Mark]:
+        """Updates a unit in the thread, with this learning rate. The result is the mark after which it has new
+        weights."""
+        hold, scale = self.holds.pop(record.unit, None), self._reductions.scale(record)
+        updated = self._thread.later(lambda: self._update(record, rate, scale, hold))
         self._newest.append(updated)
         return updated
 
     def close(self) -> None:
         self._thread.close()
 
-    def _update(self, step: Update, rate: float, scale: Future[float | None], hold: Future[None] | None) -> Mark:
+    def _update(self, record: Update, rate: float, scale: Future[float | None], hold: Future[None] | None) -> Mark:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
             factor = scale.result()
         if factor is None:
-            self._states[step.unit].drop_gradient()
+            self._store.states[record.unit].drop_gradient()
             return None
         if hold is not None:
-            self._wait_for(hold, step)
-        with self._trace.span("update", step), self._lanes.on(Lane.UPDATE):
-            self._states[step.unit].update(self._spec, rate, factor)
+            self._wait_for(hold, record)
+        with self._trace.span("update", record), self._lanes.on(Lane.UPDATE):
+            self._store.states[record.unit].update(self._spec, rate, factor)
             return self._lanes.mark()
 
-    def _wait_for(self, hold: Future[None], step: Update) -> None:
+    def _wait_for(self, hold: Future[None], record: Update) -> None:
         begin = time.perf_counter()
-        with self._trace.span("checkpoint", step, "hold"):
+        with self._trace.span("checkpoint", record, "hold"):
             hold.result()
         self.held_seconds += time.perf_counter() - begin
+
+
+def sum_by_parts(gradient: Tensor, device: torch.device, group: dist.ProcessGroup) -> None:
+    """Replaces the gradient by its sum over the ranks of the group, on the network of the device. A gradient whose home
+    is elsewhere passes through the device part by part, so it takes no memory there that the plan does not know."""
+    is_there = gradient.device.type == device.type
+    for part in gradient.split(len(gradient) if is_there else _PART_ELEMENTS):
+        there = part if is_there else part.to(device)
+        dist.all_reduce(there, group=group)
+        if not is_there:
+            part.copy_(there)
+
+
+def _square(gradient: Tensor) -> float:
+    return float(torch.linalg.vector_norm(gradient)) ** 2

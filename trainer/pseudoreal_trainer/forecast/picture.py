@@ -12,16 +12,16 @@ from xml.sax.saxutils import escape
 
 from pseudoreal_trainer.forecast.time.simulation import Span, Task
 from pseudoreal_trainer.forecast.time.timeline import COLLECTIVE, COMPUTE, COPY_IN, COPY_OUT, DISK, SIDE, Timeline
-from pseudoreal_trainer.plan.steps import (
+from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
     Fetch,
     Forward,
     Read,
+    Record,
     Reduce,
     Send,
     Stash,
-    Step,
     Tie,
     Unstash,
     Update,
@@ -114,7 +114,7 @@ class _Drawing:
 
     def _boxes(self) -> Iterator[tuple[Task, Span]]:
         for task, span in zip(self._panel.timeline.tasks, self._panel.timeline.spans, strict=True):
-            if task.step is not None and span.end > span.begin and span.end > 0:
+            if task.record is not None and span.end > span.begin and span.end > 0:
                 yield task, Span(max(span.begin, 0.0), span.end)
 
     def _placed_lanes(self) -> dict[tuple[int, str], float]:
@@ -144,26 +144,27 @@ class _Drawing:
         yield f'<text x="{_LEFT}" y="{self.bottom + 14}">{escape(self._panel.unit)}; red: end of the step</text>'
 
     def _box(self, task: Task, span: Span) -> Iterator[str]:
-        assert task.step is not None, "tasks that only wait have no box"
+        record = task.record
+        assert record is not None, "tasks that only wait have no box"
         lane, width = _lane(task), max((span.end - span.begin) * self._scale, _LEAST_WIDTH)
         x, y, height = _LEFT + span.begin * self._scale, self._lane_y[task.lane[0], lane], self._height(lane)
         stroke = ' stroke="white" stroke-width="0.6"' if width > 2 else ""
-        colour = self._colour(task.lane[0], task.step)
-        words = f"{_words(task.step)}: {span.begin:.4g} to {span.end:.4g}"
+        colour = self._colour(task.lane[0], record)
+        words = f"{_words(record)}: {span.begin:.4g} to {span.end:.4g}"
         yield (
             f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height}" fill="{colour}"{stroke}>'
             f"<title>{escape(words)}</title></rect>"
         )
-        if isinstance(task.step, Forward | Backward) and width >= _CHARACTER * len(str(task.step.micro_batch)) + 2:
-            yield f'<text class="n" x="{x + width / 2:.2f}" y="{y + height / 2 + 3:.1f}">{task.step.micro_batch}</text>'
+        if isinstance(record, Forward | Backward) and width >= _CHARACTER * len(str(record.micro_batch)) + 2:
+            yield f'<text class="n" x="{x + width / 2:.2f}" y="{y + height / 2 + 3:.1f}">{record.micro_batch}</text>'
 
-    def _colour(self, rank: int, step: Step) -> str:
-        colours = _COLOURS[_SHOWN_AS.get(type(step), type(step))]
-        return colours[self._turns[rank, step.position] % 2 if isinstance(step, Forward | Backward) else 0]
+    def _colour(self, rank: int, record: Record) -> str:
+        colours = _COLOURS[_SHOWN_AS.get(type(record), type(record))]
+        return colours[self._turns[rank, record.position] % 2 if isinstance(record, Forward | Backward) else 0]
 
     def _counted_positions(self) -> dict[tuple[int, int], int]:
         """(rank, position) -> its number among the positions of the rank."""
-        places = {(t.lane[0], t.step.position) for t, _ in self._boxes() if isinstance(t.step, Forward | Backward)}
+        places = {(t.lane[0], t.record.position) for t, _ in self._boxes() if isinstance(t.record, Forward | Backward)}
         return {place: index for _, own in groupby(sorted(places), itemgetter(0)) for index, place in enumerate(own)}
 
 
@@ -171,9 +172,9 @@ def _lane(task: Task) -> str:
     return "message" if task.lane[1].startswith("message") else task.lane[1]
 
 
-def _words(step: Step) -> str:
-    names = (name for name in step.__slots__ if name not in ("flow", "peer"))
-    return f"{type(step).__name__} {', '.join(f'{name} {getattr(step, name)}' for name in names)}".strip()
+def _words(record: Record) -> str:
+    names = (name for name in record.__slots__ if name not in ("flow", "peer"))
+    return f"{type(record).__name__} {', '.join(f'{name} {getattr(record, name)}' for name in names)}".strip()
 
 
 def _round_step(least: float) -> float:

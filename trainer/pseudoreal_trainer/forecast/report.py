@@ -20,13 +20,13 @@ from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
 from pseudoreal_trainer.forecast.time.costs import Load, UnitTime
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Precision, pass_speed
-from pseudoreal_trainer.forecast.time.links import LINKS, Link, link_bytes
 from pseudoreal_trainer.forecast.time.predict import idle_share, predict
 from pseudoreal_trainer.forecast.time.timeline import Timeline, timeline
+from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic, traffic_bytes
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.steps import Fetch, Plan, Reduce
+from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce
 
 
 class _Model(BaseModel):
@@ -51,7 +51,7 @@ class RankReport(_Model):
     """Number of parameters whose state it holds."""
     bytes: TierBytes
     peak_device_bytes: int
-    link_bytes_per_step: dict[Link, int]
+    bytes_moved_per_step: dict[Traffic, int]
 
 
 class PhaseReport(_Model):
@@ -65,7 +65,7 @@ class PhaseReport(_Model):
     """Most bytes of the device, with the activations."""
     scratch_bytes: int | None
     """Bytes that kernels hold for themselves besides, while a pass runs. null: no hardware profile was given."""
-    link_bytes_per_step: dict[Link, int]
+    bytes_moved_per_step: dict[Traffic, int]
     fetches_per_unit: int
     """Fetches in a step, of the unit and rank with the most."""
     reductions_per_unit: int
@@ -113,7 +113,9 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
         peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),
         scratch_bytes=scratch,
-        link_bytes_per_step={link: max(rank.link_bytes_per_step[link] for rank in ranks) for link in LINKS},
+        bytes_moved_per_step={
+            traffic: max(rank.bytes_moved_per_step[traffic] for rank in ranks) for traffic in TRAFFIC
+        },
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
@@ -137,21 +139,21 @@ def unit_time(layout: Layout) -> UnitTime:
 def _ranks(layout: Layout, sizes: Sizes, plan: Plan) -> list[RankReport]:
     reports = []
     for rank, peak in enumerate(activation_peaks(layout, sizes)):
-        through, moved = held(layout, sizes, rank), link_bytes(layout, sizes, plan[rank])
+        through, moved = held(layout, sizes, rank), traffic_bytes(layout, sizes, plan[rank])
         most = through + peak
         reports.append(
             RankReport(
                 parameters=sum(sizes.shard(layout, unit) for unit in layout.local_units(rank)),
                 bytes=TierBytes(device=through.device, host=most.host, disk=most.disk, pinned=most.pinned),
                 peak_device_bytes=most.device,
-                link_bytes_per_step={link: moved[link] for link in LINKS},
+                bytes_moved_per_step={traffic: moved[traffic] for traffic in TRAFFIC},
             )
         )
     return reports
 
 
 def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:
-    counts = [Counter(step.unit for step in steps if isinstance(step, kind)) for steps in plan]
+    counts = [Counter(record.unit for record in records if isinstance(record, kind)) for records in plan]
     return max((count for counter in counts for count in counter.values()), default=0)
 
 

@@ -9,17 +9,16 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer
 from torch import Tensor
 
-from pseudoreal_trainer.engine.build import Blueprint
-from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.engine import Blueprint, Engine
+from pseudoreal_trainer.engine.passes import Training
+from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.steps import Backward, Forward
+from pseudoreal_trainer.plan.records import Backward, Forward
 from pseudoreal_trainer.plan.units import units_of
 
 _LAYERS, _MICRO_BATCHES = 4, 8
@@ -73,4 +72,4 @@ def _engine(spec: Model, layout: Layout, device: torch.device, folder: Path) -> 
         compiled=False,
         offload_directory=folder,
     )
-    return Engine(blueprint, open_grid(layout, Ranks(0, 1, device)), Trace(0))
+    return Engine(blueprint, open_mesh(layout, Ranks(0, 1, device)), Trace(0))

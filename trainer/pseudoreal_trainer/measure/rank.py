@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.forecast.time.hardware import Collectives, PassSpeed, Speeds, Transfer
-from pseudoreal_trainer.measure import links
+from pseudoreal_trainer.measure import transfers
 from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import is_slow, measure_cell, rows
 from pseudoreal_trainer.threads import threads_of
@@ -36,9 +36,9 @@ def measure(rank: int, world: int, device_type: str, folder: Path, say: Say) -> 
     if world > 1:
         # All ranks are on this machine.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        meeting = f"file://{folder}/meeting-{world}"
+        rendezvous = f"file://{folder}/rendezvous-{world}"
         backend = "nccl" if device_type == "cuda" else "gloo"
-        dist.init_process_group(backend, init_method=meeting, rank=rank, world_size=world)
+        dist.init_process_group(backend, init_method=rendezvous, rank=rank, world_size=world)
     speeds = _speeds(ranks, say)
     if ranks.is_first:
         result(folder, world).write_text(speeds.model_dump_json())
@@ -54,11 +54,11 @@ def _speeds(ranks: Ranks, say: Say) -> Speeds:
     device, on_gpu = ranks.device, ranks.device.type == "cuda"
     passes = _passes(ranks, say)
     say("memory, copies and the optimizer")
-    on_device = links.update_seconds_per_element(device, ranks.world)
-    h2d, d2h = (links.copies(*ends, ranks.world) for ends in ((_CPU, device), (device, _CPU)))
-    memory = links.memory_bytes_per_second(device, ranks.world)
+    on_device = transfers.update_seconds_per_element(device, ranks.world)
+    h2d, d2h = (transfers.copies(*ends, ranks.world) for ends in ((_CPU, device), (device, _CPU)))
+    memory = transfers.memory_bytes_per_second(device, ranks.world)
     say("the disk and the engine itself")
-    disk_read, disk_write = links.disk()
+    disk_read, disk_write = transfers.disk()
     overhead = pass_seconds(device)
     say("messages and collectives")
     groups, point_to_point, agree = _between(ranks)
@@ -68,7 +68,9 @@ def _speeds(ranks: Ranks, say: Say) -> Speeds:
         pass_seconds=overhead,
         memory_bytes_per_second=memory,
         update_on_device_seconds_per_element=on_device,
-        update_on_host_seconds_per_element=links.update_seconds_per_element(_CPU, ranks.world) if on_gpu else on_device,
+        update_on_host_seconds_per_element=transfers.update_seconds_per_element(_CPU, ranks.world)
+        if on_gpu
+        else on_device,
         h2d=h2d,
         d2h=d2h,
         disk_read=disk_read,
@@ -94,4 +96,4 @@ def _passes(ranks: Ranks, say: Say) -> list[PassSpeed]:
 def _between(ranks: Ranks) -> tuple[list[Collectives], Transfer, float]:
     if ranks.world == 1:
         return [], _NOWHERE, 0.0
-    return [links.collectives(ranks)], links.point_to_point(ranks), links.agree_seconds(ranks)
+    return [transfers.collectives(ranks)], transfers.point_to_point(ranks), transfers.agree_seconds(ranks)

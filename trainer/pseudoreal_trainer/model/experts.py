@@ -85,8 +85,8 @@ def _routed(logits: Tensor, capacity: int) -> _Routes:
     choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, P, 1]
     chosen = choice == torch.arange(experts, device=logits.device)  # [B, T, P, n]
     # Among the tokens of the sequence that choose the same expert, from 1.
-    place = chosen.cumsum(dim=1).gather(-1, choice)  # [B, T, P, 1]
-    is_refused = place > capacity
+    number = chosen.cumsum(dim=1).gather(-1, choice)  # [B, T, P, 1]
+    is_refused = number > capacity
     counts = (chosen & ~is_refused).sum(dim=(0, 1))  # [P, n]
     expert = choice.masked_fill(is_refused, experts).flatten(0, 1).squeeze(-1).t()  # [P, N]
     return _Routes(expert.argsort(dim=-1, stable=True), counts, _gates(logits, choice))

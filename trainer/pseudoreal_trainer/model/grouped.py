@@ -85,12 +85,12 @@ def _as_one(weights: Sequence[Tensor]) -> Tensor:
 
 
 def _have_one_distance(weights: Sequence[Tensor]) -> bool:
-    places = [weight.data_ptr() for weight in weights]
-    distance = places[1] - places[0] if len(places) > 1 else _ALIGNMENT
+    addresses = [weight.data_ptr() for weight in weights]
+    distance = addresses[1] - addresses[0] if len(addresses) > 1 else _ALIGNMENT
     row = weights[0].shape[-1] * weights[0].itemsize
     return (
         distance > 0
-        and all(place == places[0] + index * distance for index, place in enumerate(places))
+        and all(address == addresses[0] + index * distance for index, address in enumerate(addresses))
         and len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-        and not any(number % _ALIGNMENT for number in (places[0], distance, row))
+        and not any(number % _ALIGNMENT for number in (addresses[0], distance, row))
     )

@@ -1,4 +1,4 @@
-"""The first weights of a unit, drawn from the job's seed and the unit's place alone, so that any rank can make them."""
+"""The first weights of a unit, drawn from the job's seed and the unit's index alone, so that any rank can make them."""
 
 from math import sqrt
 

@@ -5,14 +5,14 @@ from functools import lru_cache
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.orders import compute_order
-from pseudoreal_trainer.plan.steps import Backward
+from pseudoreal_trainer.plan.records import Backward
 
 
 def gradient_buffers(layout: Layout, rank: int) -> int:
-    """Number of whole gradients of units without room of their own that exist at a time: those that grow, and one that
-    is being reduced meanwhile."""
+    """Number of whole gradients that exist at a time, of units that share buffers: those that grow, and one that is
+    being reduced meanwhile."""
     spans = _growth(replace(layout, homes=(), sharding="None"), rank)
-    sharing = [spans[unit] for unit in layout.local_units(rank) if layout.has_gradient_shard(unit)]
+    sharing = [spans[unit] for unit in layout.buffered_units(rank)]
     growing = max((sum(span.start in other for other in sharing) for span in sharing), default=0)
     return min(growing + 1, len(sharing))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.progress import stuck
-from pseudoreal_trainer.plan.steps import (
+from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
     Drop,
@@ -29,25 +29,25 @@ from pseudoreal_trainer.plan.steps import (
 
 
 class PlanError(RuntimeError):
-    """A step plan that must not run; the text names the rank, the place in its plan and the fault."""
+    """A step plan that must not run; the text names the rank, the record of its plan and the fault."""
 
 
 def check_plan(layout: Layout, plan: Plan) -> None:
     """Raises PlanError unless the plan trains one step of the layout, on all ranks together."""
-    for rank, steps in enumerate(plan):
-        _check_rank(layout, rank, steps)
+    for rank, records in enumerate(plan):
+        _check_rank(layout, rank, records)
     _check_channels(plan)
     _check_ties(layout, plan)
     _check_that_it_ends(layout, plan)
 
 
-def _check_rank(layout: Layout, rank: int, steps: RankPlan) -> None:
+def _check_rank(layout: Layout, rank: int, records: RankPlan) -> None:
     state = _RankState(layout, rank)
-    for index, step in enumerate(steps):
+    for index, record in enumerate(records):
         try:
-            _HANDLERS[type(step)](state, step)
+            _HANDLERS[type(record)](state, record)
         except PlanError as error:
-            raise PlanError(f"rank {rank}, step {index} ({step}): {error}") from None
+            raise PlanError(f"rank {rank}, record {index} ({record}): {error}") from None
     try:
         state.finish()
     except PlanError as error:
@@ -80,13 +80,13 @@ class _RankState:
     updated: set[int] = field(default_factory=set)
     agreed: bool = False
 
-    def read_ahead(self, step: Read) -> None:
-        _require(self.layout.home(step.unit) == "Disk", "its home is not Disk")
-        _require(step.unit not in self.read, "it is read ahead already")
-        self.read.add(step.unit)
+    def read_ahead(self, record: Read) -> None:
+        _require(self.layout.home(record.unit) == "Disk", "its home is not Disk")
+        _require(record.unit not in self.read, "it is read ahead already")
+        self.read.add(record.unit)
 
-    def fetch(self, step: Fetch) -> None:
-        unit = step.unit
+    def fetch(self, record: Fetch) -> None:
+        unit = record.unit
         _require(unit not in self.resident, "its working copy exists already")
         _require(self.layout.moves(unit) or self.layout.refreshed(unit), "its working copy always exists")
         _require(self.layout.home(unit) != "Disk" or unit in self.read, "its weights were not read from disk")
@@ -96,20 +96,20 @@ class _RankState:
         moving = sum(map(self.layout.moves, self.resident))
         _require(moving <= self.layout.window, f"{moving} working copies exceed the window of {self.layout.window}")
 
-    def drop(self, step: Drop) -> None:
-        _require(step.unit in self.resident, "it has no working copy")
-        _require(self.layout.moves(step.unit), "its working copy must stay")
-        self.resident.discard(step.unit)
+    def drop(self, record: Drop) -> None:
+        _require(record.unit in self.resident, "it has no working copy")
+        _require(self.layout.moves(record.unit), "its working copy must stay")
+        self.resident.discard(record.unit)
 
-    def forward(self, step: Forward) -> None:
-        key = (step.position, step.micro_batch)
-        self._compute(step)
-        _require(step.position == 0 or key in self.inputs, "its input is not here")
-        self._produce_input(step.position + 1, step.micro_batch)
+    def forward(self, record: Forward) -> None:
+        key = (record.position, record.micro_batch)
+        self._compute(record)
+        _require(record.position == 0 or key in self.inputs, "its input is not here")
+        self._produce_input(record.position + 1, record.micro_batch)
 
-    def backward(self, step: Backward) -> None:
-        position, m = step.position, step.micro_batch
-        self._compute(step)
+    def backward(self, record: Backward) -> None:
+        position, m = record.position, record.micro_batch
+        self._compute(record)
         unit = self.layout.unit_of(position)
         _require(unit not in self.reduced, "its unit's gradient is reduced already")
         if position == self.layout.head:
@@ -123,15 +123,15 @@ class _RankState:
         if position > 0:
             self._produce_gradient(position, m)
 
-    def _compute(self, step: Forward | Backward) -> None:
-        layout, unit = self.layout, self.layout.unit_of(step.position)
-        _require(layout.rank_of(step.position) == self.rank, "its position is on another rank")
-        _require(step.micro_batch < layout.micro_batches, "there is no such micro-batch")
+    def _compute(self, record: Forward | Backward) -> None:
+        layout, unit = self.layout, self.layout.unit_of(record.position)
+        _require(layout.rank_of(record.position) == self.rank, "its position is on another rank")
+        _require(record.micro_batch < layout.micro_batches, "there is no such micro-batch")
         _require(unit not in self.updated, "its unit's update has started")
         needs_copy = layout.moves(unit) or layout.refreshed(unit)
         _require(not needs_copy or unit in self.resident, "its unit has no working copy")
-        self.passes[step] += 1
-        _require(self.passes[step] == 1, "it has been already")
+        self.passes[record] += 1
+        _require(self.passes[record] == 1, "it has been already")
 
     def _produce_input(self, position: int, micro_batch: int) -> None:
         if self.layout.rank_of(position) == self.rank:
@@ -141,35 +141,35 @@ class _RankState:
         if self.layout.rank_of(position - 1) == self.rank:
             self.gradients.add((position, micro_batch))
 
-    def send(self, step: Send) -> None:
-        position, m = step.position, step.micro_batch
-        source = Forward(position - 1, m) if step.flow is Flow.ACTIVATION else Backward(position, m)
-        target = position if step.flow is Flow.ACTIVATION else position - 1
+    def send(self, record: Send) -> None:
+        position, m = record.position, record.micro_batch
+        source = Forward(position - 1, m) if record.flow is Flow.ACTIVATION else Backward(position, m)
+        target = position if record.flow is Flow.ACTIVATION else position - 1
         _require(self.passes[source] == 1, "what it sends does not exist yet")
-        _require(self.layout.rank_of(target) == step.peer != self.rank, f"rank {step.peer} does not need it")
+        _require(self.layout.rank_of(target) == record.peer != self.rank, f"rank {record.peer} does not need it")
 
-    def receive(self, step: Receive) -> None:
-        key, here = (step.position, step.micro_batch), self.inputs
-        if step.flow is Flow.GRADIENT:
+    def receive(self, record: Receive) -> None:
+        key, here = (record.position, record.micro_batch), self.inputs
+        if record.flow is Flow.GRADIENT:
             here = self.gradients
         _require(key not in here, "it is here already")
         here.add(key)
 
-    def stash(self, step: Stash) -> None:
-        key = (step.position, step.micro_batch)
+    def stash(self, record: Stash) -> None:
+        key = (record.position, record.micro_batch)
         _require(self.passes[Forward(*key)] == 1, "its forward pass has not been")
         _require(key in self.inputs, "its input is not here")
         self.inputs.remove(key)
         self.stashed.add(key)
 
-    def unstash(self, step: Unstash) -> None:
-        key = (step.position, step.micro_batch)
+    def unstash(self, record: Unstash) -> None:
+        key = (record.position, record.micro_batch)
         _require(key in self.stashed, "its input is not on the host")
         self.stashed.remove(key)
         self.inputs.add(key)
 
-    def measure(self, step: Measure) -> None:
-        position = step.position
+    def measure(self, record: Measure) -> None:
+        position = record.position
         _require(self.layout.shares(position), "no other layer uses its block")
         passes = [Backward(position, m) for m in range(self.layout.micro_batches)]
         _require(all(self.passes[p] == 1 for p in passes), "its gradient is not complete")
@@ -179,17 +179,17 @@ class _RankState:
         )
         self.measured.append(position)
 
-    def reduce(self, step: Reduce) -> None:
-        _require(step.unit not in self.reduced, "it is reduced already")
-        for expected in self._backward_passes(step.unit):
+    def reduce(self, record: Reduce) -> None:
+        _require(record.unit not in self.reduced, "it is reduced already")
+        for expected in self._backward_passes(record.unit):
             _require(self.passes[expected] == 1, f"its gradient lacks {expected}")
-        self.reduced.add(step.unit)
+        self.reduced.add(record.unit)
 
-    def tie(self, step: Tie) -> None:
-        _require(step.unit in self.reduced, "its gradient is not reduced")
-        _require(step.unit not in self.tied, "it is summed already")
-        _require(len(self.layout.users[step.unit]) > 1, "no other pipeline rank uses it")
-        self.tied.add(step.unit)
+    def tie(self, record: Tie) -> None:
+        _require(record.unit in self.reduced, "its gradient is not reduced")
+        _require(record.unit not in self.tied, "it is summed already")
+        _require(len(self.layout.users[record.unit]) > 1, "no other pipeline rank uses it")
+        self.tied.add(record.unit)
 
     def agree(self, _: Agree) -> None:
         _require(not self.agreed, "all ranks agree only once")
@@ -200,8 +200,8 @@ class _RankState:
             _require(all(self.passes[p] == 1 for p in losses), "the loss is not known yet")
         self.agreed = True
 
-    def update(self, step: Update) -> None:
-        unit = step.unit
+    def update(self, record: Update) -> None:
+        unit = record.unit
         _require(unit in self.reduced, "its gradient is not reduced")
         _require(
             len(self.layout.users[unit]) == 1 or unit in self.tied, "its gradient lacks other pipeline ranks' part"
@@ -256,12 +256,12 @@ def _check_channels(plan: Plan) -> None:
     PlanError."""
     sent: dict[_Channel, list[tuple[int, int]]] = {}
     received: dict[_Channel, list[tuple[int, int]]] = {}
-    for rank, steps in enumerate(plan):
-        for step in steps:
-            if isinstance(step, Send):
-                sent.setdefault((step.flow, rank, step.peer), []).append((step.position, step.micro_batch))
-            elif isinstance(step, Receive):
-                received.setdefault((step.flow, step.peer, rank), []).append((step.position, step.micro_batch))
+    for rank, records in enumerate(plan):
+        for record in records:
+            if isinstance(record, Send):
+                sent.setdefault((record.flow, rank, record.peer), []).append((record.position, record.micro_batch))
+            elif isinstance(record, Receive):
+                received.setdefault((record.flow, record.peer, rank), []).append((record.position, record.micro_batch))
     for channel in sorted(sent.keys() | received.keys(), key=str):
         flow, source, target = channel
         _require(
@@ -271,7 +271,7 @@ def _check_channels(plan: Plan) -> None:
 
 
 def _check_ties(layout: Layout, plan: Plan) -> None:
-    orders = [[step.unit for step in steps if isinstance(step, Tie)] for steps in plan]
+    orders = [[record.unit for record in records if isinstance(record, Tie)] for records in plan]
     for unit, users in enumerate(layout.users):
         for rank in users if len(users) > 1 else ():
             _require(unit in orders[rank], f"rank {rank} does not sum the gradient of unit {unit} over ranks {users}")
@@ -281,4 +281,4 @@ def _check_ties(layout: Layout, plan: Plan) -> None:
 
 def _check_that_it_ends(layout: Layout, plan: Plan) -> None:
     waiting = stuck(layout, plan)
-    _require(not waiting, f"it never ends: {'; '.join(f'rank {r} waits in {step}' for r, step in waiting.items())}")
+    _require(not waiting, f"it never ends: {'; '.join(f'rank {r} waits in {record}' for r, record in waiting.items())}")

@@ -1,4 +1,4 @@
-"""Which rank does what: the chain of positions, its units, and the grid of pipeline and data ranks. Pure."""
+"""Which rank does what: the chain of positions, its units, and the mesh of pipeline and data ranks. Pure."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -105,6 +105,18 @@ class Layout:
     def local_units(self, rank: int) -> tuple[int, ...]:
         """Units that a pipeline rank uses, in the order of their first use."""
         return tuple(dict.fromkeys(self.unit_of(position) for position in self.positions(rank)))
+
+    def moving_units(self, rank: int) -> tuple[int, ...]:
+        """Units of a pipeline rank whose working copies come and go."""
+        return tuple(filter(self.moves, self.local_units(rank)))
+
+    def slots(self, rank: int) -> int:
+        """Number of working copies that the window of a pipeline rank holds: never more than there are to hold."""
+        return min(self.window, len(self.moving_units(rank)))
+
+    def buffered_units(self, rank: int) -> tuple[int, ...]:
+        """Units of a pipeline rank whose gradients grow in buffers that they share."""
+        return tuple(filter(self.has_gradient_shard, self.local_units(rank)))
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:

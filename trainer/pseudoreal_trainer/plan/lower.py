@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.orders import compute_order, evaluation_order
-from pseudoreal_trainer.plan.steps import (
+from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
     Compute,
@@ -16,15 +16,15 @@ from pseudoreal_trainer.plan.steps import (
     Plan,
     RankPlan,
     Receive,
+    Record,
     Reduce,
     Send,
     Stash,
-    Step,
     Tie,
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.window import window_steps
+from pseudoreal_trainer.plan.window import window_records
 
 
 def step_plan(layout: Layout) -> Plan:
@@ -34,15 +34,15 @@ def step_plan(layout: Layout) -> Plan:
 
 def measuring_plan(layout: Layout) -> Plan:
     """The plan of a training step that measures the gradients of single layers."""
-    return tuple(tuple(_measured(layout, steps)) for steps in step_plan(layout))
+    return tuple(tuple(_measured(layout, records)) for records in step_plan(layout))
 
 
-def _measured(layout: Layout, steps: RankPlan) -> Iterator[Step]:
-    lasts = {step.position: index for index, step in enumerate(steps) if isinstance(step, Backward)}
-    for index, step in enumerate(steps):
-        yield step
-        if isinstance(step, Backward) and lasts[step.position] == index and layout.shares(step.position):
-            yield Measure(step.position)
+def _measured(layout: Layout, records: RankPlan) -> Iterator[Record]:
+    lasts = {record.position: index for index, record in enumerate(records) if isinstance(record, Backward)}
+    for index, record in enumerate(records):
+        yield record
+        if isinstance(record, Backward) and lasts[record.position] == index and layout.shares(record.position):
+            yield Measure(record.position)
 
 
 def evaluation_plan(layout: Layout) -> Plan:
@@ -56,8 +56,8 @@ def _with_messages(layout: Layout, orders: list[list[Compute]]) -> Plan:
     return tuple(tuple(_lowered(layout, r, orders[r], receives[r])) for r in range(layout.pipeline))
 
 
-def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int, list[Receive]]) -> Iterator[Step]:
-    copies = window_steps(layout, order)
+def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int, list[Receive]]) -> Iterator[Record]:
+    copies = window_records(layout, order)
     last = {layout.unit_of(c.position): i for i, c in enumerate(order) if isinstance(c, Backward)}
     stashes = _Stashes(layout, order)
     agrees = _early_agreement(layout, order)
@@ -81,21 +81,21 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
 def _early_agreement(layout: Layout, order: Sequence[Compute]) -> int | None:
     """Index into `order` of the pass after which a rank agrees with the others that the loss is finite, unless it does
     so at the end: the last of the head, and elsewhere the first of all. So no rank is late: a rank that waits for
-    another one updates nothing meanwhile, and gives no room back in which its next gradients could grow."""
+    another one updates nothing meanwhile, and gives no buffer back in which its next gradients could grow."""
     if layout.clipping == "Global" or not any(isinstance(compute, Backward) for compute in order):
         return None
     head = [i for i, c in enumerate(order) if isinstance(c, Backward) and c.position == layout.head]
     return max(head, default=0)
 
 
-def _early_update(layout: Layout, unit: int) -> Iterator[Step]:
+def _early_update(layout: Layout, unit: int) -> Iterator[Record]:
     """The update of a unit as soon as it is reduced: without global clipping, unless other pipeline ranks have a part
     in its gradient."""
     if layout.clipping != "Global" and len(layout.users[unit]) == 1:
         yield Update(unit)
 
 
-def _ending(layout: Layout, rank: int) -> Iterator[Step]:
+def _ending(layout: Layout, rank: int) -> Iterator[Record]:
     # In one order on all ranks, as their backward passes may end in different ones.
     tied = [
         unit for unit in reversed(range(layout.units)) if rank in layout.users[unit] and len(layout.users[unit]) > 1
@@ -162,8 +162,8 @@ class _Stashes:
     """When boundary activations go to the host and come back: right after the forward pass, one pass ahead of use."""
 
     def __init__(self, layout: Layout, order: Sequence[Compute]) -> None:
-        self._before: dict[int, list[Step]] = {}
-        self._after: dict[int, list[Step]] = {}
+        self._before: dict[int, list[Record]] = {}
+        self._after: dict[int, list[Record]] = {}
         if not layout.stash or not any(isinstance(c, Backward) for c in order):
             return
         for index, (ahead, compute) in enumerate(pairwise([order[0], *order])):
@@ -173,11 +173,11 @@ class _Stashes:
             if isinstance(compute, Forward):
                 self._after[index] = [Stash(*key)]
             elif compute.position != layout.head:
-                place = index - 1 if isinstance(ahead, Backward) else index
-                self._before.setdefault(place, []).append(Unstash(*key))
+                before = index - 1 if isinstance(ahead, Backward) else index
+                self._before.setdefault(before, []).append(Unstash(*key))
 
-    def before(self, index: int) -> list[Step]:
+    def before(self, index: int) -> list[Record]:
         return self._before.get(index, [])
 
-    def after(self, index: int) -> list[Step]:
+    def after(self, index: int) -> list[Record]:
         return self._after.get(index, [])

@@ -10,7 +10,7 @@ from itertools import chain, zip_longest
 from pseudoreal_api.resolved.resolve import check_interleaved
 
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.steps import Backward, Compute, Forward
+from pseudoreal_trainer.plan.records import Backward, Compute, Forward
 
 
 def compute_order(layout: Layout, rank: int) -> list[Compute]:

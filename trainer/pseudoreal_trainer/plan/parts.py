@@ -17,7 +17,7 @@ class Part:
     """First element of the part, counted in the flattened tensor."""
     end: int
     offset: int
-    """Place of the part's first element in the unit's flat vector."""
+    """Index of the part's first element in the unit's flat vector."""
 
     @property
     def stored_shape(self) -> tuple[int, ...]:

@@ -9,22 +9,22 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.steps import Compute, Drop, Fetch, Read, Step
+from pseudoreal_trainer.plan.records import Compute, Drop, Fetch, Read, Record
 
 
-def window_steps(layout: Layout, order: Sequence[Compute]) -> dict[int, list[Step]]:
+def window_records(layout: Layout, order: Sequence[Compute]) -> dict[int, list[Record]]:
     """Index into `order` -> what happens to working copies before that pass; index len(order): at the end."""
-    before: dict[int, list[Step]] = {}
+    before: dict[int, list[Record]] = {}
     _insert_moves(layout, order, before)
     _insert_refreshes(layout, order, before)
     return before
 
 
-def _insert_moves(layout: Layout, order: Sequence[Compute], before: dict[int, list[Step]]) -> None:
+def _insert_moves(layout: Layout, order: Sequence[Compute], before: dict[int, list[Record]]) -> None:
     runs = _runs(layout, order, layout.moves)
     window = _Window(layout)
-    for place, (index, _) in enumerate(runs):
-        before[index] = list(window.turn_to(_next_distinct(runs, place, layout.window + 1)))
+    for start, (index, _) in enumerate(runs):
+        before[index] = list(window.turn_to(_next_distinct(runs, start, layout.window + 1)))
     before[len(order)] = list(window.turn_to([]))
 
 
@@ -34,7 +34,7 @@ class _Window:
     resident: dict[int, None] = field(default_factory=dict)
     read: set[int] = field(default_factory=set)
 
-    def turn_to(self, coming: list[int]) -> Iterator[Step]:
+    def turn_to(self, coming: list[int]) -> Iterator[Record]:
         """Makes the window hold the units needed next. `coming`: one more of them than fit; that one is read ahead if
         it is on disk."""
         wanted = coming[: self.layout.window]
@@ -50,13 +50,13 @@ class _Window:
         for unit in coming[self.layout.window :]:
             yield from self._read(unit)
 
-    def _read(self, unit: int) -> Iterator[Step]:
+    def _read(self, unit: int) -> Iterator[Record]:
         if self.layout.home(unit) == "Disk" and unit not in self.read:
             self.read.add(unit)
             yield Read(unit)
 
 
-def _insert_refreshes(layout: Layout, order: Sequence[Compute], before: dict[int, list[Step]]) -> None:
+def _insert_refreshes(layout: Layout, order: Sequence[Compute], before: dict[int, list[Record]]) -> None:
     """Gathers each unit one unit ahead of its first use."""
     runs = _runs(layout, order, layout.refreshed)
     first_use: dict[int, int] = {}
@@ -79,9 +79,9 @@ def _runs(layout: Layout, order: Sequence[Compute], counts: Callable[[int], bool
     return found
 
 
-def _next_distinct(runs: list[tuple[int, int]], place: int, count: int) -> list[int]:
+def _next_distinct(runs: list[tuple[int, int]], start: int, count: int) -> list[int]:
     found: dict[int, None] = {}
-    for _, unit in islice(runs, place, None):
+    for _, unit in islice(runs, start, None):
         found[unit] = None
         if len(found) == count:
             break

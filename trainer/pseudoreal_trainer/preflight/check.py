@@ -12,7 +12,7 @@ from pseudoreal_trainer.preflight import measure
 from pseudoreal_trainer.preflight.board import Board, connect, is_held_by_torchrun, part_of
 from pseudoreal_trainer.preflight.findings import Finding, Talk, Verdict
 from pseudoreal_trainer.preflight.judge import judge, judge_silent_leader, judge_start
-from pseudoreal_trainer.preflight.pairs import Meeting, meetings
+from pseudoreal_trainer.preflight.pairs import Pairing, pairings
 
 _QUOTED = 200
 """Most characters that are quoted of an error."""
@@ -25,7 +25,7 @@ class Limits:
     start: float = 600.0
     """Limit until all ranks have begun: some may still read their corpus."""
     product: float = 60.0
-    meeting: float = 20.0
+    pairing: float = 20.0
     answer: float = 10.0
     """Limit for an answer through the store."""
 
@@ -45,12 +45,12 @@ class Self:
     def world(self) -> int:
         return self.workers * self.processes
 
-    def meetings(self) -> list[Meeting | None]:
-        return meetings(self.rank, self.workers, self.processes)
+    def pairings(self) -> list[Pairing | None]:
+        return pairings(self.rank, self.workers, self.processes)
 
     def measuring(self, limits: Limits) -> float:
         """Most seconds that measuring takes."""
-        return limits.product + len(self.meetings()) * limits.meeting
+        return limits.product + len(self.pairings()) * limits.pairing
 
 
 @dataclass
@@ -123,23 +123,23 @@ def _measure(own: Self, limits: Limits, notes: _Notes) -> None:
     except Exception as error:
         notes.error = _words(error)
         return
-    for number, meeting in enumerate(own.meetings(), start=1):
-        if meeting is not None and store is not None:
+    for number, pairing in enumerate(own.pairings(), start=1):
+        if pairing is not None and store is not None:
             # By the same clock for both: a partner that was held up before may come late, and still in time.
-            until = begun + limits.product + number * limits.meeting
-            notes.talks.append(Talk(link=meeting.link, partner=meeting.partner))
-            notes.talks[-1] = _talk(own, meeting, store, device, max(1.0, until - time.monotonic()))
+            until = begun + limits.product + number * limits.pairing
+            notes.talks.append(Talk(network=pairing.network, partner=pairing.partner))
+            notes.talks[-1] = _talk(own, pairing, store, device, max(1.0, until - time.monotonic()))
 
 
-def _talk(own: Self, meeting: Meeting, store: Store, device: torch.device, seconds: float) -> Talk:
-    first, second = sorted((own.rank, meeting.partner))
-    of_pair = part_of(store, f"{meeting.link}/{first}/{second}", seconds)
+def _talk(own: Self, pairing: Pairing, store: Store, device: torch.device, seconds: float) -> Talk:
+    first, second = sorted((own.rank, pairing.partner))
+    of_pair = part_of(store, f"{pairing.network}/{first}/{second}", seconds)
     spent, error = None, ""
     try:
         spent = measure.sums(of_pair, int(own.rank == second), device, seconds)
     except Exception as caught:
         error = _words(caught)
-    return Talk(link=meeting.link, partner=meeting.partner, seconds=spent, error=error)
+    return Talk(network=pairing.network, partner=pairing.partner, seconds=spent, error=error)
 
 
 def _words(error: Exception) -> str:

@@ -3,13 +3,13 @@
 from pseudoreal_api.base import ApiModel
 from pydantic import Field
 
-from pseudoreal_trainer.preflight.pairs import Link
+from pseudoreal_trainer.preflight.pairs import Network
 
 
 class Talk(ApiModel):
-    """One meeting of two ranks, as one of them saw it."""
+    """One pairing of two ranks, as one of them saw it."""
 
-    link: Link
+    network: Network
     partner: int
     seconds: float | None = Field(None, description="Of a sum over both, the fastest of some. None: it failed.")
     error: str = ""
@@ -25,13 +25,13 @@ class Finding(ApiModel):
     error: str = Field("", description="Why there was none.")
     talks: list[Talk] = Field([], description="Those that it came to, in their order.")
 
-    def seconds(self, link: Link) -> float | None:
-        """Seconds over this link with the rank's best partner: a partner may be the slow one."""
-        return min((t.seconds for t in self.talks if t.link == link and t.seconds is not None), default=None)
+    def seconds(self, network: Network) -> float | None:
+        """Seconds on this network with the rank's best partner: a partner may be the slow one."""
+        return min((t.seconds for t in self.talks if t.network == network and t.seconds is not None), default=None)
 
 
 class Fault(ApiModel):
-    ranks: list[int] = Field(description="One, or the two of a link; none where it is no rank's own.")
+    ranks: list[int] = Field(description="One, or the two of a pair; none where it is no rank's own.")
     text: str
 
 

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import get_args
 
 from pseudoreal_trainer.preflight.findings import Fault, Finding, Talk, Verdict
-from pseudoreal_trainer.preflight.pairs import Link
+from pseudoreal_trainer.preflight.pairs import Network
 from pseudoreal_trainer.preflight.slowness import slow_ranks
 
 Nodes = Mapping[int, str]
@@ -33,8 +33,8 @@ def judge(nodes: Nodes, findings: Collection[Finding], seconds: float) -> Verdic
     broken = [_silent(rank, nodes, seconds) for rank in sorted(nodes.keys() - answered)]
     broken += [fault for finding in findings for fault in _wrong(finding)]
     sound = _without(broken, findings)
-    for link in get_args(Link):
-        broken += _broken_links(link, sound)
+    for network in get_args(Network):
+        broken += _broken_networks(network, sound)
     return Verdict(broken=broken, slow=slow_ranks(_without(broken, sound)))
 
 
@@ -61,18 +61,18 @@ def _wrong(finding: Finding) -> list[Fault]:
     return [Fault(ranks=[finding.rank], text=f"rank {finding.rank} on node {finding.node} {said}")]
 
 
-def _broken_links(link: Link, findings: Collection[Finding]) -> list[Fault]:
-    """Faults of links between ranks that are sound by themselves."""
-    talks = {(f.rank, talk.partner): talk for f in findings for talk in f.talks if talk.link == link}
+def _broken_networks(network: Network, findings: Collection[Finding]) -> list[Fault]:
+    """Faults of networks between ranks that are sound by themselves."""
+    talks = {(f.rank, talk.partner): talk for f in findings for talk in f.talks if talk.network == network}
     # A rank that an earlier partner held up never came: that is not the fault of those who waited for it.
     met = {frozenset(pair) for pair in talks if pair[::-1] in talks}
     failed = {pair for pair in met if any(talk.seconds is None for talk in _both(talks, pair))}
     if len(failed) > 1 and failed == met:
-        text = f"no two ranks {_PLACES[link]} could talk to each other{_reason(talks, min(failed, key=sorted))}"
+        text = f"no two ranks {_PLACES[network]} could talk to each other{_reason(talks, min(failed, key=sorted))}"
         return [Fault(ranks=[], text=f"{text}; look at spec.network, and at what filters the traffic of the pods")]
     nodes = {finding.rank: finding.node for finding in findings}
     cut_off = [rank for rank in nodes if len(_partners(failed, rank)) > 1 and not _partners(met - failed, rank)]
-    faults = [Fault(ranks=[rank], text=_lonely(rank, nodes, link, _partners(failed, rank))) for rank in cut_off]
+    faults = [Fault(ranks=[rank], text=_lonely(rank, nodes, network, _partners(failed, rank))) for rank in cut_off]
     for pair in sorted(sorted(pair) for pair in failed if not pair & set(cut_off)):
         both = " and ".join(f"rank {rank} on node {nodes[rank]}" for rank in pair)
         text = f"{both} could not talk to each other{_reason(talks, frozenset(pair))}"
@@ -89,9 +89,9 @@ def _partners(pairs: Collection[_Pair], rank: int) -> list[int]:
     return sorted(other for pair in pairs if rank in pair for other in pair - {rank})
 
 
-def _lonely(rank: int, nodes: Nodes, link: Link, partners: list[int]) -> str:
+def _lonely(rank: int, nodes: Nodes, network: Network, partners: list[int]) -> str:
     named = ", ".join(map(str, partners))
-    return f"rank {rank} on node {nodes[rank]} could talk to none of its partners {_PARTNERS[link]}: ranks {named}"
+    return f"rank {rank} on node {nodes[rank]} could talk to none of its partners {_PARTNERS[network]}: ranks {named}"
 
 
 def _reason(talks: Mapping[tuple[int, int], Talk], pair: _Pair) -> str:

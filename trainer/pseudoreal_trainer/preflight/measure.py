@@ -49,27 +49,27 @@ def multiply(left: Tensor, right: Tensor) -> Tensor:
     return left @ right
 
 
-def sums(store: Store, place: int, device: torch.device, seconds: float) -> float:
-    """Seconds of the fastest sum over two ranks, of which this is `place` 0 or 1.
+def sums(store: Store, number: int, device: torch.device, seconds: float) -> float:
+    """Seconds of the fastest sum over two ranks, of which this is `number` 0 or 1.
 
     Raises WrongSum, and what torch raises after `seconds` without a partner.
     """
     try:
-        _open_pair(store, place, device, seconds)
+        _open_pair(store, number, device, seconds)
     except Exception:
         _count_anew()
         raise
     try:
-        return _sums(place, device)
+        return _sums(number, device)
     finally:
         dist.destroy_process_group()
 
 
-def _open_pair(store: Store, place: int, device: torch.device, seconds: float) -> None:
+def _open_pair(store: Store, number: int, device: torch.device, seconds: float) -> None:
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         store=store,
-        rank=place,
+        rank=number,
         world_size=2,
         timeout=timedelta(seconds=seconds),
         device_id=device if device.type == "cuda" else None,
@@ -83,12 +83,12 @@ def _count_anew() -> None:
     dist.destroy_process_group()
 
 
-def _sums(place: int, device: torch.device) -> float:
+def _sums(number: int, device: torch.device) -> float:
     pattern = (torch.arange(_NUMBERS[device.type]) % 1021).float().to(device)
     seconds = []
     # The first makes the connection.
     for _ in range(1 + _SUMS):
-        numbers = pattern * (1 + place)
+        numbers = pattern * (1 + number)
         begin = _now(device)
         dist.all_reduce(numbers)
         seconds.append(_now(device) - begin)

@@ -1,35 +1,36 @@
 """Who talks to whom, and when. Pure.
 
-Ranks of the same place in their pods talk across pods, then ranks of one pod within it: times are compared only
-between links of one kind. All meet in the rounds of a tournament. Three rounds give every rank at least two partners,
-however many ranks there are; so a rank that fails with all its partners is told from the partner of such a one.
+Ranks of the same number in their pods talk across pods, then ranks of one pod within it: times are compared only
+within one of these networks. All meet in the rounds of a tournament. Three rounds give every rank at least two
+partners, however many ranks there are; so a rank that fails with all its partners is told from the partner of such a
+one.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
-Link = Literal["across", "within"]
+Network = Literal["across", "within"]
 
 _ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Meeting:
-    link: Link
+class Pairing:
+    network: Network
     round: int
     partner: int
 
 
-def meetings(rank: int, workers: int, processes: int) -> list[Meeting | None]:
-    """The rank's meetings in all rounds, the same number for every rank; None for a round in which it is left over."""
+def pairings(rank: int, workers: int, processes: int) -> list[Pairing | None]:
+    """The rank's pairings in all rounds, the same number for every rank; None for a round in which it is left over."""
     worker, local = divmod(rank, processes)
-    found: list[Meeting | None] = []
+    found: list[Pairing | None] = []
     for number in range(_rounds(workers)):
         other = _partner(worker, workers, number)
-        found.append(None if other is None else Meeting("across", number, other * processes + local))
+        found.append(None if other is None else Pairing("across", number, other * processes + local))
     for number in range(_rounds(processes)):
         other = _partner(local, processes, number)
-        found.append(None if other is None else Meeting("within", number, worker * processes + other))
+        found.append(None if other is None else Pairing("within", number, worker * processes + other))
     return found
 
 

@@ -5,7 +5,7 @@ from statistics import median_low
 from typing import get_args
 
 from pseudoreal_trainer.preflight.findings import Fault, Finding
-from pseudoreal_trainer.preflight.pairs import Link
+from pseudoreal_trainer.preflight.pairs import Network
 
 SLOW = 3.0
 """Multiple of the median time from which on a rank is slow."""
@@ -17,9 +17,9 @@ def slow_ranks(findings: Collection[Finding]) -> list[Fault]:
     nodes = {finding.rank: finding.node for finding in findings}
     products = {f.rank: f.product_seconds for f in findings if f.product_seconds is not None}
     faults = _slower(products, nodes, "for a product")
-    for link in get_args(Link):
-        talks = {f.rank: seconds for f in findings if (seconds := f.seconds(link)) is not None}
-        faults += _slower(talks, nodes, _DOING[link])
+    for network in get_args(Network):
+        talks = {f.rank: seconds for f in findings if (seconds := f.seconds(network)) is not None}
+        faults += _slower(talks, nodes, _DOING[network])
     return faults
 
 

@@ -32,7 +32,7 @@ class WindowBatch:
     """Windows that are evaluated one by one."""
 
     windows: list[NDArray[Any]]
-    """Each [T + 1]."""
+    """The windows, [T + 1] each."""
 
     def shape(self, micro_batch: int) -> Shape:
         return 1, len(self.windows[micro_batch]) - 1

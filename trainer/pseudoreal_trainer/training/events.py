@@ -12,7 +12,7 @@ from pseudoreal_trainer.data.baseline import order2_nats
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients
-from pseudoreal_trainer.engine.reductions import Agreement
+from pseudoreal_trainer.engine.updates import Agreement
 from pseudoreal_trainer.model.sampling import generate, readable
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.training.progress import Progress, loss_of
@@ -42,7 +42,7 @@ def log_corpus(config: PhaseConfig, corpus: Corpus, validation: Validation) -> N
 
 
 def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None:
-    layout = engine.grid.layout
+    layout = engine.mesh.layout
     log.info(
         "phase_started",
         phase=config.phase,
@@ -52,14 +52,14 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         layers=config.model.layers,
         blocks=config.sharing.blocks,
         parameters=sum(unit.numel for unit in engine.units),
-        ranks=engine.grid.ranks.world,
+        ranks=engine.mesh.ranks.world,
         pipeline=layout.pipeline,
         schedule=layout.order,
         state_sharding=layout.sharding,
         homes=dict(Counter(layout.home(unit) for unit in range(layout.units))),
         window=layout.window,
         state_bytes=dict(engine.state_bytes()),
-        device=str(engine.grid.device),
+        device=str(engine.mesh.device),
         compute=config.precision.compute,
         resumed_from=progress.parent,
         start_validation_loss=progress.start_validation_loss,
@@ -72,7 +72,7 @@ def log_check(progress: Progress, found: LayerGradients) -> None:
 
 
 def log_left_out(config: PhaseConfig, progress: Progress, agreed: Agreement, units: Sequence[str]) -> None:
-    """`units`: names of those that the newest step did not update."""
+    """`units`: names of the units that the newest step did not update."""
     loss = loss_of(agreed, config)
     log.warning("updates_left_out", step=progress.step, loss=loss, norm=agreed.norm, units=units)
 
@@ -88,7 +88,8 @@ def log_saved(saved: Saved) -> None:
 
 
 def log_sample(config: PhaseConfig, corpus: Corpus, store: CheckpointStore) -> None:
-    """What the phase has learnt, in words. Not of large models: this rank may have no room for all their weights."""
+    """Logs a text that the trained model writes. Large models write none: this rank may not have the memory for all
+    their weights."""
     manifest = store.committed(config.phase)[-1]
     if manifest.bytes > _SAMPLED_BYTES:
         return

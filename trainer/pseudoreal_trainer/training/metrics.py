@@ -24,14 +24,14 @@ if TYPE_CHECKING:  # it imports torch, for which a command that only looks at th
 METRICS_FILE = "metrics.jsonl"
 
 _WINDOW = 20
-"""Steps over which the rate is taken."""
+"""Number of steps over which the rate is taken."""
 _LOG_SECONDS = 1.0
 
 log = structlog.get_logger()
 
 
 def forget_after(path: Path, step: int) -> None:
-    """Removes the lines of later steps, which a resumed run makes anew, and a line that a crash cut off."""
+    """Removes the lines of later steps, which a resumed execution makes anew, and a line that a crash cut off."""
     lines = path.read_text().splitlines() if path.exists() else []
     kept = [line for line in lines if _step(line) <= step]
     temporary = path.with_name(path.name + ".tmp")
@@ -47,7 +47,7 @@ def _step(line: str) -> float:
 
 
 class Meter:
-    """Durations of steps; only training counts."""
+    """The durations of training steps, without validation and saves."""
 
     def __init__(self, heartbeat: Heartbeat) -> None:
         self._heartbeat = heartbeat
@@ -75,7 +75,7 @@ class Reporter:
     """Writes a line for every step, and logs one a second at most, except that it logs every validation."""
 
     def __init__(self, config: PhaseConfig, meter: Meter, first_step: int, pod: PodFolder | None = None) -> None:
-        """`pod`: whose supervisor reports it as well."""
+        """`pod`: the folder in which the pod's supervisor finds the reports; None: they are only logged."""
         self._config, self._meter, self._pod = config, meter, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,13 +89,13 @@ class Reporter:
         self._file.close()
 
     def saved(self, manifest: Manifest, cost: CheckpointCost) -> None:
-        """The next line says what the checkpoint cost."""
+        """Notes what a checkpoint cost, for the next line."""
         self._saved = cost
         if self._pod is not None:
             self._pod.leave_checkpoint(manifest.name, manifest.step)
 
     def checked(self, correlations: Sequence[float]) -> None:
-        """The next line has them: of the gradients of neighbouring layers."""
+        """Notes the cosines between gradients of neighbouring layers, for the next line."""
         self._correlations = list(correlations)
 
     def step(self, progress: "Progress", *, validated: bool, important: bool) -> None:

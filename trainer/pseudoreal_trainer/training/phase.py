@@ -17,11 +17,11 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.stream import Stream, rank_parts
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.reductions import REMEDY, Agreement
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.engine.state.compiler import require_compiler
+from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
@@ -43,7 +43,8 @@ log = structlog.get_logger()
 def train_phase(
     config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool], pod: PodFolder | None = None
 ) -> TerminationMessage:
-    """Every rank calls this. `pod`: whose supervisor hears of it. Raises TrainingError."""
+    """Trains the phase. Every rank calls this. `pod`: the folder through which the pod's supervisor hears how far it
+    is. Raises TrainingError."""
     if compiles(config, ranks):
         require_compiler()
     store = store_of(config)
@@ -86,14 +87,15 @@ def train_step(
     finish: bool = False,
     probe: Probe | None = None,
 ) -> Agreement:
-    """Makes the step after `progress`, which stays as it is. `stop`, `finish`: what this rank was asked for.
+    """Makes the step after `progress`, which stays as it is. `stop`, `finish`: whether this rank was asked to stop, or
+    to end the phase.
 
     The loss, the gradients and the update are the same on every rank, and up to the order of sums the same in every
     layout. A loss or gradient that is not finite changes no weight: with clipping global and after such a loss none at
     all, otherwise none of the units whose gradients are not finite.
     """
-    step, grid = progress.step + 1, engine.grid
-    batch = StreamBatch(stream, rank_parts(config.batch, progress.cursor, grid.data_rank, grid.layout.data))
+    step, mesh = progress.step + 1, engine.mesh
+    batch = StreamBatch(stream, rank_parts(config.batch, progress.cursor, mesh.data_rank, mesh.layout.data))
     tokens = config.batch.sequences * config.model.sequence_length
     rate = phase_rate(config, step, progress.begin)
     return engine.train(batch, Training(tokens, rate, stop, finish), step, probe)
@@ -101,8 +103,8 @@ def train_step(
 
 @dataclass(frozen=True)
 class _Phase:
-    """Every rank calls its methods in the same order. All of them make collectives, and what they branch on
-    (`progress`, the config, what the ranks agreed on) is the same on every rank."""
+    """A phase while it is trained. Every rank calls its methods in the same order. All of them make collectives, so
+    they branch only on what is the same on every rank: `progress`, the config, what the ranks agreed on."""
 
     config: PhaseConfig
     corpus: Corpus
@@ -113,27 +115,27 @@ class _Phase:
     progress: Progress
     meter: Meter
     reporter: Reporter | None
-    """The first rank's."""
+    """Reports of the first rank; None on the others."""
     pod: PodFolder | None
 
     def begin(self, origin: Origin) -> None:
-        """Measures what the phase begins with."""
+        """Measures the validation loss that the phase begins with."""
         progress = self.progress
         if self.reporter and isinstance(origin, Anew):
             events.log_corpus(self.config, self.corpus, self.validation)
-        self.engine.grid.ranks.heartbeat.step_done(progress.step)
+        self.engine.mesh.ranks.heartbeat.step_done(progress.step)
         if progress.start_validation_loss is None:
             progress.start_validation_loss = progress.validation_loss = self._validated()
             progress.ending = self._rules.after_loss(progress)
         if self.reporter:
             events.log_started(self.config, self.engine, progress)
         if isinstance(origin, Continued) and not self._rules.is_over(progress):
-            # From here on the job needs that of the one that it continues no more.
+            # From here on this job no longer needs the checkpoint of the job that it continues.
             self._save()
 
     def train(self, stop: Callable[[], bool]) -> bool:
-        """Makes steps until the phase is over; True: until some rank was asked to `stop`."""
-        config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.grid.ranks.heartbeat
+        """Makes steps until the phase is over, or some rank is asked to `stop`: then the result is True."""
+        config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.mesh.ranks.heartbeat
         stream = Stream(self.corpus.train, config.model.sequence_length, config.data.seed)
         first = progress.step + 1
         while not rules.is_over(progress):
@@ -166,7 +168,7 @@ class _Phase:
 
     def end(self, *, stopped: bool) -> TerminationMessage:
         manifest = self._save(complete=not stopped)
-        # Also those that do not write end only when it is committed.
+        # The ranks that do not report wait, too: none ends before the checkpoint is committed.
         self._report(self.saver.finish())
         if self.reporter and not stopped:
             events.log_sample(self.config, self.corpus, self.store)
@@ -178,7 +180,7 @@ class _Phase:
         return Rules(self.config)
 
     def _probe(self, *, measures: bool, checks: bool) -> Probe | None:
-        """For the next step."""
+        """The probe of the next step, if that is measured or compared."""
         measure = self.config.measure
         if measures and measure is not None:
             return self.engine.probe(blocks_of_layers(measure.next_sharing, self.config.model.layers))
@@ -191,7 +193,7 @@ class _Phase:
             events.log_left_out(self.config, self.progress, agreed, left_out)
 
     def _learn(self, found: LayerGradients, *, measures: bool, checks: bool) -> None:
-        """After a step that was measured, compared, or both."""
+        """Takes in what a step found that was measured, compared, or both."""
         if measures:
             self.progress.measurement = self._rules.after_measuring(self.progress, found)
         if checks:
@@ -201,15 +203,15 @@ class _Phase:
                 self.reporter.checked(found.correlations)
 
     def _validated(self) -> float:
-        """Nats per token of the weights as they are."""
-        self.engine.grid.ranks.heartbeat.working("validates")
+        """The validation loss of the present weights, nats per token. Raises TrainingError when it is not finite."""
+        self.engine.mesh.ranks.heartbeat.working("validates")
         loss = self.validation.measure(self.engine)
         if not isfinite(loss):
             raise TrainingError(f"the validation loss is {loss}; {REMEDY}")
         return loss
 
     def _save(self, *, complete: bool = False) -> Manifest:
-        """Begins to save, and waits for the end if the spec says so."""
+        """Begins to save a checkpoint, and waits for its commit if the spec says so."""
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)
         self._report(self.saver.start(manifest))
         if self.config.checkpoint.mode == "Sync":

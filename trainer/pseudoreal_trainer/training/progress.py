@@ -9,17 +9,17 @@ from pseudoreal_api.spec.phase import OptimizerState
 
 from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement, Random, Skipped, Updates
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.engine.reductions import REMEDY, Agreement
+from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 
 MOST_IN_A_ROW = 10
-"""Skipped steps. One bad batch passes by itself; a training that diverged does not."""
+"""Number of steps in a row that may be skipped. One bad batch passes by itself; a training that diverged does not."""
 
 
 @dataclass
 class Progress:
-    """The same on every rank at the same step: what all ranks decide together, they decide from this. Only the loop
-    that trains changes it."""
+    """How far a phase is: the same on every rank at the same step. What all ranks decide together, they decide from
+    this. Only the loop that trains changes it."""
 
     step: int = 0
     """Steps done, from the job's start."""
@@ -30,9 +30,9 @@ class Progress:
     loss: float | None = None
     """Training loss of the newest step with a finite one, nats per token."""
     start_validation_loss: float | None = None
-    """Nats per token before the phase's first step, once measured."""
+    """Validation loss before the phase's first step, nats per token; None until it is measured."""
     validation_loss: float | None = None
-    """The newest of this phase, nats per token."""
+    """Newest validation loss of this phase, nats per token."""
     ending: Ending = field(default_factory=Ending)
     measurement: Measurement | None = None
     updates: Updates = field(default_factory=lambda: Updates(others=0, blocks=0))
@@ -65,7 +65,7 @@ class Progress:
         )
 
     def advance(self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str]) -> None:
-        """After one more step. `left_out`: names of the units that it did not update.
+        """Takes in one more step. `left_out`: names of the units that it did not update.
 
         Raises TrainingError where training must not go on, as spec.optimizer.nonFinite says.
         """
@@ -80,7 +80,7 @@ class Progress:
             self.updates = self.updates.and_one(left_out)
 
     def manifest(self, config: PhaseConfig, corpus: CorpusIdentity, *, complete: bool = False) -> Manifest:
-        """What a checkpoint of this moment says, but for its tensors and files. `complete`: it ends the phase."""
+        """The manifest of a checkpoint of this moment, without its tensors and files. `complete`: it ends the phase."""
         return Manifest(
             job=config.job,
             execution=config.execution,
@@ -109,12 +109,13 @@ class Progress:
 
 
 def loss_of(agreed: Agreement, config: PhaseConfig) -> float:
-    """Nats per token, over the whole batch."""
+    """The training loss of a step, nats per token of the whole batch."""
     return agreed.loss_sum / (config.batch.sequences * config.model.sequence_length)
 
 
 def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:
-    """The count after the step that `progress` has just made, some of whose losses or gradients may not be finite."""
+    """The count of skipped steps after the step that `progress` has just made, some of whose losses or gradients may
+    not be finite."""
     if not skips and not agreed.trains:
         raise TrainingError(f"{_described(agreed, loss, progress.step)}; {REMEDY}")
     before = progress.skipped

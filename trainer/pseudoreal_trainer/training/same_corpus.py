@@ -1,4 +1,4 @@
-"""Whether the text is the one that the training began with, and the same on all ranks."""
+"""Checks that all ranks read the same text, and the text with which the training began."""
 
 import structlog
 import torch
@@ -12,7 +12,8 @@ log = structlog.get_logger()
 
 
 def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
-    """Every rank calls this. Raises TrainingError where some rank has read another text than rank 0."""
+    """Checks that all ranks have read the same text. Every rank calls this. Raises TrainingError where some rank has
+    read another one than rank 0."""
     differs = torch.zeros(ranks.world, dtype=torch.int64, device=ranks.device)
     differs[ranks.rank] = int(ranks.digest_from_first(identity.sha256) != identity.sha256)
     others: list[int] = ranks.sum_(differs).nonzero().flatten().tolist()
@@ -25,8 +26,9 @@ def agree_on_corpus(identity: CorpusIdentity, ranks: Ranks) -> None:
 
 
 def check_corpus(identity: CorpusIdentity, origin: Origin) -> None:
-    """Raises InvalidJobError where the job itself began with another text: every sample would be another one, and text
-    of the validation part would be trained on. A job that it continues may have had another."""
+    """Checks that the text is the one with which the job began. Raises InvalidJobError where it is another one: every
+    sample would be another one, and text of the validation part would be trained on. A job that this one continues may
+    have had another text."""
     if isinstance(origin, Anew):
         return
     start = origin.checkpoint.manifest

@@ -1,6 +1,7 @@
-"""Saves checkpoints of all ranks, while training goes on.
+"""Saves checkpoints while training goes on.
 
-Every rank writes its files in a thread; these tell each other the digests, and the first one commits.
+On every rank a thread writes the rank's files. The threads of all ranks tell each other the digests of their files, and
+the thread of the first rank then writes the manifest: that commits the checkpoint.
 """
 
 import errno
@@ -23,7 +24,7 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest
 from pseudoreal_trainer.checkpoint.pieces import spans_of, tensors_of
-from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.engine.engine import Engine
@@ -47,9 +48,9 @@ class Saved:
 
     manifest: Manifest
     seconds: float
-    """From its step to its commit."""
+    """Seconds from the checkpoint's step to its commit."""
     stall_seconds: float
-    """Most seconds that this rank's training stood still for it."""
+    """Seconds that this rank's training stood still for the checkpoint, at most."""
 
     @property
     def cost(self) -> CheckpointCost:
@@ -63,10 +64,10 @@ class Saved:
 
 
 class _Files:
-    """The files of this rank. They are opened in the thread that writes: a volume that refuses them is not the main
-    thread's."""
+    """The files of this rank. The thread that writes them opens them: so a volume that refuses fails the save, as a
+    failed write does, and not a training step."""
 
-    def __init__(self, folder: Place, rank: int, units: list[list[Part]], dtype: str) -> None:
+    def __init__(self, folder: StoragePath, rank: int, units: list[list[Part]], dtype: str) -> None:
         self._arguments = (folder, rank, units, dtype)
 
     @cached_property
@@ -88,7 +89,7 @@ class _Files:
 class _Committed:
     manifest: Manifest
     moment: float
-    """Moment of the step, in seconds of time.perf_counter."""
+    """Moment of the commit, in seconds of time.perf_counter."""
 
 
 @dataclass(frozen=True)
@@ -96,27 +97,30 @@ class _Running:
     done: Future[_Committed]
     begin: float
     stalled: float
-    """In starting it."""
+    """Seconds that starting the save took the main thread."""
     held: float
-    """Engine's count of seconds that updates were held, before it began."""
+    """The engine's count of seconds that updates were held, when the save began."""
 
 
 class Saver:
-    """Every rank makes one and calls the same methods in the same order."""
+    """The checkpoints of a phase, one at a time. Every rank makes one and calls the same methods in the same order.
+
+    The thread that saves makes the collectives of `mesh.saving`, and nobody else does.
+    """
 
     def __init__(
         self, engine: Engine, store: CheckpointStore, fence: Fence, policy: CheckpointPolicy, start: Manifest | None
     ) -> None:
-        """`start`: the checkpoint that training goes on from, whose files were read and are sound."""
+        """`start`: the checkpoint from which training goes on, whose files were read and are sound."""
         self._engine, self._store, self._fence, self._policy, self._start = engine, store, fence, policy, start
-        self._heartbeat = engine.grid.ranks.heartbeat
+        self._heartbeat = engine.mesh.ranks.heartbeat
         self._thread = SideWork("checkpoint", self._heartbeat.failure)
         self._running: _Running | None = None
-        self._ours = store.names() if engine.grid.ranks.is_first else set()
+        self._ours = store.names() if engine.mesh.ranks.is_first else set()
 
     def start(self, manifest: Manifest) -> list[Saved]:
-        """Begins to save the state of the step that was made last; the result has the one before, if that was still
-        being written. Raises SavingFailed when that failed."""
+        """Begins to save the state of the newest step. It first waits for the checkpoint before, if that is still being
+        written, and returns it. Raises SavingFailed when that one could not be written."""
         before = self.finish()
         self._heartbeat.save_begun()
         begin, held = time.perf_counter(), self._engine.held_seconds
@@ -126,11 +130,11 @@ class Saver:
         return before
 
     def poll(self) -> list[Saved]:
-        """The one that was committed meanwhile, if any. Raises SavingFailed."""
+        """Returns the checkpoint that was committed since the last call, if any. Raises SavingFailed."""
         return self.finish() if self._running is not None and self._running.done.done() else []
 
     def finish(self) -> list[Saved]:
-        """Waits for the one that is being written, if any. Raises SavingFailed."""
+        """Waits for the checkpoint that is being written, if any, and returns it. Raises SavingFailed."""
         if self._running is None:
             return []
         running, begin = self._running, time.perf_counter()
@@ -144,17 +148,17 @@ class Saver:
         return self
 
     def __exit__(self, failure: type[BaseException] | None, *_: object) -> None:
-        """Lets the one that is being written end, well or not. Of several ranks one that fails ends without it: to be
-        committed it needs the others, which may be waiting for this one."""
-        self._thread.close(wait=failure is None or self._engine.grid.ranks.world == 1)
+        """Waits until the checkpoint that is being written is committed or has failed. A rank that fails beside others
+        does not wait: the commit needs the other ranks, which may be waiting for this one."""
+        self._thread.close(wait=failure is None or self._engine.mesh.ranks.world == 1)
 
     def _started(self, manifest: Manifest) -> Future[_Committed]:
-        engine, grid, ranks = self._engine, self._engine.grid, self._engine.grid.ranks
+        engine, mesh, ranks = self._engine, self._engine.mesh, self._engine.mesh.ranks
         if ranks.is_first:
             self._fence.check()
             self._make_folder(manifest)
-        ranks.from_first(0)  # the folder is there
-        spans = spans_of(grid.layout, engine.units, ranks.rank)
+        ranks.from_first(0)  # no rank goes on before the folder is there
+        spans = spans_of(mesh.layout, engine.units, ranks.rank)
         spans = {unit: spans[unit] for unit in engine.order_of_updates() if unit in spans}
         parts = [parts_of(engine.units[unit], span) for unit, span in spans.items()]
         files = _Files(self._store.folder / manifest.name, ranks.rank, parts, self._dtype)
@@ -162,7 +166,7 @@ class Saver:
         return self._thread.later(lambda: self._written(manifest, files, captured))
 
     def _is_start(self, manifest: Manifest) -> bool:
-        """No step was made since."""
+        """Whether the manifest is that of the start: no step was made since."""
         return self._start is not None and manifest.name == self._start.name
 
     def _make_folder(self, manifest: Manifest) -> None:
@@ -172,7 +176,7 @@ class Saver:
             raise _failed(manifest, error) from error
 
     def _restated(self, manifest: Manifest) -> Future[_Committed]:
-        """Its files stay, and what is said of them is replaced in one go."""
+        """Saves a start of which only the manifest changes: the files stay, and the manifest is replaced in one go."""
         start = self._start
         assert start is not None, "it has the name of the start"
         manifest = manifest.revised(
@@ -185,17 +189,17 @@ class Saver:
         return str(self._engine.master_dtype).removeprefix("torch.")
 
     def _written(self, manifest: Manifest, own: _Files, captured: Future[None]) -> _Committed:
-        """Runs in the thread: all ranks come through here together."""
-        digests, error = _attempt(lambda: _finished(own, captured))
+        """Writes this rank's files, in the thread that saves. The threads of all ranks meet here in collectives."""
+        digests, error = _tried(lambda: _finished(own, captured))
         own.close()
         files = self._all_files(digests)
         if files is None:
             raise _failed(manifest, error or "another rank says why") from error or PeerFailed()
-        tensors = tensors_of(self._engine.grid.layout, self._engine.units, self._dtype)
+        tensors = tensors_of(self._engine.mesh.layout, self._engine.units, self._dtype)
         return self._committed(manifest.revised(files=files, tensors=tensors, link=None))
 
     def _committed(self, manifest: Manifest) -> _Committed:
-        error = _attempt(lambda: self._commit(manifest))[1] if self._engine.grid.ranks.is_first else None
+        error = _tried(lambda: self._commit(manifest))[1] if self._engine.mesh.ranks.is_first else None
         if not self._all_succeeded(error is None):
             if isinstance(error, TrainingError):
                 raise error
@@ -208,23 +212,23 @@ class Saver:
         self._ours.add(manifest.name)
         (self._store.restate if self._is_start(manifest) else self._store.commit)(manifest)
         try:
-            # Not even if unsound ones of later steps seem newer.
+            # These two are sound. They must not be pruned because others, which nobody verified, seem newer.
             verified = [manifest.name, *([] if self._start is None else [self._start.name])]
             self._store.prune(self._policy.keep_last, self._policy.keep_every, verified)
             self._store.sweep(self._ours)
         except (OSError, TrainingError) as error:
-            # Training goes on: what is needed was written.
+            # Training goes on: the checkpoint itself was written.
             log.warning("old_checkpoints_stay", error=str(error))
 
     def _all_files(self, own: dict[str, FileDigest] | None) -> dict[str, FileDigest] | None:
-        """The files of all ranks; None when one of them failed."""
+        """The files of all ranks; None when a rank could not write its own."""
         mine = _encoded(own)
-        everyone = [torch.empty_like(mine) for _ in range(self._engine.grid.ranks.world)]
-        if self._engine.grid.saving is None:
+        everyone = [torch.empty_like(mine) for _ in range(self._engine.mesh.ranks.world)]
+        if self._engine.mesh.saving is None:
             everyone = [mine]
         else:
-            with self._heartbeat.saving.waiting("files of all ranks"):
-                dist.all_gather(everyone, mine, group=self._engine.grid.saving)
+            with self._heartbeat.saving.waiting("gathers the files of all ranks"):
+                dist.all_gather(everyone, mine, group=self._engine.mesh.saving)
         decoded = [_decoded(rank, digests) for rank, digests in enumerate(everyone)]
         if any(files is None for files in decoded):
             return None
@@ -232,9 +236,9 @@ class Saver:
 
     def _all_succeeded(self, mine: bool) -> bool:
         failures = torch.tensor(int(not mine))
-        if self._engine.grid.saving is not None:
-            with self._heartbeat.saving.waiting("commit of the checkpoint"):
-                dist.all_reduce(failures, group=self._engine.grid.saving)
+        if self._engine.mesh.saving is not None:
+            with self._heartbeat.saving.waiting("agrees on the commit of the checkpoint"):
+                dist.all_reduce(failures, group=self._engine.mesh.saving)
         return int(failures) == 0
 
 
@@ -253,7 +257,7 @@ def _finished(files: _Files, captured: Future[None]) -> dict[str, FileDigest]:
     return files.finish()
 
 
-def _attempt(act: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
+def _tried(act: Callable[[], _T]) -> tuple[_T | None, Exception | None]:
     try:
         return act(), None
     except Exception as error:
@@ -264,7 +268,7 @@ _SHA256_BYTES, _SIZE_BYTES = 32, 8
 
 
 def _encoded(files: dict[str, FileDigest] | None) -> Tensor:
-    """Digests and sizes of a rank's files, as bytes; zeros when it failed."""
+    """Digests and sizes of a rank's files, as bytes; zeros when the rank could not write them."""
     if files is None:
         return torch.zeros(len(FILES) * (_SHA256_BYTES + _SIZE_BYTES), dtype=torch.uint8)
     parts = [bytes.fromhex(file.sha256) + file.size.to_bytes(_SIZE_BYTES, "little") for file in files.values()]

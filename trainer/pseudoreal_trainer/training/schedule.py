@@ -7,13 +7,14 @@ from pseudoreal_api.spec.optimizer import Optimizer
 
 
 def phase_rate(config: PhaseConfig, step: int, begin: int) -> float:
-    """Rate of the update that makes step `step`, in a phase that began at step `begin`."""
+    """Learning rate of the update that makes step `step`, in a phase that began at step `begin`."""
     rate = learning_rate(config.optimizer, step, config.total_steps)
     return rate * min(1.0, (step - begin) / config.warmup_steps) if config.warmup_steps else rate
 
 
 def learning_rate(optimizer: Optimizer, step: int, total_steps: int) -> float:
-    """Rate of the update that makes step `step` (the first is 1): linear warm-up, then decay to the final fraction."""
+    """Learning rate of the update that makes step `step` (the first is 1): linear warm-up, then decay to the final
+    fraction."""
     peak, warmup = float(optimizer.learning_rate), optimizer.warmup_steps
     if step <= warmup:
         return peak * step / warmup

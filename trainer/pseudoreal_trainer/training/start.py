@@ -1,5 +1,5 @@
-"""The start of a phase: the engine is made, and filled with fresh weights or those of a checkpoint, of whatever layout
-that was saved in."""
+"""The start of a phase: it makes the engine and fills it with fresh weights or those of a checkpoint, in whatever
+layout that was saved."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,9 +15,8 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.manifest import Ending
 from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.engine.build import Blueprint
-from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.forecast.memory.sizes import Device
@@ -51,7 +50,8 @@ def compiles(config: PhaseConfig, ranks: Ranks) -> bool:
 
 @contextmanager
 def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[Engine]:
-    """Every rank calls this. Raises TrainingError when the state does not fit where its home is."""
+    """Makes the engine of this rank, and closes it at the end. Every rank calls this. Raises TrainingError when the
+    state does not fit into its home."""
     blueprint = Blueprint(
         model=config.model,
         optimizer=config.optimizer,
@@ -63,11 +63,11 @@ def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[E
     )
     folder = None if config.trace_directory is None else Path(config.trace_directory) / config.phase
     trace = Trace(ranks.rank, folder)
-    engine = Engine(blueprint, open_grid(layout, ranks), trace)
+    engine = Engine(blueprint, open_mesh(layout, ranks), trace)
     try:
         yield engine
     except BaseException:
-        # Of several ranks one that fails ends without the others, which its side thread may be waiting for.
+        # Of several ranks one that fails ends at once: its other threads may be waiting for those ranks.
         if ranks.world == 1:
             engine.close()
         raise
@@ -105,7 +105,7 @@ def _loaded(unit: Unit, extent: range, start: Reader) -> UnitState:
 
 
 def _vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor:
-    """[length of the extent]; behind the unit's end, zeros."""
+    """One vector of a unit's state, [length of the extent]; zeros behind the unit's end."""
     parts = parts_of(unit, extent)
     read: list[NDArray[Any]] = [start.read(part.name, kind, part.begin, part.end) for part in parts]
     found = torch.zeros(len(extent), dtype=getattr(torch, start.dtype))

@@ -19,30 +19,30 @@ from pseudoreal_trainer.training.batches import WindowBatch
 @dataclass(frozen=True)
 class Validation:
     windows: Bytes
-    """[W, T + 1]"""
+    """Windows of the validation part, [W, T + 1]."""
     at_once: int
     """Windows that a rank evaluates in one run of the engine. Each is a pass of its own: sums depend on the shapes of
-    the products, so windows that share a pass would give other bits where ranks or micro-batches are others."""
+    the products, so windows that share a pass would give other bits with other numbers of ranks or micro-batches."""
 
     @property
     def tokens(self) -> int:
         return len(self.windows) * len(self.windows[0, 1:])
 
     def measure(self, engine: Engine) -> float:
-        """Nats per token; the same bits on every rank. Every rank calls this."""
-        grid = engine.grid
+        """The validation loss, nats per token; the same bits on every rank. Every rank calls this."""
+        mesh = engine.mesh
         last = len(self.windows) - 1
-        sums = torch.zeros(len(self.windows), dtype=torch.float64, device=grid.device)
-        for first in range(0, -(-len(self.windows) // grid.layout.data), self.at_once):
-            turns = range(first, min(first + self.at_once, -(-len(self.windows) // grid.layout.data)))
+        sums = torch.zeros(len(self.windows), dtype=torch.float64, device=mesh.device)
+        for first in range(0, -(-len(self.windows) // mesh.layout.data), self.at_once):
+            turns = range(first, min(first + self.at_once, -(-len(self.windows) // mesh.layout.data)))
             # Data ranks without a window in the last turn measure one once more: all take part in every collective.
-            own = [min(turn * grid.layout.data + grid.data_rank, last) for turn in turns]
+            own = [min(turn * mesh.layout.data + mesh.data_rank, last) for turn in turns]
             batch = WindowBatch([self.windows[index] for index in own])
             for turn, loss in engine.evaluate(batch, len(own)).items():
-                if (first + turn) * grid.layout.data + grid.data_rank <= last:
+                if (first + turn) * mesh.layout.data + mesh.data_rank <= last:
                     sums[own[turn]] = loss
         # Every entry is zero on all ranks but one, so the order of this reduction cannot matter.
-        return float(sum(grid.ranks.sum_(sums).tolist())) / self.tokens
+        return float(sum(mesh.ranks.sum_(sums).tolist())) / self.tokens
 
 
 def window_starts(corpus: Corpus, sequence: int, most: int) -> Indices:

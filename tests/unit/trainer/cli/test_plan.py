@@ -17,7 +17,7 @@ KEYS = {
     "parameters",
     "parameters_per_rank",
     "bytes",
-    "link_bytes_per_step",
+    "bytes_moved_per_step",
     "fetches_per_unit",
     "reductions_per_unit",
     "idle_share",
@@ -59,7 +59,7 @@ def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
     for phase in (pseudo, real):
         assert phase.keys() >= KEYS
         assert phase["bytes"].keys() == {"device", "host", "disk", "pinned"}
-        assert phase["link_bytes_per_step"].keys() == {
+        assert phase["bytes_moved_per_step"].keys() == {
             "h2d",
             "d2h",
             "disk_read",

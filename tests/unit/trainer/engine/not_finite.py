@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 from pseudoreal_api.spec.optimizer import Clipping
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
-from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.updates import Gradients
 from pseudoreal_trainer.model.transformer import Transformer
 from torch import Tensor
 
@@ -40,7 +40,7 @@ def spoilt(case: Case) -> AbstractContextManager[object]:
     def spoil(self: Gradients, unit: int, gradients: Sequence[Tensor]) -> None:
         step = self._trace._step
         seen[step, unit] += 1
-        if step in FAULTS and seen[step, unit] == 1 and self._grid.data_rank == case.data - 1:
+        if step in FAULTS and seen[step, unit] == 1 and self._mesh.data_rank == case.data - 1:
             name, value = FAULTS[step]
             if names[name] == unit:
                 gradients = [gradient.clone() for gradient in gradients]

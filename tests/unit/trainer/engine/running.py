@@ -6,15 +6,14 @@ from typing import Any
 
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
-from pseudoreal_trainer.engine.build import Blueprint
-from pseudoreal_trainer.engine.engine import Engine, UnitState
-from pseudoreal_trainer.engine.modules import views
+from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.probe import LayerGradients
-from pseudoreal_trainer.engine.ranks.grid import open_grid
+from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.model.initial import initial_weights
+from pseudoreal_trainer.model.transformer import views
 from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
 from torch import Tensor
 
@@ -135,7 +134,7 @@ class _Memory:
 
 def captured(engine: Engine) -> dict[Kind, dict[int, tuple[int, Tensor]]]:
     """This rank's part of the state that a checkpoint would have."""
-    spans, memory = spans_of(engine.grid.layout, engine.units, engine.grid.ranks.rank), _Memory()
+    spans, memory = spans_of(engine.mesh.layout, engine.units, engine.mesh.ranks.rank), _Memory()
     engine.capture(spans, memory, buffer_bytes=1 << 12).result()
     found: dict[Kind, dict[int, tuple[int, Tensor]]] = {}
     for kind, stream in memory.streams.items():
@@ -174,7 +173,7 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk")
     trace = Trace(ranks.rank)
     trace.records = True
-    engine = Engine(blueprint, open_grid(case.layout, ranks), trace)
+    engine = Engine(blueprint, open_mesh(case.layout, ranks), trace)
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, case.layers, SEED, master)
         if engine.has(index):

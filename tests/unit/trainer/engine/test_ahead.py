@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.engine import runner
+from pseudoreal_trainer.engine.passes import Passes, PlanRun, Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.runner import Run, Training
-from pseudoreal_trainer.plan.steps import Forward
+from pseudoreal_trainer.plan.records import Forward
 
 from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
@@ -28,18 +27,18 @@ def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_on
     case = Case(homes=homes, window=2, clipping="Global", micro_batches=2)
     engine, gate = make_engine(case, Ranks(0, 1, CPU), tmp_path), Future[None]()
     passes: list[Forward] = []
-    act = runner._ACTIONS[Forward]
+    act = Passes.forward
 
-    def forward(run: Run, step: Any) -> None:
-        act(run, step)
+    def forward(self: Passes, run: PlanRun, step: Forward) -> None:
+        act(self, run, step)
         passes.append(step)
         # The last one before the unit is needed.
         if step == Forward(HELD - 1, case.micro_batches - 1) and len(passes) > first:
             gate.set_result(None)
 
-    monkeypatch.setattr(runner, "_ACTIONS", runner._ACTIONS | {Forward: forward})
+    monkeypatch.setattr(Passes, "forward", forward)
     first = case.layers * case.micro_batches + case.micro_batches
-    engine._parts.updates.holds[HELD] = gate
+    engine._updates.holds[HELD] = gate
     train = threading.Thread(target=lambda: [_step(engine, case, step) for step in range(2)], daemon=True)
     train.start()
     train.join(SECONDS)

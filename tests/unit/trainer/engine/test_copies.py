@@ -1,22 +1,24 @@
 """Weights can be read while their working copy is there and complete, and at no other time."""
 
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 from pseudoreal_trainer.engine.copies import Copies, NotResident
-from pseudoreal_trainer.engine.modules import Modules
-from pseudoreal_trainer.engine.ranks.grid import Grid
 from pseudoreal_trainer.engine.ranks.lanes import Lanes
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.state.adamw import AdamW
-from pseudoreal_trainer.engine.state.memory import Extent, MemoryState, Vectors
-from pseudoreal_trainer.engine.state.pinned import Slots
-from pseudoreal_trainer.plan.steps import Drop, Fetch, Read
+from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, Vectors
+from pseudoreal_trainer.engine.state.pinned import PassingBuffers
+from pseudoreal_trainer.model.transformer import Modules
+from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
@@ -47,18 +49,19 @@ def window_of_two(tmp_path: Path) -> Window:
 def _window(size: int, folder: Path) -> Window:
     case = Case(layers=2, homes="h", window=size)
     units = units_of(case.model, 2)
-    trace, lanes, grid = Trace(0, folder), Lanes(CPU), Grid(case.layout, Ranks(0, 1, CPU))
+    trace, lanes, mesh = Trace(0, folder), Lanes(CPU), Mesh(case.layout, Ranks(0, 1, CPU))
     states = {unit: _host_state(units[unit].numel, float(unit)) for unit in (1, 2)}
     slots = [torch.zeros(units[1].numel, dtype=torch.float64) for _ in range(size)]
     modules = Modules(case.model, units, torch.float64, compiled=False)
-    return Window(Copies(grid, states, {}, slots, lanes, trace), modules, trace)
+    return Window(Copies(_store(states, window=slots), mesh, lanes, trace), modules, trace)
 
 
 def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Path) -> None:
     case = Case(layers=1)
     units = units_of(case.model, 1)
     states, weights = {1: _host_state(units[1].numel, 1.0)}, torch.zeros(units[1].numel, dtype=torch.float64)
-    copies = Copies(Grid(case.layout, Ranks(0, 1, CPU)), states, {1: weights}, [], Lanes(CPU), Trace(0, tmp_path))
+    mesh, store = Mesh(case.layout, Ranks(0, 1, CPU)), _store(states, resident={1: weights})
+    copies = Copies(store, mesh, Lanes(CPU), Trace(0, tmp_path))
     module = Modules(case.model, units, torch.float64, compiled=False).of(1)
     copies.updated[1] = Future()
     copies.updated[1].set_exception(OSError("the disk is gone"))
@@ -66,10 +69,16 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
         copies.bind(1, module)
 
 
+def _store(
+    states: dict[int, MemoryState], *, resident: Mapping[int, Tensor] | None = None, window: Sequence[Tensor] = ()
+) -> Any:
+    return SimpleNamespace(states=states, resident=resident or {}, window=window)
+
+
 def _host_state(numel: int, value: float) -> MemoryState:
     extent = Extent(0, numel, 0, torch.float64, torch.float64)
     weights = torch.full((numel,), value, dtype=torch.float64)
-    return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), Slots([]))
+    return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), PassingBuffers([]))
 
 
 def test_a_unit_is_read_between_the_end_of_its_fetch_and_its_drop(window: Window) -> None:
@@ -161,8 +170,8 @@ def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
 def test_a_disk_is_not_asked_for_a_unit_that_is_being_updated(window_of_two: Window) -> None:
     """The update needs the threads of the disk itself."""
     copies, updating = window_of_two.copies, Future[None]()
-    state = Mock(wraps=copies._states[1])
-    copies._states = {**copies._states, 1: state}
+    state = Mock(wraps=copies._store.states[1])
+    copies._store.states[1] = state
     copies.updated[1] = updating
     copies.read(Read(1))
     copies.begin_ready()

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from pseudoreal_trainer.engine.messages import tag_of
-from pseudoreal_trainer.plan.steps import Flow, Receive, Send
+from pseudoreal_trainer.plan.records import Flow, Receive, Send
 
 from tests.unit.trainer.engine.sending import MICRO_BATCHES, POSITIONS, SAME, SENT, exchange
 from tests.unit.trainer.forked import run_ranks

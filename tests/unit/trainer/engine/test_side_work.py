@@ -3,19 +3,19 @@
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.gradients import Buffers, Gradients
-from pseudoreal_trainer.engine.ranks.grid import Grid
 from pseudoreal_trainer.engine.ranks.lanes import Lanes
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.reductions import Reductions
-from pseudoreal_trainer.engine.updates import Updates
-from pseudoreal_trainer.plan.steps import Agree, Reduce, Update
+from pseudoreal_trainer.engine.state.store import GrowthBuffers
+from pseudoreal_trainer.engine.updates import Gradients, Reductions, Updates
+from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
@@ -37,7 +37,7 @@ class _State:
     extent: Any = field(default_factory=lambda: Mock(length=LENGTH, master=torch.float32))
     failure: BaseException | None = None
 
-    def gradient_room(self) -> None:
+    def gradient_memory(self) -> None:
         return None
 
     def keep_gradient(self, _: Tensor) -> None:
@@ -60,22 +60,23 @@ class _Rank:
     log: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        grid, units = Grid(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.layers)
-        self.heartbeat = grid.ranks.heartbeat
+        mesh, units = Mesh(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.layers)
+        self.heartbeat = mesh.ranks.heartbeat
         self.states: dict[int, Any] = {unit: _State(unit, self.log) for unit in range(len(units))}
         modules, lanes, trace = Mock(), Lanes(CPU), Trace(0)
         modules.of.return_value.views = lambda flat: [flat]
-        self.buffers = Buffers(LENGTH, BUFFERS, torch.float32, CPU)
-        self.gradients = Gradients(grid, modules, self.states, {}, self.buffers, lanes, trace)
-        self.reductions = Reductions(self.case.optimizer, grid, units, self.states, self.gradients, lanes, trace)
-        self.updates = Updates(self.case.optimizer, grid, self.states, self.reductions, lanes, trace)
+        self.buffers = GrowthBuffers(LENGTH, BUFFERS, torch.float32, CPU)
+        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, growth_buffers=self.buffers)
+        self.gradients = Gradients(store, modules, mesh, lanes, trace)
+        self.reductions = Reductions(self.case.optimizer, store, mesh, lanes, trace)
+        self.updates = Updates(self.case.optimizer, store, self.reductions, mesh, lanes, trace)
         self.reductions.begin(1)
         self.reductions.agree(Agree(), torch.tensor(1.0), stop=False, finish=False)
 
     def backward(self, unit: int) -> None:
         """And what follows it in a plan whose clipping is not global."""
         self.gradients.accumulate(unit, [torch.ones(LENGTH)])
-        self.reductions.reduce(Reduce(unit), self.gradients.reduce(unit), self.updates.room)
+        self.reductions.reduce(Reduce(unit), self.gradients.reduce(unit), self.updates.before_next_gradient)
         self.updates.update(Update(unit), 0.1)
 
     def close(self) -> None:
@@ -111,7 +112,7 @@ def test_a_gradient_is_kept_and_its_buffer_given_back_while_another_unit_is_upda
 
 
 def test_who_finds_no_buffer_free_gets_the_next_that_is_given_back() -> None:
-    buffers = Buffers(LENGTH, 1, torch.float32, CPU)
+    buffers = GrowthBuffers(LENGTH, 1, torch.float32, CPU)
     only = buffers.take().result()
     first, second = buffers.take(), buffers.take()
     assert not first.done()

@@ -2,18 +2,17 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.gradients import Buffers, Gradients
-from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.reductions import Reductions
-from pseudoreal_trainer.plan.steps import Agree, Reduce
-from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.engine.updates import Gradients, Reductions
+from pseudoreal_trainer.plan.records import Agree, Reduce
 
 from tests.unit.trainer.engine.cases import Case
 from tests.unit.trainer.engine.recorded import COMPUTE, RecordedLanes
@@ -48,11 +47,14 @@ def reductions(lanes: RecordedLanes) -> Iterator[Reductions]:
 
     ranks.heartbeat.reductions.waiting = waiting  # type: ignore[method-assign]
     case = Case()
-    units = units_of(case.model, case.layers)
-    grid = Grid(case.layout, ranks)
-    reductions = Reductions(case.optimizer, grid, units, {UNIT: Mock()}, Mock(), lanes, Trace(0))
+    reductions = Reductions(case.optimizer, _store(Mock()), Mesh(case.layout, ranks), lanes, Trace(0))
     yield reductions
     reductions.close()
+
+
+def _store(state: Mock) -> Any:
+    """A unit whose gradient has memory of its own."""
+    return SimpleNamespace(states={UNIT: state}, whole_gradients={UNIT: torch.zeros(4)})
 
 
 def _reached_on(lanes: RecordedLanes, lane: str) -> int:
@@ -64,10 +66,8 @@ def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(lanes: RecordedLanes, r
     modules = Mock()
     modules.of.return_value.views = lambda flat: [flat]
     state = Mock(extent=Mock(length=4))
-    grid = Grid(Case().layout, Ranks(0, 1, CPU))
-    gradients = Gradients(
-        grid, modules, {UNIT: state}, {UNIT: torch.zeros(4)}, Buffers(4, 1, torch.float32, CPU), lanes, Trace(0)
-    )
+    mesh = Mesh(Case().layout, Ranks(0, 1, CPU))
+    gradients = Gradients(_store(state), modules, mesh, lanes, Trace(0))
     gradients.accumulate(UNIT, [torch.ones(4)])
     reduction = gradients.reduce(UNIT)
     object.__setattr__(reduction, "work", _Work(lanes.log))

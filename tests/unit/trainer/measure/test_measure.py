@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
+from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.forecast.memory.graphs import Graphs
 from pseudoreal_trainer.forecast.time.hardware import Precision, pass_speed, read_profile
-from pseudoreal_trainer.measure import links, machine, passes, rank
+from pseudoreal_trainer.measure import machine, passes, rank, transfers
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
@@ -95,25 +95,25 @@ def test_ranks_leave_their_speeds(ranks: int, tmp_path: Path) -> None:
 
 
 def _measure_little(rank: int, world: int, folder: Path) -> None:
-    from pseudoreal_trainer.measure import links
     from pseudoreal_trainer.measure import rank as module
+    from pseudoreal_trainer.measure import transfers
 
-    links.MOST_BYTES = links.DISK_BYTES = 2**22
+    transfers.MOST_BYTES = transfers.DISK_BYTES = 2**22
     module.rows = lambda _: [[Cell("float32", hidden=64, tokens=64)]]  # type: ignore[assignment]
     module.measure(rank, world, "cpu", folder, lambda _: None)
 
 
 def test_vectors_are_beyond_caches_and_leave_memory_free() -> None:
-    most = links.vector_bytes(CPU, ranks=1, vectors=2)
-    assert 2**26 <= most <= links.MOST_BYTES == 2**31
-    assert links.vector_bytes(CPU, ranks=2**20, vectors=2) < most
+    most = transfers.vector_bytes(CPU, ranks=1, vectors=2)
+    assert 2**26 <= most <= transfers.MOST_BYTES == 2**31
+    assert transfers.vector_bytes(CPU, ranks=2**20, vectors=2) < most
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert 4 * links.vector_bytes(CPU, ranks=1, vectors=4) < total / 4
+    assert 4 * transfers.vector_bytes(CPU, ranks=1, vectors=4) < total / 4
 
 
 def test_an_update_is_measured_with_clipping_and_cast(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine makes its updates like this."""
-    monkeypatch.setattr(links, "MOST_BYTES", 2**20)
+    monkeypatch.setattr(transfers, "MOST_BYTES", 2**20)
     seen: list[tuple[Slices, float]] = []
     update = AdamW.update
 
@@ -122,7 +122,7 @@ def test_an_update_is_measured_with_clipping_and_cast(monkeypatch: pytest.Monkey
         update(self, spec, slices, steps, rate, scale)
 
     monkeypatch.setattr(AdamW, "update", record)
-    assert 0 < links.update_seconds_per_element(CPU, 1) < 1e-3
+    assert 0 < transfers.update_seconds_per_element(CPU, 1) < 1e-3
     slices, scale = seen[0]
     assert scale < 1
     assert slices.compute is not None

@@ -7,11 +7,10 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.engine.modules import UnitModule
 from pseudoreal_trainer.model import experts as module
 from pseudoreal_trainer.model.experts import capacity_of
 from pseudoreal_trainer.model.grouped import are_side_by_side
-from pseudoreal_trainer.model.transformer import Block, Transformer, build_model, rotary
+from pseudoreal_trainer.model.transformer import Block, Transformer, UnitModule, build_model, rotary
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode

@@ -8,7 +8,7 @@ from pseudoreal_trainer.plan import lower
 from pseudoreal_trainer.plan.check import PlanError, check_plan
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import measuring_plan, step_plan
-from pseudoreal_trainer.plan.steps import (
+from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
     Compute,
@@ -21,10 +21,10 @@ from pseudoreal_trainer.plan.steps import (
     RankPlan,
     Read,
     Receive,
+    Record,
     Reduce,
     Send,
     Stash,
-    Step,
     Tie,
     Unstash,
     Update,
@@ -43,64 +43,64 @@ CROWDED = replace(TIED, micro_batches=1, order="GPipe", homes=everywhere("Host",
 """Rank 1 goes on only when the gradient of the head is settled and gives its room to that of layer 6's block."""
 
 
-def _measured_last(steps: list[Step]) -> None:
+def _measured_last(records: list[Record]) -> None:
     """The first measured layer comes after all others."""
-    steps.append(steps.pop(place(steps, Measure)))
+    records.append(records.pop(index_of(records, Measure)))
 
 
-Edit = Callable[[list[Step]], None]
+Edit = Callable[[list[Record]], None]
 
 
-def place(steps: list[Step], kind: type[Step], number: int = 0, **fields: object) -> int:
+def index_of(records: list[Record], kind: type[Record], number: int = 0, **fields: object) -> int:
     """Index of the record with this number among those of a kind with these fields."""
     found = [
         index
-        for index, step in enumerate(steps)
-        if isinstance(step, kind) and all(getattr(step, name) == value for name, value in fields.items())
+        for index, record in enumerate(records)
+        if isinstance(record, kind) and all(getattr(record, name) == value for name, value in fields.items())
     ]
     return found[number]
 
 
-def without(kind: type[Step], number: int = 0, **fields: object) -> Edit:
-    def edit(steps: list[Step]) -> None:
-        del steps[place(steps, kind, number, **fields)]
+def without(kind: type[Record], number: int = 0, **fields: object) -> Edit:
+    def edit(records: list[Record]) -> None:
+        del records[index_of(records, kind, number, **fields)]
 
     return edit
 
 
-def twice(kind: type[Step], number: int = 0, **fields: object) -> Edit:
-    def edit(steps: list[Step]) -> None:
-        index = place(steps, kind, number, **fields)
-        steps.insert(index, steps[index])
+def twice(kind: type[Record], number: int = 0, **fields: object) -> Edit:
+    def edit(records: list[Record]) -> None:
+        index = index_of(records, kind, number, **fields)
+        records.insert(index, records[index])
 
     return edit
 
 
-def moved(kind: type[Step], number: int, before: type[Step], before_number: int) -> Edit:
-    def edit(steps: list[Step]) -> None:
-        step = steps.pop(place(steps, kind, number))
-        steps.insert(place(steps, before, before_number), step)
+def moved(kind: type[Record], number: int, before: type[Record], before_number: int) -> Edit:
+    def edit(records: list[Record]) -> None:
+        record = records.pop(index_of(records, kind, number))
+        records.insert(index_of(records, before, before_number), record)
 
     return edit
 
 
-def swapped(kind: type[Step], first: int, second: int, **fields: object) -> Edit:
-    def edit(steps: list[Step]) -> None:
-        a, b = place(steps, kind, first, **fields), place(steps, kind, second, **fields)
-        steps[a], steps[b] = steps[b], steps[a]
+def swapped(kind: type[Record], first: int, second: int, **fields: object) -> Edit:
+    def edit(records: list[Record]) -> None:
+        a, b = index_of(records, kind, first, **fields), index_of(records, kind, second, **fields)
+        records[a], records[b] = records[b], records[a]
 
     return edit
 
 
-def replaced(kind: type[Step], number: int, new: Step) -> Edit:
-    def edit(steps: list[Step]) -> None:
-        steps[place(steps, kind, number)] = new
+def replaced(kind: type[Record], number: int, new: Record) -> Edit:
+    def edit(records: list[Record]) -> None:
+        records[index_of(records, kind, number)] = new
 
     return edit
 
 
-def without_micro_batch(steps: list[Step]) -> None:
-    steps[:] = [step for step in steps if getattr(step, "micro_batch", None) != 1]
+def without_micro_batch(records: list[Record]) -> None:
+    records[:] = [record for record in records if getattr(record, "micro_batch", None) != 1]
 
 
 DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
@@ -125,15 +125,15 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     "window exceeded": (OFFLOADED, 0, moved(Fetch, 2, Drop, 0), "3 working copies exceed the window of 2"),
     "missing fetch": (OFFLOADED, 0, without(Fetch, 1), "its unit has no working copy"),
     "fetched twice": (OFFLOADED, 0, twice(Fetch), "its working copy exists already"),
-    "fetched although resident": (make_layout(), 0, lambda steps: steps.insert(0, Fetch(0)), "always exists"),
+    "fetched although resident": (make_layout(), 0, lambda records: records.insert(0, Fetch(0)), "always exists"),
     "missing read": (OFFLOADED, 0, without(Read), "its weights were not read from disk"),
-    "read of a unit that is not on disk": (make_layout(), 0, lambda steps: steps.insert(0, Read(0)), "is not Disk"),
+    "read of a unit that is not on disk": (make_layout(), 0, lambda records: records.insert(0, Read(0)), "is not Disk"),
     "dropped unit used": (OFFLOADED, 0, moved(Drop, 0, Forward, 1), "its unit has no working copy"),
     "forgotten drop": (OFFLOADED, 0, without(Drop, -1), "are never dropped"),
     "resident unit dropped": (
         make_layout(data=2, sharding="Optimizer"),
         0,
-        lambda steps: steps.append(Drop(0)),
+        lambda records: records.append(Drop(0)),
         "its working copy must stay",
     ),
     "stash never brought back": (OFFLOADED, 1, without(Unstash), "its input is not here"),
@@ -151,7 +151,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     "tie that nobody answers": (
         make_layout(),
         0,
-        lambda steps: steps.insert(place(steps, Agree), Tie(1)),
+        lambda records: records.insert(index_of(records, Agree), Tie(1)),
         "no other pipeline rank uses it",
     ),
     "summed twice over ranks": (TIED, 0, twice(Tie), "it is summed already"),
@@ -163,7 +163,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     "fetched after its update": (
         EARLY,
         1,
-        lambda steps: steps.insert(place(steps, Update, 0, unit=6) + 1, Fetch(6)),
+        lambda records: records.insert(index_of(records, Update, 0, unit=6) + 1, Fetch(6)),
         "its update has started|its working copy exists already",
     ),
     "nobody agrees": (EARLY, 0, without(Agree), "not all ranks have agreed"),
@@ -176,7 +176,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     "measured although it shares nothing": (
         make_layout(measures=True),
         0,
-        lambda steps: steps.append(Measure(1)),
+        lambda records: records.append(Measure(1)),
         "no other layer uses its block",
     ),
     "agreed before the loss": (EARLY, 1, moved(Agree, 0, Backward, 0), "the loss is not known yet"),
@@ -193,16 +193,16 @@ def test_a_defect_is_refused(name: str) -> None:
 
 
 def _edited(plan: Plan, rank: int, edit: Edit) -> Plan:
-    steps = list(plan[rank])
-    edit(steps)
-    changed: RankPlan = tuple(steps)
+    records = list(plan[rank])
+    edit(records)
+    changed: RankPlan = tuple(records)
     assert changed != plan[rank], "the edit changes nothing"
     return (*plan[:rank], changed, *plan[rank + 1 :])
 
 
 def test_a_tie_left_out_on_all_ranks_is_refused() -> None:
     plan = step_plan(TIED)
-    without_ties = tuple(tuple(step for step in steps if not isinstance(step, Tie)) for steps in plan)
+    without_ties = tuple(tuple(record for record in records if not isinstance(record, Tie)) for records in plan)
     with pytest.raises(PlanError, match="its gradient lacks other pipeline ranks' part"):
         check_plan(TIED, without_ties)
 
@@ -215,9 +215,11 @@ def test_ranks_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPa
     def circular(layout: Layout, rank: int) -> list[Compute]:
         order = orders(layout, rank)
         if rank == 0:
-            order.insert(place(order, Forward, position=1, micro_batch=1), order.pop(place(order, Forward, position=3)))
+            order.insert(
+                index_of(order, Forward, position=1, micro_batch=1), order.pop(index_of(order, Forward, position=3))
+            )
         else:
-            first, second = (place(order, Forward, position=2, micro_batch=m) for m in (0, 1))
+            first, second = (index_of(order, Forward, position=2, micro_batch=m) for m in (0, 1))
             order[first], order[second] = order[second], order[first]
         return order
 

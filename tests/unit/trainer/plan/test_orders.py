@@ -10,7 +10,7 @@ from pseudoreal_trainer.forecast.time.predict import idle_share
 from pseudoreal_trainer.forecast.time.timeline import timeline
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.steps import Fetch, Plan, Reduce, Send
+from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce, Send
 
 from tests.unit.trainer.plan.cases import everywhere, make_layout
 

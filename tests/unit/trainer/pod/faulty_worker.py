@@ -7,22 +7,21 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_trainer.cli import rank as program
-from pseudoreal_trainer.engine import runner
-from pseudoreal_trainer.plan.steps import Backward, Forward
+from pseudoreal_trainer.engine.passes import Passes, PlanRun
 
 FAULTS = "PSEUDOREAL_TEST_FAULTS"
 TIMES_SLOWER = 10
 
 
-def _faulty(act: Callable[[runner.Run, Any], None]) -> Callable[[runner.Run, Any], None]:
+def _faulty(act: Callable[[Passes, PlanRun, Any], None]) -> Callable[[Passes, PlanRun, Any], None]:
     folder, rank = Path(os.environ[FAULTS]), os.environ["RANK"]
     slow, stuck = folder / f"slow-{rank}", folder / f"stuck-{rank}"
 
-    def acted(run: runner.Run, step: Any) -> None:
+    def acted(passes: Passes, run: PlanRun, step: Any) -> None:
         while stuck.exists():
             pass
         begin = time.monotonic()
-        act(run, step)
+        act(passes, run, step)
         end = begin + TIMES_SLOWER * (time.monotonic() - begin)
         while slow.exists() and time.monotonic() < end:
             pass
@@ -31,6 +30,6 @@ def _faulty(act: Callable[[runner.Run, Any], None]) -> Callable[[runner.Run, Any
 
 
 if __name__ == "__main__":
-    for kind in (Forward, Backward):
-        runner._ACTIONS[kind] = _faulty(runner._ACTIONS[kind])
+    for name in ("forward", "backward"):
+        setattr(Passes, name, _faulty(getattr(Passes, name)))
     program.main()

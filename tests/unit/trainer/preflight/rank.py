@@ -13,9 +13,9 @@ from pseudoreal_trainer.preflight.check import Limits
 
 from tests.unit.trainer.forked import CONTEXT
 
-PATIENT = Limits(start=300, product=120, meeting=120, answer=120)
-QUICK = Limits(start=60, product=8, meeting=4, answer=6)
-"""For a silent rank, which costs all of product, meetings and answer."""
+PATIENT = Limits(start=300, product=120, pairing=120, answer=120)
+QUICK = Limits(start=60, product=8, pairing=4, answer=6)
+"""For a silent rank, which costs all of product, pairings and answer."""
 
 _multiply = measure.multiply
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.preflight.findings import Fault, Finding, Talk, Verdict
 from pseudoreal_trainer.preflight.judge import judge, judge_silent_leader, judge_start
-from pseudoreal_trainer.preflight.pairs import meetings
+from pseudoreal_trainer.preflight.pairs import pairings
 from pseudoreal_trainer.preflight.report import sentence
 from pseudoreal_trainer.preflight.start import suspect_elsewhere
 
@@ -31,12 +31,12 @@ def found(
             continue
         talks = [
             Talk(
-                link=meeting.link,
-                partner=meeting.partner,
-                seconds=None if {rank, meeting.partner} in broken or meeting.partner in absent else 0.01,
+                network=pairing.network,
+                partner=pairing.partner,
+                seconds=None if {rank, pairing.partner} in broken or pairing.partner in absent else 0.01,
             )
-            for meeting in meetings(rank, workers, processes)
-            if meeting
+            for pairing in pairings(rank, workers, processes)
+            if pairing
         ]
         finding = Finding(rank=rank, node=f"n{rank}", product_seconds=0.1, product_right=True, talks=talks)
         findings.append(finding.model_copy(update=by_rank.get(f"r{rank}", {})))
@@ -77,14 +77,14 @@ def test_a_silent_rank_explains_what_its_partners_say(world: int) -> None:
 @pytest.mark.parametrize("world", [3, 4, 5, 8, 9])
 def test_a_rank_that_can_talk_to_nobody_is_told_from_its_partners(world: int) -> None:
     for lonely in range(world):
-        partners = [meeting.partner for meeting in meetings(lonely, world, 1) if meeting]
+        partners = [pairing.partner for pairing in pairings(lonely, world, 1) if pairing]
         verdict = found(world, failed=[(lonely, partner) for partner in partners])
-        # Of three, one link is left, and it tells.
+        # Of three pairs, one is left, and it tells.
         assert named(verdict.broken) == [[lonely]]
         assert f"rank {lonely} on node n{lonely} could talk to none of its partners in other pods" in sentence(verdict)
 
 
-def test_a_link_that_fails_is_nobody_s_own() -> None:
+def test_a_pair_that_cannot_talk_is_the_fault_of_neither() -> None:
     verdict = found(4, failed=[(0, 3)])
     assert named(verdict.broken) == [[0, 3]]
     assert verdict.broken[0].text == "rank 0 on node n0 and rank 3 on node n3 could not talk to each other"
@@ -109,9 +109,9 @@ def test_a_node_without_its_network_talks_within_itself() -> None:
 
 
 def test_a_rank_that_waits_for_a_broken_one_is_not_at_fault_for_its_next_partner() -> None:
-    """NCCL may hang where gloo gives up: rank 0 never comes to its second meeting, and its partner there says so."""
-    first, second, third = (meeting for meeting in meetings(0, 4, 1) if meeting)
-    held_up = [Talk(link="across", partner=first.partner)]
+    """NCCL may hang where gloo gives up: rank 0 never comes to its second pairing, and its partner there says so."""
+    first, second, third = (pairing for pairing in pairings(0, 4, 1) if pairing)
+    held_up = [Talk(network="across", partner=first.partner)]
     verdict = found(4, absent=[first.partner], failed=[(0, second.partner), (0, third.partner)], r0={"talks": held_up})
     assert named(verdict.broken) == [[first.partner]]
 
@@ -125,12 +125,12 @@ def test_a_slow_product(world: int) -> None:
 
 
 @pytest.mark.parametrize("world", [3, 4, 5, 8])
-def test_a_slow_link_is_that_of_the_rank_and_not_of_its_partners(world: int) -> None:
+def test_a_slow_network_is_that_of_the_rank_and_not_of_its_partners(world: int) -> None:
     changes = {
         f"r{rank}": {
             "talks": [
-                Talk(link="across", partner=m.partner, seconds=0.1 if 1 in (rank, m.partner) else 0.01)
-                for m in meetings(rank, world, 1)
+                Talk(network="across", partner=m.partner, seconds=0.1 if 1 in (rank, m.partner) else 0.01)
+                for m in pairings(rank, world, 1)
                 if m
             ]
         }
@@ -141,12 +141,12 @@ def test_a_slow_link_is_that_of_the_rank_and_not_of_its_partners(world: int) -> 
     assert "to talk to another pod, 10.0 times the median" in verdict.slow[0].text
 
 
-def test_links_within_a_pod_are_no_measure_for_those_across() -> None:
+def test_the_network_within_a_pod_is_no_measure_for_that_across() -> None:
     changes = {
         f"r{rank}": {
             "talks": [
-                Talk(link=m.link, partner=m.partner, seconds=0.001 if m.link == "within" else 0.1)
-                for m in meetings(rank, 2, 4)
+                Talk(network=m.network, partner=m.partner, seconds=0.001 if m.network == "within" else 0.1)
+                for m in pairings(rank, 2, 4)
                 if m
             ]
         }

@@ -117,7 +117,7 @@ def test_a_rank_that_does_not_answer_is_named_in_time(check: Check) -> None:
         assert fault.ranks == [1]
         assert "rank 1 on node node-1 began and did not answer" in fault.text
     rounds = 3
-    assert time.monotonic() - begin < QUICK.start + QUICK.product + rounds * QUICK.meeting + 2 * QUICK.answer
+    assert time.monotonic() - begin < QUICK.start + QUICK.product + rounds * QUICK.pairing + 2 * QUICK.answer
 
 
 def test_a_device_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:

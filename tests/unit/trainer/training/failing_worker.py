@@ -4,24 +4,25 @@ import os
 from typing import Any
 
 from pseudoreal_trainer.cli import rank as program
-from pseudoreal_trainer.engine import runner
-from pseudoreal_trainer.plan.steps import Agree, Forward
+from pseudoreal_trainer.engine.passes import Passes
+from pseudoreal_trainer.engine.updates import Reductions
+from pseudoreal_trainer.plan.records import Agree
 
-_PASS, _AGREE = runner._ACTIONS[Forward], runner._ACTIONS[Agree]
+_PASS, _AGREE = Passes.forward, Reductions.agree
 _AGREED: list[Agree] = []
 
 
-def _agree(run: runner.Run, step: Any) -> None:
+def _agree(reductions: Reductions, step: Agree, *loss: Any, **asked: Any) -> Any:
     _AGREED.append(step)
-    _AGREE(run, step)
+    return _AGREE(reductions, step, *loss, **asked)
 
 
-def _fail(run: runner.Run, step: Any) -> None:
+def _fail(passes: Passes, *step: Any) -> None:
     if _AGREED and os.environ["RANK"] == "0":
         raise OSError("the disk has failed")
-    _PASS(run, step)
+    _PASS(passes, *step)
 
 
 if __name__ == "__main__":
-    runner._ACTIONS[Agree], runner._ACTIONS[Forward] = _agree, _fail
+    Reductions.agree, Passes.forward = _agree, _fail  # type: ignore[method-assign]
     program.main()

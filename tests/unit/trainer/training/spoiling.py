@@ -10,8 +10,8 @@ from unittest.mock import patch
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.data.corpus import load_corpus
-from pseudoreal_trainer.engine.gradients import Gradients
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.updates import Gradients
 from pseudoreal_trainer.training.phase import train_phase
 from torch import Tensor
 
@@ -25,7 +25,7 @@ def spoilt(steps: Callable[[int], bool] | Collection[int], value: float = nan) -
     is_hit = steps if callable(steps) else steps.__contains__
 
     def spoil(self: Gradients, unit: int, gradients: Sequence[Tensor]) -> None:
-        if unit == UNIT and is_hit(self._trace._step) and self._grid.data_rank == self._layout.data - 1:
+        if unit == UNIT and is_hit(self._trace._step) and self._mesh.data_rank == self._layout.data - 1:
             gradients = [gradient.clone() for gradient in gradients]
             gradients[-1].view(-1)[0] = value
         accumulate(self, unit, gradients)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.checkpoint.storage.objects import ObjectStorage
-from pseudoreal_trainer.checkpoint.storage.place import Place
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 
 
 class Output(Protocol):
@@ -33,7 +33,7 @@ class Content(Protocol):
 
 
 class Storage(Protocol):
-    """The file or the folder at a place. Its methods raise OSError: for object storage FileNotFoundError and
+    """The file or the folder at a path. Its methods raise OSError: for object storage FileNotFoundError and
     FileExistsError, and StorageUnavailable for everything else."""
 
     def exists(self) -> bool: ...
@@ -56,10 +56,10 @@ class Storage(Protocol):
     def complete(self, text: str) -> None:
         """Writes the last file of its folder: when it is there, all that were written before are."""
 
-    def find(self, name: str) -> Sequence[Place]:
+    def find(self, name: str) -> Sequence[StoragePath]:
         """The files of this name in the folders of this folder."""
 
-    def folders(self) -> Sequence[Place]:
+    def folders(self) -> Sequence[StoragePath]:
         """The folders directly below this one."""
 
     def make_folder(self) -> None: ...
@@ -68,5 +68,5 @@ class Storage(Protocol):
         """Removes the folder with all that it holds, if it is there; the file named `first` goes first."""
 
 
-def storage_of(place: Place) -> Storage:
-    return FileStorage(place) if isinstance(place, Path) else ObjectStorage(place)
+def storage_of(path: StoragePath) -> Storage:
+    return FileStorage(path) if isinstance(path, Path) else ObjectStorage(path)

@@ -26,7 +26,7 @@ Updated = Future[Mark]
 
 class Lanes:
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self.device = device
         is_gpu = device.type == "cuda"
         self._streams = {lane: torch.cuda.Stream(device) for lane in Lane} if is_gpu else {}
 
@@ -38,7 +38,7 @@ class Lanes:
         """Makes the rank's device current in a thread; every thread but the main one calls this first."""
         # A new thread is on the first GPU, and to go back there would make a context that takes memory on it.
         if self._streams:
-            torch.cuda.set_device(self._device)
+            torch.cuda.set_device(self.device)
 
     def on(self, lane: Lane) -> AbstractContextManager[object]:
         """A context whose kernels go to this lane; outside of it they go to compute."""
@@ -55,13 +55,13 @@ class Lanes:
         return self._recorded(torch.cuda.Event(enable_timing=True))
 
     def _recorded(self, event: torch.cuda.Event) -> torch.cuda.Event:
-        event.record(torch.cuda.current_stream(self._device))
+        event.record(torch.cuda.current_stream(self.device))
         return event
 
     def follow(self, mark: Mark) -> None:
         """Makes what is called next on the present lane happen after the mark. The calling thread does not wait."""
         if mark is not None:
-            torch.cuda.current_stream(self._device).wait_event(mark)
+            torch.cuda.current_stream(self.device).wait_event(mark)
 
 
 def reach(mark: Mark) -> None:

@@ -33,7 +33,7 @@ class Ranks:
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replaces the tensor by its sum over all ranks, which has the same bits on each."""
         if self.world > 1:
-            with self.heartbeat.waiting("sum over all ranks"):
+            with self.heartbeat.waiting("sums over all ranks"):
                 dist.all_reduce(tensor)
         return tensor
 
@@ -61,7 +61,7 @@ def open_ranks(heartbeat: Heartbeat | None = None, *, gpus: int = 0, limit: time
     if world == 1:
         yield Ranks(0, 1, device, heartbeat, limit)
         return
-    with heartbeat.waiting("rendezvous of all ranks"):
+    with heartbeat.waiting("meets all ranks"):
         _join(device, limit)
     yield Ranks(dist.get_rank(), world, device, heartbeat, limit)
     # Not after an error: the other ranks may wait inside collectives, and leaving the group would wait for them.

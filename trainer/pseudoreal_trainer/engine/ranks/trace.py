@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pseudoreal_trainer.engine.ranks.lanes import Lanes, reach
-from pseudoreal_trainer.plan.steps import Step
-
-Link = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "pipeline"]
-
+from pseudoreal_trainer.forecast.time.traffic import Traffic
+from pseudoreal_trainer.plan.records import Record
 
 _STEPS = 50
 """Number of training steps that a file holds: enough to look at, and few enough to load."""
@@ -25,7 +23,7 @@ class _Executed:
     """Kernels that a GPU executes between two events of CUDA."""
 
     lane: str
-    done: Step
+    done: Record
     step: int
     begin: Any
     end: Any
@@ -40,7 +38,7 @@ class Trace:
         self.events: list[dict[str, Any]] = []
         self.records = folder is not None
         """Whether events are kept; bytes always are counted."""
-        self.moved: Counter[Link] = Counter()
+        self.moved: Counter[Traffic] = Counter()
         """Bytes that this rank has moved since the last `begin`."""
         # Copies are counted by the main thread, by that of updates and by those of disk and checkpoint: without the
         # lock two of them could read the same sum, and one would be lost.
@@ -70,7 +68,7 @@ class Trace:
             self.records = False
 
     @contextmanager
-    def span(self, lane: str, done: Step | None, name: str = "", **facts: Any) -> Iterator[None]:
+    def span(self, lane: str, done: Record | None, name: str = "", **facts: Any) -> Iterator[None]:
         """Records the time that the context takes on a lane: for a record of the plan, or something that belongs to
         one."""
         begin = time.perf_counter_ns()
@@ -80,7 +78,7 @@ class Trace:
             self.add(lane, begin, done, name, **facts)
 
     @contextmanager
-    def executed(self, lane: str, done: Step, lanes: Lanes) -> Iterator[None]:
+    def executed(self, lane: str, done: Record, lanes: Lanes) -> Iterator[None]:
         """Records the time in which the GPU executes the kernels that are called in the context on the present lane."""
         if not (self.records and lanes.are_real):
             with self.span(lane, done):
@@ -110,13 +108,13 @@ class Trace:
         zero, at = self._zero
         return at + int(zero.elapsed_time(mark) * 1e6)
 
-    def add(self, lane: str, begin: int, done: Step | None, name: str = "", **facts: Any) -> None:
+    def add(self, lane: str, begin: int, done: Record | None, name: str = "", **facts: Any) -> None:
         """Records a stretch of time from `begin`, in nanoseconds of time.perf_counter_ns, until now."""
         if self.records:
             self._note(lane, (begin, time.perf_counter_ns()), done, self._step, name, **facts)
 
     def _note(
-        self, lane: str, span: tuple[int, int], done: Step | None, step: int, name: str = "", **facts: Any
+        self, lane: str, span: tuple[int, int], done: Record | None, step: int, name: str = "", **facts: Any
     ) -> None:
         if done is not None:
             name = name or type(done).__name__
@@ -134,10 +132,10 @@ class Trace:
             }
         )
 
-    def move(self, link: Link, size: int) -> None:
+    def move(self, traffic: Traffic, size: int) -> None:
         """Counts bytes that this rank moves."""
         with self._counting:
-            self.moved[link] += size
+            self.moved[traffic] += size
 
 
 def _plain(value: Any) -> Any:

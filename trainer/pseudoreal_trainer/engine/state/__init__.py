@@ -1,2 +1,2 @@
-"""The state of units, wherever its home is: weights, moments and gradients, their update, their capture for
-checkpoints. The copies that passes work on are in `engine`."""
+"""The memory of a rank for its units, and the state of each in its home: weights, moments and gradients, their update,
+their capture for checkpoints. What moves between homes, window and other ranks when is in `engine`."""

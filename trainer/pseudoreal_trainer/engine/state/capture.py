@@ -101,8 +101,8 @@ class Capture:
             reach(self._lanes.mark())
 
     def _write_all(self) -> None:
-        """Hands all portions to the sink. Once the sink has failed, room is only given back: training is not held up by
-        a disk that is full."""
+        """Hands all portions to the sink. Once the sink has failed, memory is only given back: a disk that is full
+        does not hold up training."""
         failure: BaseException | None = None
         while (portion := self._full.get()) is not None:
             if failure is None:

@@ -105,8 +105,8 @@ class Region(Block):
         self._crossing = crossing
 
     def bytes_of(self, use: Use, number: int) -> Tensor:
-        place = self._crossing.places[use, number]
-        return self.memory[place.start : place.stop]
+        piece = self._crossing.ranges[use, number]
+        return self.memory[piece.start : piece.stop]
 
     def vector(self, use: Use, number: int, dtype: torch.dtype) -> Tensor:
         return self.bytes_of(use, number).view(dtype)
@@ -116,20 +116,20 @@ class Region(Block):
         return [self.bytes_of(use, number) for number in range(self._crossing.count(use))]
 
 
-class Slots:
-    """Rooms through which reduced gradients pass, each for one at a time.
+class PassingBuffers:
+    """Buffers through which reduced gradients pass on their way to an update or to the disk, each for one at a time.
 
     There is always one left: before a gradient is kept, the update of the one that came as many gradients before it as
-    there are rooms is done. A unit's update, or the code that leaves it out, gives its room back.
+    there are buffers is done. A unit's update, or the code that leaves it out, gives its buffer back.
     """
 
-    def __init__(self, rooms: list[Tensor]) -> None:
-        self._free = list(rooms)
+    def __init__(self, buffers: list[Tensor]) -> None:
+        self._free = list(buffers)
 
     def take(self) -> Tensor:
-        """A room, as bytes."""
-        assert self._free, "an update is done before its room is needed again"
+        """A buffer, as bytes."""
+        assert self._free, "an update is done before its buffer is needed again"
         return self._free.pop()
 
-    def give_back(self, room: Tensor) -> None:
-        self._free.append(room)
+    def give_back(self, buffer: Tensor) -> None:
+        self._free.append(buffer)

@@ -12,10 +12,10 @@ ALIGNMENT = 8
 
 
 class Ring:
-    """A ring buffer: one thread takes room, another gives it back, oldest first."""
+    """A ring buffer: one thread takes stretches of it, another gives them back, oldest first."""
 
     def __init__(self, memory: Tensor) -> None:
-        """`memory`: bytes, [size]; room for two elements at least."""
+        """`memory`: bytes, [size]; enough for two elements at least."""
         self._bytes = memory
         self._end = self._used = 0
         self._lengths: deque[int] = deque()
@@ -33,7 +33,7 @@ class Ring:
         return len(self._bytes) // 2 // ALIGNMENT * ALIGNMENT
 
     def take(self, size: int) -> Tensor:
-        """Room for a portion, [size] bytes; waits until there is some. Never more than `largest`."""
+        """Memory for a portion, [size] bytes; waits until that is free. Never more than `largest`."""
         capacity, length = len(self._bytes), _aligned(size)
         left_out = 0 if self._end + length <= capacity else capacity - self._end
         with self._changed:
@@ -45,7 +45,7 @@ class Ring:
         return self._bytes[begin : begin + size]
 
     def give_back(self) -> None:
-        """Gives back the room that was taken first."""
+        """Gives back the memory that was taken first."""
         with self._changed:
             self._used -= self._lengths.popleft()
             self._changed.notify()
@@ -55,7 +55,7 @@ def _aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-class RingRoom:
+class KeptRing:
     """The ring of a rank, kept from one checkpoint to the next: fresh memory costs more than what is copied into it."""
 
     def __init__(self, memory: Allocator) -> None:

@@ -6,28 +6,28 @@ from pseudoreal_trainer.forecast.memory.graphs import Graphs
 from pseudoreal_trainer.forecast.memory.memory import Tiers
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.steps import Backward, Forward, RankPlan, Receive, Stash, Step, Unstash
+from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan, Receive, Record, Stash, Unstash
 
 LEAVING = 2
 """Number of copies of boundary activations to the host that are under way at a time on a GPU, besides the newest
 one."""
 
 
-def most_stashed(steps: RankPlan) -> int:
+def most_stashed(records: RankPlan) -> int:
     """Most boundary activations that are on the host at a time."""
-    changes = (isinstance(step, Stash) - isinstance(step, Unstash) for step in steps)
+    changes = (isinstance(record, Stash) - isinstance(record, Unstash) for record in records)
     return max(accumulate(changes), default=0)
 
 
-def activation_peak(layout: Layout, sizes: Sizes, rank: int, steps: RankPlan) -> Tiers:
+def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) -> Tiers:
     """Most bytes of activations at a time, on the data rank with the largest part of a micro-batch, with what a pass
     needs while it runs."""
     tokens = sizes.most_tokens(layout.data)
     walk = _Walk(layout, Graphs(sizes, tokens), rank)
-    for step in steps:
-        walk.take(step)
+    for record in records:
+        walk.take(record)
     leaving = LEAVING * sizes.boundary(tokens) if layout.stash and sizes.device == "cuda" else 0
-    on_host = most_stashed(steps) * sizes.boundary_on_host(tokens)
+    on_host = most_stashed(records) * sizes.boundary_on_host(tokens)
     return Tiers(walk.peak + leaving, on_host, pinned=on_host if sizes.device == "cuda" else 0)
 
 
@@ -37,17 +37,17 @@ class _Walk:
         self._held = self.peak = 0
         """Bytes of the device that are held, and the most so far."""
 
-    def take(self, step: Step) -> None:
-        match step:
+    def take(self, record: Record) -> None:
+        match record:
             case Receive():
                 self._hold(self._graphs.boundary)
             case Forward():
                 # The output: the next position's input, or a message, which lives until it is answered by its gradient.
-                self._hold(self._graphs.boundary + self._kept_graph(step.position))
+                self._hold(self._graphs.boundary + self._kept_graph(record.position))
             case Backward():
-                self._hold(-self._answered(step.position))
-                self._hold(0, briefly=self._during_backward(step.position))
-                self._hold(-self._freed_by_backward(step.position))
+                self._hold(-self._answered(record.position))
+                self._hold(0, briefly=self._during_backward(record.position))
+                self._hold(-self._freed_by_backward(record.position))
             case Stash():
                 self._hold(-self._graphs.boundary)
             case Unstash():

@@ -50,20 +50,20 @@ class Crossing:
     pieces: tuple[Piece, ...]
 
     @cached_property
-    def places(self) -> dict[tuple[Use, int], range]:
+    def ranges(self) -> dict[tuple[Use, int], range]:
         """Bytes of the region that each piece has."""
-        places: dict[tuple[Use, int], range] = {}
+        ranges: dict[tuple[Use, int], range] = {}
         end = 0
         for piece in self.pieces:
             begin = _aligned(end, piece.alignment)
             end = begin + piece.size
-            places[piece.use, piece.number] = range(begin, end)
-        return places
+            ranges[piece.use, piece.number] = range(begin, end)
+        return ranges
 
     @property
     def size(self) -> int:
         """Bytes of the region."""
-        return max((place.stop for place in self.places.values()), default=0)
+        return max((piece.stop for piece in self.ranges.values()), default=0)
 
     def count(self, use: Use) -> int:
         return sum(piece.use == use for piece in self.pieces)

@@ -8,29 +8,29 @@ from pseudoreal_trainer.forecast.memory.graphs import Graphs
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
-from pseudoreal_trainer.plan.steps import Forward, RankPlan, Receive
+from pseudoreal_trainer.plan.records import Forward, RankPlan, Receive
 
 
 def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
     """The most sequences, each in a pass of its own, whose evaluation no rank needs more of its device for than for the
     activations of a training step. At least 1, and no more than a data rank's part of a step has."""
     at_home = replace(layout, homes=(), sharding="None")
-    rooms = [activation_peak(at_home, sizes, rank, steps).device for rank, steps in enumerate(step_plan(at_home))]
+    peaks = [activation_peak(at_home, sizes, rank, records).device for rank, records in enumerate(step_plan(at_home))]
 
     def exceeds(sequences: int) -> bool:
         plan = evaluation_plan(replace(at_home, micro_batches=sequences))
-        return any(evaluation_peak(at_home, sizes, steps) > room for steps, room in zip(plan, rooms, strict=True))
+        return any(evaluation_peak(at_home, sizes, records) > peak for records, peak in zip(plan, peaks, strict=True))
 
     most = sizes.most_tokens(layout.data) // sizes.model.sequence_length * layout.micro_batches
     return max(1, bisect_right(range(1, most + 1), False, key=exceeds))
 
 
-def evaluation_peak(layout: Layout, sizes: Sizes, steps: RankPlan) -> int:
+def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
     """Most bytes of a rank's activations at a time in an evaluation plan whose micro-batches are single sequences."""
     graphs = Graphs(sizes, sizes.model.sequence_length)
     held = peak = 0
-    for step in steps:
-        match step:
+    for record in records:
+        match record:
             case Receive():
                 held += graphs.boundary
             case Forward(position=0):

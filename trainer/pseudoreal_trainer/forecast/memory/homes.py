@@ -36,7 +36,7 @@ def bounds_of(budget: OffloadBudget | None) -> Bounds:
 def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Tiers, ...]:
     """Most bytes of activations on each pipeline rank. Homes have no part in them."""
     at_home = replace(layout, homes=(), sharding="None")
-    return tuple(activation_peak(layout, sizes, rank, steps) for rank, steps in enumerate(step_plan(at_home)))
+    return tuple(activation_peak(layout, sizes, rank, records) for rank, records in enumerate(step_plan(at_home)))
 
 
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:

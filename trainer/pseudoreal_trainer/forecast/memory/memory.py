@@ -39,12 +39,12 @@ class Tiers:
 def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Bytes of the data rank of a pipeline rank that holds the most, without activations."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
-    room = Tiers(
-        device=_window(layout, sizes, rank) + _gradient_room(layout, sizes, rank) + _measuring_room(layout, sizes, rank)
+    passing = Tiers(
+        device=_window(layout, sizes, rank) + _gradient_buffers(layout, sizes, rank) + _measuring(layout, sizes, rank)
     )
     updating = Tiers(host=_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
     region, tokens = _crossing_buffers(layout, sizes, rank), _tokens(layout, sizes, rank)
-    return state + room + region + tokens + _checkpoint_ring(layout, sizes, rank) + updating
+    return state + passing + region + tokens + _checkpoint_ring(layout, sizes, rank) + updating
 
 
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
@@ -69,18 +69,16 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
 
 
 def _window(layout: Layout, sizes: Sizes, rank: int) -> int:
-    moving = [unit for unit in layout.local_units(rank) if layout.moves(unit)]
-    largest = max((sizes.whole(layout, unit) for unit in moving), default=0)
-    return min(layout.window, len(moving)) * largest * sizes.compute_bytes
+    largest = max((sizes.whole(layout, unit) for unit in layout.moving_units(rank)), default=0)
+    return layout.slots(rank) * largest * sizes.compute_bytes
 
 
-def _gradient_room(layout: Layout, sizes: Sizes, rank: int) -> int:
-    sharing = [unit for unit in layout.local_units(rank) if layout.has_gradient_shard(unit)]
-    largest = max((sizes.whole(layout, unit) for unit in sharing), default=0)
+def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int) -> int:
+    largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(rank)), default=0)
     return gradient_buffers(layout, rank) * largest * sizes.master_bytes
 
 
-def _measuring_room(layout: Layout, sizes: Sizes, rank: int) -> int:
+def _measuring(layout: Layout, sizes: Sizes, rank: int) -> int:
     """Bytes that a measuring step needs: whole gradients of the layers that are under way at a time, and of each shared
     block the reduced ones: of the layer, of the one above it, and two sums."""
     shared = [position for position in layout.positions(rank) if layout.shares(position)]

@@ -30,7 +30,7 @@ class Collectives(_Model):
     """Speeds of collectives between ranks that all take part at the same time."""
 
     ranks: int = Field(ge=2)
-    all_gather: Transfer = Field(description="For the bytes that each rank sends, as in link_bytes_per_step.")
+    all_gather: Transfer = Field(description="For the bytes that each rank sends, as in bytes_moved_per_step.")
     reduce_scatter: Transfer
     all_reduce: Transfer
 

@@ -19,7 +19,7 @@ from pseudoreal_trainer.forecast.time.timeline import (
 )
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.steps import Backward, Fetch, Forward, Plan, Read, Reduce, Tie, Update
+from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Plan, Read, Reduce, Tie, Update
 
 _STEPS = 3
 """Number of simulated steps: updates overlap the next step, so one step alone is not like those that follow."""
@@ -66,7 +66,7 @@ def busy_seconds(line: Timeline) -> defaultdict[tuple[int, str], float]:
     """Seconds that each lane is busy within the step."""
     found: defaultdict[tuple[int, str], float] = defaultdict(float)
     for task, span in zip(line.tasks, line.spans, strict=True):
-        if task.step is not None:
+        if task.record is not None:
             found[task.lane] += max(0.0, min(span.end, line.seconds) - max(span.begin, 0.0))
     return found
 
@@ -88,12 +88,12 @@ def _bottleneck(layout: Layout, line: Timeline, idle: float) -> str:
 def _tokens_to_hide(layout: Layout, sizes: Sizes, plan: Plan, costs: MeasuredCosts) -> dict[Load, int]:
     tokens = sizes.micro_batch * sizes.model.sequence_length * layout.micro_batches
     worst: dict[Load, float] = {}
-    for steps in plan:
-        compute = sum(costs.compute(step) for step in steps if isinstance(step, Forward | Backward))
+    for records in plan:
+        compute = sum(costs.compute(record) for record in records if isinstance(record, Forward | Backward))
         once: defaultdict[Load, float] = defaultdict(float)
-        for step in steps:
-            if isinstance(step, Read | Fetch | Reduce | Tie | Update):
-                for load, seconds in costs.loads(step).items():
+        for record in records:
+            if isinstance(record, Read | Fetch | Reduce | Tie | Update):
+                for load, seconds in costs.loads(record).items():
                     once[load] += seconds
         worst |= {load: max(worst.get(load, 0.0), seconds / compute) for load, seconds in once.items() if seconds > 0}
     return {load: ceil(tokens * ratio) for load, ratio in worst.items()}

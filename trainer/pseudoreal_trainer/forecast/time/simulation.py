@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pseudoreal_trainer.plan.steps import Step
+from pseudoreal_trainer.plan.records import Record
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Task:
     follows: tuple[int, ...]
     """Indices of the tasks that it follows."""
     needs_core: bool
-    step: Step | None = None
+    record: Record | None = None
     """The record of the plan that it does."""
 
 

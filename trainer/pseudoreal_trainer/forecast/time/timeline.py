@@ -12,7 +12,7 @@ from pseudoreal_trainer.forecast.time.costs import Costs
 from pseudoreal_trainer.forecast.time.simulation import Span, Task, simulate
 from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.steps import (
+from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
     Compute,
@@ -22,10 +22,10 @@ from pseudoreal_trainer.plan.steps import (
     Plan,
     Read,
     Receive,
+    Record,
     Reduce,
     Send,
     Stash,
-    Step,
     Tie,
     Unstash,
     Update,
@@ -74,7 +74,7 @@ class _Builder:
     """Builds tasks, which may follow what is named only later, by another rank."""
 
     def __init__(self) -> None:
-        self._drafts: list[tuple[tuple[int, str], float, list[int], Step | None]] = []
+        self._drafts: list[tuple[tuple[int, str], float, list[int], Record | None]] = []
         """Drafts of tasks: lane, seconds, what it follows, record."""
         self._named: dict[Hashable, int] = {}
         self._awaited: list[tuple[int, Hashable]] = []
@@ -87,12 +87,12 @@ class _Builder:
         lane: tuple[int, str],
         seconds: float,
         follows: Iterable[int | None],
-        step: Step | None = None,
+        record: Record | None = None,
         *,
         awaits: Iterable[Hashable] = (),
     ) -> int:
         index = len(self._drafts)
-        self._drafts.append((lane, seconds, [before for before in follows if before is not None], step))
+        self._drafts.append((lane, seconds, [before for before in follows if before is not None], record))
         self._awaited += [(index, name) for name in awaits]
         return index
 
@@ -103,8 +103,8 @@ class _Builder:
         for index, name in self._awaited:
             self._drafts[index][2].append(self._named[name])
         return [
-            Task(lane, seconds, tuple(follows), needs_core=lane[1] != DISK, step=step)
-            for lane, seconds, follows, step in self._drafts
+            Task(lane, seconds, tuple(follows), needs_core=lane[1] != DISK, record=record)
+            for lane, seconds, follows, record in self._drafts
         ]
 
 
@@ -124,41 +124,41 @@ class _Rank:
         self._buffers = gradient_buffers(layout, rank)
         self._to_finish: list[int] = []
 
-    def step(self, number: int, plan: Iterable[Step]) -> int:
+    def step(self, number: int, plan: Iterable[Record]) -> int:
         """Adds the tasks of a step: the one that ends it."""
         self._number, self._to_finish = number, []
-        for step in plan:
-            self._add(step)
+        for record in plan:
+            self._add(record)
         return self._wait(self._to_finish)
 
-    def _add(self, step: Step) -> None:
-        match step:
+    def _add(self, record: Record) -> None:
+        match record:
             case Forward() | Backward():
-                self._compute(step)
+                self._compute(record)
             case Read(unit):
-                self._read[unit] = self._task(DISK, self._costs.read(step), [self._updated.get(unit)], step)
+                self._read[unit] = self._task(DISK, self._costs.read(record), [self._updated.get(unit)], record)
             case Fetch():
-                self._fetch(step)
+                self._fetch(record)
             case Send():
-                self._send(step)
+                self._send(record)
             case Receive():
-                self._builder.name(("posted", self._number, *_message(step)), self._here())
+                self._builder.name(("posted", self._number, *_message(record)), self._here())
             case Stash():
-                self._task(self._copies(COPY_OUT), self._costs.copy(step), [self._main], step)
+                self._task(self._copies(COPY_OUT), self._costs.copy(record), [self._main], record)
             case Unstash():
-                key = (step.position, step.micro_batch)
-                self._unstashed[key] = self._task(self._copies(COPY_IN), self._costs.copy(step), [self._main], step)
+                key = (record.position, record.micro_batch)
+                self._unstashed[key] = self._task(self._copies(COPY_IN), self._costs.copy(record), [self._main], record)
             case Reduce():
-                self._reduce(step)
+                self._reduce(record)
             case Tie(unit):
-                self._meet(step, self._layout.users[unit])
+                self._meet(record, self._layout.users[unit])
             case Agree():
-                self._to_finish.append(self._meet(step, range(self._layout.pipeline)))
+                self._to_finish.append(self._meet(record, range(self._layout.pipeline)))
             case Update(unit):
-                self._updated[unit] = self._task(SIDE, self._costs.update(step), [], step)
+                self._updated[unit] = self._task(SIDE, self._costs.update(record), [], record)
 
-    def _task(self, lane: str, seconds: float, follows: Iterable[int | None], step: Step) -> int:
-        index = self._builder.add((self._rank, lane), seconds, follows, step)
+    def _task(self, lane: str, seconds: float, follows: Iterable[int | None], record: Record) -> int:
+        index = self._builder.add((self._rank, lane), seconds, follows, record)
         if lane == COMPUTE:
             self._main = index
         return index
@@ -174,24 +174,24 @@ class _Rank:
     def _copies(self, lane: str) -> str:
         return lane if self._costs.overlaps else COMPUTE
 
-    def _compute(self, step: Compute) -> None:
-        unit = self._layout.unit_of(step.position)
+    def _compute(self, record: Compute) -> None:
+        unit = self._layout.unit_of(record.position)
         kept = self._fetched if self._layout.moves(unit) or self._layout.refreshed(unit) else self._updated
-        follows = [kept.get(unit), self._unstashed.pop((step.position, step.micro_batch), None)]
-        if isinstance(step, Backward) and self._layout.has_gradient_shard(unit) and unit not in self._growing:
+        follows = [kept.get(unit), self._unstashed.pop((record.position, record.micro_batch), None)]
+        if isinstance(record, Backward) and self._layout.has_gradient_shard(unit) and unit not in self._growing:
             follows.append(self._take_buffer(unit))
         self._main = self._builder.add(
-            (self._rank, COMPUTE), self._costs.compute(step), follows, step, awaits=self._awaited(step)
+            (self._rank, COMPUTE), self._costs.compute(record), follows, record, awaits=self._awaited(record)
         )
 
-    def _awaited(self, step: Compute) -> list[Hashable]:
-        layout, position = self._layout, step.position
-        source, flow, place = position - 1, Flow.ACTIVATION, position
-        if isinstance(step, Backward):
-            source, flow, place = position + 1, Flow.GRADIENT, position + 1
+    def _awaited(self, record: Compute) -> list[Hashable]:
+        layout, position = self._layout, record.position
+        source, flow, boundary = position - 1, Flow.ACTIVATION, position
+        if isinstance(record, Backward):
+            source, flow, boundary = position + 1, Flow.GRADIENT, position + 1
         if not 0 <= source <= layout.head or layout.rank_of(source) == self._rank:
             return []
-        return [("sent", self._number, flow, place, step.micro_batch)]
+        return [("sent", self._number, flow, boundary, record.micro_batch)]
 
     def _take_buffer(self, unit: int) -> int | None:
         """The reduction that gave the buffer back before, if it was in use."""
@@ -200,33 +200,33 @@ class _Rank:
         self._taken += 1
         return self._given_back[before] if before >= 0 else None
 
-    def _fetch(self, step: Fetch) -> None:
+    def _fetch(self, record: Fetch) -> None:
         # Beside compute it begins when its unit is ready, and the first thread goes on.
-        ready = [self._here(), self._updated.get(step.unit), self._read.get(step.unit)]
-        copied = self._task(self._copies(COPY_IN), self._costs.copy(step), ready, step)
-        self._fetched[step.unit] = self._task(COLLECTIVE, self._costs.network(step), [copied], step)
+        ready = [self._here(), self._updated.get(record.unit), self._read.get(record.unit)]
+        copied = self._task(self._copies(COPY_IN), self._costs.copy(record), ready, record)
+        self._fetched[record.unit] = self._task(COLLECTIVE, self._costs.network(record), [copied], record)
 
-    def _send(self, step: Send) -> None:
-        message = (self._number, *_message(step))
-        lane = (self._rank, f"{MESSAGE} {step.peer}")
-        sent = self._builder.add(lane, self._costs.network(step), [self._main], step, awaits=[("posted", *message)])
+    def _send(self, record: Send) -> None:
+        message = (self._number, *_message(record))
+        lane = (self._rank, f"{MESSAGE} {record.peer}")
+        sent = self._builder.add(lane, self._costs.network(record), [self._main], record, awaits=[("posted", *message)])
         self._builder.name(("sent", *message), sent)
         self._to_finish.append(sent)
 
-    def _reduce(self, step: Reduce) -> None:
-        summed = self._task(COLLECTIVE, self._costs.network(step), [self._main], step)
-        settled = self._task(SIDE, self._costs.settle(step), [summed], step)
-        if step.unit in self._growing:
-            self._growing.remove(step.unit)
+    def _reduce(self, record: Reduce) -> None:
+        summed = self._task(COLLECTIVE, self._costs.network(record), [self._main], record)
+        settled = self._task(SIDE, self._costs.settle(record), [summed], record)
+        if record.unit in self._growing:
+            self._growing.remove(record.unit)
             self._given_back.append(settled)
 
-    def _meet(self, step: Tie | Agree, ranks: Iterable[int]) -> int:
+    def _meet(self, record: Tie | Agree, ranks: Iterable[int]) -> int:
         """Makes the second threads of these pipeline ranks wait for each other."""
         arrived = self._builder.add((self._rank, SIDE), 0.0, [self._main])
-        self._builder.name(("arrived", self._number, step, self._rank), arrived)
-        awaited = [("arrived", self._number, step, rank) for rank in ranks]
-        return self._builder.add((self._rank, SIDE), self._costs.network(step), [], step, awaits=awaited)
+        self._builder.name(("arrived", self._number, record, self._rank), arrived)
+        awaited = [("arrived", self._number, record, rank) for rank in ranks]
+        return self._builder.add((self._rank, SIDE), self._costs.network(record), [], record, awaits=awaited)
 
 
-def _message(step: Send | Receive) -> tuple[Hashable, ...]:
-    return (step.flow, step.position, step.micro_batch)
+def _message(record: Send | Receive) -> tuple[Hashable, ...]:
+    return (record.flow, record.position, record.micro_batch)

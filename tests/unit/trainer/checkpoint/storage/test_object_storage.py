@@ -22,7 +22,7 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.storage import objects as object_storage
 from pseudoreal_trainer.checkpoint.storage.objects import ObjectContent, ObjectOutput, ObjectStorage, StorageUnavailable
-from pseudoreal_trainer.checkpoint.storage.place import ObjectPath, place_of
+from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.cli.command import main
@@ -85,7 +85,7 @@ def local(train_job: Callable[[str], Any], tmp_path: Path) -> CheckpointStore:
 
 
 def _store(bucket: Bucket) -> CheckpointStore:
-    return CheckpointStore(place_of(f"{bucket.url}/{FOLDER}"), UID)
+    return CheckpointStore(storage_path(f"{bucket.url}/{FOLDER}"), UID)
 
 
 def _newest(store: CheckpointStore, phase: str = "pseudo") -> Reader:
@@ -153,7 +153,7 @@ def test_a_whole_job_of_real_pods(
     ended = CliRunner().invoke(main, ["run", str(file), "--workdir", str(runs)])
     assert ended.exit_code == 0, ended.output
     uid = json.loads((runs / "job.json").read_text())["uid"]
-    store = CheckpointStore(place_of(f"{remote.url}/tiny-{uid[:8]}"), uid)
+    store = CheckpointStore(storage_path(f"{remote.url}/tiny-{uid[:8]}"), uid)
     assert f"checkpoints: {store.folder}" in ended.stdout
     assert not (runs / "checkpoints").exists()
     _assert_same(_newest(local), _newest(store))
@@ -332,7 +332,7 @@ def test_a_file_appears_when_it_is_finished_and_never_when_it_is_given_up(bucket
     part, portion = 5 << 20, (1 << 20) + 7
     object_storage._PART_BYTES, before = part, object_storage._PART_BYTES
     try:
-        kept, lost = (ObjectOutput(place_of(f"{bucket.url}/{name}"), 1) for name in ("kept", "lost"))
+        kept, lost = (ObjectOutput(storage_path(f"{bucket.url}/{name}"), 1) for name in ("kept", "lost"))
     finally:
         object_storage._PART_BYTES = before
     content = os.urandom(2 * part + 3)

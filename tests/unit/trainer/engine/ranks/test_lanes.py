@@ -8,18 +8,19 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from pseudoreal_trainer.engine import runner
-from pseudoreal_trainer.engine.activations import Activations, StashRoom
+from pseudoreal_trainer.engine import engine as engines
+from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.messages import Messages
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Throttle
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.runner import Run, Training
+from pseudoreal_trainer.engine.stash import StashedInputs
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.forecast.memory.activations import LEAVING, activation_peak, most_stashed
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.steps import Flow, Forward, Receive, Send, Stash, Unstash
+from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash, Unstash
 
 from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.recorded import COMPUTE, RecordedLanes
@@ -53,33 +54,36 @@ def test_without_stash_and_pipeline_there_is_no_limit_within_a_step(lanes: Recor
     assert not lanes.log
 
 
+def _stash(lanes: RecordedLanes, count: int) -> StashedInputs:
+    stashed = StashedInputs(lanes, Trace(0), PlainMemory(), CPU)
+    stashed.prepare(count, 4, torch.float32)
+    return stashed
+
+
 def test_a_stashed_tensor_is_kept_until_it_is_copied_and_no_longer(lanes: RecordedLanes) -> None:
-    room = StashRoom(PlainMemory())
-    room.prepare(6, 4, torch.float32)
-    activations, tensors = Activations(lanes, Trace(0), room), []
+    stashed, tensors = _stash(lanes, 6), []
     for m in range(6):
-        activations.inputs[1, m] = torch.full((1, 2, 2), float(m))
-        tensors.append(weakref.ref(activations.inputs[1, m]))
-        activations.stash(Stash(1, m))
+        inputs = [torch.full((1, 2, 2), float(m))]
+        tensors.append(weakref.ref(inputs[0]))
+        stashed.stash(Stash(1, m), inputs.pop())
         gc.collect()
         assert sum(tensor() is not None for tensor in tensors) <= LEAVING
         assert len(_reached(lanes)) == max(0, m + 1 - LEAVING)
     assert {mark.lane for mark in _reached(lanes)} == {Lane.COPY_OUT.value}, "it waits for copies, not for passes"
-    activations.finish()
+    stashed.finish()
     assert not any(tensor() is not None for tensor in tensors)
 
 
 def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy(lanes: RecordedLanes) -> None:
-    room = StashRoom(PlainMemory())
-    room.prepare(1, 4, torch.float32)
-    activations = Activations(lanes, Trace(0), room)
+    stashed = _stash(lanes, 1)
     for m in range(3):
-        activations.inputs[1, m] = torch.full((1, 2, 2), float(m))
-        activations.stash(Stash(1, m))
-        activations.unstash(Unstash(1, m), CPU)
+        stashed.stash(Stash(1, m), torch.full((1, 2, 2), float(m)))
+        stashed.unstash(Unstash(1, m))
         returned = next(who for what, who in reversed(lanes.log) if what == "mark")
         assert returned.lane == Lane.COPY_IN.value
-        assert torch.equal(activations.take_input((1, m)), torch.full((1, 2, 2), float(m)))
+        again = stashed.returned((1, m))
+        assert again is not None
+        assert torch.equal(again, torch.full((1, 2, 2), float(m)))
         assert lanes.log[-1] == ("follow", returned), "compute waits for the copy"
     followed_by_copies = [who for what, who in lanes.log if what == "follow" and who is not None]
     returns = [who for who in followed_by_copies if who.lane == Lane.COPY_IN.value]
@@ -90,12 +94,12 @@ def test_what_was_stashed_comes_back_and_its_buffer_is_used_again_after_the_copy
 def test_the_stash_takes_what_the_plan_says_from_the_first_step_on(order: str, tmp_path: Path) -> None:
     case = Case(stash=True, order=order, micro_batches=4)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    room, (plan,) = engine._parts.stashes, step_plan(case.layout)
+    stashed, (plan,) = engine._stashed, step_plan(case.layout)
     buffers: list[set[int]] = []
     for step in range(2):
         engine.train(CaseBatch(case, step, 0, CPU), Training(96, RATE, stop=False), step)
-        buffers.append({buffer.data_ptr() for buffer, _ in room._free})
-        held = sum(buffer.nbytes for buffer, _ in room._free)
+        buffers.append({buffer.data_ptr() for buffer, _ in stashed._free})
+        held = sum(buffer.nbytes for buffer, _ in stashed._free)
         assert held == activation_peak(case.layout, sizes_of(case), 0, plan).host
     engine.close()
     assert buffers[0] == buffers[1], "made once"
@@ -106,8 +110,8 @@ def _messages(completed: bool) -> tuple[Messages, Mock]:
     work = Mock()
     work.is_completed.return_value = completed
     case = Case(pipeline=2)
-    grid = Mock(layout=case.layout, ranks=Ranks(0, 2, CPU), pipeline_rank=0, channels={}, device=CPU)
-    return Messages(grid, torch.float32, Trace(0)), work
+    mesh = Mock(layout=case.layout, ranks=Ranks(0, 2, CPU), pipeline_rank=0, channels={}, device=CPU)
+    return Messages(mesh, torch.float32, Trace(0)), work
 
 
 def _sent(messages: Messages, m: int, work: Mock, monkeypatch: pytest.MonkeyPatch) -> "weakref.ref[torch.Tensor]":
@@ -151,10 +155,11 @@ def test_the_forecast_knows_that_answered_messages_are_gone() -> None:
 
 def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[object] = []
-    monkeypatch.setattr(runner, "warm_up", lambda *_: done.append("warm"))
-    monkeypatch.setattr(runner, "_ACTIONS", dict.fromkeys(runner._ACTIONS, lambda _, step: done.append(step)))
-    parts = Mock(layout=Case(pipeline=2).layout, lanes=RecordedLanes(real=True))
-    Run(parts, Mock(), None).go((Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)))
+    monkeypatch.setattr(engines, "warm_up", lambda *_: done.append("warm"))
+    rank = Mock(_layout=Case(pipeline=2).layout, _lanes=RecordedLanes(real=True))
+    rank._prepare = lambda *arguments: Engine._prepare(rank, *arguments)
+    rank._execute = lambda record, _: done.append(record)
+    Engine._run(rank, (Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)), Mock(training=None))
     assert done[0] == "warm"
     assert len(done) == 3
 
@@ -168,8 +173,8 @@ def test_what_is_tried_changes_nothing(case: Case, tmp_path: Path) -> None:
         losses.append([])
         for step in range(2):
             if warm:
-                warm_up(engine._parts, batch, step_plan(case.layout)[0])
+                warm_up(engine._passes, batch, step_plan(case.layout)[0])
             losses[-1].append(engine.train(batch, Training(96, RATE, stop=False), step).loss_sum)
-        assert engine._parts.warm == ({batch.shape(0)} if warm else set())
+        assert engine._passes.tried == ({batch.shape(0)} if warm else set())
         engine.close()
     assert losses[0] == losses[1]

@@ -16,7 +16,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.steps import Backward, Forward
+from pseudoreal_trainer.plan.records import Backward, Forward
 
 from tests.unit.trainer.engine.recorded import RecordedLanes
 

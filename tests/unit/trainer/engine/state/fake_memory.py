@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_trainer.engine import build
+from pseudoreal_trainer.engine import engine
+from pseudoreal_trainer.engine.state import store
 from pseudoreal_trainer.engine.state.pinned import Allocator, PlainMemory
 from torch import Tensor
 
@@ -42,8 +43,8 @@ def pretend_gpu(patch: pytest.MonkeyPatch) -> FakeMemory:
     with torch.device("cpu"):
         torch.empty(0)
     fake = FakeMemory(PlainMemory())
-    patch.setattr(build, "allocator_for", lambda _: fake)
-    patch.setattr(build, "Lanes", lambda _: RecordedLanes(real=True))
+    patch.setattr(store, "allocator_for", lambda _: fake)
+    patch.setattr(engine, "Lanes", lambda _: RecordedLanes(real=True))
     patch.setattr(Tensor, "pin_memory", _refuse)
     for name in _FACTORIES:
         patch.setattr(torch, name, _without_pinning(getattr(torch, name)))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_api.spec.optimizer import Optimizer
-from pseudoreal_trainer.engine.state import adamw
-from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
+from pseudoreal_trainer.engine.state import memory
+from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
 
@@ -50,7 +50,7 @@ def three_passes(slices: Slices, steps: int, scale: float) -> None:
 
 @pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
 def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[AdamW]:
-    monkeypatch.setattr(adamw, "PIECE", PIECE)
+    monkeypatch.setattr(memory, "PIECE", PIECE)
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield AdamW()
@@ -86,7 +86,7 @@ def test_a_thread_that_fails_is_heard_of_when_all_have_ended(optimizer: AdamW, m
         ended.append(begin)
         raise MemoryError(f"piece {begin}")
 
-    monkeypatch.setattr(adamw._Step, "__call__", lambda _, *arguments: fail(*arguments))
+    monkeypatch.setattr(memory._Kernel, "__call__", lambda _, *arguments: fail(*arguments))
     with pytest.raises(MemoryError, match="piece"):
         optimizer.update(SPEC, make(4 * PIECE, torch.float32, torch.bfloat16, 0), torch.tensor(0.0), RATE, SCALE)
     assert len(ended) == optimizer._threads
@@ -191,7 +191,7 @@ def test_bytes_of_memory_for_each_element(
 ) -> None:
     """The bytes are those of an update that clips. A piece's ends lie in blocks of two pieces, so a little more is
     counted."""
-    monkeypatch.setattr(adamw, "PIECE", PIECE)
+    monkeypatch.setattr(memory, "PIECE", PIECE)
     length = 24 * PIECE
     slices = make(length, torch.float32, getattr(torch, compute), length)
     counted = touched(lambda: one_thread.update(SPEC, slices, torch.tensor(0.0), RATE, SCALE), length)
@@ -202,5 +202,5 @@ def test_bytes_of_memory_in_three_passes() -> None:
     """The counter knows what they take."""
     length = 24 * PIECE
     slices = make(length, torch.float32, torch.bfloat16, length)
-    counted = touched(lambda: adamw._whole(adamw._Step(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length)
+    counted = touched(lambda: memory._whole(memory._Kernel(SPEC, torch.tensor(1.0), RATE, SCALE), slices), length)
     assert 42 <= counted < 1.02 * 42

@@ -10,8 +10,8 @@ import pytest
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.plan.units import KINDS, Kind
 from torch import Tensor
 
@@ -62,7 +62,7 @@ def _state(engine: Engine) -> dict[Kind, Tensor]:
 
 
 def _begin(engine: Engine, sink: Any, buffer_bytes: int) -> Any:
-    spans = spans_of(engine.grid.layout, engine.units, 0)
+    spans = spans_of(engine.mesh.layout, engine.units, 0)
     return engine.capture({unit: spans[unit] for unit in engine.order_of_updates()}, sink, buffer_bytes)
 
 
@@ -119,7 +119,7 @@ def test_a_sink_that_fails_does_not_hold_training_up(engine: Engine) -> None:
 
 
 def _without_holds(engine: Engine) -> None:
-    engine._parts.updates.holds.clear()
+    engine._updates.holds.clear()
 
 
 def test_without_its_holds_the_captured_state_would_be_torn(engine: Engine) -> None:

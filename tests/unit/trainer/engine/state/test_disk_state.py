@@ -10,11 +10,10 @@ import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state import disk as disk_state
-from pseudoreal_trainer.engine.state.adamw import AdamW
 from pseudoreal_trainer.engine.state.direct_file import aligned_buffer
 from pseudoreal_trainer.engine.state.disk import open_disk_states
-from pseudoreal_trainer.engine.state.memory import Extent, MemoryState, State, Vectors
-from pseudoreal_trainer.engine.state.pinned import Slots
+from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
+from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.plan.units import KINDS, Kind
 from torch import Tensor
 
@@ -49,8 +48,10 @@ def pairs(
     largest = max(LENGTHS)
     staging = [aligned_buffer(largest * dtypes[1].itemsize) for _ in range(2)]
     # Without them on disk, gradients of all units are kept before the first is updated.
-    slots = Slots([aligned_buffer(largest * dtypes[0].itemsize) for _ in range(1 if request.param else len(LENGTHS))])
-    disks = open_disk_states(tmp_path, extents, lambda _: request.param, staging, slots, AdamW(), Trace(0))
+    passing = PassingBuffers(
+        [aligned_buffer(largest * dtypes[0].itemsize) for _ in range(1 if request.param else len(LENGTHS))]
+    )
+    disks = open_disk_states(tmp_path, extents, lambda _: request.param, staging, passing, AdamW(), Trace(0))
     made = [Pair(disks[i], _in_memory(extent)) for i, extent in extents.items()]
     for pair in made:
         weights = _random(pair, 1)
@@ -66,7 +67,7 @@ def pairs(
 def _in_memory(extent: Extent) -> MemoryState:
     weights = torch.zeros(extent.length, dtype=extent.master)
     compute = weights if extent.compute == extent.master else torch.zeros(extent.length, dtype=extent.compute)
-    return MemoryState(extent, Vectors(weights, compute, torch.zeros_like(weights)), AdamW(), Slots([]))
+    return MemoryState(extent, Vectors(weights, compute, torch.zeros_like(weights)), AdamW(), PassingBuffers([]))
 
 
 def _random(pair: Pair, seed: int) -> Tensor:

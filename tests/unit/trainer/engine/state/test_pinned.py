@@ -9,12 +9,12 @@ import pytest
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.engine.state import pinned
 from pseudoreal_trainer.engine.state.memory import MemoryState
-from pseudoreal_trainer.engine.state.pinned import Block, PinnedMemory, PlainMemory, Region, Slots
-from pseudoreal_trainer.engine.tokens import TokenRoom
+from pseudoreal_trainer.engine.state.pinned import Block, PassingBuffers, PinnedMemory, PlainMemory, Region
+from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.activations import activation_peak
 from pseudoreal_trainer.forecast.memory.crossing import crossing
@@ -124,15 +124,15 @@ def test_on_a_cpu_nothing_is_pinned_and_tokens_are_where_they_were(tmp_path: Pat
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
     save_while_it_trains(engine, case)
     assert engine.pinned_bytes() == 0
-    assert engine._parts.tokens._block.size == 0
+    assert engine._tokens._block.size == 0
     tokens = torch.ones(1, 7, dtype=torch.int64)
-    assert engine._parts.tokens.bring(tokens) is tokens
+    assert engine._tokens.bring(tokens) is tokens
     engine.close()
 
 
 def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied() -> None:
     lanes, memory = RecordedLanes(real=True), FakeMemory(PlainMemory())
-    room = TokenRoom(lanes, CPU, memory)
+    room = TokenBuffer(lanes, CPU, memory)
     for number in range(3):
         room.prepare([(2, 4), (1, 4)])
         copies = [mark for what, mark in lanes.log if what == "mark"]
@@ -151,9 +151,9 @@ def test_tokens_of_a_run_overwrite_those_of_the_one_before_when_these_are_copied
 def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="h", clipping="Global")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    memory = engine._parts.region.memory
+    memory = engine._store.region.memory
     region = range(memory.data_ptr(), memory.data_ptr() + len(memory))
-    for state in engine._parts.states.values():
+    for state in engine._store.states.values():
         assert isinstance(state, MemoryState)
         assert state.compute_weights().data_ptr() in region
         assert state.gradient().data_ptr() in region
@@ -162,37 +162,37 @@ def test_copies_and_gradients_lie_in_the_region_and_masters_and_moments_do_not(t
 
 
 @pytest.mark.parametrize("clipping", ["PerUnit", "None"])
-def test_gradients_pass_through_the_rooms_of_the_plan(clipping: str, tmp_path: Path) -> None:
+def test_gradients_pass_through_the_buffers_of_the_plan(clipping: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes="hD", clipping=clipping)
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    rooms = len(engine._parts.region.all_of("passing"))
-    assert rooms == 2
+    count = len(engine._store.region.all_of("passing"))
+    assert count == 2
     train(engine, case)
-    slots = {id(state._slots) for state in engine._parts.states.values() if isinstance(state, MemoryState)}
-    assert len(slots) == 1
-    (state, *_) = (state for state in engine._parts.states.values() if isinstance(state, MemoryState))
-    assert len(state._slots._free) == rooms, "all of them are given back"
+    buffers = {id(state._buffers) for state in engine._store.states.values() if isinstance(state, MemoryState)}
+    assert len(buffers) == 1
+    (state, *_) = (state for state in engine._store.states.values() if isinstance(state, MemoryState))
+    assert len(state._buffers._free) == count, "all of them are given back"
     assert engine.state_bytes()["gradients"] == 0
     engine.close()
 
 
 @pytest.mark.parametrize("homes", ["h", "D"])
-def test_a_gradient_that_is_not_wanted_gives_its_room_back(homes: str, tmp_path: Path) -> None:
+def test_a_gradient_that_is_not_wanted_gives_its_buffer_back(homes: str, tmp_path: Path) -> None:
     case = Case(precision="bfloat16", homes=homes, clipping="None")
     engine = make_engine(case, Ranks(0, 1, CPU), tmp_path)
-    state: Any = engine._parts.states[1]
-    slots: Slots = state._slots if homes == "h" else state._disk.slots
+    state: Any = engine._store.states[1]
+    buffers: PassingBuffers = state._buffers if homes == "h" else state._disk.passing
     gradient = torch.ones(state.extent.length)
     for _ in range(3):
         state.keep_gradient(gradient)
         assert torch.equal(state.gradient(), gradient)
-        assert len(slots._free) == 1
+        assert len(buffers._free) == 1
         state.drop_gradient()
-        assert len(slots._free) == 2
+        assert len(buffers._free) == 2
     state.keep_gradient(gradient)
     with pytest.raises(TypeError):
         state.update(case.optimizer, "not a rate", 1.0)
-    assert len(slots._free) == 2, "after a failure, too"
+    assert len(buffers._free) == 2, "after a failure, too"
     engine.close()
 
 

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 import torch
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.runner import Training
 
 from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.running import CaseBatch, make_engine

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.runner import Training
 from pseudoreal_trainer.forecast.memory.activations import activation_peak
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
-from pseudoreal_trainer.forecast.time.links import LINKS, link_bytes
+from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, traffic_bytes
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.units import units_of
 
@@ -61,13 +61,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]
 
 
 @pytest.mark.parametrize("case", LINKED, ids=lambda case: case.name)
-def test_bytes_on_links(case: Case, results: dict[Case, list[Result]]) -> None:
+def test_bytes_that_move(case: Case, results: dict[Case, list[Result]]) -> None:
     plan = step_plan(case.layout)
     for rank, result in enumerate(results[case]):
-        expected = link_bytes(case.layout, sizes_of(case), plan[rank // case.data])
+        expected = traffic_bytes(case.layout, sizes_of(case), plan[rank // case.data])
         assert expected.total() > 0
         for moved in result.moved:
-            assert {link: moved.get(link, 0) for link in LINKS} == {link: expected[link] for link in LINKS}
+            assert {traffic: moved.get(traffic, 0) for traffic in TRAFFIC} == {
+                traffic: expected[traffic] for traffic in TRAFFIC
+            }
 
 
 @pytest.mark.parametrize("case", ONE_RANK, ids=lambda case: case.name)

@@ -107,11 +107,11 @@ def test_pieces_lie_behind_each_other_and_are_aligned(clipping: Any, shards: int
         tuple(range(LAYERS)), 1, shards, 4, homes=homes, clipping=clipping, sharding="Full" if shards > 1 else "None"
     )
     region = crossing(mixed, SIZES, 0)
-    places = sorted(region.places.values(), key=lambda place: place.start)
-    assert len(places) == len(region.pieces), "no piece has the name of another one"
-    assert all(0 <= after.start - before.stop < PAGE for before, after in pairwise(places))
+    ranges = sorted(region.ranges.values(), key=lambda found: found.start)
+    assert len(ranges) == len(region.pieces), "no piece has the name of another one"
+    assert all(0 <= after.start - before.stop < PAGE for before, after in pairwise(ranges))
     for piece in region.pieces:
-        place = region.places[piece.use, piece.number]
-        assert len(place) == piece.size
-        assert place.start % piece.alignment == 0
+        found = region.ranges[piece.use, piece.number]
+        assert len(found) == piece.size
+        assert found.start % piece.alignment == 0
         assert piece.alignment == (PAGE if piece.use in ("staging", "passing") else LINE)

@@ -8,7 +8,7 @@ from pseudoreal_trainer.forecast.time.costs import MeasuredCosts
 from pseudoreal_trainer.forecast.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, Transfer
 from pseudoreal_trainer.forecast.time.predict import Prediction, predict
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.steps import Backward, Forward, Tie
+from pseudoreal_trainer.plan.records import Backward, Forward, Tie
 
 from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
 
@@ -86,7 +86,7 @@ def weights(sizes: Sizes = SIZES) -> int:
     return sum(unit.numel for unit in sizes.units)
 
 
-def test_links_that_nothing_hides() -> None:
+def test_transfers_that_nothing_hides() -> None:
     host = make_layout(L, 1, N, homes=everywhere("Host", L))
     fetched = 2 * weights() - sum(unit.numel for unit in SIZES.units[-2:])
     assert seconds(host, profile(h2d=4)) == pytest.approx(fetched)
@@ -184,8 +184,8 @@ def test_idle_share_of_a_pipeline_is_that_of_unit_time_when_nothing_else_takes_t
     assert found(make_layout(p * v, p, n), profile(flops=1)).idle_share == pytest.approx(extra / (1 + extra))
 
 
-def test_tokens_that_hide_a_link() -> None:
-    """At that many tokens compute and the link take equally long."""
+def test_tokens_that_hide_a_transfer() -> None:
+    """At that many tokens compute and the transfer take equally long."""
     layout = make_layout(L, 1, N, homes=everywhere("Host", L))
     hardware = profile(flops=block_flops() / 10, h2d=4.0, update_on_host_seconds_per_element=1.0)
     tokens = found(layout, hardware).tokens_to_hide

@@ -29,8 +29,8 @@ class ObjectPath:
         return ObjectPath(self.url.rpartition("/")[0])
 
 
-Place = Path | ObjectPath
+StoragePath = Path | ObjectPath
 
 
-def place_of(text: str) -> Place:
+def storage_path(text: str) -> StoragePath:
     return ObjectPath(text.rstrip("/")) if text.startswith(SCHEME) else Path(text)

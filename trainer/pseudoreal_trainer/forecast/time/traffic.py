@@ -1,4 +1,4 @@
-"""Bytes that the records of a plan move over each link. Pure; the engine counts the same as it goes."""
+"""Bytes that the records of a plan move over buses and networks. Pure; the engine counts the same as it goes."""
 
 from collections import Counter
 from typing import Literal, get_args
@@ -6,25 +6,25 @@ from typing import Literal, get_args
 from pseudoreal_trainer.forecast.memory.memory import MOMENTS
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.steps import Fetch, RankPlan, Read, Reduce, Send, Stash, Step, Tie, Unstash, Update
+from pseudoreal_trainer.plan.records import Fetch, RankPlan, Read, Record, Reduce, Send, Stash, Tie, Unstash, Update
 
-Link = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "pipeline"]
+Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "pipeline"]
 """Host to device, device to host, from disk, to disk, between data ranks or ties, between pipeline ranks."""
-LINKS: tuple[Link, ...] = get_args(Link)
+TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 
 
-def link_bytes(layout: Layout, sizes: Sizes, steps: RankPlan) -> Counter[Link]:
-    """Bytes that a rank sends or moves in a step, on each link; those of the data rank with the largest part of a
+def traffic_bytes(layout: Layout, sizes: Sizes, records: RankPlan) -> Counter[Traffic]:
+    """Bytes that a rank sends or moves in a step, of each kind; those of the data rank with the largest part of a
     micro-batch."""
-    total: Counter[Link] = Counter()
-    for step in steps:
-        total.update(moved(layout, sizes, step))
+    total: Counter[Traffic] = Counter()
+    for record in records:
+        total.update(moved(layout, sizes, record))
     return total
 
 
-def moved(layout: Layout, sizes: Sizes, step: Step) -> dict[Link, int]:
-    """Bytes that one record moves, on each link."""
-    match step:
+def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
+    """Bytes that one record moves, of each kind."""
+    match record:
         case Read(unit):
             return {"disk_read": sizes.shard(layout, unit) * sizes.compute_bytes}
         case Fetch(unit):
@@ -44,7 +44,7 @@ def moved(layout: Layout, sizes: Sizes, step: Step) -> dict[Link, int]:
     return {}
 
 
-def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
+def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     shard = sizes.shard(layout, unit) * sizes.compute_bytes
     return {
         "h2d": shard if layout.home(unit) != "Device" else 0,
@@ -52,8 +52,8 @@ def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
     }
 
 
-def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
-    """Bytes of a reduction, on each link. To shards it is a reduce-scatter; to whole gradients an all-reduce, which is
+def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
+    """Bytes of a reduction, of each kind. To shards it is a reduce-scatter; to whole gradients an all-reduce, which is
     that and an all-gather."""
     part = sizes.shard(layout, unit) * sizes.master_bytes
     to_shards = (layout.shards - 1) * part
@@ -66,13 +66,13 @@ def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
     }
 
 
-def _tied(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
+def _tied(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     users, part = len(layout.users[unit]), sizes.shard(layout, unit) * sizes.master_bytes
     on_disk = part if layout.home(unit) == "Disk" else 0
     return {"collective": 2 * (users - 1) * part // users, "disk_read": on_disk, "disk_write": on_disk}
 
 
-def _updated_on_disk(layout: Layout, sizes: Sizes, unit: int) -> dict[Link, int]:
+def _updated_on_disk(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     shard, state = sizes.shard(layout, unit), (1 + MOMENTS) * sizes.master_bytes
     gradient = sizes.master_bytes if layout.keeps_gradient(unit) else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0

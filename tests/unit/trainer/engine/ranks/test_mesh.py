@@ -9,12 +9,12 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.distributed as dist
-from pseudoreal_trainer.engine.ranks import grid as grids
-from pseudoreal_trainer.engine.ranks.grid import Grid
+from pseudoreal_trainer.engine.ranks import mesh as meshes
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.reductions import sum_by_parts
+from pseudoreal_trainer.engine.updates import sum_by_parts
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.steps import Flow
+from pseudoreal_trainer.plan.records import Flow
 
 LIMIT = timedelta(seconds=77)
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -49,17 +49,17 @@ def layout_of(pipeline: int, data: int, **changes: Any) -> Layout:
 
 
 @pytest.fixture
-def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Grid, Recorder]]]:
-    """The grid of each rank, and what it asked torch for."""
+def connect(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[Mesh, Recorder]]]:
+    """The mesh of each rank, and what it asked torch for."""
 
-    def of_all(layout: Layout, device: torch.device) -> list[tuple[Grid, Recorder]]:
+    def of_all(layout: Layout, device: torch.device) -> list[tuple[Mesh, Recorder]]:
         found = []
         for rank in range(layout.pipeline * layout.data):
             recorder = Recorder(rank)
             monkeypatch.setattr(dist, "split_group", recorder.split_group)
             monkeypatch.setattr(dist, "new_group", recorder.new_group)
             ranks = Ranks(rank, layout.pipeline * layout.data, device, limit=LIMIT)
-            found.append((grids._connected(layout, ranks), recorder))
+            found.append((meshes._connected(layout, ranks), recorder))
         return found
 
     return of_all
@@ -78,7 +78,7 @@ LAYOUTS = [
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_all_ranks_make_the_same_groups_in_one_order_each_with_the_limit(
-    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Grid, Recorder]]]
+    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Mesh, Recorder]]]
 ) -> None:
     """So none waits for a group that another one makes later."""
     found = connect(layout, device)
@@ -90,44 +90,44 @@ def test_all_ranks_make_the_same_groups_in_one_order_each_with_the_limit(
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_on_gpus_all_but_the_saving_group_are_on_the_network_of_the_gpus(
-    layout: Layout, connect: Callable[..., list[tuple[Grid, Recorder]]]
+    layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
 ) -> None:
-    for grid, _ in connect(layout, GPU):
-        named: list[Any] = [grid.data, grid.side_data, grid.side_world, grid.measuring]
-        used = [group for group in (*named, *grid.ties.values(), *grid.channels.values()) if group]
+    for mesh, _ in connect(layout, GPU):
+        named: list[Any] = [mesh.data, mesh.side_data, mesh.side_world, mesh.measuring]
+        used = [group for group in (*named, *mesh.ties.values(), *mesh.channels.values()) if group]
         assert {group.network for group in used} == {"nccl"}
-        assert isinstance(grid.saving, Made)
-        assert grid.saving.network == "gloo", "a thread of its own moves host memory"
+        assert isinstance(mesh.saving, Made)
+        assert mesh.saving.network == "gloo", "a thread of its own moves host memory"
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 @pytest.mark.parametrize("device", [CPU, GPU], ids=["cpu", "gpu"])
 def test_ranks_find_those_with_whom_they_share_a_block(
-    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Grid, Recorder]]]
+    layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Mesh, Recorder]]]
 ) -> None:
-    for grid, _ in connect(layout, device):
-        expected = {users for users in layout.users if len(users) > 1 and grid.pipeline_rank in users}
-        groups: dict[Any, Any] = dict(grid.ties)
+    for mesh, _ in connect(layout, device):
+        expected = {users for users in layout.users if len(users) > 1 and mesh.pipeline_rank in users}
+        groups: dict[Any, Any] = dict(mesh.ties)
         assert groups.keys() == expected
         for users, group in groups.items():
-            assert group.members == tuple(grid.world_rank(p) for p in users)
+            assert group.members == tuple(mesh.world_rank(p) for p in users)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_message_has_a_channel_that_both_of_its_ranks_know(
-    layout: Layout, connect: Callable[..., list[tuple[Grid, Recorder]]]
+    layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
 ) -> None:
-    for grid, _ in connect(layout, GPU):
-        here, expected = grid.pipeline_rank, set()
+    for mesh, _ in connect(layout, GPU):
+        here, expected = mesh.pipeline_rank, set()
         for position in range(layout.head):
             low, high = layout.rank_of(position), layout.rank_of(position + 1)
             if low != high and here in (low, high):
                 expected |= {(Flow.ACTIVATION, low, high), (Flow.GRADIENT, high, low)}
-        channels: dict[Any, Any] = dict(grid.channels)
+        channels: dict[Any, Any] = dict(mesh.channels)
         assert channels.keys() == expected
         assert len({id(group) for group in channels.values()}) == len(channels), "a message holds up no other"
         for (_, source, target), group in channels.items():
-            assert set(group.members) == {grid.world_rank(source), grid.world_rank(target)}
+            assert set(group.members) == {mesh.world_rank(source), mesh.world_rank(target)}
 
 
 @pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (8, 2), (16, 8), (64, 16)])
@@ -137,17 +137,17 @@ def test_the_number_of_calls_does_not_grow_with_the_ranks(
     recorder = Recorder(0)
     monkeypatch.setattr(dist, "split_group", recorder.split_group)
     monkeypatch.setattr(dist, "new_group", recorder.new_group)
-    grids._connected(layout_of(pipeline, data), Ranks(0, pipeline * data, GPU))
+    meshes._connected(layout_of(pipeline, data), Ranks(0, pipeline * data, GPU))
     assert len(recorder.calls) <= 10
 
 
 def test_a_number_goes_through_every_channel_in_one_order(
-    connect: Callable[..., list[tuple[Grid, Recorder]]], monkeypatch: pytest.MonkeyPatch
+    connect: Callable[..., list[tuple[Mesh, Recorder]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranks together get to the end when each waits in every call until its partner makes the same."""
     layout = layout_of(5, 2)
     calls: list[list[tuple[str, frozenset[int]]]] = []
-    for grid, _ in connect(layout, GPU):
+    for mesh, _ in connect(layout, GPU):
         own: list[tuple[str, frozenset[int]]] = []
         for name in ("isend", "irecv"):
 
@@ -156,8 +156,8 @@ def test_a_number_goes_through_every_channel_in_one_order(
                 return Mock()
 
             monkeypatch.setattr(dist, name, act)
-        on_cpu = Ranks(grid.ranks.rank, grid.ranks.world, CPU)
-        grids._greet(Grid(layout, on_cpu, channels=grid.channels))
+        on_cpu = Ranks(mesh.ranks.rank, mesh.ranks.world, CPU)
+        meshes._greet(Mesh(layout, on_cpu, channels=mesh.channels))
         calls.append(own)
     _finish(calls)
 

@@ -2,6 +2,28 @@
 
 Positions count the model's chain: 0 is the embedding, 1..L are the layers, L + 1 is the final norm with the head and
 the loss. A unit is an index into the model's units; layers that share a block use the same unit.
+
+This is the plan of a rank for two layers, two micro-batches and a window of two, with stateSharding Full. A pass has a
+position and a micro-batch, the other records have a unit:
+
+    Fetch(0) Fetch(1)
+    Forward(0, 0) Forward(0, 1)
+    Drop(0) Fetch(2)                    layer 2 arrives while layer 1 computes
+    Forward(1, 0) Forward(1, 1)
+    Drop(1) Fetch(3)
+    Forward(2, 0) Forward(2, 1)
+    Backward(3, 0) Backward(3, 1)       the head: forward, loss and backward of one micro-batch at a time
+    Reduce(3) Drop(3) Fetch(1)          layer 2 has stayed in the window
+    Backward(2, 0) Backward(2, 1)
+    Reduce(2) Drop(2) Fetch(0)
+    Backward(1, 0) Backward(1, 1)
+    Reduce(1) Drop(1)
+    Backward(0, 0) Backward(0, 1)
+    Reduce(0) Drop(0)
+    Agree()                             the loss, the wish to stop, the norm: one sum over all ranks
+    Update(0) Update(1) Update(2) Update(3)
+
+`lower` makes it from the order of the passes, `check` proves it; both before the first step.
 """
 
 from dataclasses import dataclass
@@ -33,7 +55,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """Ends a working copy; its place in the window is free."""
+    """Ends a working copy; its slot of the window is free."""
 
     unit: int
 
@@ -124,7 +146,7 @@ class Measure:
     position: int
 
 
-Step = (
+Record = (
     Read
     | Fetch
     | Drop
@@ -141,6 +163,6 @@ Step = (
     | Update
 )
 Compute = Forward | Backward
-RankPlan = tuple[Step, ...]
+RankPlan = tuple[Record, ...]
 Plan = tuple[RankPlan, ...]
 """The plan of each pipeline rank; data ranks of one pipeline rank have the same."""

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.forecast.time.links import LINKS, Link, link_bytes
+from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 
@@ -13,11 +13,11 @@ from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
 L = 8
 
 
-def of_step(layout: Layout, sizes: Sizes) -> Counter[Link]:
+def of_step(layout: Layout, sizes: Sizes) -> Counter[Traffic]:
     """Bytes that all pipeline ranks move in a step."""
-    total: Counter[Link] = Counter()
+    total: Counter[Traffic] = Counter()
     for steps in step_plan(layout):
-        total.update(link_bytes(layout, sizes, steps))
+        total.update(traffic_bytes(layout, sizes, steps))
     return total
 
 
@@ -48,7 +48,7 @@ def test_host_homes_on_one_rank(compute: str, c: int, window: int) -> None:
     once = sum(weights[-window:])
     assert total["h2d"] == c * (2 * sum(weights) - once)
     assert total["d2h"] == 4 * sum(weights)
-    assert not {link for link in LINKS if total[link]} - {"h2d", "d2h"}
+    assert not {traffic for traffic in TRAFFIC if total[traffic]} - {"h2d", "d2h"}
 
 
 @pytest.mark.parametrize("clipping", ["Global", "PerUnit"])

@@ -1,4 +1,4 @@
-"""A rank's place among pipeline and data ranks, and the groups of ranks that it speaks with."""
+"""A rank's coordinates among pipeline and data ranks, and the groups of ranks that it speaks with."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.steps import Flow
+from pseudoreal_trainer.plan.records import Flow
 
 Group = dist.ProcessGroup
 Channel = tuple[Flow, int, int]
@@ -18,24 +18,26 @@ _Name = TypeVar("_Name")
 
 
 @dataclass(frozen=True)
-class Grid:
-    """Groups of one rank are None. Those of the side thread are its own while a step runs: two threads that used one
-    group could mix up their collectives. All but `saving` are on the device's network: NCCL on GPUs, gloo on CPUs."""
+class Mesh:
+    """The ranks arranged by pipeline rank and data rank, as this rank sees them.
+
+    Groups of one rank are None. Each group belongs to one thread while a step runs: two threads that used one group
+    could mix up their collectives. All but `saving` are on the device's network: NCCL on GPUs, gloo on CPUs."""
 
     layout: Layout
     ranks: Ranks
     data: Group | None = None
     """The data ranks of this pipeline rank."""
     side_world: Group | None = None
-    """All ranks; of the side thread."""
+    """All ranks, for the thread of reductions."""
     side_data: Group | None = None
-    """The data ranks of this pipeline rank; of the side thread."""
+    """The data ranks of this pipeline rank, for the thread of reductions."""
     saving: Group | None = None
     """All ranks, on the host; belongs to the thread that saves checkpoints."""
     measuring: Group | None = None
     """The pipeline ranks of this data rank, where gradients of layers are measured."""
     ties: dict[tuple[int, ...], Group] = field(default_factory=dict)
-    """Pipeline ranks that share a block -> group of them with this data rank; of the side thread."""
+    """Pipeline ranks that share a block -> group of them with this data rank, for the thread of reductions."""
     channels: dict[Channel, Group] = field(default_factory=dict)
     """A group for each channel. NCCL knows no tags and runs the operations of a group one after the other; with a group
     of its own, a message that is awaited holds up no other. A rank has at most four: from its two neighbours and to
@@ -64,28 +66,28 @@ class Grid:
                 dist.destroy_process_group(group)
 
 
-def open_grid(layout: Layout, ranks: Ranks) -> Grid:
-    """The grid of this rank. Every rank calls this: all of them make the groups in one order."""
+def open_mesh(layout: Layout, ranks: Ranks) -> Mesh:
+    """The mesh of this rank. Every rank calls this: all of them make the groups in one order."""
     assert layout.pipeline * layout.data == ranks.world, "the layout covers the ranks"
     if ranks.world == 1:
-        return Grid(layout, ranks)
-    with ranks.heartbeat.waiting("groups of ranks"):
-        grid = _connected(layout, ranks)
-        _greet(grid)
-        return grid
+        return Mesh(layout, ranks)
+    with ranks.heartbeat.waiting("makes groups of ranks"):
+        mesh = _connected(layout, ranks)
+        _greet(mesh)
+        return mesh
 
 
-def _connected(layout: Layout, ranks: Ranks) -> Grid:
-    """The grid with its groups. torch is called for them on each rank: on GPUs a constant number of times, whatever the
+def _connected(layout: Layout, ranks: Ranks) -> Mesh:
+    """The mesh with its groups. torch is called for them on each rank: on GPUs a constant number of times, whatever the
     number of ranks, and twice for each set of pipeline ranks that share a block; on CPUs, where a call costs nothing,
     once for each group."""
     maker = _GroupMaker(ranks)
-    stages = range(layout.pipeline)
-    rows = [[layout.world_rank(p, d) for d in range(layout.data)] for p in stages]
-    columns = [[layout.world_rank(p, d) for p in stages] for d in range(layout.data)]
+    pipeline_ranks = range(layout.pipeline)
+    rows = [[layout.world_rank(p, d) for d in range(layout.data)] for p in pipeline_ranks]
+    columns = [[layout.world_rank(p, d) for p in pipeline_ranks] for d in range(layout.data)]
     world = [list(range(ranks.world))]
     users = sorted({users for users in layout.users if len(users) > 1})
-    return Grid(
+    return Mesh(
         layout,
         ranks,
         data=maker.mine(rows),
@@ -162,23 +164,23 @@ def _rounds(sets: Mapping[_Name, tuple[int, ...]]) -> list[list[_Name]]:
     return rounds
 
 
-def _greet(grid: Grid) -> None:
+def _greet(mesh: Mesh) -> None:
     """Sends a number through each channel, before the first step.
 
     NCCL connects two ranks in their first message, and whoever comes first stands still until the other comes. In a
     step, the other might first need something from it. Here nobody needs anything: all ranks go through the channels in
     one order, so the two ranks of the first channel that is not done are always there.
     """
-    here = grid.pipeline_rank
-    for (_, source, target), group in sorted(grid.channels.items(), key=lambda item: _place(item[0])):
-        number = torch.zeros(1, device=grid.device)
+    here = mesh.pipeline_rank
+    for (_, source, target), group in sorted(mesh.channels.items(), key=lambda item: _sortable(item[0])):
+        number = torch.zeros(1, device=mesh.device)
         act, other = (dist.isend, target) if here == source else (dist.irecv, source)
-        work = act(number, grid.world_rank(other), group=group)
+        work = act(number, mesh.world_rank(other), group=group)
         assert work is not None, "this rank is part of the group"
         work.wait()
         # On a GPU only this waits.
         number.item()
 
 
-def _place(channel: Channel) -> tuple[str, int, int]:
+def _sortable(channel: Channel) -> tuple[str, int, int]:
     return (channel[0].value, *channel[1:])

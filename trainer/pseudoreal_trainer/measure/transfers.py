@@ -12,8 +12,8 @@ from pseudoreal_api.spec.optimizer import Optimizer
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.state.adamw import AdamW, Slices
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, Piece, aligned_buffer
+from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.pinned import allocator_for
 from pseudoreal_trainer.forecast.time.hardware import Collectives, Transfer
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
@@ -67,15 +67,15 @@ def copies(source: torch.device, target: torch.device, ranks: int) -> Transfer:
     device = target if source == _CPU else source
     host = allocator_for(device)
     size = min(vector_bytes(_CPU, ranks, 2), vector_bytes(device, ranks, 2))
-    room = host.allocate(size)
+    pinned = host.allocate(size)
     other = torch.ones(size, dtype=torch.uint8, device=device)
-    a, b = (room, other) if source == _CPU else (other, room)
+    a, b = (pinned, other) if source == _CPU else (other, pinned)
 
     def timed(size: int) -> tuple[int, float]:
         return size, seconds_of(lambda: b[:size].copy_(a[:size], non_blocking=True), device)
 
     line = line_through(timed(_SMALL), timed(size))
-    host.free(room)
+    host.free(pinned)
     return line
 
 

@@ -1,0 +1,197 @@
+"""The passes of a rank: forward, backward, and what they leave for each other. Only the main thread is here."""
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from pseudoreal_trainer.engine.copies import Copies
+from pseudoreal_trainer.engine.messages import Messages
+from pseudoreal_trainer.engine.probe import Probe
+from pseudoreal_trainer.engine.ranks.lanes import Lanes
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.stash import Key, StashedInputs
+from pseudoreal_trainer.engine.tokens import TokenBuffer
+from pseudoreal_trainer.engine.updates import Agreement, Gradients
+from pseudoreal_trainer.forecast.memory.crossing import Shape
+from pseudoreal_trainer.model.transformer import Modules
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.records import Backward, Flow, Forward
+
+
+class Batch(Protocol):
+    """This data rank's part of a batch."""
+
+    def shape(self, micro_batch: int) -> Shape: ...
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        """Inputs and, one token further, targets of a micro-batch: [B, T + 1], on the host or the device. Asked for
+        once in a run."""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training step needs besides its batch."""
+
+    tokens: int
+    """Tokens of the whole batch, over all ranks: the divisor of the loss before the backward pass."""
+    rate: float
+    """Learning rate."""
+    stop: bool
+    """Whether this rank was asked to stop."""
+    finish: bool = False
+    """Whether this rank was asked to end the phase."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A block's pass with everything that its backward pass needs."""
+
+    input: Tensor
+    output: Tensor
+
+
+@dataclass
+class PlanRun:
+    """One run of a plan: what it computes on, and what its passes have made and not used up so far."""
+
+    batch: Batch
+    training: Training | None
+    """What a training step needs; None: evaluation, which has forward passes alone."""
+    probe: Probe | None = None
+    """The probe of a measuring plan; None: nothing is measured."""
+    tokens: dict[int, Tensor] = field(default_factory=dict)
+    """Micro-batch -> its tokens, [B, T + 1], on the device."""
+    inputs: dict[Key, Tensor] = field(default_factory=dict)
+    """Input of each position that is on the device, [B, T, H]."""
+    gradients: dict[Key, Tensor] = field(default_factory=dict)
+    """Gradient of the input of each position, [B, T, H]."""
+    graphs: dict[Key, Graph] = field(default_factory=dict)
+    """The graphs of positions whose passes are not computed again."""
+    losses: dict[int, Tensor] = field(default_factory=dict)
+    """Micro-batch -> sum of the loss over its tokens in nats, a scalar; on the rank of the head."""
+    agreement: Future[Agreement] | None = None
+    """What all ranks agree on for a training step, from the record Agree on."""
+
+    @property
+    def training_step(self) -> Training:
+        assert self.training is not None, "only a training plan asks"
+        return self.training
+
+    def crossing(self, flow: Flow) -> dict[Key, Tensor]:
+        """What is here of that which passes between pipeline ranks: inputs of positions, or their gradients."""
+        return self.inputs if flow is Flow.ACTIVATION else self.gradients
+
+    def loss_sum(self) -> Tensor | None:
+        """The sum of the loss over this rank's tokens, a scalar; None without the head."""
+        return torch.stack(list(self.losses.values())).sum() if self.losses else None
+
+
+@dataclass(frozen=True)
+class Passes:
+    layout: Layout
+    modules: Modules
+    copies: Copies
+    gradients: Gradients
+    messages: Messages
+    stashed: StashedInputs
+    tokens: TokenBuffer
+    lanes: Lanes
+    trace: Trace
+    master: torch.dtype
+    """The type in which the loss is computed."""
+    tried: set[Shape] = field(default_factory=set)
+    """Shapes of micro-batches whose passes were run on zeros."""
+
+    def forward(self, run: PlanRun, record: Forward) -> None:
+        position, m = record.position, record.micro_batch
+        self._bind(position)
+        if position > 0:
+            self._await(run, Flow.ACTIVATION, position, m)
+        lane = "evaluation" if run.training is None else "compute"
+        with self.trace.executed(lane, record, self.lanes):
+            if position == self.layout.head:
+                with torch.no_grad():
+                    run.losses[m] = self._loss_sum(run, run.inputs.pop((position, m)), m)
+            else:
+                run.inputs[position + 1, m] = self._output(run, position, m)
+
+    def backward(self, run: PlanRun, record: Backward) -> None:
+        position, m = record.position, record.micro_batch
+        unit = self._bind(position)
+        if position != self.layout.head:
+            self._await(run, Flow.GRADIENT, position + 1, m)
+        with self.trace.executed("compute", record, self.lanes):
+            source, output, gradient = self._graph(run, position, m)
+            parameters = self.modules.of(unit).parameters
+            sources = [source, *parameters] if position > 0 else parameters
+            gradients = torch.autograd.grad(output, sources, gradient)
+            if position > 0:
+                run.gradients[position, m] = gradients[0]
+            self.gradients.accumulate(unit, gradients[-len(parameters) :])
+            if run.probe is not None:
+                run.probe.accumulate(position, gradients[-len(parameters) :])
+
+    def _bind(self, position: int) -> int:
+        """Gives the position's module the weights of its unit, once they are here."""
+        unit = self.layout.unit_of(position)
+        self.copies.bind(unit, self.modules.of(unit))
+        return unit
+
+    def _await(self, run: PlanRun, flow: Flow, position: int, micro_batch: int) -> None:
+        here = run.crossing(flow)
+        if (position, micro_batch) not in here:
+            here[position, micro_batch] = self.messages.take((flow, position, micro_batch))
+
+    def _output(self, run: PlanRun, position: int, m: int) -> Tensor:
+        """The output of a position, [B, T, H]. The position's input, or its graph, is kept for the backward pass."""
+        key = (position, m)
+        source = self._tokens(run, m)[:, :-1] if position == 0 else run.inputs[key]
+        if self.layout.recompute or run.training is None or position == 0:
+            with torch.no_grad():
+                output = self._compute(position, source)
+            if run.training is None:
+                run.inputs.pop(key, None)
+            return output
+        source = run.inputs.pop(key).requires_grad_()
+        with self.copies.saving():
+            output = self._compute(position, source)
+        run.graphs[key] = Graph(source, output)
+        return output.detach()
+
+    def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Input, [B, T, H] (of the embedding: tokens, [B, T]), output and the output's gradient, [B, T, H] each; at the
+        head the output is this rank's part of the loss, a scalar, and its gradient None. They are computed again,
+        unless they were kept."""
+        if position == self.layout.head:
+            return self._loss(run, m)
+        gradient = run.gradients.pop((position + 1, m))
+        if (graph := run.graphs.pop((position, m), None)) is not None:
+            return graph.input, graph.output, gradient
+        source = self._tokens(run, m)[:, :-1] if position == 0 else self._take_input(run, position, m)
+        return source, self._compute(position, source), gradient
+
+    def _loss(self, run: PlanRun, m: int) -> tuple[Tensor, Tensor, None]:
+        source = self._take_input(run, self.layout.head, m)
+        loss_sum = self._loss_sum(run, source, m)
+        run.losses[m] = loss_sum.detach()
+        return source, loss_sum / run.training_step.tokens, None
+
+    def _take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
+        """The input of a position, [B, T, H], for the backward pass, which is the last to need it."""
+        returned = self.stashed.returned((position, m))
+        source = run.inputs.pop((position, m)) if returned is None else returned
+        return source.detach().requires_grad_()
+
+    def _loss_sum(self, run: PlanRun, hidden: Tensor, m: int) -> Tensor:
+        return self.modules.loss_sum(hidden, self._tokens(run, m)[:, 1:], self.master)
+
+    def _tokens(self, run: PlanRun, m: int) -> Tensor:
+        if m not in run.tokens:
+            run.tokens[m] = self.tokens.bring(run.batch.tokens(m))
+        return run.tokens[m]
+
+    def _compute(self, position: int, source: Tensor) -> Tensor:
+        return self.modules.embed(source) if position == 0 else self.modules.block(source)

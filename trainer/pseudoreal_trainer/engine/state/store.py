@@ -1,0 +1,168 @@
+"""The memory of a rank for its units, on the device, on the host and on a disk. It is made once, before the first
+step."""
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import torch
+from pseudoreal_api.spec.model import Model
+from torch import Tensor
+
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.disk import open_disk_states
+from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
+from pseudoreal_trainer.engine.state.pinned import PassingBuffers, Region, allocator_for
+from pseudoreal_trainer.forecast.memory.crossing import crossing
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.units import Unit
+
+
+class GrowthBuffers:
+    """Buffers on the device in which the gradients of some units at a time grow. Only the main thread takes one; only
+    the thread that reduces gives one back."""
+
+    def __init__(self, numel: int, count: int, dtype: torch.dtype, device: torch.device) -> None:
+        self._free = [torch.empty(numel, dtype=dtype, device=device) for _ in range(count)]
+        self._asked: deque[Future[Tensor]] = deque()
+        """Futures of those who found none free."""
+        self._lock = threading.Lock()
+
+    def take(self) -> Future[Tensor]:
+        """A buffer, [numel]: at once where one is free, otherwise when the next one is given back."""
+        taken: Future[Tensor] = Future()
+        with self._lock:
+            if self._free:
+                taken.set_result(self._free.pop())
+            else:
+                self._asked.append(taken)
+        return taken
+
+    def give_back(self, buffer: Tensor) -> None:
+        with self._lock:
+            if self._asked:
+                self._asked.popleft().set_result(buffer)
+            else:
+                self._free.append(buffer)
+
+
+class UnitStore:
+    """What a rank keeps of its units from step to step: the state of each in its home, the working copies and gradients
+    that stay, and memory for those that come and go. The layout decides which is which.
+
+    While a step runs, the threads beside the main one write states, and with them the parts of working copies and whole
+    gradients that are views into these. The main thread writes everything else: it gathers a unit's working copy
+    between two updates of the unit, and adds up the unit's gradient between an update and the next sum.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        units: Sequence[Unit],
+        mesh: Mesh,
+        trace: Trace,
+        *,
+        master: torch.dtype,
+        compute: torch.dtype,
+        folder: Path,
+    ) -> None:
+        """`folder`: where the file of units on disk is made. Raises TrainingError where a home has no room."""
+        layout = mesh.layout
+        self.units, self._mesh, self._layout, self._master, self._compute = units, mesh, layout, master, compute
+        self._rank, self._local = mesh.pipeline_rank, layout.local_units(mesh.pipeline_rank)
+        # Batches are not kept: of how many sequences they are does not matter.
+        self._sizes = Sizes(model, tuple(units), compute.itemsize, master.itemsize, micro_batch=1)
+        self.memory = allocator_for(mesh.device)
+        """Allocator of host memory that crosses the bus."""
+        self.region = Region(crossing(layout, self._sizes, self._rank), self.memory)
+        """The host memory through which states cross the bus."""
+        self._passing, self._adamw = PassingBuffers(self.region.all_of("passing")), AdamW()
+        self.resident: dict[int, Tensor] = {}
+        """Unit -> working copy that stays, [padded numel], in the compute type."""
+        self.whole_gradients: dict[int, Tensor] = {}
+        """Unit -> whole gradient that stays, [padded numel], in the master type."""
+        self.states: dict[int, State] = {
+            **{unit: self._memory_state(unit) for unit in self._local if layout.home(unit) != "Disk"},
+            **self._disk_states(folder, trace),
+        }
+        """Unit -> this rank's part of its state."""
+        self.window = self._window()
+        """Slots for working copies that come and go, each [padded numel of the largest], in the compute type."""
+        self.growth_buffers = self._growth_buffers()
+        """Where the gradients of all units without a whole gradient grow."""
+
+    def close(self) -> None:
+        """Gives back what the process does not give back by itself. Nothing may use it any more."""
+        for state in self.states.values():
+            state.close()
+        self.region.close()
+
+    def _memory_state(self, unit: int) -> MemoryState:
+        vectors = self._vectors_on_host(unit) if self._layout.home(unit) == "Host" else self._vectors_on_device(unit)
+        return MemoryState(self._extent(unit), vectors, self._adamw, self._passing)
+
+    def _disk_states(self, folder: Path, trace: Trace) -> dict[int, State]:
+        extents = {unit: self._extent(unit) for unit in self._local if self._layout.home(unit) == "Disk"}
+        if not extents:
+            return {}
+        staging = self.region.all_of("staging")
+        keeps = self._layout.keeps_gradient
+        return open_disk_states(folder, extents, keeps, staging, self._passing, self._adamw, trace)
+
+    def _extent(self, unit: int) -> Extent:
+        described, layout = self.units[unit], self._layout
+        shard = described.shard(self._mesh.data_rank if layout.shards > 1 else 0, layout.shards)
+        decayed = min(max(described.decayed - shard.start, 0), len(shard))
+        return Extent(shard.start, len(shard), decayed, self._master, self._compute)
+
+    def _vectors_on_host(self, unit: int) -> Vectors:
+        """Vectors of a unit whose home is the host. Those that cross the bus are in the region; masters and moments are
+        ordinary memory."""
+        weights = self.region.vector("weights", unit, self._compute)
+        masters = weights if self._master == self._compute else torch.zeros(len(weights), dtype=self._master)
+        keeps = self._layout.keeps_gradient(unit)
+        return Vectors(masters, weights, self.region.vector("gradient", unit, self._master) if keeps else None)
+
+    def _vectors_on_device(self, unit: int) -> Vectors:
+        """Vectors of a unit whose home is the device. Its shards are parts of the working copy and of the gradient,
+        where these stay whole."""
+        layout, extent, padded = self._layout, self._extent(unit), self._padded(unit)
+        own = slice(extent.begin, extent.begin + extent.length)
+        if layout.moves(unit):
+            weights = self._on_device(extent.length, self._compute)
+        else:
+            self.resident[unit] = self._on_device(padded, self._compute)
+            weights = self.resident[unit][own]
+        masters = weights if self._master == self._compute else self._on_device(extent.length, self._master)
+        if layout.has_gradient_shard(unit):
+            gradient = self._on_device(extent.length, self._master)
+        else:
+            self.whole_gradients[unit] = self._on_device(padded, self._master)
+            gradient = self.whole_gradients[unit][own]
+        return Vectors(
+            masters,
+            weights,
+            gradient,
+            compute_parts=layout.shards if unit in self.resident else 1,
+            gradient_parts=layout.shards if unit in self.whole_gradients else 1,
+        )
+
+    def _window(self) -> list[Tensor]:
+        size = max(map(self._padded, self._layout.moving_units(self._rank)), default=0)
+        return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank))]
+
+    def _growth_buffers(self) -> GrowthBuffers:
+        size = max(map(self._padded, self._layout.buffered_units(self._rank)), default=0)
+        count = gradient_buffers(self._layout, self._rank)
+        return GrowthBuffers(size, count, self._master, self._mesh.device)
+
+    def _padded(self, unit: int) -> int:
+        """Elements of all shards of a unit together, with the padding behind the last."""
+        return self._sizes.whole(self._layout, unit)
+
+    def _on_device(self, length: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(length, dtype=dtype, device=self._mesh.device)
