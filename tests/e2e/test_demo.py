@@ -42,7 +42,7 @@ def test_delinking_changed_nothing(demo: Demo) -> None:
 
 
 def test_the_output_shows_what_people_want_to_see(demo: Demo) -> None:
-    header = re.search(r"^NAME +PHASE +STEP +LOSS +PROGRESS +RESTARTS +AGE", demo.output, re.MULTILINE)
+    header = re.search(r"^NAME +STATE +PHASE +STEP +LOSS +PROGRESS +RESTARTS +AGE", demo.output, re.MULTILINE)
     assert header, demo.output[-3000:]
     for piece in (
         "$ kubectl describe prj quickstart",
