@@ -68,21 +68,22 @@ format: .venv/tools ## Format the Python files
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing. A second -m replaces the one of pyproject.toml,
-# which leaves the long tests out, so that is said again.
-.PHONY: test test-unit test-integration test-chaos test-e2e test-faults test-gpu
+# MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
+.PHONY: test test-deep test-unit test-integration test-chaos test-e2e test-faults test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
-	$(BIN)/pytest $(if $(MARKS),-m 'not long and ($(MARKS))')
+	$(BIN)/python -m tests.support.lanes $(if $(MARKS),-m '$(MARKS)')
+test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
+	$(BIN)/python -m tests.support.lanes --deep $(if $(MARKS),-m '$(MARKS)')
 test-unit: venv ## The tests that need nothing but Python
 	$(BIN)/pytest tests/unit
 test-integration: venv ## The tests against a real API server
 	$(BIN)/pytest tests/integration
 test-chaos: venv ## Every fault at every request of a job's life (an hour)
-	$(BIN)/pytest -s tests/integration/operator/chaos/every_fault.py
+	$(BIN)/pytest --deep -s tests/integration/operator/chaos/test_faults_at_requests.py -k every
 test-e2e: venv corpus ## The tests on a real cluster
 	$(BIN)/pytest tests/e2e
 test-faults: venv ## Everything that can befall a job on a real cluster (half an hour)
-	$(BIN)/pytest -m e2e tests/e2e/faults
+	$(BIN)/pytest --deep tests/e2e/faults
 test-gpu: venv ## Run what needs a GPU; skips with a sentence without one
 	$(BIN)/pytest tests/gpu
 

@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from pseudoreal_api.resolved.config import CheckpointPolicy, JobIdentity
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_dev.machine.progress import progress
@@ -35,6 +34,9 @@ from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.saving import Saver
 from pydantic import BaseModel
 from torch import Tensor
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from tests.benchmarks import machine
 from tests.benchmarks.cases import MODELS
@@ -183,14 +185,14 @@ def _dcp_of(bench: Bench, mode: str) -> Saving:
         for _ in range(_SAVES):
             bench.step()
             shutil.rmtree(bench.folder / "dcp", ignore_errors=True)
-            writer, begin = dcp.FileSystemWriter(bench.folder / "dcp"), time.perf_counter()
+            writer, begin = FileSystemWriter(bench.folder / "dcp"), time.perf_counter()
             if mode == "Async":
-                future: Any = dcp.async_save(state, storage_writer=writer, no_dist=True)
+                future: Any = async_save(state, storage_writer=writer, no_dist=True)
                 stalls.append(time.perf_counter() - begin)
                 while not future.done():
                     bench.step()
             else:
-                dcp.save(state, storage_writer=writer, no_dist=True)
+                save(state, storage_writer=writer, no_dist=True)
                 stalls.append(time.perf_counter() - begin)
             seconds.append(time.perf_counter() - begin)
     way = f"torch.distributed.checkpoint, {mode}"
@@ -265,7 +267,7 @@ def _resident() -> int:
 def _beside_cp(folder: Path, savings: list[Saving]) -> Measured:
     store = CheckpointStore(folder / "ours", _UID)
     manifest = store.committed()[-1]
-    files, twin = store.folder / manifest.name, folder / "copy"
+    files, twin = Path(str(store.folder)) / manifest.name, folder / "copy"
     copies, reads, loads, theirs = [], [], [], []
     cold_reads, cold_loads = [], []
     for _ in range(_SAVES):
@@ -319,10 +321,10 @@ def _load(store: CheckpointStore, manifest: Manifest) -> None:
 
 
 def _load_dcp(folder: Path) -> None:
-    reader = dcp.FileSystemReader(folder)
+    reader = FileSystemReader(folder)
     described: Any = reader.read_metadata().state_dict_metadata
     state = {name: torch.empty(tensor.size, dtype=torch.float32) for name, tensor in described.items()}
-    dcp.load(state, storage_reader=reader, no_dist=True)
+    load(state, storage_reader=reader, no_dist=True)
 
 
 def section() -> str:

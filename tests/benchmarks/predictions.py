@@ -25,7 +25,7 @@ from pseudoreal_trainer.measure.machine import measure_machine
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
 from pydantic import BaseModel, TypeAdapter
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 from tests.benchmarks import machine
 from tests.benchmarks.environment import ENVIRONMENT
@@ -118,7 +118,7 @@ def main() -> None:
 
 def _with(ranks: int, profile: HardwareProfile) -> Iterator[Prediction]:
     with progress.step(f"steps on {ranks} rank{'s' if ranks > 1 else ''}"), TemporaryDirectory() as folder:
-        multiprocessing.spawn(_measure, (ranks, Path(folder)), nprocs=ranks)  # type: ignore[no-untyped-call]
+        spawn(_measure, (ranks, Path(folder)), nprocs=ranks)
         measured = TypeAdapter(list[float]).validate_json(Path(folder, "seconds.json").read_bytes())
     for configuration, seconds in zip(configurations(ranks), measured, strict=True):
         found = Prediction(label=configuration.label, predicted=_predicted(configuration, profile), measured=seconds)

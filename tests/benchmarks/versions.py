@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 import click
 from pseudoreal_dev.machine import shell
@@ -43,7 +44,8 @@ def main(base: str, rounds: int, only: str) -> None:
 
 
 def cases() -> list[VersionCase]:
-    everything = product(("tiny", "larger"), ("Host", "Disk"), (1, 4, 16), (False, True))
+    homes: tuple[Literal["Host", "Disk"], ...] = ("Host", "Disk")
+    everything = product(("tiny", "larger"), homes, (1, 4, 16), (False, True))
     return [VersionCase(model=m, home=h, micro_batches=n, mixed=mixed) for m, h, n, mixed in everything]
 
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -58,7 +59,7 @@ def main(case: VersionCase, result: Path) -> None:
 
 def _engine(case: VersionCase, work: Work, ranks: Ranks, folder: Path) -> Engine:
     layers = work.model.layers
-    clipping = "Global" if case.mixed else "None"
+    clipping: Literal["Global", "None"] = "Global" if case.mixed else "None"
     layout = replace(layout_of(work, ranks.world, case.home, 2), clipping=clipping)
     units = units_of(work.model, layers)
     optimizer = Optimizer(

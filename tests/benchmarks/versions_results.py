@@ -9,7 +9,8 @@ from pydantic import BaseModel
 
 from tests.benchmarks.results import RESULTS
 
-Version, What = Literal["base", "new"], Literal["seconds", "waited"]
+Version = Literal["base", "new"]
+What = Literal["seconds", "waited"]
 _BOTH: tuple[Version, Version] = ("base", "new")
 VERSIONS = RESULTS / "versions.json"
 
@@ -61,7 +62,7 @@ class Versions(BaseModel):
 
 
 def _median(runs: Sequence[VersionSteps], what: What) -> float:
-    return median(value for run in runs for value in getattr(run, what)[run.warm_up :])
+    return median(float(value) for run in runs for value in getattr(run, what)[run.warm_up :])
 
 
 def read(path: Path = VERSIONS) -> Versions:

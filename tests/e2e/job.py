@@ -12,10 +12,10 @@ from pseudoreal_api.status.status import Condition, PseudoRealJobStatus
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.follow import read_status
 
-from tests import patience
 from tests.e2e import machine
 from tests.e2e.operator_log import Watch
-from tests.jobs import good_job
+from tests.support import patience
+from tests.support.jobs import good_job
 
 T = TypeVar("T")
 Json = dict[str, Any]

@@ -61,7 +61,7 @@ def starve(pod: Mapping[str, Any]) -> None:
     unified = (group / "memory.max").exists()
     files = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
     # Where the kernel ends all processes of the group, this one may be among them.
-    arguments = [group, *(group / name for name in files), f"/proc/{ranks[0]}"]
+    arguments = [str(group), *(str(group / name) for name in files), f"/proc/{ranks[0]}"]
     subprocess.run([sys.executable, "-c", _HUNGRY, *arguments], check=False)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.gpu.conftest import Figure
 from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
-from tests.unit.trainer.forecast.memory.test_against_engine import sizes_of
+from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
 pytestmark = pytest.mark.gpu
 

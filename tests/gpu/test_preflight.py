@@ -3,11 +3,11 @@
 import pytest
 import torch
 from pseudoreal_trainer.preflight import measure
-from torch import multiprocessing
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.multiprocessing.spawn import spawn
 
 from tests.gpu.conftest import Figure
-from tests.ports import free_port
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.gpu
 
@@ -22,7 +22,7 @@ def test_a_product_is_right_to_the_bit(device: torch.device, figure: Figure) -> 
 def test_two_ranks_talk_over_nccl() -> None:
     if torch.cuda.device_count() < 2:
         pytest.skip("NCCL gives each rank a GPU of its own, and this machine has only one")
-    multiprocessing.spawn(_talk, (free_port(),), nprocs=2)
+    spawn(_talk, (free_port(),), nprocs=2)
 
 
 def _talk(place: int, port: int) -> None:

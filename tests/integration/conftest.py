@@ -6,16 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-AUDITED = "pseudoreal-operator"
-"""The user whose requests the API server notes."""
+from tests.support.installed import install
+from tests.support.kubectl import Kubectl
+from tests.support.names import OPERATOR
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the tests of this folder in order, among themselves."""
+    places = [place for place, item in enumerate(items) if item.path.is_relative_to(Path(__file__).parent)]
+    ordered = sorted((items[place] for place in places), key=_turn)
+    for place, item in zip(places, ordered, strict=True):
+        items[place] = item
+
+
+def _turn(item: pytest.Item) -> int:
+    """The operator for the whole cluster comes when there are no others, and what all of them did is looked at last."""
+    is_shared = "operator_of_all" in getattr(item, "fixturenames", ())
+    return 2 if item.path.name == "test_rights.py" else int(is_shared)
 
 
 @pytest.fixture(scope="session")
 def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     folder = tmp_path_factory.mktemp("control-plane")
-    rules: list[dict[str, Any]] = [{"level": "Metadata", "users": [AUDITED]}, {"level": "None"}]
+    rules: list[dict[str, Any]] = [{"level": "Metadata", "users": [OPERATOR]}, {"level": "None"}]
     policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
     (folder / "audit.yaml").write_text(json.dumps(policy))
     arguments = [f"--audit-policy-file={folder / 'audit.yaml'}", f"--audit-log-path={folder / 'audit.log'}"]
@@ -23,6 +39,18 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
         yield running
 
 
+@pytest.fixture(scope="session")
+def admin(control_plane: ControlPlane) -> client.ApiClient:
+    """A client that may do everything, with the CustomResourceDefinition installed."""
+    return install(control_plane)
+
+
+@pytest.fixture(scope="session")
+def kubectl(control_plane: ControlPlane) -> Kubectl:
+    return Kubectl(control_plane.kubeconfig)
+
+
+@pytest.fixture(scope="session")
 def audit_log(control_plane: ControlPlane) -> Path:
-    """One JSON object a line."""
+    """What the operators asked for: one JSON object a line."""
     return control_plane.directory / "audit.log"

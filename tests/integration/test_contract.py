@@ -1,50 +1,23 @@
 """The CustomResourceDefinition on a real API server: what it refuses, what it fills in, how it reads."""
 
 import json
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
 import pytest
-from kubernetes import client, config
+from kubernetes import client
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
-from pseudoreal_api.publish import crd
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
-from pseudoreal_dev.cluster import binaries
-from pseudoreal_dev.cluster.control_plane import ControlPlane
-from pseudoreal_dev.machine import paths
 
 from tests import released
-from tests.jobs import BadJob, GoodJob, bad_jobs, example_jobs, good_job, minimal_job, other_good_jobs
-from tests.patience import wait_for
+from tests.support.jobs import BadJob, GoodJob, bad_jobs, example_jobs, good_job, minimal_job, other_good_jobs
+from tests.support.kubectl import Kubectl
+from tests.support.patience import wait_for
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("admin")]
 Json = dict[str, Any]
-Kubectl = Callable[..., subprocess.CompletedProcess[str]]
-CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
-
-
-@pytest.fixture(scope="module")
-def kubectl(control_plane: ControlPlane) -> Kubectl:
-    command = [str(binaries.build().path("kubectl")), f"--kubeconfig={control_plane.kubeconfig}"]
-
-    def run(*arguments: str, body: dict[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
-        text = json.dumps(body) if body else None
-        return subprocess.run([*command, *arguments], input=text, capture_output=True, text=True, timeout=200)
-
-    return run
-
-
-@pytest.fixture(scope="module", autouse=True)
-def definition(kubectl: Kubectl) -> None:
-    """Installs the CustomResourceDefinition. Another test file of the same run may have installed it already."""
-    applied = kubectl("apply", "--server-side", "--force-conflicts", "-f", str(CRD))
-    assert applied.returncode == 0, applied.stderr
-    # kubectl refuses to wait for a condition of what has no conditions yet.
-    established = ("wait", "--for=condition=Established", "-f", str(CRD), "--timeout=30s")
-    wait_for("the definition", lambda: kubectl(*established).returncode == 0, lambda: kubectl(*established).stderr)
 
 
 @dataclass(frozen=True)
@@ -83,9 +56,8 @@ class Jobs:
 
 
 @pytest.fixture(scope="module")
-def jobs(control_plane: ControlPlane) -> Iterator[Jobs]:
-    with config.new_client_from_config(str(control_plane.kubeconfig)) as api:
-        yield Jobs(client.CustomObjectsApi(api))
+def jobs(admin: client.ApiClient) -> Jobs:
+    return Jobs(client.CustomObjectsApi(admin))
 
 
 @pytest.mark.parametrize("bad", bad_jobs(), ids=lambda bad: bad.name)

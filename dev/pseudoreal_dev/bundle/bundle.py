@@ -14,7 +14,7 @@ FOLDER = paths.REPOSITORY / ".gpu-bundle"
 LIMIT_BYTES = 45 * 2**20
 PACKAGES = ("pseudoreal_api", "pseudoreal_trainer", "tests.gpu", "tests.benchmarks.gpu")
 """Whole, with everything that they import."""
-STARTED_BY_NAME = ("tests.unit.trainer.warm",)
+STARTED_BY_NAME = ("tests.support.warm",)
 """Modules that no import statement names."""
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Besides Python's own modules, on the machine."""

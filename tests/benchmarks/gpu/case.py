@@ -68,12 +68,16 @@ def _write(found: Record, file: Path) -> None:
     new.replace(file)
 
 
+def _profile(file: Path) -> HardwareProfile:
+    return HardwareProfile.model_validate_json(file.read_bytes())
+
+
 class _Runner:
     def __init__(self, request: Request) -> None:
         self._case, self._device = request.case, torch.device(request.device)
         self._model = suite(tiny=request.is_tiny).models[self._case.model]
         self._folder = request.folder
-        self._profile = request.profile and HardwareProfile.model_validate_json(request.profile.read_bytes())
+        self._profile = None if request.profile is None else _profile(request.profile)
         self.trainer: Trainer = trainer_of(self._case, self._model, self._device, request.folder)
         self._last = 0.0
         """Seconds of a step of the point before."""

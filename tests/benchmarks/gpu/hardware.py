@@ -11,6 +11,7 @@ from pseudoreal_trainer.measure.overhead import pass_seconds
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 
 _CPU = torch.device("cpu")
+_RANKS = 1
 _NOWHERE = Transfer(latency_seconds=0, bytes_per_second=1e12)
 """A rank alone sends nothing."""
 
@@ -29,12 +30,12 @@ def _speeds(device: torch.device, cells: list[Cell]) -> Speeds:
     measured: dict[str, Any] = {
         "passes": [measure_cell(cell, device) for cell in cells],
         "pass_seconds": pass_seconds(device),
-        "memory_bytes_per_second": transfers.memory_bytes_per_second(device),
-        "update_on_device_seconds_per_element": transfers.update_seconds_per_element(device),
-        "update_on_host_seconds_per_element": transfers.update_seconds_per_element(_CPU),
-        "h2d": transfers.copies(_CPU, device),
-        "d2h": transfers.copies(device, _CPU),
+        "memory_bytes_per_second": transfers.memory_bytes_per_second(device, _RANKS),
+        "update_on_device_seconds_per_element": transfers.update_seconds_per_element(device, _RANKS),
+        "update_on_host_seconds_per_element": transfers.update_seconds_per_element(_CPU, _RANKS),
+        "h2d": transfers.copies(_CPU, device, _RANKS),
+        "d2h": transfers.copies(device, _CPU, _RANKS),
         "disk_read": disk_read,
         "disk_write": disk_write,
     }
-    return Speeds(ranks=1, point_to_point=_NOWHERE, collectives=[], agree_seconds=0.0, **measured)
+    return Speeds(ranks=_RANKS, point_to_point=_NOWHERE, collectives=[], agree_seconds=0.0, **measured)

@@ -17,7 +17,7 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
 from pseudoreal_trainer.forecast.time.predict import predict
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.units import Unit, units_of
+from pseudoreal_trainer.plan.units import Kind, Unit, units_of
 from torch import Tensor
 
 from tests.benchmarks.gpu.cases import Case
@@ -86,7 +86,7 @@ class Ours:
             mine = torch.zeros(len(extent))
             mine[: len(weights)].copy_(weights)
             moments = zeros[: len(extent)]
-            vectors = {"weights": mine, "first_moment": moments, "second_moment": moments}
+            vectors: dict[Kind, torch.Tensor] = {"weights": mine, "first_moment": moments, "second_moment": moments}
             self.engine.put(index, UnitState(vectors, 0))
 
 

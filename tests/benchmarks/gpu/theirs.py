@@ -7,6 +7,7 @@ from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,7 +24,7 @@ class FullyShard:
 
     def __init__(self, case: Case, model: Model, device: torch.device) -> None:
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         self._clipping = case.clipping
         with torch.device("meta"):
             self._model = Transformer(model, Sharing(blocks=model.layers))

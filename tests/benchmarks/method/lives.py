@@ -18,9 +18,12 @@ from pydantic import BaseModel
 
 from tests.benchmarks.machine import commit
 from tests.benchmarks.method.experiments import Experiment, job
-from tests.unit.trainer.forked import CONTEXT
+from tests.support.processes import Forked, preload
+
+preload("tests.support.warm")
 
 CORPUS = Path("examples/corpus/kjv")
+_MOST_SECONDS = 24 * 3600.0
 
 
 class Point(BaseModel, frozen=True):
@@ -88,11 +91,8 @@ def _phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
     config = phase_config(
         body, index, execution=1, work_directory=str(work), offload_directory=str(work.resolve() / "offload")
     )
-    process = CONTEXT.Process(target=_train, args=(config,))
-    process.start()
-    process.join()
-    if process.exitcode:
-        raise RuntimeError(f"the phase {config.phase} in {work} ended with exit code {process.exitcode}")
+    if code := Forked(_train, config).wait(_MOST_SECONDS):
+        raise RuntimeError(f"the phase {config.phase} in {work} ended with exit code {code}")
     return PhaseLife.model_validate_json((work / "life.json").read_bytes())
 
 

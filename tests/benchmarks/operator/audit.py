@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tests.integration.conftest import AUDITED
+from tests.support.names import OPERATOR
 
 SIMULATOR_END = "pod-end"
 """Field manager of the requests by which simulated pods end: an audit log of metadata has no bodies."""
@@ -47,7 +47,7 @@ class Request:
 
     @property
     def is_of_operator(self) -> bool:
-        return self.user == AUDITED
+        return self.user == OPERATOR
 
     @property
     def is_for_jobs(self) -> bool:
@@ -77,7 +77,7 @@ class AuditLog:
 def policy() -> dict[str, Any]:
     """What is noted: all that the operator asks, ends of pods, and what the Job controller says of Jobs."""
     rules: list[dict[str, Any]] = [
-        {"level": "Metadata", "users": [AUDITED]},
+        {"level": "Metadata", "users": [OPERATOR]},
         _noted([{"group": "", "resources": ["pods/status"]}], users=["admin"]),
         _noted([{"group": "batch", "resources": ["jobs/status"]}], users=[JOB_CONTROLLER]),
         {"level": "None"},

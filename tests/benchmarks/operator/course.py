@@ -26,7 +26,7 @@ from tests.benchmarks.operator.results import Bulk, Flight, Quantiles, Quiet, St
 from tests.benchmarks.operator.simulator import Simulator
 from tests.benchmarks.operator.site import NAMESPACE, Site, usage_of
 from tests.benchmarks.operator.usage import busy_seconds, usage
-from tests.jobs import good_job
+from tests.support.jobs import good_job
 
 JOBS = f"/apis/{GROUP}/{VERSION}/namespaces/{NAMESPACE}/{PLURAL}"
 _AT_ONCE = 16

@@ -18,7 +18,7 @@ from pseudoreal_operator import clock
 
 from tests.benchmarks.operator.audit import SIMULATOR_END
 from tests.benchmarks.operator.connection import MERGE, Connection
-from tests.integration.operator.cluster import CHECKPOINTS, RESULTS
+from tests.support.cluster import CHECKPOINTS, RESULTS
 
 Json = dict[str, Any]
 

@@ -13,8 +13,10 @@ from pseudoreal_dev.cluster.control_plane import ControlPlane
 
 from tests.benchmarks.operator.audit import AuditLog, policy
 from tests.benchmarks.operator.usage import Usage, usage
-from tests.integration.operator.cluster import Cluster
-from tests.integration.operator.conftest import USER, Operator, install, make_namespace
+from tests.support.cluster import Cluster
+from tests.support.installed import install, make_namespace
+from tests.support.names import OPERATOR
+from tests.support.operator_process import Operator
 
 NAMESPACE = "load"
 _LOG_MEGABYTES = 100_000
@@ -32,7 +34,9 @@ class Site:
     def start_operator(self) -> Operator:
         number = len(self.operators)
         log = self.control_plane.directory / f"operator-{number}.log"
-        self.operators.append(Operator(self.kubeconfig, NAMESPACE, log, self.tls, pod=f"operator-{number}"))
+        self.operators.append(
+            Operator(self.kubeconfig, NAMESPACE, log, self.tls, f"operator-{number}", is_program=True)
+        )
         self.operators[-1].start()
         return self.operators[-1]
 
@@ -64,7 +68,7 @@ def site() -> Iterator[Site]:
             authority = Authority(folder / "tls")
             authority.issue("tls", hosts=["127.0.0.1"])
             cluster = make_namespace(install(running), NAMESPACE)
-            kubeconfig = running.user(USER)[1]
+            kubeconfig = running.user(OPERATOR)[1]
             found = Site(running, cluster, kubeconfig, authority.folder, AuditLog(folder / "audit.log"))
             try:
                 yield found

@@ -12,7 +12,7 @@ from pseudoreal_dev.machine import mounts, shell
 from tests.e2e.faults.undisturbed import Undisturbed
 from tests.e2e.job import IN_NAMESPACE, Job
 from tests.e2e.machine import make_volume
-from tests.patience import wait_for
+from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.e2e
 

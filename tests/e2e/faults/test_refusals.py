@@ -35,13 +35,6 @@ def test_last_words_of_any_kind_stop_no_job(start: Callable[..., Job]) -> None:
         assert "ended with exit code 3: GLHF! 🏖 \ufffd\ufffd ␀ ␛[31m end." in job.told(reason)
 
 
-def test_more_ranks_than_layers_fails_without_a_pod(start: Callable[..., Job]) -> None:
-    job = start("crowded", spec__phases__1__workers=9, spec__phases__1__parallelism={"pipeline": "AllRanks"})
-    job.wait_for_end()
-    assert "9 ranks, more than spec.model.layers 8" in job.condition("Failed").message
-    assert job.pods() == []
-
-
 def test_deleting_a_job_deletes_its_children(start: Callable[..., Job], kubernetes: Kubernetes) -> None:
     job = start("short-lived")
     job.wait_for_steps("pseudo", 1)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.e2e.job import Job
-from tests.patience import wait_for
+from tests.support.patience import wait_for
 
 SPEC: dict[str, Any] = {
     "spec__phases__0__until__step": 90,

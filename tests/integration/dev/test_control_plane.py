@@ -1,7 +1,6 @@
 """The control plane that the other integration tests stand on."""
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +8,8 @@ import pytest
 from pseudoreal_dev.cluster.binaries import build
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.machine import processes
+
+from tests.support.kubectl import Kubectl
 
 pytestmark = pytest.mark.integration
 
@@ -20,22 +21,14 @@ def control(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
         yield started
 
 
-def kubectl(control: ControlPlane, *words: str, given: str = "") -> str:
-    command = [str(build().path("kubectl")), "--kubeconfig", str(control.kubeconfig), *words]
-    done: subprocess.CompletedProcess[str] = subprocess.run(
-        command, input=given, check=True, capture_output=True, text=True
-    )
-    return done.stdout
-
-
 def test_the_server_has_the_version_that_it_was_built_from(control: ControlPlane) -> None:
-    versions = json.loads(kubectl(control, "version", "-o", "json"))
+    versions = json.loads(Kubectl(control.kubeconfig).said("version", "-o", "json"))
     assert versions["serverVersion"]["gitVersion"] == versions["clientVersion"]["gitVersion"]
     assert versions["serverVersion"]["gitVersion"].startswith("v1.")
 
 
 def test_arguments_reach_the_server(control: ControlPlane) -> None:
-    metrics = kubectl(control, "get", "--raw", "/metrics").splitlines()
+    metrics = Kubectl(control.kubeconfig).said("get", "--raw", "/metrics").splitlines()
     gates = [line for line in metrics if line.startswith("kubernetes_feature_enabled")]
     assert any('name="MutatingAdmissionPolicy"' in line and line.endswith(" 0") for line in gates)
 
@@ -45,10 +38,10 @@ def test_a_job_gets_its_pods_from_the_controllers(control: ControlPlane) -> None
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
     spec = {"completionMode": "Indexed", "completions": 2, "parallelism": 2, "template": template}
     job = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "pair"}, "spec": spec}
-    kubectl(control, "apply", "-f", "-", given=json.dumps(job))
+    Kubectl(control.kubeconfig).said("apply", "-f", "-", body=job)
     condition = "--for=jsonpath={.status.active}=2"
-    kubectl(control, "wait", condition, "job/pair", "--timeout=60s")
-    pods = json.loads(kubectl(control, "get", "pods", "-o", "json"))["items"]
+    Kubectl(control.kubeconfig).said("wait", condition, "job/pair", "--timeout=60s")
+    pods = json.loads(Kubectl(control.kubeconfig).said("get", "pods", "-o", "json"))["items"]
     index = "batch.kubernetes.io/job-completion-index"
     assert sorted(pod["metadata"]["annotations"][index] for pod in pods) == ["0", "1"]
 
@@ -59,15 +52,15 @@ def test_the_kubeconfig_is_for_its_owner_alone(control: ControlPlane) -> None:
 
 def test_an_api_server_that_was_killed_starts_again_on_what_it_knew(tmp_path: Path) -> None:
     with ControlPlane(tmp_path) as control:
-        kubectl(control, "create", "configmap", "kept")
+        Kubectl(control.kubeconfig).said("create", "configmap", "kept")
         control.kill_api_server()
         assert not control.server.finds("/readyz")
         control.start_api_server(build())
-        assert "kept" in kubectl(control, "get", "configmaps", "--output=name")
+        assert "kept" in Kubectl(control.kubeconfig).said("get", "configmaps", "--output=name")
         # The authority is the one of before: certificates from before and from now are for the same cluster.
         _, kubeconfig = control.user("late", ["system:masters"])
         assert Path(kubeconfig).exists()
-        assert "kept" in kubectl(control, f"--kubeconfig={kubeconfig}", "get", "configmaps", "--output=name")
+        assert "kept" in Kubectl(Path(kubeconfig)).said("get", "configmaps", "--output=name")
 
 
 def test_nothing_runs_after_the_end(tmp_path: Path) -> None:

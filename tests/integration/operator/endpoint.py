@@ -10,8 +10,8 @@ from pseudoreal_api.names import REPORT_CA_FILE, file_annotation
 from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import REPORT_URL, Activity, PodReport, RankReport, ReportAnswer, SavedCheckpoint
 
-from tests.integration.operator.cluster import Cluster
-from tests.patience import wait_for
+from tests.support.cluster import Cluster
+from tests.support.patience import wait_for
 
 Json = dict[str, Any]
 

@@ -1,20 +1,17 @@
 """Who may do what: the chart's admission policies and the Pod Security Standards, on a real API server."""
 
-import json
-import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from kubernetes import client
-from pseudoreal_dev.cluster import binaries
-from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-from tests.integration.operator import chart
-from tests.integration.operator.cluster import Cluster
-from tests.integration.operator.conftest import make_namespace
-from tests.jobs import good_job
-from tests.patience import wait_for
+from tests.support import chart
+from tests.support.cluster import Cluster
+from tests.support.installed import make_namespace
+from tests.support.jobs import good_job
+from tests.support.kubectl import Kubectl
+from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -34,13 +31,11 @@ def guarded(admin: client.ApiClient) -> Cluster:
 
 
 @pytest.fixture(scope="module")
-def ask(guarded: Cluster, control_plane: ControlPlane) -> Iterator[Ask]:
+def ask(guarded: Cluster, kubectl: Kubectl) -> Iterator[Ask]:
     """kubectl in a namespace that the chart's policies guard; what it says."""
-    command = [str(binaries.build().path("kubectl")), f"--kubeconfig={control_plane.kubeconfig}"]
 
     def run(*arguments: str, body: Any = None) -> str:
-        text = None if body is None else json.dumps(body)
-        done = subprocess.run([*command, *arguments], input=text, capture_output=True, text=True, timeout=60)
+        done = kubectl(*arguments, body=body)
         return done.stdout + done.stderr
 
     rendered = chart.render(f"--set=watchNamespaces={{{guarded.namespace}}}")
@@ -48,14 +43,12 @@ def ask(guarded: Cluster, control_plane: ControlPlane) -> Iterator[Ask]:
     items = {"apiVersion": "v1", "kind": "List", "items": policies}
     assert run("apply", "-f", "-", body=items).count("created") == 4
     admin = client.RbacAuthorizationV1Api(guarded.api)
-    admin.create_namespaced_role_binding(
-        guarded.namespace,
-        {
-            "metadata": {"name": "account"},
-            "roleRef": {"kind": "ClusterRole", "name": "cluster-admin", "apiGroup": "rbac.authorization.k8s.io"},
-            "subjects": [{"kind": "ServiceAccount", "name": "pseudoreal", "namespace": "operators"}],
-        },
-    )
+    account: Any = {
+        "metadata": {"name": "account"},
+        "roleRef": {"kind": "ClusterRole", "name": "cluster-admin", "apiGroup": "rbac.authorization.k8s.io"},
+        "subjects": [{"kind": "ServiceAccount", "name": "pseudoreal", "namespace": "operators"}],
+    }
+    admin.create_namespaced_role_binding(guarded.namespace, account)
     # It takes the API server moments to heed a policy.
     wait_for("the policies", lambda: "denied" in create(run, SERVICE, OPERATOR))
     wait_for("the policies", lambda: "denied" in create(run, _job({"spec": {"hostPID": True}})))
@@ -159,7 +152,7 @@ def test_what_a_job_may_ask_for(ask: Ask, name: str) -> None:
     assert "created" in create(ask, body)
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_namespace_that_enforces_a_standard_gets_no_pod_that_breaks_it(cluster: Cluster) -> None:
     core = client.CoreV1Api(cluster.api)
     labels = {"pod-security.kubernetes.io/enforce": "restricted"}

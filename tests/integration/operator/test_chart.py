@@ -15,9 +15,9 @@ from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_operator.cluster.lease import DURATION_SECONDS
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
-from tests.integration.operator import chart
-from tests.integration.operator.chart import KUBE_VERSION, RELEASE, find, render
-from tests.integration.operator.cluster import Cluster
+from tests.support import chart
+from tests.support.chart import KUBE_VERSION, RELEASE, find, render
+from tests.support.cluster import Cluster
 
 pytestmark = pytest.mark.integration
 
@@ -214,7 +214,8 @@ def test_an_upgrade_keeps_the_certificate(release: Callable[..., None], cluster:
 
 def test_a_users_secret_that_changes_restarts_the_operator(release: Callable[..., None], cluster: Cluster) -> None:
     core = client.CoreV1Api(cluster.api)
-    core.create_namespaced_secret(cluster.namespace, {"metadata": {"name": "mine"}, "stringData": {"tls.crt": "old"}})
+    mine: Any = {"metadata": {"name": "mine"}, "stringData": {"tls.crt": "old"}}
+    core.create_namespaced_secret(cluster.namespace, mine)
     release("--set=reports.tlsSecret=mine")
     before = _checksum(cluster)
     core.patch_namespaced_secret("mine", cluster.namespace, {"stringData": {"tls.crt": "new"}})
@@ -224,11 +225,11 @@ def test_a_users_secret_that_changes_restarts_the_operator(release: Callable[...
 
 def _installed(cluster: Cluster) -> tuple[Json, str]:
     secret = client.CoreV1Api(cluster.api).read_namespaced_secret("pseudoreal-tls", cluster.namespace)
-    return dict(secret.data), _checksum(cluster)
+    return dict(secret.data or {}), _checksum(cluster)
 
 
 def _checksum(cluster: Cluster) -> str:
-    deployment = client.AppsV1Api(cluster.api).read_namespaced_deployment(RELEASE, cluster.namespace)
+    deployment: Any = client.AppsV1Api(cluster.api).read_namespaced_deployment(RELEASE, cluster.namespace)
     return str(deployment.spec.template.metadata.annotations[CHECKSUM])
 
 

@@ -4,24 +4,27 @@ good. After a change, RENEW_GOLDEN=1 writes them anew."""
 import difflib
 import os
 import re
-import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from kubernetes import client
 from pseudoreal_api.wire.reports import PodReport
-from pseudoreal_dev.cluster import binaries
-from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.machine import paths
 
-from tests.integration.operator.cluster import Cluster, Job, complete_stage
 from tests.integration.operator.endpoint import Reporter, progress, sign
-from tests.names import bare
-from tests.patience import wait_for
+from tests.support.cluster import Cluster, Job, complete_stage
+from tests.support.installed import make_namespace
+from tests.support.kubectl import Kubectl
+from tests.support.names import bare
+from tests.support.operator_process import Operator
+from tests.support.patience import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
+pytestmark = pytest.mark.integration
 
 FOLDER = paths.REPOSITORY / "tests" / "data" / "golden" / "describe"
+AT_A_TIME = 6
 PATIENT = {"spec__restart": {"backoffSeconds": 3000, "maxRestarts": 1}}
 NO_RESTART = {"spec__restart": {"maxRestarts": 0}}
 
@@ -148,25 +151,36 @@ def succeeded(cluster: Cluster) -> Job:
     return job
 
 
+@pytest.fixture(scope="module")
+def jobs(admin: client.ApiClient, operator_of_all: Operator) -> Iterator[dict[str, Job]]:
+    """Situation -> its job, each in a namespace of its own. All of them come about at the same time."""
+    begin = len(operator_of_all.said())
+    clusters = {name: make_namespace(admin, f"describe-{name}") for name in SITUATIONS}
+    with ThreadPoolExecutor(AT_A_TIME) as pool:
+        arranged = [*pool.map(lambda name: SITUATIONS[name](clusters[name]), clusters)]
+    yield dict(zip(clusters, arranged, strict=True))
+    for cluster in clusters.values():
+        cluster.delete_jobs()
+    operator_of_all.check(begin)
+
+
 @pytest.mark.parametrize("name", sorted(SITUATIONS))
-def test_a_description_tells_what_is_and_what_to_do(name: str, cluster: Cluster, control_plane: ControlPlane) -> None:
-    job, path = SITUATIONS[name](cluster), FOLDER / f"{name}.txt"
+def test_a_description_tells_what_is_and_what_to_do(name: str, jobs: dict[str, Job], kubectl: Kubectl) -> None:
+    job, path = jobs[name], FOLDER / f"{name}.txt"
     if os.environ.get("RENEW_GOLDEN"):
-        _renew(path, lambda: described(job, control_plane))
+        _renew(path, lambda: described(job, kubectl))
     golden = path.read_text()
 
     def difference() -> str:
-        lines = [text.splitlines() for text in (golden, described(job, control_plane))]
-        return "\n".join(difflib.unified_diff(*lines, "golden", "described", lineterm=""))
+        before, after = (text.splitlines() for text in (golden, described(job, kubectl)))
+        return "\n".join(difflib.unified_diff(before, after, "golden", "described", lineterm=""))
 
     wait_for("the description", lambda: not difference(), difference)
 
 
-def described(job: Job, control_plane: ControlPlane) -> str:
+def described(job: Job, kubectl: Kubectl) -> str:
     """What follows the spec, without what differs from run to run."""
-    kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}"]
-    command = [*kubectl, "-n", job.cluster.namespace, "describe", "prj", job.name]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    text = kubectl.said("-n", job.cluster.namespace, "describe", "prj", job.name)
     status = bare(text.partition("\nStatus:")[2])
     status = re.sub(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", "(time)", status)
     status = re.sub(r"(llm-[a-z0-9-]*-e\d+-\d+)-[a-z0-9]{5}\b", r"\1-xxxxx", status)

@@ -3,15 +3,11 @@
 from collections import Counter
 
 import pytest
-from kubernetes import client
-from pseudoreal_api.names import execution_name, network_name
 
-from tests.integration.operator.cluster import Cluster, complete_stage
-from tests.integration.operator.conftest import Operator
-from tests.integration.operator.test_housekeeping import CHILD_PATHS
-from tests.patience import wait_for
+from tests.support.cluster import CHILD_PATHS, Cluster, complete_stage
+from tests.support.patience import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator")]
 
 NO_BACKOFF = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 1}}
 
@@ -170,37 +166,6 @@ def test_preemptions_leave_a_bounded_number_of_children(cluster: Cluster) -> Non
     wanted |= {"apis/networking.k8s.io/v1 networkpolicies": 1}
     wait_for("the end of the others", lambda: left() == wanted, left)
     assert last["spec"]["subdomain"] == job.children("api/v1 services")[0]["metadata"]["name"]
-
-
-def test_a_job_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster, operator: Operator) -> None:
-    operator.kill()
-    job = cluster.create("robbed")
-    name = execution_name("robbed", job.body["metadata"]["uid"], "pseudo", "train", 1)
-    pod = {"restartPolicy": "Never", "containers": [{"name": "mine", "image": "mine"}]}
-    mine = {"metadata": {"name": name}, "spec": {"template": {"spec": pod}}}
-    client.BatchV1Api(cluster.api).create_namespaced_job(cluster.namespace, mine)
-    operator.start()
-    job.wait("the conflict", lambda status: any(c.reason == "NameConflict" for c in status.conditions))
-    assert f"Job {name} in namespace" in job.condition("Progressing")["message"]
-    cluster.delete_child_job("robbed-pseudo-e1")
-    job.pods("robbed-pseudo-e1")
-
-
-def test_a_service_with_the_name_of_a_child_is_left_alone_and_named(cluster: Cluster, operator: Operator) -> None:
-    operator.kill()
-    job = cluster.create("robbed")
-    uid = job.body["metadata"]["uid"]
-    mine = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": network_name("robbed", uid)}}
-    core = client.CoreV1Api(cluster.api)
-    core.create_namespaced_service(cluster.namespace, mine | {"spec": {"ports": [{"port": 80}]}})
-    operator.start()
-    job.wait("the conflict", lambda status: any(c.reason == "NameConflict" for c in status.conditions))
-    assert f"Service {mine['metadata']['name']} in namespace" in job.condition("Progressing")["message"]
-    (found,) = cluster.list("api/v1 services")
-    assert (found["spec"]["ports"][0]["port"], found["metadata"].get("ownerReferences")) == (80, None)
-    assert job.child_jobs() == []
-    core.delete_namespaced_service(mine["metadata"]["name"], cluster.namespace)
-    job.pods("robbed-pseudo-e1")
 
 
 def test_a_deadline_ends_the_job(cluster: Cluster) -> None:

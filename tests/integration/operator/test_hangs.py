@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.reports import PodReport
 
-from tests.integration.operator.cluster import Cluster, Job
 from tests.integration.operator.endpoint import Reporter, progress, sign
+from tests.support.cluster import Cluster, Job
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator")]
 
 NODE = "node-7"
 TWO_WORKERS: dict[str, Any] = {

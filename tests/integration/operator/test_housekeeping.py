@@ -1,20 +1,16 @@
 """Ownership, deletion, quiet, health: what a good citizen of a cluster does."""
 
-import subprocess
 import time
 
 import pytest
-from pseudoreal_dev.cluster import binaries
-from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_operator.cluster.finalizer import FINALIZER
 
-from tests.integration.operator.cluster import Cluster, Job
-from tests.integration.operator.conftest import Operator
-from tests.patience import wait_for
+from tests.support.cluster import CHILD_PATHS, Cluster, Job
+from tests.support.kubectl import Kubectl
+from tests.support.operator_process import Operator
+from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.integration
-
-CHILD_PATHS = ("api/v1 services", "apis/networking.k8s.io/v1 networkpolicies", "apis/batch/v1 jobs", "api/v1 pods")
 
 
 def _managers(body: dict[str, object]) -> set[tuple[str, str]]:
@@ -23,7 +19,7 @@ def _managers(body: dict[str, object]) -> set[tuple[str, str]]:
     return {(entry["manager"], entry["operation"]) for entry in metadata["managedFields"]}
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_children_are_made_and_owned(cluster: Cluster) -> None:
     job = cluster.create("owned")
     job.pods("owned-pseudo-e1")
@@ -39,19 +35,17 @@ def test_children_are_made_and_owned(cluster: Cluster) -> None:
     assert not left, "kopf writes nothing to a job, and it can be deleted at any time"
 
 
-@pytest.mark.usefixtures("operator")
-def test_describe_shows_the_events_in_order(cluster: Cluster, control_plane: ControlPlane) -> None:
+@pytest.mark.usefixtures("shared_operator")
+def test_describe_shows_the_events_in_order(cluster: Cluster, kubectl: Kubectl) -> None:
     job = cluster.create("described")
     job.run("described-pseudo-e1")
     job.wait("training", lambda status: status.current_phase == "pseudo")
-    kubectl = [binaries.build().path("kubectl"), f"--kubeconfig={control_plane.kubeconfig}", "-n", cluster.namespace]
-    said = subprocess.run([*kubectl, "describe", "prj", "described"], capture_output=True, text=True, check=True).stdout
-    events = said.split("Events:")[1]
+    events = kubectl.said("-n", cluster.namespace, "describe", "prj", "described").split("Events:")[1]
     assert events.index("Accepted") < events.index("PhaseStarted")
     assert "pseudoreal-operator" in events
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_nothing_is_written_while_nothing_happens(cluster: Cluster) -> None:
     job = cluster.create("quiet")
     job.run("quiet-pseudo-e1")
@@ -70,7 +64,7 @@ def test_nothing_is_written_while_nothing_happens(cluster: Cluster) -> None:
     assert job.reasons() == events
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_deleting_a_job_deletes_its_children(cluster: Cluster) -> None:
     job = cluster.create("short-lived")
     job.run("short-lived-pseudo-e1")
@@ -79,7 +73,7 @@ def test_deleting_a_job_deletes_its_children(cluster: Cluster) -> None:
     _wait_for_no_children(job)
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_claim_is_made_for_a_job_and_goes_with_it(cluster: Cluster) -> None:
     job = cluster.create("claiming", spec__checkpoint={"storage": {"volume": {"retentionPolicy": "Delete"}}})
     job.pods("claiming-pseudo-e1")
@@ -96,7 +90,7 @@ def _claim(cluster: Cluster) -> dict[str, object]:
     return found[0]["metadata"] if found else {"deletionTimestamp": "before"}
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster) -> None:
     job = cluster.create("transient", spec__deadlines={"ttlSecondsAfterFinished": 1})
     (pod,) = job.run("transient-pseudo-e1")
@@ -104,7 +98,7 @@ def test_a_job_that_has_ended_is_deleted_when_its_time_is_over(cluster: Cluster)
     wait_for("the deletion", lambda: cluster.find("transient") is None, lambda: cluster.find("transient"))
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_job_created_anew_waits_for_the_children_of_the_old_one(cluster: Cluster) -> None:
     old = cluster.create("reborn")
     old.run("reborn-pseudo-e1")
@@ -140,7 +134,11 @@ def test_an_upgrade_takes_the_finalizer_of_older_releases_off(cluster: Cluster, 
     cluster.delete_job("deleted")
     stopped_operator.start()
     for job in (running, deleted, ended):
-        wait_for("the end of the finalizer", lambda job=job: job.body["metadata"]["finalizers"] == [other])
+
+        def is_off(job: Job = job) -> bool:
+            return bool(job.body["metadata"]["finalizers"] == [other])
+
+        wait_for("the end of the finalizer", is_off)
     running.pods("running-pseudo-e1")
     assert ended.child_jobs() == deleted.child_jobs() == []
     for job in (running, deleted, ended):

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from tests.integration.operator.chart import RELEASE
-from tests.integration.operator.cluster import Cluster
-from tests.integration.operator.conftest import Operator
-from tests.names import bare
-from tests.patience import PATIENCE_SECONDS, wait_for
+from tests.support.chart import RELEASE
+from tests.support.cluster import Cluster
+from tests.support.names import bare
+from tests.support.operator_process import Operator
+from tests.support.patience import PATIENCE_SECONDS, wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -85,4 +85,5 @@ def _hold(cluster: Cluster, name: str) -> None:
     if cluster.list("apis/coordination.k8s.io/v1 leases"):
         leases.patch_namespaced_lease(RELEASE, cluster.namespace, {"spec": spec})
     else:
-        leases.create_namespaced_lease(cluster.namespace, {"metadata": {"name": RELEASE}, "spec": spec})
+        lease: Any = {"metadata": {"name": RELEASE}, "spec": spec}
+        leases.create_namespaced_lease(cluster.namespace, lease)

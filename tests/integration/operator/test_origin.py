@@ -1,18 +1,19 @@
-"""Forty jobs, each with a rank that is killed: the pod of that rank is blamed, whichever ended first."""
+"""Jobs, each with a rank that is killed: the pod of that rank is blamed, whichever ended first."""
 
-import random
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
 
-from tests.integration.operator.cluster import Cluster
+from tests.support.cluster import Cluster
+from tests.support.depth import DEPTH
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator")]
 
 Json = dict[str, Any]
-TRIALS = 20
-"""For each of the two workers."""
+TRIALS = DEPTH.of(2, 8)
+"""For each order, and for each of the two workers."""
 LOST = (
     "RuntimeError: [/src/gloo/transport/tcp/pair.cc:561] Connection closed by peer [10.244.0.16]:57487. Check the logs"
     " of the remote worker before reporting an error. GLHF! 🏖️"
@@ -55,13 +56,13 @@ ORDERS: list[list[Callable[[Trial], None]]] = [
 
 
 def test_the_pod_where_it_began_is_blamed(cluster: Cluster) -> None:
-    chance = random.Random("pseudoreal")
-    trials = [Trial(cluster, victim, number) for victim in (0, 1) for number in range(TRIALS)]
+    cases = list(product(range(TRIALS), ORDERS, (0, 1)))
+    DEPTH.chance("orders").shuffle(cases)
+    trials = [Trial(cluster, victim, number) for number, (_, _, victim) in enumerate(cases)]
     for trial in trials:
         trial.begin()
-    chance.shuffle(trials)
-    for number, trial in enumerate(trials):
-        for act in ORDERS[number % len(ORDERS)]:
+    for trial, (_, order, _) in zip(trials, cases, strict=True):
+        for act in order:
             act(trial)
     for trial in trials:
         _check(trial)

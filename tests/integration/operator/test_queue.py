@@ -5,10 +5,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from pseudoreal_operator import clock
 
-from tests.integration.operator.cluster import Cluster
-from tests.patience import wait_for
+from tests.support.cluster import Cluster
+from tests.support.patience import wait_for
 
-pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("operator")]
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator")]
 
 
 def test_a_job_has_the_time_that_a_queue_took(cluster: Cluster) -> None:

@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 from kubernetes import client, config
 from pseudoreal_api.wire.reports import ReportAnswer, SavedCheckpoint
-from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_trainer.pod.endpoint import Endpoint, Refused
 
-from tests.integration.conftest import audit_log
-from tests.integration.operator.cluster import Cluster, Job
-from tests.integration.operator.conftest import USER, Operator
 from tests.integration.operator.endpoint import Reporter, at
-from tests.patience import wait_for
+from tests.support.cluster import Cluster, Job
+from tests.support.names import OPERATOR
+from tests.support.operator_process import Operator
+from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -28,7 +27,7 @@ def begin(cluster: Cluster, name: str, **changes: Any) -> tuple[Job, Reporter]:
     return job, Reporter.of(cluster, pod)
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_progress_comes_from_reports(cluster: Cluster) -> None:
     job, pod = begin(cluster, "live")
     pod.tell(at(5, SavedCheckpoint(name="pseudo-4", step=4, seconds=90)))
@@ -53,17 +52,18 @@ def test_progress_comes_from_reports(cluster: Cluster) -> None:
     assert job.condition("Progressing")["reason"] == "Training"
 
 
-@pytest.mark.usefixtures("operator")
-def test_the_log_of_a_pod_that_says_nothing_is_asked_for(cluster: Cluster, control_plane: ControlPlane) -> None:
+@pytest.mark.usefixtures("shared_operator")
+def test_the_log_of_a_pod_that_says_nothing_is_asked_for(cluster: Cluster, audit_log: Path) -> None:
     """No kubelet has it here."""
+    begin = audit_log.stat().st_size
     job = cluster.create("silent")
     (pod,) = job.run("silent-pseudo-e1")
     asked = f"/api/v1/namespaces/{cluster.namespace}/pods/{pod['metadata']['name']}/log"
-    wait_for("the request", lambda: asked in audit_log(control_plane).read_text())
+    wait_for("the request", lambda: asked.encode() in _since(begin, audit_log))
     assert job.condition("Progressing")["status"] == "True", "nothing depends on it"
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_the_trainer_s_own_client_is_heard(cluster: Cluster, tmp_path: Path) -> None:
     job, pod = begin(cluster, "spoken")
     (tmp_path / "token").write_text(pod.token)
@@ -79,17 +79,17 @@ def test_the_trainer_s_own_client_is_heard(cluster: Cluster, tmp_path: Path) -> 
     job.wait("the progress", lambda status: bool(status.progress and status.progress.step == 3))
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_token_speaks_for_its_own_job_alone(cluster: Cluster) -> None:
     mine, pod = begin(cluster, "mine")
     yours, other = begin(cluster, "yours")
     pod.tell(at(7))
     other.tell(at(2))
-    for job, step in ((mine, 7), (yours, 2)):
-        job.wait("its own progress", lambda status, step=step: bool(status.progress and status.progress.step == step))
+    mine.wait("its own progress", lambda status: bool(status.progress and status.progress.step == 7))
+    yours.wait("its own progress", lambda status: bool(status.progress and status.progress.step == 2))
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_tokens_that_are_refused(cluster: Cluster) -> None:
     job, reporter = begin(cluster, "guarded")
     reporter.tell(at(3))
@@ -113,7 +113,7 @@ def test_tokens_that_are_refused(cluster: Cluster) -> None:
     assert reporter.with_token(cluster.token(pod)).send(at(4)).status == 200, "another token of the same pod"
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_the_token_of_a_deleted_pod_is_refused(cluster: Cluster) -> None:
     job = cluster.create("bygone")
     (pod,) = job.pods("bygone-pseudo-e1")
@@ -138,7 +138,7 @@ def test_a_pod_of_another_namespace_is_refused_whatever_its_labels_say(cluster: 
         elsewhere.delete_pod(forged["metadata"]["name"])
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster) -> None:
     job, pod = begin(cluster, "hasty", spec__phases__0__until__step=1000, spec__phases__1__until__step=2000)
     pod.tell(at(1))
@@ -158,7 +158,7 @@ def test_progress_is_written_every_ten_seconds_at_most(cluster: Cluster) -> None
     assert second.step == step
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_phase_is_asked_to_finish(cluster: Cluster) -> None:
     job, pod = begin(cluster, "ended-early")
     assert not pod.tell(at(1)).finish_phase
@@ -195,7 +195,13 @@ def test_the_operator_may_not_read_secrets(cluster: Cluster, operator_kubeconfig
     with pytest.raises(client.ApiException) as refused:
         client.CoreV1Api(api).list_namespaced_secret(cluster.namespace)
     assert refused.value.status == 403
-    assert USER in str(refused.value.body)
+    assert OPERATOR in str(refused.value.body)
+
+
+def _since(begin: int, log: Path) -> bytes:
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read()
 
 
 def _asks_to_finish(pod: Reporter) -> bool:
@@ -205,7 +211,7 @@ def _asks_to_finish(pod: Reporter) -> bool:
 
 
 def _foreign_pod(cluster: Cluster, labels: dict[str, str] | None = None) -> dict[str, Any]:
-    body = {
+    body: Any = {
         "metadata": {"name": "stranger", "labels": labels or {}},
         "spec": {"containers": [{"name": "c", "image": "registry.example/any"}]},
     }
@@ -215,5 +221,6 @@ def _foreign_pod(cluster: Cluster, labels: dict[str, str] | None = None) -> dict
 
 def _may(api: client.ApiClient, namespace: str | None, resource: str, verb: str, group: str = "") -> bool:
     wish = {"namespace": namespace, "resource": resource, "verb": verb, "group": group}
-    review = client.AuthorizationV1Api(api).create_self_subject_access_review({"spec": {"resourceAttributes": wish}})
-    return bool(review.status.allowed)
+    asked: Any = {"spec": {"resourceAttributes": wish}}
+    review = client.AuthorizationV1Api(api).create_self_subject_access_review(asked)
+    return bool(review.status and review.status.allowed)

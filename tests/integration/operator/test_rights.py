@@ -6,11 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-from tests.integration.conftest import audit_log
-from tests.integration.operator import chart
-from tests.integration.operator.conftest import USER
+from tests.support import chart
+from tests.support.names import OPERATOR
 
 pytestmark = pytest.mark.integration
 
@@ -33,14 +31,14 @@ def used(log: Path) -> set[Right]:
     found = set()
     for line in log.read_text().splitlines():
         entry = json.loads(line)
-        if entry["user"]["username"] == USER and "objectRef" in entry:
+        if entry["user"]["username"] == OPERATOR and "objectRef" in entry:
             what = entry["objectRef"]
             resource = "/".join(filter(None, (what["resource"], what.get("subresource"))))
             found.add((what.get("apiGroup", ""), resource, entry["verb"]))
     return found
 
 
-def test_every_right_of_the_operator_is_used(control_plane: ControlPlane, request: pytest.FixtureRequest) -> None:
+def test_every_right_of_the_operator_is_used(audit_log: Path, request: pytest.FixtureRequest) -> None:
     folder = Path(__file__).parent
     run = {item.path for item in request.session.items}
     missing = sorted(path.name for path in folder.rglob("test_*.py") if path not in run)
@@ -50,4 +48,4 @@ def test_every_right_of_the_operator_is_used(control_plane: ControlPlane, reques
     roles = [("ClusterRole", chart.RELEASE), ("ClusterRole", f"{chart.RELEASE}-reviews")]
     roles += [("Role", f"{chart.RELEASE}-lease")]
     rights = {right for kind, name in roles for right in given(chart.find(rendered, kind, name)["rules"])}
-    assert rights - WITHOUT_REQUEST - used(audit_log(control_plane)) == set()
+    assert rights - WITHOUT_REQUEST - used(audit_log) == set()

@@ -20,8 +20,9 @@ from pseudoreal_operator.cluster.login import connect
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.status.events import Event, Reason, shortened, to_manifest
 
-from tests.integration.operator.cluster import Cluster, Job
-from tests.patience import wait_for
+from tests.support.cluster import Cluster, Job
+from tests.support.depth import DEPTH
+from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -70,7 +71,7 @@ def texts() -> st.SearchStrategy[str]:
     return st.text(st.characters(exclude_categories=[]), max_size=200)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=DEPTH.of(40, 1000), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_whatever_is_written_is_read_as_it_was_meant(
     cluster: Cluster, ask: Callable[..., None], texts: st.SearchStrategy[str], data: st.DataObject
@@ -109,7 +110,7 @@ async def _write(api: Api, job: Job, text: str) -> None:
     await api.post(to_manifest(Event(Reason.FAILED, text, stage=0, execution=1), named, NOW, "test"))
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_no_last_words_of_a_pod_stop_its_job(cluster: Cluster) -> None:
     """The texts are last words as they are, and as the message of a trainer."""
     raw = {kind: cluster.create(f"raw-{kind}", **ONCE) for kind in TEXTS}
@@ -134,7 +135,7 @@ def _check_end(job: Job, words: str) -> None:
     assert job.event("Failed")["message"] == shortened(failed["message"])
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_no_number_of_a_pod_stops_its_job(cluster: Cluster) -> None:
     """What no status can hold is no message of a trainer, and shown as it is."""
     numbers = {"step": 10**30, "tokens": -1, "checkpoint": "x" * 1000}
@@ -149,7 +150,7 @@ def test_no_number_of_a_pod_stops_its_job(cluster: Cluster) -> None:
         assert f'"{key}": ' in job.condition("Failed")["message"]
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_no_obstacle_of_a_pod_stops_its_job(cluster: Cluster) -> None:
     """The kubelet and the scheduler tell such obstacles; their reason is a text as well."""
     jobs = {kind: cluster.create(f"waits-{kind}") for kind in TEXTS.keys() - {"huge"}}
@@ -164,12 +165,16 @@ def test_no_obstacle_of_a_pod_stops_its_job(cluster: Cluster) -> None:
     )
     for kind, job in jobs.items():
         shown = clean(stored(TEXTS[kind])).rstrip(". ")
-        wait_for(f"the obstacle {kind}", lambda job=job, shown=shown: shown in job.condition("Progressing")["message"])
+
+        def is_told(job: Job = job, shown: str = shown) -> bool:
+            return shown in job.condition("Progressing")["message"]
+
+        wait_for(f"the obstacle {kind}", is_told)
     wait_for("the odd reason", lambda: "ValueError: the end" in unplaced.condition("Progressing")["message"])
     assert unplaced.condition("Progressing")["reason"].startswith("Noword")
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_texts_of_a_user_reach_the_pods(cluster: Cluster) -> None:
     texts = {kind: text for kind, text in TEXTS.items() if kind not in ("nul", "huge")}
     env = [{"name": f"TEXT_{kind.upper()}", "value": text} for kind, text in texts.items()]
@@ -181,7 +186,7 @@ def test_texts_of_a_user_reach_the_pods(cluster: Cluster) -> None:
     assert pod["metadata"]["annotations"]["example.org/text"] == stored("|".join(texts.values()))
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_the_words_of_a_policy_are_told(cluster: Cluster) -> None:
     words = "no jobs today 🏖️\u2028\u200f!! &a"
     _forbid_jobs(cluster, words)
@@ -193,24 +198,25 @@ def test_the_words_of_a_policy_are_told(cluster: Cluster) -> None:
 def _forbid_jobs(cluster: Cluster, words: str) -> None:
     """In the namespace of the test."""
     policies = client.AdmissionregistrationV1Api(cluster.api)
-    name = {"name": cluster.namespace}
+    name: Any = {"name": cluster.namespace}
     rule = {"apiGroups": ["batch"], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["jobs"]}
     spec: Json = {"failurePolicy": "Fail", "validations": [{"expression": "false", "message": words}]}
     spec["matchConstraints"] = {"resourceRules": [rule]}
-    policies.create_validating_admission_policy({"metadata": name, "spec": spec})
+    policy: Any = {"metadata": name, "spec": spec}
+    policies.create_validating_admission_policy(policy)
     chosen = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": cluster.namespace}}}
     bound: Json = {"policyName": cluster.namespace, "validationActions": ["Deny"], "matchResources": chosen}
-    policies.create_validating_admission_policy_binding({"metadata": name, "spec": bound})
+    binding: Any = {"metadata": name, "spec": bound}
+    policies.create_validating_admission_policy_binding(binding)
     wait_for("the policy", lambda: _is_forbidden(cluster))
 
 
 def _is_forbidden(cluster: Cluster) -> bool:
     container = {"name": "c", "image": "none"}
     template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    probe: Any = {"metadata": {"name": "probe"}, "spec": {"template": template}}
     try:
-        client.BatchV1Api(cluster.api).create_namespaced_job(
-            cluster.namespace, {"metadata": {"name": "probe"}, "spec": {"template": template}}, dry_run="All"
-        )
+        client.BatchV1Api(cluster.api).create_namespaced_job(cluster.namespace, probe, dry_run="All")
     except client.ApiException as error:
-        return error.status == 422
+        return bool(error.status == 422)
     return False

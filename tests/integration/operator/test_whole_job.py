@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.integration.operator.cluster import Cluster, complete_stage
-from tests.integration.operator.conftest import Operator
+from tests.support.cluster import Cluster, complete_stage
+from tests.support.operator_process import Operator
 
 pytestmark = pytest.mark.integration
 
@@ -21,7 +21,7 @@ STORY = [
 ]
 
 
-@pytest.mark.usefixtures("operator")
+@pytest.mark.usefixtures("shared_operator")
 def test_a_job_runs_through_its_phases(cluster: Cluster) -> None:
     job = cluster.create("whole")
     complete_stage(job, "pseudo")
@@ -62,7 +62,10 @@ def test_an_operator_killed_in_every_stage_changes_nothing(
     assert all(reason in told for reason in job.reasons()), "some may be lost with an operator; none comes twice"
 
 
-def test_the_operator_ends_when_it_is_asked_to(cluster: Cluster, operator: Operator) -> None:
+def test_its_program_ends_when_it_is_asked_to(cluster: Cluster, stopped_operator: Operator) -> None:
+    operator = stopped_operator
+    operator.is_program = True
+    operator.start()
     job = cluster.create("calm")
     job.pods("calm-pseudo-e1")
     assert operator.stop() == 0

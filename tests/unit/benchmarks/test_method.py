@@ -53,7 +53,7 @@ def test_a_bump_is_as_high_and_as_long_as_the_loss_is_above_that_of_the_delink(
 def test_the_loss_at_the_delink_counts_once() -> None:
     assert [point.step for point in points(_life())] == [0, 10, 20, 25, 30]
     assert final_loss(_life()) == 1.8
-    assert spread([1.0, 3.0]) == (2.0, pytest.approx(2**0.5))
+    assert spread([1.0, 3.0]) == pytest.approx((2.0, 2**0.5))
     assert spread([1.0]) == (1.0, 0.0)
 
 

@@ -37,7 +37,7 @@ from tests.benchmarks.operator.results import (
 from tests.benchmarks.operator.simulator import ended
 from tests.benchmarks.operator.usage import Usage, parse_busy
 from tests.benchmarks.operator.usage import parse as parse_usage
-from tests.integration.conftest import AUDITED
+from tests.support.names import OPERATOR
 
 JOB = job_name(7)
 
@@ -47,7 +47,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         "stage": "ResponseComplete",
         "requestReceivedTimestamp": "2026-01-02T03:04:05.000000Z",
         "stageTimestamp": "2026-01-02T03:04:05.250000Z",
-        "user": {"username": AUDITED},
+        "user": {"username": OPERATOR},
         "verb": "list",
         "requestURI": f"/api/v1/namespaces/load/pods?limit=100&labelSelector=pseudoreal.dev%2Fjob-name%3D{JOB}",
         "objectRef": {"resource": "pods", "namespace": "load"},
@@ -56,7 +56,7 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 def request(
-    done: float, verb: str, resource: str, user: str = AUDITED, ends_pod: bool = False, name: str = ""
+    done: float, verb: str, resource: str, user: str = OPERATOR, ends_pod: bool = False, name: str = ""
 ) -> Request:
     return Request(done - 0.1, done, user, verb, resource, JOB, ends_pod, name)
 

@@ -10,7 +10,7 @@ from tests.benchmarks.agreement import TOLERANCE
 from tests.benchmarks.rank import measured
 from tests.benchmarks.stacks.registry import STACKS
 from tests.benchmarks.work import Work, noisy_sequences
-from tests.unit.trainer.forked import run_ranks
+from tests.support.forked import run_ranks
 
 MODEL = Model(
     layers=2, hidden_size=16, attention=Attention(heads=2), sequence_length=8, feed_forward=FeedForward(size=32)

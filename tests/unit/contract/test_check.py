@@ -4,7 +4,7 @@ import pytest
 from pseudoreal_api.resolved.resolve import check_resolvable
 from pseudoreal_api.spec.check import InvalidJob, check_job
 
-from tests.jobs import BadJob, GoodJob, bad_jobs, good_job, minimal_job, other_good_jobs
+from tests.support.jobs import BadJob, GoodJob, bad_jobs, good_job, minimal_job, other_good_jobs
 
 
 def test_a_good_job_passes() -> None:

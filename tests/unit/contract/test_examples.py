@@ -9,7 +9,7 @@ import yaml
 from pseudoreal_api.resolved.resolve import check_resolvable
 from pseudoreal_api.spec.check import check_job
 
-from tests.jobs import example_jobs
+from tests.support.jobs import example_jobs
 
 
 @pytest.mark.parametrize("body", example_jobs(), ids=lambda body: body["metadata"]["name"])

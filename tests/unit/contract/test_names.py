@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pseudoreal_api.names import execution_name, network_name
 from pseudoreal_api.spec.rules import NAME_BUDGET
 
-from tests.names import bare
+from tests.support.names import bare
 
 _LABEL = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
 _NAMES = st.from_regex(r"[a-d]([-a-d]{0,20}[a-d])?", fullmatch=True)

@@ -7,7 +7,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable, delink_config, last_steps, phase_config
 from pseudoreal_api.spec.check import check_job
 
-from tests.jobs import good_job
+from tests.support.jobs import good_job
 
 GPUS = {"limits": {"nvidia.com/gpu": 8}}
 OBJECTS = {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket/prefix"}}

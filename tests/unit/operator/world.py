@@ -6,8 +6,10 @@ overlap.
 """
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import filterfalse
 from typing import Any
 
@@ -25,8 +27,8 @@ from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.settings import Settings
 
-from tests.jobs import good_job
-from tests.names import bare
+from tests.support.jobs import good_job
+from tests.support.names import bare
 
 Json = dict[str, Any]
 Key = tuple[str, str]
@@ -85,7 +87,7 @@ class World:
         speaker = read_pod(pod)
         sign = RankReport(rank=speaker.index, activity=activity, seconds=0, step=step)
         known = self.reports.get(speaker.name)
-        who = Speaker(UID, speaker.execution, speaker.index)
+        who = Speaker(("default", UID), speaker.execution, speaker.index)
         self.reports[speaker.name] = updated(known, who, PodReport(ranks=[sign]), self.now)
 
     def plan(self) -> Plan:
@@ -94,12 +96,12 @@ class World:
     def carry_out(self, wanted: Plan, effects: int = 1000) -> None:
         """Carries out a plan as far as `effects` requests go; then the operator dies."""
         assert not wanted.events or wanted.status != self.status, "an event tells of a change of the status"
-        steps = [lambda name=name: self._stop(name) for name in wanted.stop]
-        steps += [lambda name=name: self._give_up(name) for name in wanted.give_up]
-        steps += [lambda name=name: self._delete_job(name) for name in wanted.delete]
-        steps += [lambda manifest=manifest: self._apply(manifest) for manifest in wanted.apply]
-        steps += [lambda event=event: self._post(event) for event in wanted.events]
-        steps += [lambda: self._write(wanted.status)]
+        steps: list[Callable[[], object]] = [partial(self._stop, name) for name in wanted.stop]
+        steps += [partial(self._give_up, name) for name in wanted.give_up]
+        steps += [partial(self._delete_job, name) for name in wanted.delete]
+        steps += [partial(self._apply, manifest) for manifest in wanted.apply]
+        steps += [partial(self._post, event) for event in wanted.events]
+        steps.append(partial(self._write, wanted.status))
         for step in steps[:effects]:
             step()
 

@@ -11,13 +11,29 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.phase import train_phase
+
+from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.running import Result, run_wanted
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _one_thread() -> None:
     # Of the module, as what several tests share is trained before the first of them.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The text at the end of a phase takes longer than a small phase itself."""
+    monkeypatch.setattr(events, "SAMPLE_BYTES", 1)
+
+
+@pytest.fixture(scope="session")
+def engine_results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
+    """Result of each rank of the cases that the files of this run want: the ranks of a world start once for all."""
+    return run_wanted(tmp_path_factory.mktemp("engine"))
 
 
 @pytest.fixture

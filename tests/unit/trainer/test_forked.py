@@ -1,26 +1,44 @@
 """A deadlock of ranks ends the test that has it, by name, instead of the patience of whoever waits."""
 
 import signal
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
-from tests.ports import free_port
-from tests.unit.trainer.forked import _join, join_in_time
+from tests.support.forked import _join, join_in_time
+from tests.support.patience import wait_for
+from tests.support.ports import free_port
+from tests.support.processes import Forked, new_file
 
 
 def _one_waits(rank: int) -> None:
     dist.barrier()
-    if rank == 1:
+    while rank == 1:
         signal.pause()
 
 
 def test_ranks_that_do_not_end_are_named_and_killed() -> None:
-    arguments = (2, free_port(), "gloo", _one_waits, ())
+    stacks = [new_file() for _ in range(2)]
+    arguments = (2, free_port(), "gloo", stacks, _one_waits, ())
     ranks = start_processes(_join, arguments, nprocs=2, join=False, start_method="forkserver")
     ranks.processes[0].join()
-    with pytest.raises(TimeoutError, match=r"after 0 s ranks \[1\] have not ended"):
-        join_in_time(ranks, 0.0)
+    with pytest.raises(TimeoutError, match=r"(?s)after 0 s ranks \[1\] have not ended\nrank 1, .* in _one_waits"):
+        join_in_time(ranks, stacks, 0.0)
     ranks.processes[1].join()
     assert ranks.processes[1].exitcode == -signal.SIGKILL
+
+
+def _wait(begun: Path) -> None:
+    begun.touch()
+    while True:
+        signal.pause()
+
+
+def test_a_process_that_does_not_end_says_where_it_is_and_is_killed(tmp_path: Path) -> None:
+    process = Forked(_wait, tmp_path / "begun")
+    wait_for("its begin", (tmp_path / "begun").exists)
+    with pytest.raises(TimeoutError, match=r"(?s)after 0 s 1 of 1 processes have not ended\nprocess .* in _wait"):
+        process.wait(0.0)
+    assert process.poll() == -signal.SIGKILL

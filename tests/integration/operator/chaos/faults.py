@@ -1,9 +1,10 @@
 """What can go wrong between the operator and the API server, as data."""
 
-import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+
+from tests.support.depth import DEPTH
 
 
 class Target(StrEnum):
@@ -89,8 +90,8 @@ def every_fault(counts: Mapping[Target, int]) -> Iterator[Fault]:
 
 
 def sample(counts: Mapping[Target, int]) -> Iterator[Fault]:
-    """Some of each kind, always the same ones."""
-    chance = random.Random("pseudoreal")
+    """Some of each kind."""
+    chance = DEPTH.chance("pseudoreal")
     for target, kinds in _SAMPLED.items():
         for kind in kinds:
             yield Fault(kind, target, chance.randint(1, surely_reached(counts[target])))

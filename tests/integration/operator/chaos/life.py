@@ -15,10 +15,10 @@ from kubernetes import client
 from pseudoreal_api.names import LABEL_PHASE, LABEL_STAGE
 
 from tests.integration.operator.chaos.proxy import Proxy
-from tests.integration.operator.cluster import CHECKPOINTS, RESULTS, Cluster, Job
-from tests.integration.operator.conftest import Operator
-from tests.names import bare_child
-from tests.patience import PATIENCE_SECONDS, wait_for
+from tests.support.cluster import CHECKPOINTS, RESULTS, Cluster, Job
+from tests.support.names import bare_child
+from tests.support.operator_process import Operator
+from tests.support.patience import PATIENCE_SECONDS, wait_for
 
 Json = dict[str, Any]
 
@@ -26,12 +26,6 @@ JOB = "life"
 LIFE_SECONDS = 3 * PATIENCE_SECONDS
 ILL_SECONDS = 45.0
 """Three failures of the probe, 15 s apart, as in the chart."""
-CHILD_PATHS = (
-    "api/v1 services",
-    "apis/networking.k8s.io/v1 networkpolicies",
-    "apis/batch/v1 jobs",
-    "api/v1 pods",
-)
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z")
 
 

@@ -12,10 +12,12 @@ import pytest
 from kubernetes import client
 
 from tests.integration.operator.chaos.faults import Fault, Kind, Target, surely_reached
-from tests.integration.operator.chaos.life import CHILD_PATHS, Life, Story
+from tests.integration.operator.chaos.life import Life, Story
 from tests.integration.operator.chaos.proxy import Proxy
-from tests.integration.operator.conftest import Operator, make_namespace
-from tests.patience import wait_for
+from tests.support.cluster import CHILD_PATHS
+from tests.support.installed import make_namespace
+from tests.support.operator_process import Operator
+from tests.support.patience import wait_for
 
 # A life waits half of its time.
 AT_A_TIME = 2 * (os.cpu_count() or 1)

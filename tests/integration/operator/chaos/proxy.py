@@ -122,6 +122,7 @@ class Proxy:
 
     def _connect(self) -> aiohttp.ClientSession:
         context = ssl.create_default_context(cafile=self.upstream.ssl_ca_cert)
+        assert self.upstream.cert_file is not None
         context.load_cert_chain(self.upstream.cert_file, self.upstream.key_file)
         return aiohttp.ClientSession(
             self.upstream.host,

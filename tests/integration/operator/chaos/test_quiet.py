@@ -1,12 +1,14 @@
 """Jobs that nothing happens to cost no requests."""
 
 import time
+from functools import partial
 
 import pytest
 
 from tests.integration.operator.chaos.lives import Lives
 from tests.integration.operator.chaos.proxy import Proxy
-from tests.patience import wait_for
+from tests.support.cluster import Job
+from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -28,6 +30,10 @@ class _Silence:
         return time.monotonic() - self._begin > QUIET_SECONDS
 
 
+def _has_told(job: Job, reason: str) -> bool:
+    return reason in job.reasons()
+
+
 def test_a_new_operator_leaves_jobs_alone_at_which_nothing_is_to_be_done(lives: Lives) -> None:
     """It sees that in a few lists: ended and suspended jobs, and one that trains."""
     with lives.life("quiet") as life:
@@ -36,7 +42,7 @@ def test_a_new_operator_leaves_jobs_alone_at_which_nothing_is_to_be_done(lives: 
         suspended = [life.cluster.create(f"suspended-{number}", spec__suspend=True) for number in range(JOBS)]
         for job in suspended:
             job.wait("the suspension", lambda status: status.state == "Suspended")
-            wait_for("its events", lambda job=job: "Suspended" in job.reasons())
+            wait_for("its events", partial(_has_told, job, "Suspended"))
         training = life.cluster.create("training")
         training.run("training-pseudo-e1")
         training.wait("the training", lambda status: any(c.reason == "Training" for c in status.conditions))

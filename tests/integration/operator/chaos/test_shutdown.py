@@ -4,7 +4,7 @@ import pytest
 
 from tests.integration.operator.chaos.faults import Fault, Kind, Target
 from tests.integration.operator.chaos.lives import Lives
-from tests.patience import wait_for
+from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.integration
 

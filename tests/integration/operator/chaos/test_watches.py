@@ -3,8 +3,9 @@
 import pytest
 
 from tests.integration.operator.chaos.faults import Fault, Kind, Target
+from tests.integration.operator.chaos.life import Life
 from tests.integration.operator.chaos.lives import Lives
-from tests.patience import wait_for
+from tests.support.patience import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -22,12 +23,16 @@ def test_a_watch_that_is_cut_or_expires_is_taken_up_again(lives: Lives) -> None:
         assert life.starts == 1
 
 
+def _is_ill(life: Life) -> bool:
+    return not life.operator.is_running or life.health() == 500
+
+
 def test_an_operator_whose_watch_of_jobs_fails_is_started_again(lives: Lives) -> None:
     with lives.life("failed", Fault(Kind.ERROR_500, Target.JOB_CHANGE, EARLY)) as life:
         life.create()
         life.until("the failure", lambda: life.proxy.struck)
         # This kopf ends the operator; of one that does not, the probe must tell.
-        wait_for("what a kubelet sees", lambda: not life.operator.is_running or life.health() == 500, life.explain)
+        wait_for("what a kubelet sees", lambda: life.starts > 1 or _is_ill(life), life.explain)
         life.until("the next stage", lambda: life.job.status.checkpoint)
         assert life.starts == 2
 

@@ -42,7 +42,7 @@ class Client(Api):
         found: Json | None = await self._ask(self._found)
         return found
 
-    async def create(self, manifest: Json) -> None:
+    async def create(self, manifest: Json) -> None:  # type: ignore[override]
         await self._ask(lambda: self._created(manifest))
 
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:

@@ -9,15 +9,16 @@ from itertools import pairwise
 import pytest
 from pseudoreal_operator.cluster.lease import LeaseLost
 
+from tests.support.depth import DEPTH
 from tests.unit.operator.cluster import virtual_time
 from tests.unit.operator.cluster.fake_leases import Server
 from tests.unit.operator.cluster.lease_holders import Operator
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_never_do_two_hold_it(seed: int) -> None:
+@pytest.mark.parametrize("number", range(DEPTH.of(25, 1000)))
+def test_never_do_two_hold_it(number: int) -> None:
     """Operators come, are cut off, come back and crash, and what they send is lost or late."""
-    virtual_time.run(_history(random.Random(seed)))
+    virtual_time.run(_history(DEPTH.chance(f"history {number}")))
 
 
 async def _history(chance: random.Random) -> None:

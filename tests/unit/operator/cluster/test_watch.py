@@ -41,7 +41,7 @@ class Server:
                 await asyncio.sleep(1e9)
             if isinstance(told, Exception):
                 raise told
-            yield told
+            yield told  # type: ignore[misc]
 
     def run(self) -> None:
         async def main() -> None:

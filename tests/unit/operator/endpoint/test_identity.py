@@ -125,7 +125,8 @@ async def test_a_pod_that_is_deleted_while_its_token_is_reviewed_is_not_believed
 async def test_a_pod_whose_labels_change_speaks_for_somebody_else(identities: Identities, api: FakeApi) -> None:
     await identities.of("good", "10.0.0.1")
     for labels, expected in (({"job-uid": "other"}, ("default", "other")), ({"phase": "real"}, SPEAKER.job)):
-        body = api.pods["j-pseudo-e1-0"] = pod_body(**labels)
+        changed: Any = labels
+        body = api.pods["j-pseudo-e1-0"] = pod_body(**changed)
         identities.pod_changed("MODIFIED", body)
         speaker = await identities.of("good", "10.0.0.1")
         assert (speaker.job, speaker.execution.phase) == (expected, labels.get("phase", "pseudo"))

@@ -14,8 +14,8 @@ from pseudoreal_operator.observe.case import Case, Heard, Observed, PodPhase
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.status.conditions import find
 
-from tests.names import bare
-from tests.unit.operator.lifecycle.test_again import until
+from tests.support.names import bare
+from tests.unit.operator.lifecycle.steps import until
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 HANG = {"startSeconds": 300, "stepSeconds": 60, "checkpointSeconds": 100}

@@ -51,7 +51,7 @@ _SIGNS = st.lists(
         seconds=st.floats(0, 1e6),
         step=st.integers(0, 3),
         collectives=st.integers(0, 5),
-        busy_seconds=st.none() | st.floats(0, 1e3),
+        busy_seconds=st.none() | st.floats(0, 1e3, allow_subnormal=False),
         process=st.sampled_from(["", "R", "S", "D", "T", "Z", "X"]),
     ),
     max_size=8,

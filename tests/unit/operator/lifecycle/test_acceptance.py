@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_operator.status.conditions import find
 
+from tests.support.depth import DEPTH
 from tests.unit.operator.world import World, make_job
 
 Json = dict[str, Any]
@@ -90,7 +91,7 @@ ANYTHING = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=DEPTH.of(150, 5000), derandomize=not DEPTH.is_deep)
 @given(spec=ANYTHING, metadata=ANYTHING, host=st.booleans())
 def test_whatever_stands_in_a_template_the_job_is_accepted_or_refused(spec: Any, metadata: Any, host: bool) -> None:
     """Never does a pass end with an error, which would be repeated for ever and seen by nobody."""

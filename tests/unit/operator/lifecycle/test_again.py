@@ -1,6 +1,5 @@
 """Phases that are trained again: at the user's wish, and when a delink is not done in time."""
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -9,39 +8,17 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.status.conditions import ACCEPTED, find
 
-from tests.unit.operator.manifests.rendered import files_of
+from tests.unit.operator.lifecycle.steps import config, settle_without_orphans, until
 from tests.unit.operator.world import World, make_job
 
 ASKED = {"id": "1", "type": "RepeatPhase", "phase": "pseudo"}
 QUICK = {"spec__restart": {"backoffSeconds": 0, "maxRestarts": 2}}
 
 
-def until(world: World, stage: str) -> World:
-    """Runs the job until this stage runs, whatever its execution."""
-    for _ in range(20):
-        world.settle()
-        world.wait_out()
-        world.settle()
-        world.control()
-        world.start_pods()
-        world.settle()
-        if any(name.startswith(f"sim-{stage}-e") for name in world.active_jobs()):
-            return world
-        world.finish_all()
-    raise AssertionError(f"{stage} never runs: {world.status}")
-
-
 def again(world: World, phase: str, request: str = "1") -> None:
     asked = Request(id=request, type="RepeatPhase", phase=phase)
     world.set(requests=[*world.job.spec.requests, asked])
     world.carry_out(world.plan())
-
-
-def settle_without_orphans(world: World) -> None:
-    world.settle()
-    for pod in world.orphans():
-        world.vanish(pod)
-    world.settle()
 
 
 def test_a_phase_is_trained_again_from_its_start_checkpoint() -> None:
@@ -234,11 +211,6 @@ def test_a_phase_that_is_still_delinked_for_is_not_trained_again() -> None:
     again(world, "real")
     settle_without_orphans(world)
     assert world.active_jobs() == ["sim-real-delink-e1"]
-
-
-def config(world: World, name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(files_of(world.objects["Job", name])["config.json"])
-    return found
 
 
 def test_the_trainer_is_told_what_counts_no_more() -> None:

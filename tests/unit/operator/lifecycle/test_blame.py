@@ -2,17 +2,19 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.test_again import until
+from tests.support.depth import DEPTH
+from tests.unit.operator.lifecycle.steps import until
 from tests.unit.operator.world import World, make_job
 
 Json = dict[str, Any]
-TRIALS = 10
+TRIALS = DEPTH.of(10, 300)
 SPOKEN = ORIGIN_SECONDS - 2
 """The pod where it began has ended by then, and the operator has had a look."""
 
@@ -62,7 +64,7 @@ def node_deleted(world: World, pod: Json) -> None:
     world.vanish(pod)
 
 
-COUNTED = {
+COUNTED: dict[Callable[[World, Json], None], str] = {
     killed_torchrun: "PodFailed",
     killed_main_process: "PodFailed",
     killed_by_the_kernel: "OutOfMemory",
@@ -89,8 +91,8 @@ class Trial:
         """Some of the others notice, before or after; the operator ends those that do not."""
         others = [pod for pod in self.pods if pod is not self.pods[self.victim]]
         witnesses = self.chance.sample(others, self.chance.randint(1, len(others)))
-        acts = [lambda: begin(self.world, self.pods[self.victim])]
-        acts += [lambda pod=pod: self._loses_its_peer(pod) for pod in witnesses]
+        acts: list[Callable[[], object]] = [partial(begin, self.world, self.pods[self.victim])]
+        acts += [partial(self._loses_its_peer, pod) for pod in witnesses]
         self.chance.shuffle(acts)
         for act in acts:
             act()
@@ -120,7 +122,7 @@ class Trial:
 @pytest.mark.parametrize("pods", [2, 4])
 def test_the_pod_where_it_began_is_named(pods: int, kind: Callable[[World, Json], None]) -> None:
     for number in range(TRIALS):
-        trial = Trial(pods, random.Random(f"{kind.__name__} {pods} {number}"))
+        trial = Trial(pods, DEPTH.chance(f"{kind.__name__} {pods} {number}"))
         trial.run(kind)
         status, said = trial.world.status, find(trial.world.status, "Progressing")
         assert said

@@ -5,7 +5,7 @@ import copy
 import pytest
 from pseudoreal_operator.status.events import Event, Reason, shortened, to_manifests
 
-from tests.unit.operator.lifecycle.test_plan import begun, fail_execution
+from tests.unit.operator.lifecycle.steps import begun, fail_execution
 from tests.unit.operator.world import World, make_job
 
 BACKOFF = {"spec__restart": {"maxRestarts": 5, "backoffSeconds": 300}}

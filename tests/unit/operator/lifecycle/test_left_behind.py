@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from tests.names import bare
-from tests.unit.operator.lifecycle.test_plan import begun
+from tests.support.names import bare
+from tests.unit.operator.lifecycle.steps import begun
 from tests.unit.operator.world import World
 
 

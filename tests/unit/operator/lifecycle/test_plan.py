@@ -10,40 +10,10 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import plan, plan_blocked, plan_refusal, plan_unreadable
 from pseudoreal_operator.observe.case import ChildJob, Heard, JobState
 from pseudoreal_operator.observe.stages import Execution, StageKind
-from pseudoreal_operator.status.conditions import find
 
-from tests.names import bare
-from tests.unit.operator.lifecycle.test_again import until
+from tests.support.names import bare
+from tests.unit.operator.lifecycle.steps import begun, claims, fail_execution, message, until
 from tests.unit.operator.world import SETTINGS, World, make_job
-
-
-def begun(**changes: Any) -> World:
-    """A world in which the first execution at the first phase runs."""
-    world = World(make_job(**changes))
-    world.settle()
-    world.control()
-    world.start_pods()
-    world.settle()
-    return world
-
-
-def fail_execution(world: World, **end: Any) -> None:
-    """One pod ends badly, and the others are ended."""
-    world.finish(world.alive()[0], **({"outcome": "Failed"} | end))
-    if world.alive():
-        world.carry_out(world.plan())
-    world.control()
-    world.carry_out(world.plan())
-
-
-def message(world: World, kind: str) -> str:
-    condition = find(world.status, kind)
-    assert condition is not None
-    return condition.message
-
-
-def claims(world: World) -> dict[str, tuple[str, str]]:
-    return {c.type: (c.status, c.reason) for c in world.status.conditions}
 
 
 def test_the_first_pass_writes_the_status_and_makes_nothing() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.test_again import config, settle_without_orphans, until
+from tests.unit.operator.lifecycle.steps import config, settle_without_orphans, until
 from tests.unit.operator.world import World, make_job
 
 

@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.test_plan import begun, claims
+from tests.unit.operator.lifecycle.steps import begun, claims
 from tests.unit.operator.world import World, make_job
 
 HOURS = 5 * 3600

@@ -6,8 +6,7 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.test_again import until
-from tests.unit.operator.lifecycle.test_plan import begun, fail_execution
+from tests.unit.operator.lifecycle.steps import begun, fail_execution, until
 from tests.unit.operator.world import UID, World, make_job
 
 
@@ -111,7 +110,7 @@ def test_a_job_that_ends_is_looked_at_once_more(exit_code: int) -> None:
     """Nothing else may happen to it, and its time to live begins."""
     world = until(World(make_job(spec__deadlines={"ttlSecondsAfterFinished": 100})), "real")
     for pod in world.alive():
-        world.finish(pod, *([] if exit_code == 0 else ["InvalidJob"]))
+        world.finish(pod, "Succeeded" if exit_code == 0 else "InvalidJob")
     world.control()
     ending = world.plan()
     world.carry_out(ending)

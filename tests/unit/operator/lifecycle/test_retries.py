@@ -7,8 +7,7 @@ from pseudoreal_api.status.status import CheckpointStatus, Retries
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.test_again import until
-from tests.unit.operator.lifecycle.test_plan import begun, fail_execution
+from tests.unit.operator.lifecycle.steps import begun, fail_execution, until
 from tests.unit.operator.world import UID, World, make_job
 
 Ending = Callable[[World], None]

@@ -24,6 +24,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.status.conditions import has_ended, holds
 
+from tests.support.depth import DEPTH
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")
@@ -330,10 +331,10 @@ def _judge(world: World) -> None:
 
 
 CHOICES = settings(
-    max_examples=120,
+    max_examples=DEPTH.of(120, 3000),
     stateful_step_count=60,
     deadline=None,
-    derandomize=True,
+    derandomize=not DEPTH.is_deep,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 

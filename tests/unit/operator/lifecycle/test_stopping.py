@@ -7,8 +7,8 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STOP_SECONDS
 from pseudoreal_operator.status.conditions import find
 
-from tests.names import bare
-from tests.unit.operator.lifecycle.test_again import until
+from tests.support.names import bare
+from tests.unit.operator.lifecycle.steps import until
 from tests.unit.operator.world import World, make_job
 
 QUICK = {"spec__restart": {"backoffSeconds": 10}}

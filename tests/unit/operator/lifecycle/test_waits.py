@@ -14,9 +14,8 @@ from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STUCK_SECONDS
 from pseudoreal_operator.observe.case import Heard, Observed, Pod, PodPhase, Termination
 
-from tests.unit.operator.lifecycle.test_again import until
-from tests.unit.operator.lifecycle.test_plan import begun
-from tests.unit.operator.observe.test_board import progress
+from tests.unit.operator.lifecycle.steps import begun, until
+from tests.unit.operator.observe.reports import progress
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 LOST_PEER: dict[str, Any] = {"outcome": "Failed", "peer_lost": True}

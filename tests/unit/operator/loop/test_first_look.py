@@ -14,7 +14,7 @@ from pseudoreal_operator.loop.reconcile import Means
 from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
-from tests.unit.operator.lifecycle.test_again import until
+from tests.unit.operator.lifecycle.steps import until
 from tests.unit.operator.world import SETTINGS, UID, World, make_job
 
 Json = dict[str, Any]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from pseudoreal_operator.cluster.retry import Pause
 from pseudoreal_operator.loop.queue import WorkQueue
 
+from tests.support.depth import DEPTH
 from tests.unit.operator.cluster import virtual_time
 
 WORKERS = 3
@@ -224,7 +225,7 @@ _ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=DEPTH.of(150, 5000))
 @given(_ACTIONS, st.sampled_from([0.0, 0.3, 1.0]), st.integers(0, 4))
 def test_every_wake_up_is_followed_by_a_whole_pass(
     actions: list[tuple[str, str, float]], seconds: float, failures: int

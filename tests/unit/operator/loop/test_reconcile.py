@@ -14,7 +14,7 @@ from pseudoreal_operator.loop.reconcile import Gone, Means, is_mistake, reconcil
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
 
-from tests.jobs import good_job
+from tests.support.jobs import good_job
 
 SETTINGS = Settings("trainer:1", "IfNotPresent", ())
 

@@ -22,11 +22,11 @@ SITE = replace(
 """A site with all that an operator can be told."""
 
 
-def made(stage: Stage = TRAIN, execution: int = 3, **changes: Any) -> dict[str, Json]:
+def made(stage: Stage = TRAIN, /, execution: Any = 3, **changes: Any) -> dict[str, Json]:
     return rendered(stage, execution, {}, **changes)
 
 
-def rendered(stage: Stage, execution: int, options: dict[str, Any], **changes: Any) -> dict[str, Json]:
+def rendered(stage: Stage, execution: int, options: dict[str, Any], /, **changes: Any) -> dict[str, Json]:
     """`options` are settings and avoid."""
     avoided = list(options.get("avoid", ()))
     status = PseudoRealJobStatus(execution=execution, avoided_nodes=avoided)
@@ -34,15 +34,15 @@ def rendered(stage: Stage, execution: int, options: dict[str, Any], **changes: A
     return {child["kind"]: child for child in found}
 
 
-def pod(stage: Stage = TRAIN, **changes: Any) -> Json:
+def pod(stage: Stage = TRAIN, /, **changes: Any) -> Json:
     return pod_of(made(stage, **changes))
 
 
-def container(stage: Stage = TRAIN, **changes: Any) -> Json:
+def container(stage: Stage = TRAIN, /, **changes: Any) -> Json:
     return container_of(made(stage, **changes))
 
 
-def environment(stage: Stage = TRAIN, **changes: Any) -> dict[str, str]:
+def environment(stage: Stage = TRAIN, /, **changes: Any) -> dict[str, str]:
     return environment_of(made(stage, **changes))
 
 

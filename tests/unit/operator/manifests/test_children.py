@@ -10,7 +10,7 @@ from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
-from tests.names import bare
+from tests.support.names import bare
 from tests.unit.operator.manifests.rendered import DELINK, TRAIN, config_of, container, environment, made, pod
 from tests.unit.operator.world import SETTINGS, UID, make_job
 

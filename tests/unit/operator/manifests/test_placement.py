@@ -123,7 +123,7 @@ def test_no_claim_is_made_where_none_is_asked_for() -> None:
 
 
 def test_pods_mount_the_claim_that_is_made() -> None:
-    changes = {"spec__checkpoint": {"storage": {"volume": {}}}}
+    changes: dict[str, Any] = {"spec__checkpoint": {"storage": {"volume": {}}}}
     for stage in (TRAIN, DELINK):
         volume = next(v for v in pod_of(made(stage, **changes))["volumes"] if v["name"] == "checkpoints")
         assert volume["persistentVolumeClaim"] == {"claimName": "sim-checkpoints"}

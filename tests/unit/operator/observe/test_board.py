@@ -4,11 +4,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.board import NEWS_PER_SECOND, NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
 from pseudoreal_operator.observe.case import Heard
 from pseudoreal_operator.observe.stages import Execution, StageKind
+
+from tests.unit.operator.observe.reports import progress
 
 JOB = ("default", "uid-1")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
@@ -19,13 +20,6 @@ SAVED = SavedCheckpoint(name="pseudo-4", step=4, seconds=3)
 
 def after(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
-
-
-def progress(step: int) -> ProgressReport:
-    values: dict[str, Any] = dict.fromkeys(("learning_rate", "tokens_per_second", "seconds", "remaining_seconds"), 1.0)
-    return ProgressReport(
-        phase="pseudo", step=step, total_steps=20, tokens=step * 256, loss=3.0, global_cursor=step * 8, **values
-    )
 
 
 def at(step: int, activity: Activity = "computing", saving_seconds: float | None = None, **says: Any) -> PodReport:

@@ -70,7 +70,7 @@ async def test_what_somebody_else_labelled_is_no_child() -> None:
     own, old = labelled("own", **{"job-uid": UID}, **execution), labelled("old", **{"job-uid": "another"}, **execution)
     found = await seen(Server(Job=[own, old, labelled("evaluation", **{"job-name": "sim"})]))
     assert [job.name for job in found.jobs] == ["own"]
-    assert (found.existing, found.foreign) == ({("Job", "own")}, ("old",))
+    assert (found.existing, found.foreign) == (frozenset({("Job", "own")}), ("old",))
 
 
 async def test_a_look_at_a_running_job_takes_two_requests() -> None:

@@ -17,7 +17,7 @@ def save(store: CheckpointStore, manifest: Manifest, weights: Mapping[str, NDArr
     already is replaced."""
     folder = store.begin(manifest)
     dtype = next(iter(weights.values())).dtype.name
-    files = {}
+    files: dict[str, Any] = {}
     for number in range(pieces):
         parts = {name: _part(name, array, number, pieces) for name, array in weights.items()}
         writer = RankWriter(folder, number, [[part] for part in parts.values()], dtype)

@@ -18,11 +18,6 @@ OLD, NEW = "tiny-11111111", "tiny-22222222"
 THIRD_UID = "33333333-4444"
 
 
-@pytest.fixture(autouse=True)
-def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pseudoreal_trainer.training.events.SAMPLE_BYTES", 1)
-
-
 Configs = Callable[..., PhaseConfig]
 
 

@@ -21,9 +21,13 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.plan.units import KINDS
 
-from tests.unit.trainer.forked import CONTEXT, MOST_SECONDS
+from tests.support.depth import DEPTH
+from tests.support.processes import Forked, preload, succeed
 
-POINTS = 24
+preload("tests.support.warm")
+
+POINTS = DEPTH.of(8, 1000)
+"""Besides the first of every kind."""
 _EVENTS = {"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.listdir", "os.scandir", "shutil.rmtree"}
 _Job = tuple[PhaseConfig, DelinkConfig, PhaseConfig]
 
@@ -56,7 +60,7 @@ def _visit(job: _Job, visited: Callable[[str], None]) -> None:
         fsync(descriptor)
 
     sys.addaudithook(audit)
-    os.fsync = synced
+    os.fsync = synced  # type: ignore[assignment]
     TensorWriter.append = appended  # type: ignore[method-assign]
     first, between, second = job
     for config in (first, second):
@@ -66,10 +70,10 @@ def _visit(job: _Job, visited: Callable[[str], None]) -> None:
         train_phase(config, corpus, Ranks(0, 1, torch.device("cpu")), lambda: False)
 
 
-def _to_the_end(job: _Job, pipe: Any) -> None:
+def _to_the_end(job: _Job, file: Path) -> None:
     points: list[str] = []
     _visit(job, points.append)
-    pipe.send(points)
+    file.write_text("\n".join(points))
 
 
 def _until_killed(job: _Job, point: int) -> None:
@@ -88,23 +92,13 @@ def _until_killed(job: _Job, point: int) -> None:
 
 
 def _whole(job: _Job) -> list[str]:
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=_to_the_end, args=(job, theirs))
-    process.start()
-    theirs.close()
-    assert ours.poll(MOST_SECONDS), "it is still at work"
-    points: list[str] = ours.recv()
-    process.join(MOST_SECONDS)
-    assert process.exitcode == 0
-    return points
+    file = Path(job[0].work_directory).with_suffix(".points")
+    succeed([Forked(_to_the_end, job, file)])
+    return file.read_text().split("\n")
 
 
 def _killed(job: _Job, point: int) -> int:
-    process = CONTEXT.Process(target=_until_killed, args=(job, point))
-    process.start()
-    process.join(MOST_SECONDS)
-    assert process.exitcode is not None, "it is still at work"
-    return process.exitcode
+    return Forked(_until_killed, job, point).wait()
 
 
 @pytest.fixture

@@ -24,6 +24,8 @@ from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.start import load_weights
 from torch.nn import functional as F
 
+from tests.support.checkpoints import newest
+
 TOKENS = torch.randint(256, (2, 17), generator=torch.Generator().manual_seed(1))
 UID = "11111111-2222"
 
@@ -38,10 +40,9 @@ def _loss(model: Transformer) -> torch.Tensor:
     return F.cross_entropy(model(TOKENS[:, :-1]).flatten(0, 1), TOKENS[:, 1:].flatten())
 
 
-def _newest(tmp_path: Path, phase: str) -> Reader:
-    found = CheckpointStore(tmp_path / "work", UID).newest(phase)
-    assert found is not None
-    return found
+def _gradient(parameter: torch.Tensor) -> torch.Tensor:
+    assert parameter.grad is not None
+    return parameter.grad
 
 
 REFINEMENTS = [
@@ -67,7 +68,7 @@ def test_the_function_stays_the_same_to_the_bit(
     job_body["spec"]["phases"][1]["sharing"] = after
     train(config(0))
     message = delink(delink_of(1))
-    source, target = (_newest(tmp_path, phase) for phase in ("pseudo", "real"))
+    source, target = (newest(CheckpointStore(tmp_path / "work", UID), phase) for phase in ("pseudo", "real"))
     assert message.checkpoint == target.manifest.name == "real-00000006"
     assert target.manifest.parent == "pseudo-00000006"
     assert target.manifest.sharing.blocks == (after or {"blocks": 4})["blocks"]
@@ -80,7 +81,7 @@ def test_the_function_stays_the_same_to_the_bit(
         block, _, rest = name.partition(".")
         layers = [layer for layer, used in enumerate(shared.layer_blocks) if used == int(block)]
         copies = {real.layer_blocks[layer] for layer in layers}
-        total = sum(real.blocks[copy].get_parameter(rest).grad for copy in copies)
+        total = torch.stack([_gradient(real.blocks[copy].get_parameter(rest)) for copy in copies]).sum(dim=0)
         torch.testing.assert_close(parameter.grad, total, rtol=0, atol=1e-12)
 
 
@@ -100,7 +101,7 @@ def test_moments_are_divided_by_the_uses_that_fall_away(
     job_body["spec"]["delink"] = {"optimizerState": kind}
     train(config(0))
     delink(delink_of(1))
-    before, after = (_newest(tmp_path, phase) for phase in ("pseudo", "real"))
+    before, after = (newest(CheckpointStore(tmp_path / "work", UID), phase) for phase in ("pseudo", "real"))
     assert after.manifest.optimizer_state == kind
     factors = dict(zip(KINDS, {"Copy": (1, 1, 1), "Scale": (1, 1 / 2, 1 / 4), "Reset": (1, 0, 0)}[kind], strict=True))
     for block, moment in product((0, 1), KINDS):
@@ -129,7 +130,7 @@ def _squares_of_gradients(source: Reader, config: PhaseConfig) -> tuple[dict[str
         F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
 
     def squares(name: str, model: Transformer) -> list[float]:
-        return [float(block.get_parameter(name).grad.square().sum()) for block in model.blocks]
+        return [float(_gradient(block.get_parameter(name)).square().sum()) for block in model.blocks]
 
     names = [name for name, _ in shared.blocks[0].named_parameters()]
     return {n: squares(n, shared)[0] for n in names}, {n: sum(squares(n, copies)) / 4 for n in names}
@@ -145,7 +146,7 @@ def test_measured_moments_are_divided_tensor_by_tensor(
     store = CheckpointStore(tmp_path / "work", UID)
     fifth = next(manifest for manifest in store.committed("pseudo") if manifest.step == 5)
     shared, single = _squares_of_gradients(store.reader(fifth), config(0))
-    before, after = (_newest(tmp_path, phase) for phase in ("pseudo", "real"))
+    before, after = (newest(CheckpointStore(tmp_path / "work", UID), phase) for phase in ("pseudo", "real"))
     assert after.manifest.optimizer_state == "Measured"
     ratios = {name: shared[name] / single[name] for name in shared}
     assert 1 < min(ratios.values()) < 0.9 * max(ratios.values()), "one factor for all would not do"
@@ -178,12 +179,13 @@ def test_an_interrupted_phase_measures_the_same(
     assert whole is not None
     assert again is not None
     assert whole.manifest.measurement == again.manifest.measurement
+    assert whole.manifest.measurement is not None
     assert whole.manifest.measurement.steps == 4
 
 
 def test_what_was_not_measured_is_refused(job_body: dict[str, Any], tmp_path: Path, config: Any, train: Any) -> None:
     train(config(0))
-    unmeasured = _newest(tmp_path, "pseudo").manifest
+    unmeasured = newest(CheckpointStore(tmp_path / "work", UID), "pseudo").manifest
     with pytest.raises(TrainingError, match=r"pseudo-00000006 measured nothing.*4 blocks \(Cycle\).*delink with Scale"):
         delinked(unmeasured, "real", Sharing(blocks=4), "Measured")
     job_body["spec"]["delink"] = {"optimizerState": "Measured"}
@@ -209,7 +211,7 @@ def test_layers_that_differ_end_the_phase(job_body: dict[str, Any], tmp_path: Pa
 def test_two_delinks_after_each_other_divide_twice(tmp_path: Path, config: Any, train: Any) -> None:
     """4 layers: 1 block becomes 2, and these become 4, without a step between."""
     train(config(0))
-    source = _newest(tmp_path, "pseudo")
+    source = newest(CheckpointStore(tmp_path / "work", UID), "pseudo")
     once = delinked(source.manifest, "half", Sharing(blocks=2, pattern="Segment"), "Scale")
     twice = delinked(once, "real", Sharing(blocks=4), "Scale")
     at_once = delinked(source.manifest, "real", Sharing(blocks=4), "Scale")
@@ -229,7 +231,7 @@ def test_it_can_be_repeated_and_repairs_its_own_work(
     assert manifest.stat().st_mtime_ns == written, "nothing was written again"
     manifest.write_bytes(b"broken")
     assert delink(delink_of(1)) == first
-    _newest(tmp_path, "real")
+    newest(CheckpointStore(tmp_path / "work", UID), "real")
 
 
 def test_an_unfinished_phase_is_not_delinked(config: Any, delink_of: Any, train: Any) -> None:
@@ -268,7 +270,7 @@ def test_ten_trillion_parameters_are_delinked_in_a_minute(tmp_path: Path, config
     from pseudoreal_trainer.checkpoint.manifest import Piece, StoredTensor
 
     train(config(0), stop=lambda: True)
-    small = _newest(tmp_path, "pseudo").manifest
+    small = newest(CheckpointStore(tmp_path / "work", UID), "pseudo").manifest
     experts, shape = 10240, (20345, 1000)
     pieces = [Piece(file=0, begin=0, end=shape[0] * shape[1])]
     tensors = {

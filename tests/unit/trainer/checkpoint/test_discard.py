@@ -24,11 +24,6 @@ def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path / "work", UID)
 
 
-@pytest.fixture(autouse=True)
-def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pseudoreal_trainer.training.events.SAMPLE_BYTES", 1)
-
-
 Again = Callable[..., PhaseConfig]
 
 

@@ -22,7 +22,7 @@ from pseudoreal_trainer.training.phase import train_step
 from pseudoreal_trainer.training.saving import Saver
 from pseudoreal_trainer.training.start import fill, first_progress, open_engine
 
-from tests.unit.trainer.forked import run_ranks
+from tests.support.forked import run_ranks
 
 SAVED, END = 3, 5
 """Steps after which the state is saved."""

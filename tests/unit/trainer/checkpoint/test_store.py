@@ -54,6 +54,12 @@ def store(tmp_path: Path) -> CheckpointStore:
     return CheckpointStore(tmp_path, "u1")
 
 
+def _folder(store: CheckpointStore) -> Path:
+    """The checkpoints are files here."""
+    assert isinstance(store.folder, Path)
+    return store.folder
+
+
 def _newest_step(store: CheckpointStore, phase: str = "pseudo") -> int | None:
     found = store.newest(phase)
     if found is None:
@@ -80,14 +86,14 @@ def test_anyone_can_read_a_whole_tensor_with_the_library(store: CheckpointStore)
 
     weights = {"norm.weight": np.arange(6, dtype=np.float64).reshape(2, 3)}
     save(store, _manifest(1), weights)
-    found = load_file(store.folder / "pseudo-00000001" / FILES[0])
+    found = load_file(_folder(store) / "pseudo-00000001" / FILES[0])
     assert np.array_equal(found["norm.weight"], weights["norm.weight"])
 
 
 def test_a_torn_write_is_ignored_and_replaced(store: CheckpointStore) -> None:
     for step in (1, 2):
         _save(store, step)
-    torn = store.folder / "pseudo-00000002"
+    torn = _folder(store) / "pseudo-00000002"
     (torn / "manifest.json").unlink()
     (torn / "leftover").write_text("x")
     assert _newest_step(store) == 1
@@ -103,7 +109,7 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(
 ) -> None:
     for step in (1, 2):
         _save(store, step)
-    path = store.folder / "pseudo-00000002" / file
+    path = _folder(store) / "pseudo-00000002" / file
     content = bytearray(path.read_bytes())
     content[{"header": 3, "middle": len(content) // 2, "end": -1}[place]] ^= 1
     path.write_bytes(content)
@@ -116,7 +122,7 @@ def test_a_flipped_bit_is_found_and_the_one_before_is_taken(
 def test_a_file_that_was_cut_or_lost_is_found(store: CheckpointStore, file: str) -> None:
     for step in (1, 2, 3):
         _save(store, step)
-    cut, lost = (store.folder / f"pseudo-0000000{step}" / file for step in (2, 3))
+    cut, lost = (_folder(store) / f"pseudo-0000000{step}" / file for step in (2, 3))
     cut.write_bytes(cut.read_bytes()[:-1])
     lost.unlink()
     with pytest.raises(CorruptCheckpoint, match=rf"{file} has \d+ bytes; the manifest says \d+"):
@@ -129,7 +135,7 @@ def test_a_file_that_was_cut_or_lost_is_found(store: CheckpointStore, file: str)
 def test_each_rank_verifies_some_files_and_together_all(store: CheckpointStore) -> None:
     manifest = _save(store, 1)
     for name in manifest.files:
-        path = store.folder / manifest.name / name
+        path = _folder(store) / manifest.name / name
         content = path.read_bytes()
         path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
         faults = 0
@@ -144,7 +150,7 @@ def test_each_rank_verifies_some_files_and_together_all(store: CheckpointStore) 
 
 def test_nothing_sound_is_an_error_not_a_fresh_start(store: CheckpointStore) -> None:
     _save(store, 1)
-    (store.folder / "pseudo-00000001" / FILES[0]).unlink()
+    (_folder(store) / "pseudo-00000001" / FILES[0]).unlink()
     with pytest.raises(CorruptCheckpoint, match="every checkpoint of phase pseudo"):
         store.newest("pseudo")
 
@@ -152,7 +158,7 @@ def test_nothing_sound_is_an_error_not_a_fresh_start(store: CheckpointStore) -> 
 def test_a_manifest_that_is_no_json_counts_as_not_committed(store: CheckpointStore) -> None:
     for step in (1, 2):
         _save(store, step)
-    (store.folder / "pseudo-00000002" / "manifest.json").write_text('{"format": "pseudoreal ch')
+    (_folder(store) / "pseudo-00000002" / "manifest.json").write_text('{"format": "pseudoreal ch')
     assert _newest_step(store) == 1
 
 
@@ -169,7 +175,7 @@ def test_a_manifest_of_another_release_is_refused_not_passed_over(
 ) -> None:
     for step in (1, 2):
         _save(store, step)
-    path = store.folder / "pseudo-00000002" / "manifest.json"
+    path = _folder(store) / "pseudo-00000002" / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"formatVersion": version}))
     says = rf"pseudo-00000002/manifest.json has format version {version}, and this release reads 4; {remedy}"
     with pytest.raises(TrainingError, match=says):
@@ -211,15 +217,15 @@ def test_retention_keeps_every_so_many_steps_and_what_was_verified(store: Checkp
 def test_what_was_never_finished_is_swept_away(store: CheckpointStore) -> None:
     _save(store, 1)
     for name in ("pseudo-00000002", "real-00000003"):
-        (store.folder / name).mkdir()
-        (store.folder / name / FILES[0]).write_text("half")
-    (store.folder / "exported").mkdir()
+        (_folder(store) / name).mkdir()
+        (_folder(store) / name / FILES[0]).write_text("half")
+    (_folder(store) / "exported").mkdir()
     ours = store.names()
     assert ours == {"pseudo-00000001", "pseudo-00000002", "real-00000003"}
-    (store.folder / "pseudo-00000004").mkdir()
+    (_folder(store) / "pseudo-00000004").mkdir()
     _save(store, 2)
     store.sweep(ours)
-    here = sorted(path.name for path in store.folder.iterdir())
+    here = sorted(path.name for path in _folder(store).iterdir())
     assert here == ["exported", "pseudo-00000001", "pseudo-00000002", "pseudo-00000004"]
 
 

@@ -22,11 +22,13 @@ from pseudoreal_trainer.cli.pod import _environment as pod_environment
 from pseudoreal_trainer.plan.units import KINDS
 from torch.distributed.run import config_from_args, parse_args
 
-from tests.patience import wait_for
-from tests.ports import free_port
+from tests.support.checkpoints import newest
+from tests.support.patience import wait_for
+from tests.support.pods import start_pod
+from tests.support.ports import free_port
 
 STEPS = 150
-DEADLINE = 600.0
+DEADLINE = 300.0
 
 
 def _run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -40,17 +42,19 @@ def _run(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 def _wait_for_lines(metrics: Path, count: int, process: subprocess.Popen[str]) -> None:
     def there() -> bool:
         assert process.poll() is None, process.communicate()[0]
-        return metrics.exists() and metrics.read_text().count("\n") >= count
+        return _lines(metrics) >= count
 
     wait_for(f"{count} lines", there, patience=DEADLINE, pause=0.01)
+
+
+def _lines(metrics: Path) -> int:
+    return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
 def _newest(work: Path, phase: str) -> Reader:
     manifest = read_manifest(next((work / "checkpoints").glob(f"{phase}-*")))
     assert manifest is not None
-    found = CheckpointStore(work, manifest.job.uid).newest(phase, complete=True)
-    assert found is not None
-    return found
+    return newest(CheckpointStore(work, manifest.job.uid), phase, complete=True)
 
 
 def test_a_run_is_stopped_resumed_and_ends_as_if_it_had_not_been(
@@ -109,31 +113,23 @@ def test_a_stop_leaves_time_for_a_step_and_a_save(
     assert options.shutdown_timeout == seconds
 
 
-def _pod(config: Any, folder: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "config.json").write_text(config.to_json())
-    local = {"PET_NNODES": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "0"}
-    environment = dict(os.environ) | local | {"PSEUDOREAL_TERMINATION_LOG": str(folder / "termination")}
-    command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(folder / "config.json")]
-    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=DEADLINE, check=False)
-
-
 def test_a_pod_without_its_corpus_says_that_the_job_is_invalid(
     job_body: Any, config: Any, tmp_path: Path, train: Any
 ) -> None:
     train(config(0), stop=lambda: True)
     job_body["spec"]["data"]["path"] = str(tmp_path / "nowhere")
-    ended = _pod(config(0), tmp_path)
-    assert ended.returncode == 78, ended.stderr
-    message = json.loads((tmp_path / "termination").read_text())
+    ended = start_pod(config(0), tmp_path / "pod")
+    assert ended.wait() == 78, ended.said()
+    message = ended.message()
     assert message["outcome"] == "InvalidJob"
     assert "nowhere is not a folder" in message["message"]
     assert (message["step"], message["checkpoint"]) == (1, "pseudo-00000001"), "the newest that there is"
 
 
 def test_a_delink_pod_that_cannot_delink_fails_with_a_sentence(delink_of: Any, tmp_path: Path) -> None:
-    ended = _pod(delink_of(1), tmp_path)
-    assert ended.returncode == 1
-    message = json.loads((tmp_path / "termination").read_text())
+    ended = start_pod(delink_of(1), tmp_path / "pod")
+    assert ended.wait() == 1
+    message = ended.message()
     assert (message["outcome"], message["phase"]) == ("Failed", "real")
     assert "phase pseudo has no complete checkpoint" in message["message"]
 
@@ -180,6 +176,16 @@ def test_a_work_directory_is_not_overwritten(job_body: Any, tmp_path: Path) -> N
     assert again.exit_code == 78
     assert "already holds a run; go on with it by --resume" in again.stderr
     assert _invoke(job_body, tmp_path, "--resume").exit_code == 0
+
+
+def test_every_phase_leaves_its_traces_where_they_are_asked_for(
+    job_body: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr("pseudoreal_trainer.cli.local_run.LocalRun._pod", lambda _, config: seen.append(config))
+    assert _invoke(job_body, tmp_path, "--trace", str(tmp_path / "traces")).exit_code == 0
+    traces = [(config.phase, config.trace_directory) for config in seen if isinstance(config, PhaseConfig)]
+    assert traces == [("pseudo", str(tmp_path / "traces")), ("real", str(tmp_path / "traces"))]
 
 
 @pytest.mark.usefixtures("_does_not_train")
@@ -299,16 +305,16 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
     first |= {"workers": 2, "until": {"step": 100_000}}
     second["until"] = {"step": 100_001}
     phase = config(0)
-    port = str(free_port())
-    pods = [_start_pod(phase, tmp_path / str(rank), rank, port) for rank in (0, 1)]
-    _wait_for_lines(Path(phase.work_directory) / "metrics.jsonl", 3, pods[0])
-    said = "".join((tmp_path / str(rank) / "log").read_text() for rank in (0, 1))
+    port = free_port()
+    pods = [start_pod(phase, tmp_path / str(rank), rank, 2, environment=_meeting(rank, port)) for rank in (0, 1)]
+    wait_for("three lines", lambda: _lines(Path(phase.work_directory) / "metrics.jsonl") >= 3, pods[0].said)
+    said = "".join(pod.said() for pod in pods)
     assert said.count('"event": "preflight"') == 1
     assert '"node": "node-0"' in said
     assert '"node": "node-1"' in said
-    pods[1].terminate()
-    assert [pod.wait(timeout=25) for pod in pods] == [75, 75]
-    messages = [json.loads((tmp_path / str(rank) / "termination").read_text()) for rank in (0, 1)]
+    pods[1].process.terminate()
+    assert [pod.wait(25) for pod in pods] == [75, 75]
+    messages = [pod.message() for pod in pods]
     assert messages[0] == messages[1]
     assert messages[0]["outcome"] == "Yielded"
     assert (tmp_path / "work" / "checkpoints" / messages[0]["checkpoint"] / "manifest.json").exists()
@@ -347,20 +353,12 @@ def test_the_other_workers_wait_until_worker_0_answers(
     await_rendezvous(environment, lambda: True)
 
 
-def _start_pod(config: PhaseConfig, folder: Path, rank: int, port: str) -> subprocess.Popen[str]:
-    folder.mkdir()
-    (folder / "config.json").write_text(config.to_json())
-    rendezvous = {
-        "PET_NNODES": "2",
-        "PET_NODE_RANK": str(rank),
+def _meeting(rank: int, port: int) -> dict[str, str]:
+    """The variables that the operator sets."""
+    return {
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
         "PET_RDZV_ID": "job-phase-1",
         "PET_LOCAL_ADDR": "127.0.0.1",
         "PSEUDOREAL_NODE_NAME": f"node-{rank}",
     }
-    local = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    environment = dict(os.environ) | rendezvous | local | {"PSEUDOREAL_TERMINATION_LOG": str(folder / "termination")}
-    command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(folder / "config.json")]
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(command, env=environment, text=True, stdout=log, stderr=log)

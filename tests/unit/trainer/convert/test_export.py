@@ -75,7 +75,7 @@ def _assert_same_logits(shared: Reader, tmp_path: Path) -> Any:
     tokens = tokenizer(TEXT, return_tensors="pt").input_ids
     assert tokens.tolist() == [list(TEXT.encode())]
     assert tokenizer.decode(tokens[0]) == TEXT
-    theirs = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32).eval()
+    theirs = AutoModelForCausalLM.from_pretrained(output, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
     ours = Transformer(shared.manifest.model, shared.manifest.sharing)
     load_weights(ours, shared)
     with torch.no_grad():
@@ -132,7 +132,8 @@ def test_safetensors_have_our_names(trained: str, request: pytest.FixtureRequest
 
 @pytest.mark.parametrize("trained", ["shared", "mixture"])
 def test_torch_distributed_checkpoint_loads_it(trained: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    from torch.distributed.checkpoint import FileSystemReader, load
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     shared: Reader = request.getfixturevalue(trained)
     assert _export(shared, "dcp", tmp_path / "exported").exit_code == 0

@@ -20,7 +20,7 @@ VECTORS = {
 
 
 def _all(count: int, *key: int) -> list[int]:
-    return permute(np.arange(count, dtype=np.uint64), count, *key).tolist()
+    return [int(index) for index in permute(np.arange(count, dtype=np.uint64), count, *key)]
 
 
 @settings(deadline=None)

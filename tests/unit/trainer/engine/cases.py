@@ -7,7 +7,7 @@ from typing import Any
 from pseudoreal_api.spec.model import Attention, FeedForward, MixtureOfExperts, Model
 from pseudoreal_api.spec.optimizer import Clipping
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
-from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_api.spec.phase import Home, Sharing
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
@@ -21,24 +21,24 @@ class Case:
     pipeline: int = 1
     data: int = 1
     micro_batches: int = 2
-    order: str = "Layered"
-    sharding: str = "None"
+    order: Any = "Layered"
+    sharding: Any = "None"
     homes: str = "d"
     """A letter for each unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
     recompute: bool = True
     stash: bool = False
-    clipping: str = "None"
+    clipping: Any = "None"
     layers: int = 4
     blocks: int | None = None
     """None: as many as layers."""
-    pattern: str = "Cycle"
-    activation: str = "GELU"
+    pattern: Any = "Cycle"
+    activation: Any = "GELU"
     experts: int = 0
     """0: a dense feed-forward part."""
     prototypes: int = 1
     precision: str = "float64"
-    next_sharing: tuple[int, str] | None = None
+    next_sharing: tuple[int, Any] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
 
     @property
@@ -77,9 +77,9 @@ class Case:
 
     @property
     def layout(self) -> Layout:
-        names = {"d": "Device", "h": "Host", "D": "Disk"}
+        names: dict[str, Home] = {"d": "Device", "h": "Host", "D": "Disk"}
         units = self.sharing.blocks + 2
-        homes: Any = tuple(names[letter] for _, letter in zip(range(units), cycle(self.homes), strict=False))
+        homes = tuple(names[letter] for _, letter in zip(range(units), cycle(self.homes), strict=False))
         return Layout(
             layer_blocks=blocks_of_layers(self.sharing, self.layers),
             pipeline=self.pipeline,

@@ -5,6 +5,7 @@ from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tests.support.adamw import adamw
 from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
 
 
@@ -35,7 +36,7 @@ def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
 def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]:
     dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
     model = build_model(case.model, case.sharing, seed=3, dtype=dtype)
-    return model, _optimizer(model, case)
+    return model, adamw(model.parameters(), case.optimizer, RATE)
 
 
 def set_gradients(model: Transformer, case: Case, step: int) -> float:
@@ -70,14 +71,6 @@ def _gradients(model: Transformer, part: Tensor, tokens: int) -> tuple[float, li
         sums.append(loss_sum.detach())
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     return float(torch.stack(sums).sum()), gradients
-
-
-def _optimizer(model: nn.Module, case: Case) -> torch.optim.Optimizer:
-    spec, parameters = case.optimizer, list(model.parameters())
-    matrices, vectors = ([p for p in parameters if (p.ndim == 2) == is_matrix] for is_matrix in (True, False))
-    groups = [{"params": matrices, "weight_decay": float(spec.weight_decay)}, {"params": vectors, "weight_decay": 0.0}]
-    betas = (float(spec.beta1), float(spec.beta2))
-    return torch.optim.AdamW(groups, lr=RATE, betas=betas, eps=1e-8, fused=True)
 
 
 def _clip(model: Transformer, case: Case) -> None:

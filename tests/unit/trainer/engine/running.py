@@ -1,5 +1,6 @@
 """Runs cases on the engine: all cases of one number of ranks in the same processes, which then need only one start."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from pseudoreal_trainer.model.transformer import views
 from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
 from torch import Tensor
 
+from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.cases import RATE, STEPS, Case
 from tests.unit.trainer.engine.reference import batch_of, part_of
-from tests.unit.trainer.forked import run_ranks
 
 SEED = 3
+_wanted: dict[Case, None] = {}
+_observed: set[Case] = set()
 
 
 @dataclass
@@ -59,6 +62,18 @@ class CaseBatch:
         return self._part[micro_batch]
 
 
+def want(cases: Iterable[Case], *, events: bool = False) -> None:
+    """The fixture `engine_results` has them. `events`: with what happened in them, which takes much memory."""
+    found = [*cases]
+    _wanted.update(dict.fromkeys(found))
+    _observed.update(found if events else ())
+
+
+def run_wanted(folder: Path) -> dict[Case, list[Result]]:
+    """All that test files of this run want, each case once."""
+    return run_cases([*_wanted], folder)
+
+
 def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case, list[Result]]:
     """Case -> result of each rank. `device`: cuda gives each rank a GPU of its own."""
     worlds: dict[int, list[Case]] = {}
@@ -76,16 +91,20 @@ def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case
 
 def _spawn(world: int, cases: list[Case], folder: Path, device: str) -> None:
     if world == 1:
-        _rank(0, world, cases, folder, device)
+        _rank(0, world, cases, folder, device, _observed)
     else:
-        run_ranks(_rank, world, world, cases, folder, device, backend="nccl" if device == "cuda" else "gloo")
+        backend = "nccl" if device == "cuda" else "gloo"
+        run_ranks(_rank, world, world, cases, folder, device, _observed & {*cases}, backend=backend)
 
 
-def _rank(rank: int, world: int, cases: list[Case], folder: Path, device: str) -> None:
+def _rank(rank: int, world: int, cases: list[Case], folder: Path, device: str, observed: set[Case]) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     ranks = Ranks(rank, world, torch.device(device, rank) if device == "cuda" else torch.device(device))
     results = [_named(case, ranks, folder) for case in cases]
+    for case, result in zip(cases, results, strict=True):
+        if case not in observed:
+            result.events.clear()
     torch.save(results, folder / f"{world}-{rank}.pt")
 
 
@@ -111,9 +130,9 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
         engine.settle()
         result.losses.append(agreement.loss_sum / tokens)
         result.left_out.append(agreement.left_out)
-        result.moved.append(dict(engine.trace.moved))
+        result.moved.append({str(link): size for link, size in engine.trace.moved.items()})
     result.events = list(engine.trace.events)
-    result.state_bytes = dict(engine.state_bytes())
+    result.state_bytes = {str(what): size for what, size in engine.state_bytes().items()}
     result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
     result.captured = captured(engine)
     engine.close()

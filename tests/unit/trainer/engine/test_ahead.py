@@ -39,7 +39,12 @@ def test_passes_of_a_unit_that_is_here_do_not_wait_for_the_update_of_the_next_on
     monkeypatch.setattr(Passes, "forward", forward)
     first = case.layers * case.micro_batches + case.micro_batches
     engine._updates.holds[HELD] = gate
-    train = threading.Thread(target=lambda: [_step(engine, case, step) for step in range(2)], daemon=True)
+
+    def two_steps() -> None:
+        for step in range(2):
+            _step(engine, case, step)
+
+    train = threading.Thread(target=two_steps, daemon=True)
     train.start()
     train.join(SECONDS)
     assert gate.done(), f"the main thread waits for the update of unit {HELD}, after {passes[first:]}"

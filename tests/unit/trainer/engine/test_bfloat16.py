@@ -9,6 +9,7 @@ from pseudoreal_trainer.model.transformer import build_model
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.support.adamw import adamw
 from tests.unit.trainer.engine.cases import RATE, STEPS, Case
 from tests.unit.trainer.engine.reference import batch_of
 from tests.unit.trainer.engine.running import SEED, run_case
@@ -25,13 +26,7 @@ CASES = [
 def _reference(case: Case) -> tuple[list[float], dict[str, Tensor]]:
     """The loss of each step, and the masters after the last."""
     masters = build_model(case.model, case.sharing, SEED, torch.float32)
-    spec, parameters = case.optimizer, list(masters.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.ndim == 2], "weight_decay": float(spec.weight_decay)},
-        {"params": [p for p in parameters if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    betas = (float(spec.beta1), float(spec.beta2))
-    optimizer = torch.optim.AdamW(groups, lr=RATE, betas=betas, eps=1e-8, fused=True)
+    optimizer = adamw(masters.parameters(), case.optimizer, RATE)
     losses = []
     for step in range(STEPS):
         losses.append(_gradients(masters, case, batch_of(case, step)))

@@ -123,7 +123,7 @@ def test_what_autograd_kept_is_found_in_the_copy_that_is_there(window: Window) -
 
 def test_a_fetch_waits_for_the_update_before_it(window: Window) -> None:
     """And raises what ended it."""
-    failed: Future[None] = Future()
+    failed: Future[Any] = Future()
     failed.set_exception(OSError("the disk is gone"))
     window.copies.updated[1] = failed
     with pytest.raises(OSError, match="the disk is gone"):
@@ -137,7 +137,7 @@ def _all_are(tensor: Tensor, value: float) -> bool:
 
 
 def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(window_of_two: Window) -> None:
-    copies, module, updating = window_of_two.copies, window_of_two.modules.of(1), Future[None]()
+    copies, module, updating = window_of_two.copies, window_of_two.modules.of(1), Future[Any]()
     copies.updated[2] = updating
     copies.fetch(Fetch(1))
     copies.fetch(Fetch(2))
@@ -152,7 +152,7 @@ def test_a_fetch_that_waits_for_an_update_holds_up_no_pass_of_another_unit(windo
 
 def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
     """They begin in this order on the other data ranks, whose units may be ready at other times."""
-    copies, updating = window_of_two.copies, Future[None]()
+    copies, updating = window_of_two.copies, Future[Any]()
     copies.updated[1] = updating
     copies.fetch(Fetch(1))
     copies.fetch(Fetch(2))
@@ -169,7 +169,7 @@ def test_fetches_begin_in_the_order_of_the_plan(window_of_two: Window) -> None:
 
 def test_a_disk_is_not_asked_for_a_unit_that_is_being_updated(window_of_two: Window) -> None:
     """The update needs the threads of the disk itself."""
-    copies, updating = window_of_two.copies, Future[None]()
+    copies, updating = window_of_two.copies, Future[Any]()
     state = Mock(wraps=copies._store.states[1])
     copies._store.states[1] = state
     copies.updated[1] = updating

@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_trainer.plan.layout import Layout
 
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
-from tests.unit.trainer.engine.running import Result, run_cases
+from tests.unit.trainer.engine.running import Result, want
 
 FETCHING = [
     *(Case(data=2, sharding="Full", micro_batches=n, window=k) for n in (1, 2, 8) for k in (1, 2, 3)),
@@ -41,11 +41,7 @@ ALL = [
 ]
 
 Results = dict[Case, list[Result]]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_cases([*dict.fromkeys(ALL)], tmp_path_factory.mktemp("counts"))
+want(ALL, events=True)
 
 
 def units_in(result: Result, name: str, step: int) -> Counter[int]:
@@ -59,8 +55,8 @@ def moving_units(case: Case, rank: int) -> list[int]:
 
 
 @pytest.mark.parametrize("case", FETCHING, ids=lambda case: case.name)
-def test_a_unit_is_fetched_twice_at_most_however_many_micro_batches(case: Case, results: Results) -> None:
-    for rank, result in enumerate(results[case]):
+def test_a_unit_is_fetched_twice_at_most_however_many_micro_batches(case: Case, engine_results: Results) -> None:
+    for rank, result in enumerate(engine_results[case]):
         moving = moving_units(case, rank)
         for step in range(STEPS):
             fetches = units_in(result, "Fetch", step)
@@ -71,8 +67,8 @@ def test_a_unit_is_fetched_twice_at_most_however_many_micro_batches(case: Case, 
 
 
 @pytest.mark.parametrize("case", [*FETCHING, *PIPELINES], ids=lambda case: case.name)
-def test_a_gradient_is_reduced_once_however_many_micro_batches(case: Case, results: Results) -> None:
-    for rank, result in enumerate(results[case]):
+def test_a_gradient_is_reduced_once_however_many_micro_batches(case: Case, engine_results: Results) -> None:
+    for rank, result in enumerate(engine_results[case]):
         local = case.layout.local_units(rank // case.data)
         for step in range(STEPS):
             assert units_in(result, "Reduce", step) == Counter(local)
@@ -80,8 +76,8 @@ def test_a_gradient_is_reduced_once_however_many_micro_batches(case: Case, resul
 
 
 @pytest.mark.parametrize("case", [*FETCHING, *OTHER_ORDERS], ids=lambda case: case.name)
-def test_no_more_units_are_resident_than_the_window_holds(case: Case, results: Results) -> None:
-    for rank, result in enumerate(results[case]):
+def test_no_more_units_are_resident_than_the_window_holds(case: Case, engine_results: Results) -> None:
+    for rank, result in enumerate(engine_results[case]):
         most = most_resident(result, case.layout)
         assert most == min(case.window, len(moving_units(case, rank))), "full, and never more than that"
 
@@ -102,8 +98,8 @@ def most_resident(result: Result, layout: Layout) -> int:
 
 
 @pytest.mark.parametrize(("few", "many"), FEW_AND_MANY, ids=lambda case: case.name)
-def test_bytes_do_not_grow_with_micro_batches(few: Case, many: Case, results: Results) -> None:
-    for of_few, of_many in zip(results[few], results[many], strict=True):
+def test_bytes_do_not_grow_with_micro_batches(few: Case, many: Case, engine_results: Results) -> None:
+    for of_few, of_many in zip(engine_results[few], engine_results[many], strict=True):
         links = [[_without_pipeline(moved) for moved in result.moved] for result in (of_few, of_many)]
         assert links[0] == links[1]
         assert sum(links[0][-1].values()) > 0
@@ -114,7 +110,7 @@ def _without_pipeline(moved: dict[str, int]) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
-def test_messages_of_a_pipeline(case: Case, results: Results) -> None:
+def test_messages_of_a_pipeline(case: Case, engine_results: Results) -> None:
     """An activation and a gradient for each micro-batch at each boundary between ranks: every one between layers when
     they are placed in turn, one between neighbours when each rank has a stretch."""
     boundaries = case.layers - 1 if case.order == "Layered" else case.pipeline - 1
@@ -122,7 +118,7 @@ def test_messages_of_a_pipeline(case: Case, results: Results) -> None:
     sequences = SEQUENCES_OF_A_MICRO_BATCH // case.data
     message = sequences * case.model.sequence_length * case.model.hidden_size * 8
     for data_rank in range(case.data):
-        row = results[case][data_rank :: case.data]
+        row = engine_results[case][data_rank :: case.data]
         for step in range(STEPS):
             for name in ("Send", "Receive"):
                 seen = [_message(e) for result in row for e in result.events if _is(e, name, step)]
@@ -141,8 +137,8 @@ def _message(event: dict[str, Any]) -> tuple[str, int, int]:
 
 @pytest.mark.parametrize(("case", "expected"), TIES, ids=lambda value: getattr(value, "name", ""))
 def test_a_shared_block_is_tied_once_and_only_where_its_uses_lie_on_several_ranks(
-    case: Case, expected: dict[int, int], results: Results
+    case: Case, expected: dict[int, int], engine_results: Results
 ) -> None:
-    for result in results[case]:
+    for result in engine_results[case]:
         for step in range(STEPS):
             assert units_in(result, "Tie", step) == Counter(expected)

@@ -8,16 +8,15 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.engine.state.direct_file import DirectFile, DiskError, aligned_buffer
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import PAGE
-from pseudoreal_trainer.plan.units import KINDS
+
+from tests.support.checkpoints import assert_same, newest_of
 
 SMALL = 256 << 10
 """Bytes of a disk that is too small for the state."""
@@ -125,12 +124,6 @@ def job(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> Job:
     return lambda work: config(0, work)
 
 
-def _newest(config: PhaseConfig) -> Reader:
-    found = CheckpointStore(Path(config.work_directory), config.job.uid).newest(config.phase)
-    assert found is not None
-    return found
-
-
 def test_a_disk_too_small_for_the_state_ends_the_phase_before_its_first_step(
     job: Job, train: Any, small_disk: Path
 ) -> None:
@@ -182,13 +175,11 @@ def test_a_disk_that_fails_leaves_the_last_checkpoint_from_which_training_goes_o
         patch.setattr(os, name, _failing(getattr(os, name), number, at=round(len(calls) * (STEPS - 1) / STEPS)))
         with pytest.raises(TrainingError, match=rf"offload on disk, in .*: {sentence}; the last committed checkpoint"):
             train(broken)
-    assert _newest(broken).manifest.step == SAVED
+    assert newest_of(broken).manifest.step == SAVED
     train(broken)
-    whole, resumed = _newest(job("whole")), _newest(broken)
+    whole, resumed = newest_of(job("whole")), newest_of(broken)
     assert resumed.manifest.step == STEPS
-    for kind in KINDS:
-        found = resumed.whole(kind)
-        assert all(np.array_equal(found[name], array) for name, array in whole.whole(kind).items())
+    assert_same(whole, resumed)
 
 
 def test_short_writes_and_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import Result, run_cases
+from tests.unit.trainer.engine.running import Result, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
@@ -74,23 +74,19 @@ BITWISE = [
     Case(precision="float32", pipeline=2, data=2, sharding="Full", experts=6, prototypes=2, homes="h"),
 ]
 CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS]
+want([*CLOSE, *BITWISE])
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
-    return run_cases([*dict.fromkeys([*CLOSE, *BITWISE])], tmp_path_factory.mktemp("engine"))
-
-
-def _sound(results: dict[Case, list[Result]], case: Case) -> Result:
+def _sound(engine_results: dict[Case, list[Result]], case: Case) -> Result:
     """The result of the first rank."""
-    for result in results[case]:
-        assert result.losses == results[case][0].losses, "every rank knows the same loss"
-    return results[case][0]
+    for result in engine_results[case]:
+        assert result.losses == engine_results[case][0].losses, "every rank knows the same loss"
+    return engine_results[case][0]
 
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
-def test_float64_agrees_with_the_reference(case: Case, results: dict[Case, list[Result]]) -> None:
-    found = _sound(results, case)
+def test_float64_agrees_with_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    found = _sound(engine_results, case)
     losses, weights = reference.train(case)
     assert len(found.losses) == STEPS
     assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
@@ -101,8 +97,8 @@ def test_float64_agrees_with_the_reference(case: Case, results: dict[Case, list[
 
 
 @pytest.mark.parametrize("case", BITWISE, ids=lambda case: case.name)
-def test_float32_agrees_to_the_bit(case: Case, results: dict[Case, list[Result]]) -> None:
-    found = _sound(results, case)
+def test_float32_agrees_to_the_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    found = _sound(engine_results, case)
     losses, weights = reference.train(case)
     assert found.losses == losses
     for name, expected in weights.items():
@@ -110,7 +106,7 @@ def test_float32_agrees_to_the_bit(case: Case, results: dict[Case, list[Result]]
 
 
 @pytest.mark.parametrize("case", [*TWO_RANKS, *ONE_RANK[-8:]], ids=lambda case: case.name)
-def test_evaluation_is_the_loss_of_the_trained_weights(case: Case, results: dict[Case, list[Result]]) -> None:
-    _sound(results, case)
-    expected = reference.evaluate(case, results[case][0].weights)
-    assert sum(result.evaluation for result in results[case]) == pytest.approx(expected, rel=1e-12)
+def test_evaluation_is_the_loss_of_the_trained_weights(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    _sound(engine_results, case)
+    expected = reference.evaluate(case, engine_results[case][0].weights)
+    assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)

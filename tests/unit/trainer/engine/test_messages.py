@@ -6,8 +6,8 @@ import pytest
 from pseudoreal_trainer.engine.messages import tag_of
 from pseudoreal_trainer.plan.records import Flow, Receive, Send
 
+from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.sending import MICRO_BATCHES, POSITIONS, SAME, SENT, exchange
-from tests.unit.trainer.forked import run_ranks
 
 LARGEST_TAG = 2**31 - 1
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import SEED, Result, run_cases
+from tests.unit.trainer.engine.running import SEED, Result, want
 
 OWN = (4, "Cycle")
 MEASURED = [
@@ -36,11 +36,7 @@ MEASURED = [
     Case(blocks=1, next_sharing=OWN, pipeline=4, micro_batches=4, clipping="Global"),
     Case(blocks=1, next_sharing=(2, "Segment"), pipeline=2, data=2, sharding="Full", homes="hD"),
 ]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
-    return run_cases(MEASURED, tmp_path_factory.mktemp("probe"))
+want(MEASURED)
 
 
 def _gradients_of_layers(case: Case) -> list[dict[str, Tensor]]:
@@ -60,7 +56,7 @@ def _expected(case: Case) -> LayerGradients:
     layers, blocks = _gradients_of_layers(case), case.layout.layer_blocks
 
     def squares(group: list[int], name: str) -> float:
-        return float(sum(layers[layer][name] for layer in group).square().sum())
+        return float(torch.stack([layers[layer][name] for layer in group]).sum(dim=0).square().sum())
 
     def layers_of(assignment: tuple[int, ...], block: int) -> list[int]:
         return [layer for layer, used in enumerate(assignment) if used == block]
@@ -79,12 +75,12 @@ def _expected(case: Case) -> LayerGradients:
 
 def _cosine(layers: list[dict[str, Tensor]], one: int, other: int) -> float:
     flat = [torch.cat([gradient.flatten() for gradient in layers[layer].values()]) for layer in (one, other)]
-    return float(F.cosine_similarity(*flat, dim=0))
+    return float(F.cosine_similarity(flat[0], flat[1], dim=0))
 
 
 @pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
-def test_it_agrees_with_autograd_on_copies(case: Case, results: dict[Case, list[Result]]) -> None:
-    expected, found = _expected(case), results[case][0].measured[0]
+def test_it_agrees_with_autograd_on_copies(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    expected, found = _expected(case), engine_results[case][0].measured[0]
     assert found.shared == pytest.approx(expected.shared, rel=1e-10)
     assert found.single == pytest.approx(expected.single, rel=1e-10)
     assert found.correlations == pytest.approx(expected.correlations, rel=1e-10)
@@ -93,18 +89,18 @@ def test_it_agrees_with_autograd_on_copies(case: Case, results: dict[Case, list[
 
 
 @pytest.mark.parametrize("case", MEASURED, ids=lambda case: case.name)
-def test_all_ranks_have_the_same(case: Case, results: dict[Case, list[Result]]) -> None:
-    assert len(results[case]) == case.world
-    assert all(result.measured == results[case][0].measured for result in results[case])
-    assert len(results[case][0].measured) == STEPS
+def test_all_ranks_have_the_same(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    assert len(engine_results[case]) == case.world
+    assert all(result.measured == engine_results[case][0].measured for result in engine_results[case])
+    assert len(engine_results[case][0].measured) == STEPS
 
 
 @pytest.mark.parametrize("case", MEASURED[:8], ids=lambda case: case.name)
-def test_measuring_changes_nothing(case: Case, results: dict[Case, list[Result]]) -> None:
+def test_measuring_changes_nothing(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     losses, weights = reference.train(case)
-    assert results[case][0].losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
+    assert engine_results[case][0].losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
     for name, expected in weights.items():
-        torch.testing.assert_close(results[case][0].weights[name], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(engine_results[case][0].weights[name], expected, rtol=0, atol=1e-12)
 
 
 def test_groups_of_this_phase_and_the_next() -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.engine.cases import STEPS, Case
-from tests.unit.trainer.engine.running import Result, run_cases
+from tests.unit.trainer.engine.running import Result, want
 from tests.unit.trainer.engine.torch_oracles import Trained, train_all
 
 TRAININGS = [
@@ -14,16 +14,18 @@ TRAININGS = [
     ("fully_shard", Case(data=2, sharding="Full", micro_batches=2)),
     ("fully_shard", Case(data=2, sharding="Full", micro_batches=2, blocks=2, homes="hD", window=1)),
 ]
+want(case for _, case in TRAININGS)
 NAMES = [f"{name} {case.name}" for name, case in TRAININGS]
 
 
 @pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Result, Trained]]:
-    folder = tmp_path_factory.mktemp("oracles")
-    results = run_cases([case for _, case in TRAININGS], folder)
-    oracles = train_all(TRAININGS, folder)
+def pairs(
+    tmp_path_factory: pytest.TempPathFactory, engine_results: dict[Case, list[Result]]
+) -> dict[str, tuple[Result, Trained]]:
+    oracles = train_all(TRAININGS, tmp_path_factory.mktemp("oracles"))
     return {
-        name: (results[case][0], trained) for name, (_, case), trained in zip(NAMES, TRAININGS, oracles, strict=True)
+        name: (engine_results[case][0], trained)
+        for name, (_, case), trained in zip(NAMES, TRAININGS, oracles, strict=True)
     }
 
 

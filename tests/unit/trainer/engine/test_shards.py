@@ -12,7 +12,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
-from tests.unit.trainer.engine.running import Result, run_cases
+from tests.unit.trainer.engine.running import Result, want
 
 N = 3
 """Divides no unit: every last shard is padded."""
@@ -40,15 +40,11 @@ PADDED = [
 ]
 
 Results = dict[Case, list[Result]]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_cases([*SHARDED, *OTHERS, *PADDED], tmp_path_factory.mktemp("bytes"))
+want([*SHARDED, *OTHERS, *PADDED])
 
 
 @pytest.mark.parametrize("case", SHARDED, ids=lambda case: case.sharding)
-def test_of_each_sharding(case: Case, results: Results) -> None:
+def test_of_each_sharding(case: Case, engine_results: Results) -> None:
     numels = [unit.numel for unit in units_of(case.model, case.layers)]
     assert all(numel % N for numel in numels)
     expected = {}
@@ -56,7 +52,7 @@ def test_of_each_sharding(case: Case, results: Results) -> None:
         ("weights", "moments", "gradients"), (WEIGHTS, MOMENTS, GRADIENTS), ZERO[case.sharding], strict=True
     ):
         expected[name] = sum(_kept(case, numel, is_split=is_split) for numel in numels) * size
-    for result in results[case]:
+    for result in engine_results[case]:
         assert result.state_bytes == expected
 
 
@@ -67,7 +63,7 @@ def _kept(case: Case, numel: int, *, is_split: bool) -> int:
 
 
 @pytest.mark.parametrize("case", [*SHARDED, *OTHERS], ids=lambda case: case.name)
-def test_as_the_plan_predicts(case: Case, results: Results) -> None:
+def test_as_the_plan_predicts(case: Case, engine_results: Results) -> None:
     sizes = Sizes(
         model=case.model,
         units=units_of(case.model, case.layers),
@@ -77,14 +73,14 @@ def test_as_the_plan_predicts(case: Case, results: Results) -> None:
     )
     states = [unit_state(case.layout, sizes, unit) for unit in range(case.layout.units)]
     predicted = sum(state.device + state.host + state.disk for state in states)
-    for result in results[case]:
+    for result in engine_results[case]:
         assert sum(result.state_bytes.values()) == predicted
 
 
 @pytest.mark.parametrize("case", PADDED, ids=lambda case: case.name)
-def test_padding_takes_no_part(case: Case, results: Results) -> None:
+def test_padding_takes_no_part(case: Case, engine_results: Results) -> None:
     """Neither in the norm by which gradients are clipped, nor in weights."""
     losses, weights = reference.train(case)
-    assert results[case][0].losses == pytest.approx(losses, rel=1e-12)
+    assert engine_results[case][0].losses == pytest.approx(losses, rel=1e-12)
     for name, expected in weights.items():
-        torch.testing.assert_close(results[case][0].weights[name], expected, rtol=0, atol=1e-12)
+        torch.testing.assert_close(engine_results[case][0].weights[name], expected, rtol=0, atol=1e-12)

@@ -13,9 +13,10 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleLo
 from torch.distributed.tensor import DTensor
 from torch.nn import functional as F
 
+from tests.support.adamw import adamw
+from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.cases import RATE, STEPS, Case
 from tests.unit.trainer.engine.reference import batch_of, part_of
-from tests.unit.trainer.forked import run_ranks
 
 WORLD, SEED = 2, 3
 
@@ -92,8 +93,9 @@ def _pipeline(rank: int, case: Case, stages: list[range]) -> Trained:
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum") / tokens
 
     # The gradients of micro-batches are summed: the loss is divided by all tokens already.
+    schedule: ScheduleLoopedBFS | Schedule1F1B
     if len(wrapped) > 1:
-        schedule = ScheduleLoopedBFS(wrapped, case.micro_batches, loss_fn=loss, scale_grads=False)
+        schedule = ScheduleLoopedBFS([*wrapped], case.micro_batches, loss_fn=loss, scale_grads=False)
     else:
         schedule = Schedule1F1B(wrapped[0], case.micro_batches, loss_fn=loss, scale_grads=False)
     return _steps(named, lambda step: _scheduled(schedule, batch_of(case, step), is_last=len(stages) - 1 in mine))
@@ -101,7 +103,7 @@ def _pipeline(rank: int, case: Case, stages: list[range]) -> Trained:
 
 def _scheduled(schedule: ScheduleLoopedBFS | Schedule1F1B, batch: Tensor, *, is_last: bool) -> Tensor:
     """This rank's part of the loss, a scalar."""
-    windows, losses = batch.flatten(0, 1), []
+    windows, losses = batch.flatten(0, 1), list[Tensor]()
     inputs = (windows[:, :-1],) if dist.get_rank() == 0 else ()
     if is_last:
         schedule.step(*inputs, target=windows[:, 1:], losses=losses)
@@ -133,7 +135,7 @@ def sharded(rank: int, case: Case) -> Trained:
 
 
 def _steps(named: dict[str, nn.Parameter], gradients: Callable[[int], Tensor]) -> Trained:
-    optimizer = _optimizer(named)
+    optimizer = adamw(named.values(), Case().optimizer, RATE, fused=False)
     trained = Trained()
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -145,15 +147,6 @@ def _steps(named: dict[str, nn.Parameter], gradients: Callable[[int], Tensor]) -
         trained.weights[name] = _whole(parameter.detach())
         trained.first_moments[name] = _whole(optimizer.state[parameter]["exp_avg"])
     return trained
-
-
-def _optimizer(named: dict[str, nn.Parameter]) -> torch.optim.Optimizer:
-    spec, parameters = Case().optimizer, list(named.values())
-    groups = [
-        {"params": [p for p in parameters if p.ndim == 2], "weight_decay": float(spec.weight_decay)},
-        {"params": [p for p in parameters if p.ndim != 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=RATE, betas=(float(spec.beta1), float(spec.beta2)), eps=1e-8)
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from pseudoreal_trainer.heartbeat.record import HeartbeatFile, HeartbeatRecord, 
 from pseudoreal_trainer.heartbeat.side_thread import SideThread
 from pseudoreal_trainer.training.phase import train_phase
 
-from tests.patience import wait_for
+from tests.support.patience import wait_for
 
 
 class Clock:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pseudoreal_trainer.heartbeat.record import HeartbeatFile, HeartbeatRecord, read_heartbeat
 
-from tests.patience import wait_for
+from tests.support.patience import wait_for
 
 _WRITER = """
 import itertools, pathlib, sys

@@ -17,9 +17,9 @@ from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.heartbeat.side_thread import SideThread
 from pseudoreal_trainer.training.phase import train_phase
 
+from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.cases import Case
 from tests.unit.trainer.engine.running import run_case
-from tests.unit.trainer.forked import run_ranks
 
 _BLOCKING = ("all_reduce", "recv", "reduce_scatter_tensor", "all_gather_into_tensor", "all_gather", "new_group")
 _T = TypeVar("_T")
@@ -38,7 +38,7 @@ class Known(Heartbeat):
         super().__init__()
         self.threads: Counter[int] = Counter()
         for thread in (self.reductions, self.updates, self.saving):
-            thread.waiting = self.waiting  # type: ignore[method-assign]
+            thread.waiting = self.waiting  # type: ignore[assignment, method-assign]
 
     @contextmanager
     def _inside(self) -> Iterator[None]:
@@ -46,7 +46,7 @@ class Known(Heartbeat):
         yield
         self.threads[threading.get_ident()] -= 1
 
-    def waiting(self, what: str) -> AbstractContextManager[object]:
+    def waiting(self, what: str) -> AbstractContextManager[object]:  # type: ignore[override]
         assert 0 < len(what) <= 64
         return self._inside()
 

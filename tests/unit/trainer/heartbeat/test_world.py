@@ -1,4 +1,4 @@
-"""Three pods that train together: whoever stands still or is slow can be named from what they report."""
+"""Three ranks that train together: whoever stands still or is slow can be named from what their pods report."""
 
 import copy
 from collections.abc import Iterator
@@ -9,9 +9,10 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.wire.reports import RankReport
 from pseudoreal_operator.failures.suspects import stragglers, suspects
 
-from tests.jobs import good_job
+from tests.support.jobs import good_job
 from tests.unit.trainer.heartbeat.world import World, world
-from tests.unit.trainer.pod.server import serving
+
+pytestmark = pytest.mark.solo
 
 FACTOR = 3.0
 HEALTHY_STEPS = 200
@@ -49,7 +50,7 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         work_directory=str(folder / "work"),
         offload_directory=str(folder / "offload"),
     )
-    with serving(folder) as server, world(config, server, folder) as found:
+    with world(config, folder) as found:
         found.wait_for(lambda beats: min(beat.step for beat in beats) >= 15)
         yield found
 

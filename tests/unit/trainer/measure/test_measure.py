@@ -15,9 +15,11 @@ from pseudoreal_trainer.measure import machine, passes, rank, transfers
 from pseudoreal_trainer.measure.passes import Cell, measure_cell
 from pseudoreal_trainer.measure.scratch import most_on_cpu, scratch_share
 from pseudoreal_trainer.measure.timing import line_through, seconds_of
-from torch import multiprocessing
 
-from tests.unit.trainer.forecast.time.test_predict import profile
+from tests.support.processes import Forked, preload, succeed
+from tests.unit.trainer.forecast.time.profiles import profile
+
+preload("tests.support.warm")
 
 CPU = torch.device("cpu")
 
@@ -83,7 +85,7 @@ def test_long_rows_end_where_more_tokens_would_take_too_long() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_ranks_leave_their_speeds(ranks: int, tmp_path: Path) -> None:
-    multiprocessing.spawn(_measure_little, (ranks, tmp_path), nprocs=ranks)
+    succeed(Forked(_measure_little, rank, ranks, tmp_path) for rank in range(ranks))
     file = tmp_path / "profile.yaml"
     speeds = (tmp_path / f"speeds-{ranks}.json").read_text()
     file.write_text(f"version: 1\nname: this machine\noverlaps: false\nspeeds: [{speeds}]\n")
@@ -99,7 +101,7 @@ def _measure_little(rank: int, world: int, folder: Path) -> None:
     from pseudoreal_trainer.measure import transfers
 
     transfers.MOST_BYTES = transfers.DISK_BYTES = 2**22
-    module.rows = lambda _: [[Cell("float32", hidden=64, tokens=64)]]  # type: ignore[assignment]
+    setattr(module, "rows", lambda _: [[Cell("float32", hidden=64, tokens=64)]])  # noqa: B010
     module.measure(rank, world, "cpu", folder, lambda _: None)
 
 
@@ -137,7 +139,7 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
         calls.append("measured")
         return profile().speeds[0]
 
-    monkeypatch.setattr(rank.torch.cuda, "set_device", calls.append)
+    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
     monkeypatch.setattr(rank, "_speeds", measured)
     threads = torch.get_num_threads()
     rank.measure(0, 1, "cuda", tmp_path, lambda _: None)
@@ -148,10 +150,10 @@ def test_the_device_is_chosen_before_anything_else(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("gpus", [0, 2])
 def test_tensors_get_what_a_gpu_has_without_what_others_keep_there(gpus: int, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(total_memory=80 * 2**30)
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: gpus)
-    monkeypatch.setattr(machine.torch.cuda, "get_device_name", lambda: "a GPU")
-    monkeypatch.setattr(machine.torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(machine, "_measure_with", lambda ranks, *_: profile(ranks=ranks).speeds[0])
     found = machine.measure_machine(lambda _: None)
     assert found.device_bytes == (78 * 2**30 if gpus else None)

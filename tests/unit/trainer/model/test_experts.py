@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 HIDDEN, INNER, LENGTH = 8, 12, 10
-MIXTURES = [
+MIXTURES: list[dict[str, Any]] = [
     {"count": 4, "capacityFactor": "8"},
     {"count": 4, "capacityFactor": "1"},
     {"count": 6, "prototypes": 2, "capacityFactor": "0.5"},
@@ -101,13 +101,13 @@ def _expert_by_hand(expert: Any, token: Tensor) -> Tensor:
 
 def test_the_oracles_activations_are_the_functions_of_their_names() -> None:
     """gelu is x P(N < x), silu is x times the logistic function."""
-    expert = Block(_spec({"count": 1})).experts[0].double()
+    expert: Any = Block(_spec({"count": 1})).experts[0].double()
     for weight in (expert.up.weight, expert.down.weight):
         weight.data.zero_()
         weight.data[0, 0] = 1.0
     token = torch.tensor([0.3, *[0.0] * (HIDDEN - 1)], dtype=torch.float64)
     assert _expert_by_hand(expert, token)[0].item() == pytest.approx(0.3 * 0.5 * (1 + erf(0.3 / sqrt(2))))
-    gated = Block(_spec({"count": 1}, "SwiGLU")).experts[0].double()
+    gated: Any = Block(_spec({"count": 1}, "SwiGLU")).experts[0].double()
     for weight in (gated.gate.weight, gated.up.weight, gated.down.weight):
         weight.data.zero_()
         weight.data[0, 0] = 1.0
@@ -121,7 +121,7 @@ def test_a_loop_over_tokens_agrees(experts: dict[str, Any], activation: str) -> 
     block, source = _block(spec), _features()
     weight = torch.randn(source.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     names = [n for n, _ in block.named_parameters() if n.startswith(("router.", "experts."))]
-    results = []
+    results: list[dict[str, Any]] = []
     for compute in (_mixed, lambda block, hidden: _by_hand(block, spec, hidden)[0]):
         hidden = source.clone().requires_grad_()
         out = compute(block, hidden)
@@ -135,6 +135,7 @@ def test_a_loop_over_tokens_agrees(experts: dict[str, Any], activation: str) -> 
     for name, expected in theirs.items():
         assert torch.allclose(ours[name], expected, rtol=1e-12, atol=1e-13), name
     router = ours["router.weight"].abs().max().item()
+    assert spec.experts
     assert (router > 1e-3) == (spec.experts.count > spec.experts.prototypes), "a choice of one has nothing to learn"
 
 
@@ -242,7 +243,7 @@ class _Waits(TorchDispatchMode):
     OPERATIONS = ("_local_scalar_dense", "bincount", "nonzero", "unique", "masked_select", "repeat_interleave.Tensor")
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.found: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

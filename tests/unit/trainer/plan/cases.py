@@ -3,6 +3,7 @@
 from typing import Any
 
 from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Home
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
@@ -14,7 +15,7 @@ def make_layout(layers: int = 4, pipeline: int = 2, micro_batches: int = 2, **ch
     return Layout(pipeline=pipeline, micro_batches=micro_batches, **fields)
 
 
-def everywhere(home: str, layers: int) -> tuple[str, ...]:
+def everywhere(home: Home, layers: int) -> tuple[Home, ...]:
     """Homes of the units of an unshared model."""
     return (home,) * (layers + 2)
 

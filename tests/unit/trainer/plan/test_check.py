@@ -1,6 +1,6 @@
 """Good plans with one defect put in by hand: each must be refused, and the fault named."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,6 +8,7 @@ from pseudoreal_trainer.plan import lower
 from pseudoreal_trainer.plan.check import PlanError, check_plan
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import measuring_plan, step_plan
+from pseudoreal_trainer.plan.orders import compute_order
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
@@ -51,7 +52,7 @@ def _measured_last(records: list[Record]) -> None:
 Edit = Callable[[list[Record]], None]
 
 
-def index_of(records: list[Record], kind: type[Record], number: int = 0, **fields: object) -> int:
+def index_of(records: Sequence[Record], kind: type[Record], number: int = 0, **fields: object) -> int:
     """Index of the record with this number among those of a kind with these fields."""
     found = [
         index
@@ -210,7 +211,7 @@ def test_a_tie_left_out_on_all_ranks_is_refused() -> None:
 def test_ranks_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 0 wants the second layer's output of micro-batch 0 before it makes micro-batch 1, with which rank 1
     begins."""
-    layout, orders = make_layout(), lower.compute_order
+    layout, orders = make_layout(), compute_order
 
     def circular(layout: Layout, rank: int) -> list[Compute]:
         order = orders(layout, rank)

@@ -5,11 +5,14 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.resolved.resolve import check_interleaved
+from pseudoreal_api.spec.phase import Home
 from pseudoreal_trainer.forecast.time.costs import UnitTime
 from pseudoreal_trainer.forecast.time.timeline import timeline
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import measuring_plan, step_plan
+
+from tests.support.depth import DEPTH
 
 
 @st.composite
@@ -31,7 +34,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         stash=recompute and draw(st.booleans()),
         clipping=draw(st.sampled_from(["Global", "PerUnit", "None"])),
     )
-    homes = st.sampled_from(["Device", "Host", "Disk"])
+    homes: st.SearchStrategy[Home] = st.sampled_from(["Device", "Host", "Disk"])
     layout = replace(layout, homes=tuple(draw(homes) for _ in range(layout.units)))
     return layout if _is_possible(layout) else replace(layout, order="1F1B")
 
@@ -44,7 +47,7 @@ def _is_possible(layout: Layout) -> bool:
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=DEPTH.of(300, 10_000))
 @given(layouts())
 def test_a_plan_passes_its_checker_and_ends(layout: Layout) -> None:
     plan = step_plan(layout)

@@ -13,9 +13,14 @@ FAULTS = "PSEUDOREAL_TEST_FAULTS"
 TIMES_SLOWER = 10
 
 
-def _faulty(act: Callable[[Passes, PlanRun, Any], None]) -> Callable[[Passes, PlanRun, Any], None]:
-    folder, rank = Path(os.environ[FAULTS]), os.environ["RANK"]
-    slow, stuck = folder / f"slow-{rank}", folder / f"stuck-{rank}"
+def install(folder: Path) -> None:
+    """The files are those of the folder."""
+    for name in ("forward", "backward"):
+        setattr(Passes, name, _faulty(getattr(Passes, name), folder))
+
+
+def _faulty(act: Callable[[Passes, PlanRun, Any], None], folder: Path) -> Callable[[Passes, PlanRun, Any], None]:
+    slow, stuck = (folder / f"{kind}-{os.environ['RANK']}" for kind in ("slow", "stuck"))
 
     def acted(passes: Passes, run: PlanRun, step: Any) -> None:
         while stuck.exists():
@@ -30,6 +35,5 @@ def _faulty(act: Callable[[Passes, PlanRun, Any], None]) -> Callable[[Passes, Pl
 
 
 if __name__ == "__main__":
-    for name in ("forward", "backward"):
-        setattr(Passes, name, _faulty(getattr(Passes, name)))
+    install(Path(os.environ[FAULTS]))
     program.main()

@@ -22,6 +22,6 @@ def _endpoint() -> Endpoint | None:
 if __name__ == "__main__":
     reporting._MOST_SECONDS = 2 * SECONDS
     program.WORKER = "tests.unit.trainer.pod.faulty_worker"
-    program.endpoint_of_pod = _endpoint
-    program.reporting = partial(reporting.reporting, seconds=SECONDS)
+    for name, value in (("endpoint_of_pod", _endpoint), ("reporting", partial(reporting.reporting, seconds=SECONDS))):
+        setattr(program, name, value)
     program.main()

@@ -84,7 +84,7 @@ class Server:
                 self.newest[token] = report
             self.changed.notify_all()
 
-    def wait_for(self, condition: Callable[[], object], seconds: float = 900.0) -> None:
+    def wait_for(self, condition: Callable[[], object], seconds: float = 300.0) -> None:
         deadline = time.monotonic() + seconds
         with self.changed:
             while not condition():
@@ -116,7 +116,7 @@ class _Listener(ThreadingHTTPServer):
         self.server.connections += 1
         with self.context.wrap_socket(request, server_side=True) as wrapped:
             self.open.add(wrapped)
-            super().finish_request(wrapped, client_address)  # type: ignore[arg-type]
+            super().finish_request(wrapped, client_address)
 
     def handle_error(self, *_: Any) -> None:
         """Clients that go away are part of the tests."""

@@ -5,13 +5,13 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tests.unit.trainer.heartbeat.world import World, world
+from tests.support.pods import Pod
+from tests.unit.trainer.pod.reporting_pod import NAME, reporting_pod
 from tests.unit.trainer.pod.server import Server, serving
 
 MANNERS = ["500", "hangs", "429", "garbage", "no http", "down"]
 STEPS = 5
 """Least number of steps that are made while the endpoint has each of its manners."""
-DEADLINE = 600
 
 
 def _losses(work: Path) -> list[float]:
@@ -20,13 +20,13 @@ def _losses(work: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in lines if line.endswith("}")]
 
 
-def _events(pod: World) -> list[str]:
-    lines = (pod.folder / "log-0").read_text().splitlines()
+def _events(pod: Pod) -> list[str]:
+    lines = pod.said().splitlines()
     events = [json.loads(line)["event"] for line in lines if line.startswith("{")]
     return [event for event in events if event.startswith("reports_")]
 
 
-def _take_on(manner: str, server: Server, pod: World, work: Path) -> None:
+def _take_on(manner: str, server: Server, pod: Pod, work: Path) -> None:
     """Until reports have met it, steps were made, and the pod has said what it noticed."""
     said = len(_events(pod))
     with server.changed:
@@ -52,17 +52,17 @@ def test_the_losses_are_those_without_one(job_body: dict[str, Any], config: Any,
     for phase, steps in zip(spec["phases"], (10**8, 10**8 + 1), strict=True):
         phase["until"] = {"step": steps}
     work = tmp_path / "reporting"
-    with serving(tmp_path) as server, world(config(0, work.name), server, tmp_path) as pod:
-        pod.wait_for(lambda beats: beats[0].step >= 1)
+    with serving(tmp_path) as server, reporting_pod(config(0, work.name), server, tmp_path) as pod:
+        server.wait_for(lambda: _losses(work))
         for manner in MANNERS:
             _take_on(manner, server, pod, work)
             _take_on("answers", server, pod, work)
-        server.finishes = {"pod-0"}
-        assert pod.pods[0].wait(timeout=DEADLINE) == 0
-        message, events = pod.message(0), _events(pod)
+        server.finishes = {NAME}
+        assert pod.wait() == 0
+        message, events = pod.message(), _events(pod)
     assert message["outcome"] == "Succeeded"
     assert events == ["reports_do_not_arrive", "reports_arrive_again"] * len(MANNERS)
-    steps = count(1)
-    train(config(0, "alone"), stop=lambda: next(steps) == message["step"])
+    made = count(1)
+    train(config(0, "alone"), stop=lambda: next(made) == message["step"])
     assert _losses(work) == _losses(tmp_path / "alone")
     assert len(_losses(work)) == message["step"] >= 2 * len(MANNERS) * STEPS

@@ -12,9 +12,10 @@ import pytest
 from pseudoreal_trainer.pod.crash import Crash, note_crashes, read_crashes
 from pseudoreal_trainer.pod.outcome import pod_outcome
 
-from tests.unit.trainer.forked import CONTEXT
+from tests.support.processes import Forked, preload
 
-SECONDS = 300
+preload("tests.support.warm")
+
 WATCHDOG = Crash("Aborted", None)
 
 
@@ -38,11 +39,8 @@ def _rank(folder: Path, end: Callable[[], None]) -> None:
     end()
 
 
-def _ended_by(end: Callable[[], None], folder: Path) -> tuple[int | None, Crash | None]:
-    process = CONTEXT.Process(target=_rank, args=(folder, end))
-    process.start()
-    process.join(SECONDS)
-    return process.exitcode, read_crashes(folder, 2).get(1)
+def _ended_by(end: Callable[[], None], folder: Path) -> tuple[int, Crash | None]:
+    return Forked(_rank, folder, end).wait(), read_crashes(folder, 2).get(1)
 
 
 def test_an_abort_of_a_thread_without_python_is_the_watchdog_s(tmp_path: Path) -> None:

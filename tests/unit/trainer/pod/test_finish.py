@@ -1,9 +1,6 @@
 """A phase that somebody asks to end early ends through a committed checkpoint, on all ranks at the same step."""
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -19,10 +16,11 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training.phase import train_phase
 
-from tests.patience import wait_for
-from tests.ports import free_port
+from tests.support.forked import start_rank
+from tests.support.patience import wait_for
+from tests.support.ports import free_port
+from tests.support.processes import succeed
 
-DEADLINE = 600.0
 UID = "11111111-2222"
 
 
@@ -84,9 +82,9 @@ def test_one_rank_that_has_heard_it_is_enough(job_body: Any, config: Any, tmp_pa
     phase = config(0)
     file = tmp_path / "config.json"
     file.write_text(phase.to_json())
-    port = str(free_port())
+    port = free_port()
     pods = [PodFolder(tmp_path / f"pod-{rank}") for rank in range(2)]
-    processes = [_worker(file, folder, rank, port) for rank, folder in enumerate(pods)]
+    processes = [start_rank(file, rank, 2, port, folder.path) for rank, folder in enumerate(pods)]
     metrics = Path(phase.work_directory) / "metrics.jsonl"
 
     def trains() -> bool:
@@ -95,7 +93,7 @@ def test_one_rank_that_has_heard_it_is_enough(job_body: Any, config: Any, tmp_pa
 
     wait_for("three steps", trains)
     pods[1].ask_to_finish()
-    assert [process.wait(timeout=DEADLINE) for process in processes] == [0, 0]
+    succeed(processes)
     messages = [json.loads((folder.path / "0.json").read_text())["message"] for folder in pods]
     assert messages[0] == messages[1]
     assert messages[0]["outcome"] == "Succeeded"
@@ -106,12 +104,3 @@ def test_one_rank_that_has_heard_it_is_enough(job_body: Any, config: Any, tmp_pa
     assert checkpoint is not None
     assert checkpoint.name == messages[0]["checkpoint"]
     assert (pods[1].progress(), pods[1].checkpoint()) == (None, None)
-
-
-def _worker(config: Path, folder: PodFolder, rank: int, port: str) -> subprocess.Popen[bytes]:
-    folder.path.mkdir()
-    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    own = {"RANK": str(rank), "LOCAL_RANK": "0", "PSEUDOREAL_OUTCOME_DIRECTORY": str(folder.path)}
-    environment = dict(os.environ) | group | own | {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pseudoreal_trainer.cli.rank", str(config)]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)

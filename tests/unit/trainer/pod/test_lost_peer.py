@@ -11,13 +11,15 @@ import torch
 import torch.distributed as dist
 from pseudoreal_trainer.errors import PeerFailed, TrainingError
 from pseudoreal_trainer.pod.lost_peer import has_lost_a_peer
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from tests.ports import free_port
-from tests.unit.trainer.forked import CONTEXT
+from tests.support.ports import free_port
+from tests.support.processes import Forked, preload, succeed
+
+preload("tests.support.warm")
 
 LARGE = 1 << 22
 """Elements: more than fit into the buffers of a connection."""
-SECONDS = 300
 
 
 def all_reduce() -> None:
@@ -55,7 +57,7 @@ STAYS: list[Callable[[], None]] = [receive_what_never_comes]
 
 def _rank(number: int, port: int, act: Callable[[], None], dies: bool, report: Path) -> None:
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
-    store = dist.TCPStore("127.0.0.1", port, 2, number == 0)
+    store = TCPStore("127.0.0.1", port, 2, number == 0)
     dist.init_process_group("gloo", store=store, rank=number, world_size=2)
     dist.barrier()
     if number == 1:
@@ -78,22 +80,18 @@ def _rank(number: int, port: int, act: Callable[[], None], dies: bool, report: P
 )
 def test_a_rank_whose_peer_is_gone_says_so(act: Callable[[], None], dies: bool, tmp_path: Path) -> None:
     report, port = tmp_path / "report", free_port()
-    ranks = [CONTEXT.Process(target=_rank, args=(number, port, act, dies, report)) for number in (0, 1)]
-    for rank in ranks:
-        rank.start()
+    ranks = [Forked(_rank, number, port, act, dies, report) for number in (0, 1)]
     try:
-        ranks[0].join(SECONDS)
-        assert ranks[0].exitcode == 0
+        succeed(ranks[:1])
     finally:
         for rank in ranks:
             rank.kill()
-            rank.join()
     assert report.read_text().startswith("True "), report.read_text()
 
 
 def test_a_store_that_nobody_holds() -> None:
     with pytest.raises(dist.DistNetworkError) as caught:
-        dist.TCPStore("127.0.0.1", free_port(), 2, False, timeout=timedelta(seconds=1))
+        TCPStore("127.0.0.1", free_port(), 2, False, timeout=timedelta(seconds=1))
     assert has_lost_a_peer(caught.value)
 
 

@@ -1,10 +1,7 @@
 """A lack of memory says how much there was and what to change; one that the system ends a rank for, too."""
 
 import errno
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +13,8 @@ import torch
 from pseudoreal_trainer.pod.memory_use import MemoryUse, PodMemory, exhausted, memory_use, pod_memory
 from pseudoreal_trainer.pod.out_of_memory import Lack, advice, killed_sentence, lack_of_memory, rank_sentence
 from pseudoreal_trainer.training.saving import SavingFailed
+
+from tests.support.pods import start_pod
 
 GIB, MIB = 1 << 30, 1 << 20
 # As torch 2.11 says it; no test here has a GPU.
@@ -190,21 +189,9 @@ program.main()
 
 def test_a_rank_that_the_system_ends_is_out_of_memory(config: Any, tmp_path: Path, group: Group) -> None:
     group.limit(1536 * MIB)
-    (tmp_path / "config.json").write_text(config(0).to_json())
-    local = {"PET_NNODES": "1", "PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
-    path = os.pathsep.join([str(Path(__file__).parents[4]), os.environ.get("PYTHONPATH", "")])
-    environment = dict(os.environ) | local | {"PSEUDOREAL_TERMINATION_LOG": str(tmp_path / "said"), "PYTHONPATH": path}
-    ended = subprocess.run(
-        [sys.executable, "-c", _POD, str(tmp_path / "config.json")],
-        env=environment,
-        preexec_fn=group.enter,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert ended.returncode == 71, ended.stderr
-    message = json.loads((tmp_path / "said").read_text())
+    ended = start_pod(config(0), tmp_path / "pod", program=("-c", _POD), before=group.enter)
+    assert ended.wait() == 71, ended.said()
+    message = ended.message()
     assert message["outcome"] == "OutOfMemory"
     assert "ended local rank 0, as the pod used more than its limit of 1.50 GiB (peak 1.50 GiB)" in message["message"]
     assert "raise spec.phases[pseudo].resources.limits.memory" in message["message"]

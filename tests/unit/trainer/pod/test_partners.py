@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.wire.messages import Outcome, TerminationMessage
-from pseudoreal_trainer.heartbeat.record import HeartbeatFile, read_heartbeat
+from pseudoreal_trainer.heartbeat.record import HeartbeatFile
 from pseudoreal_trainer.pod.outcome import leave_outcome
 from pseudoreal_trainer.pod.partners import LAST_SECONDS, Partners
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
-from tests.patience import PATIENCE_SECONDS, wait_for
-from tests.unit.trainer.heartbeat.world import world
+from tests.support.patience import wait_for
+from tests.unit.trainer.pod.reporting_pod import heartbeats_of, reporting_pod
 from tests.unit.trainer.pod.server import serving
 
 RANKS = 3
@@ -93,19 +93,18 @@ def test_a_killed_rank_ends_its_pod_though_another_one_is_stuck(
     """torchrun would wait for the other one for half a minute, and the pod could not say which one was killed."""
     phase = job_body["spec"]["phases"][0]
     phase |= {"workers": 1, "processesPerWorker": 2, "until": {"step": 10**6}, "batch": {"sequences": 6}}
-    with serving(tmp_path) as server, world(config(0), server, tmp_path) as found:
-        folder = found.pod_folder(0)
+    with serving(tmp_path) as server, reporting_pod(config(0), server, tmp_path) as found:
 
         def trains() -> bool:
-            records = [read_heartbeat(path) for path in folder.heartbeats()]
-            return len(records) == 2 and all(record is not None and record.step > 0 for record in records)
+            records = heartbeats_of(found)
+            return len(records) == 2 and all(record.step > 0 for record in records)
 
-        wait_for("the first steps", trains, (tmp_path / "log-0").read_text)
-        pids = [record.pid for record in map(read_heartbeat, folder.heartbeats()) if record]
+        wait_for("the first steps", trains, found.said)
+        pids = [record.pid for record in heartbeats_of(found)]
         os.kill(pids[0], signal.SIGSTOP)
         os.kill(pids[1], signal.SIGKILL)
-        assert found.pods[0].wait(PATIENCE_SECONDS) == 1
-        assert '"rank_ended"' in (tmp_path / "log-0").read_text()
-    message = found.message(0)
+        assert found.wait() == 1
+        assert '"rank_ended"' in found.said()
+    message = found.message()
     assert message["message"].startswith("local rank 1 ended without a word")
     assert not message["peerLost"]

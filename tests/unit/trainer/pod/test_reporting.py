@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from http.client import HTTPException
 from pathlib import Path
 
@@ -186,6 +187,10 @@ def test_a_pod_is_told_to_end_its_phase(server: Server, folder: PodFolder) -> No
     assert folder.is_asked_to_finish()
 
 
+def _is_met(server: Server, manner: str, times: int) -> bool:
+    return server.seen[manner] >= times
+
+
 def test_an_endpoint_that_fails_is_named_once_until_it_works_again(
     server: Server, folder: PodFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +200,7 @@ def test_an_endpoint_that_fails_is_named_once_until_it_works_again(
         for manner in manners:
             with server.changed:
                 server.manner, begin = manner, server.seen[manner]
-            server.wait_for(lambda m=manner, b=begin: server.seen[m] >= b + 4)
+            server.wait_for(partial(_is_met, server, manner, begin + 4))
     assert [entry["event"] for entry in logs] == ["reports_do_not_arrive", "reports_arrive_again"] * 2
     assert "it answers 500" in logs[0]["error"]
     assert "pod-a" not in json.dumps(logs), "no token in the log"

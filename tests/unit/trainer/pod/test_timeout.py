@@ -18,10 +18,11 @@ from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.pod.lost_peer import timeout_sentence
 from pseudoreal_trainer.pod.outcome import read_outcome
 
-from tests.ports import free_port
-from tests.unit.trainer.forked import CONTEXT
+from tests.support.ports import free_port
+from tests.support.processes import Forked, preload, succeed
 
-SECONDS = 600
+preload("tests.support.warm")
+
 LIMIT = 10
 """Seconds: both ranks come within that, and the test takes no less."""
 
@@ -41,7 +42,7 @@ def _rank(number: int, port: int, config: PhaseConfig, folder: Path) -> None:
             dist.all_reduce(torch.ones(1), group=mesh.data)
         raise AssertionError("the other rank stands still")
 
-    program._train = train
+    program._train = train  # type: ignore[assignment]
     file = folder / f"{number}.json"
     file.write_text(config.to_json())
     program.run_rank(file, lambda _: None)
@@ -51,17 +52,14 @@ def _rank(number: int, port: int, config: PhaseConfig, folder: Path) -> None:
 def test_a_rank_names_the_limit_when_its_partner_stands_still(config: Any, tmp_path: Path) -> None:
     own = config(1).model_copy(update={"collective_seconds": LIMIT})
     port = free_port()
-    ranks = [CONTEXT.Process(target=_rank, args=(number, port, own, tmp_path)) for number in (0, 1)]
-    for rank in range(2):
-        (tmp_path / str(rank)).mkdir()
-        ranks[rank].start()
+    for number in (0, 1):
+        (tmp_path / str(number)).mkdir()
+    ranks = [Forked(_rank, number, port, own, tmp_path) for number in (0, 1)]
     try:
-        ranks[0].join(SECONDS)
-        assert ranks[0].exitcode == 0
+        succeed(ranks[:1])
     finally:
         for rank in ranks:
             rank.kill()
-            rank.join()
     outcome = read_outcome(tmp_path / "0", 0)
     assert outcome is not None
     message = outcome.message

@@ -3,7 +3,6 @@
 import os
 import signal
 import sys
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +10,13 @@ from pseudoreal_trainer.preflight import measure
 from pseudoreal_trainer.preflight.__main__ import main
 from pseudoreal_trainer.preflight.check import Limits
 
-from tests.unit.trainer.forked import CONTEXT
+from tests.support.processes import Forked, preload
+
+preload("tests.support.warm")
 
 PATIENT = Limits(start=300, product=120, pairing=120, answer=120)
-QUICK = Limits(start=60, product=8, pairing=4, answer=6)
-"""For a silent rank, which costs all of product, pairings and answer."""
+QUICK = Limits(start=60, product=4, pairing=2, answer=3)
+"""For a silent rank, which costs all of product, pairings and answer. Sound ranks take a tenth of a second."""
 
 _multiply = measure.multiply
 
@@ -41,22 +42,16 @@ def killed(*_: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-DEFECTS = {"none": _multiply, "slow": slow, "wrong": wrong, "silent": silent, "killed": killed}
+DEFECTS: dict[str, Any] = {"none": _multiply, "slow": slow, "wrong": wrong, "silent": silent, "killed": killed}
 
 
-def start(
-    environment: dict[str, str], defect: str, limits: Limits, config: Path, verdict: Path, log: Path
-) -> ForkServerProcess:
-    process = CONTEXT.Process(target=_run, args=(environment, defect, limits, [str(config), str(verdict)], log))
-    process.start()
-    return process
+def start(environment: dict[str, str], defect: str, limits: Limits, config: Path, verdict: Path, log: Path) -> Forked:
+    return Forked(_run, environment, defect, limits, [str(config), str(verdict)], log=log)
 
 
-def _run(environment: dict[str, str], defect: str, limits: Limits, arguments: list[str], log: Path) -> None:
+def _run(environment: dict[str, str], defect: str, limits: Limits, arguments: list[str]) -> None:
     os.environ.update(environment)
     sys.argv = ["", *arguments]
-    with log.open("w") as file:
-        os.dup2(file.fileno(), sys.stdout.fileno())
     measure.multiply = DEFECTS[defect]
     main(limits)
 

@@ -1,6 +1,5 @@
 """Who is at fault, from what the ranks found."""
 
-from collections.abc import Collection, Iterable
 from typing import Any
 
 import pytest
@@ -15,10 +14,10 @@ SECONDS = 30.0
 
 def found(
     workers: int,
-    processes: int = 1,
+    processes: Any = 1,
     *,
-    failed: Iterable[tuple[int, int]] = (),
-    absent: Collection[int] = (),
+    failed: Any = (),
+    absent: Any = (),
     **by_rank: Any,
 ) -> Verdict:
     """`failed` are pairs that could not talk; `absent` never answer, and nobody could talk to them. `by_rank` are

@@ -23,7 +23,7 @@ from pseudoreal_trainer.preflight.check import Limits, Self
 from pseudoreal_trainer.preflight.check import check as check_rank
 from pseudoreal_trainer.preflight.findings import Verdict
 
-from tests.ports import free_port
+from tests.support.ports import free_port
 from tests.unit.trainer.preflight.rank import PATIENT, QUICK, start, wrong
 
 WORLD = 4
@@ -47,18 +47,16 @@ class Ranks:
             self.processes.append(start(common | own, defects.get(rank, "none"), limits, config, file, log))
 
     def verdict(self, rank: int) -> Verdict:
-        self.processes[rank].join(300)
-        assert self.processes[rank].exitcode == 0
+        assert self.processes[rank].wait() == 0
         return Verdict.model_validate_json(self.files[rank].read_bytes())
 
     def events(self) -> list[dict[str, Any]]:
         """Events of rank 0."""
-        return [json.loads(line) for line in self.log.read_text().splitlines()]
+        return [json.loads(line) for line in self.log.read_text().splitlines() if line.startswith("{")]
 
     def kill(self) -> None:
         for process in self.processes:
             process.kill()
-            process.join()
 
 
 @pytest.fixture
@@ -91,6 +89,7 @@ def test_sound_ranks_name_nobody(check: Check) -> None:
     assert event["median"]["within_ms"] is None
 
 
+@pytest.mark.solo
 def test_a_slow_rank_is_named_and_the_training_may_begin(check: Check) -> None:
     ranks = check({1: "slow"})
     assert [ranks.verdict(rank).broken for rank in range(WORLD)] == [[]] * WORLD
@@ -109,6 +108,7 @@ def test_a_rank_that_computes_a_wrong_product_is_named_to_all(check: Check) -> N
         assert (fault.ranks, fault.text) == ([2], "rank 2 on node node-2 computed a wrong product")
 
 
+@pytest.mark.solo
 def test_a_rank_that_does_not_answer_is_named_in_time(check: Check) -> None:
     ranks = check({1: "silent"}, QUICK)
     begin = time.monotonic()

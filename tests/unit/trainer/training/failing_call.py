@@ -1,7 +1,6 @@
 """A rank of which one call fails: a write, a read, a collective, a copy or an update, from a training step on."""
 
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -61,7 +60,7 @@ class _Calls:
             self._begun, self._ended = step >= STEP, step > STEP
             return train(engine, batch, training, step, *rest)
 
-        Engine.train = trains  # type: ignore[method-assign]
+        Engine.train = trains  # type: ignore[assignment, method-assign]
 
     def _watched(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*arguments: Any, **named: Any) -> Any:
@@ -81,15 +80,11 @@ class _Calls:
 def run(rank: int, port: int, config: Path, folder: Path, name: str, number: int) -> None:
     """One of two. Leaves the outcome, and the counts if it ends well."""
     torch.set_num_threads(1)
-    signal.alarm(600)
     address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     os.environ.update(address, RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1")
     os.environ["PSEUDOREAL_OUTCOME_DIRECTORY"] = str(folder)
-    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     calls = _Calls(name, number, folder)
     calls.watch()
-    message = program.run_rank(config, os._exit)
+    message = program.run_rank(config, program._end_at_once)
     (folder / "counts").write_text("\n".join(f"{count} {name}" for name, count in calls.counts.items()))
-    os._exit(message.exit_code)
+    program._end_at_once(message.exit_code)

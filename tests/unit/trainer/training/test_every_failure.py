@@ -1,7 +1,6 @@
 """Whatever call of a step or of a save fails on one of two ranks: both end at once, and say where it began."""
 
 import json
-import random
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -10,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from tests.ports import free_port
-from tests.unit.trainer.forked import CONTEXT
+from tests.support.depth import DEPTH
+from tests.support.ports import free_port
+from tests.support.processes import Forked, wait_for_all
 from tests.unit.trainer.training import failing_call
 from tests.unit.trainer.training.failing_call import SAYS
 
 SECONDS = 10.0
 """From the failure until both ranks have ended; gloo alone would give up after minutes."""
-PATIENCE = 300.0
 SAMPLE = 3
 """Failures of each kind of job; the long test tries all."""
 JOBS = [(home, clipping) for home in ("Host", "Disk") for clipping in ("Global", "PerUnit")]
@@ -28,7 +27,7 @@ class _Job:
     def __init__(self, config: Path, folder: Path) -> None:
         self._config, self._folder, self._numbers = config, folder, count()
 
-    def run(self, name: str = "", number: int = 0, failing: int = 1) -> tuple[list[Path], list[int | None]]:
+    def run(self, name: str = "", number: int = 0, failing: int = 1) -> tuple[list[Path], list[int]]:
         """What each rank left, and their exit codes. The call `name` fails on rank `failing`, the `number`-th time."""
         folders = [self._folder / f"{next(self._numbers)}-{rank}" for rank in (0, 1)]
         port = free_port()
@@ -38,25 +37,22 @@ class _Job:
             config = json.loads(self._config.read_text()) | {"workDirectory": str(folders[0] / "work")}
             (folder / "config").write_text(json.dumps(config))
             mine = number if rank == failing else 0
-            ranks.append(
-                CONTEXT.Process(target=failing_call.run, args=(rank, port, folder / "config", folder, name, mine))
-            )
-            ranks[-1].start()
-        try:
-            for process in ranks:
-                process.join(PATIENCE)
-            self.ended = monotonic()
-            return folders, [process.exitcode for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
+            arguments = (rank, port, folder / "config", folder, name, mine)
+            ranks.append(Forked(failing_call.run, *arguments, log=folder / "log"))
+        codes = wait_for_all(ranks)
+        self.ended = monotonic()
+        return folders, codes
 
     def calls(self) -> list[tuple[str, int]]:
         """Those of rank 1 in the step, when nothing fails."""
         folders, codes = self.run()
         assert codes == [0, 0], (folders[1] / "log").read_text()
-        counts = dict(reversed(line.split(" ", 1)) for line in (folders[1] / "counts").read_text().splitlines())
-        return [(name, number) for name, times in sorted(counts.items()) for number in range(1, int(times) + 1)]
+        lines = [line.split(" ", 1) for line in (folders[1] / "counts").read_text().splitlines()]
+        return [
+            (name, number)
+            for times, name in sorted(lines, key=lambda line: line[1])
+            for number in range(1, int(times) + 1)
+        ]
 
     def check(self, name: str, number: int, failing: int = 1) -> None:
         folders, codes = self.run(name, number, failing)
@@ -90,7 +86,7 @@ def job(job_body: dict[str, Any], config: Any, tmp_path: Path) -> Callable[[str,
 @pytest.mark.parametrize(("home", "clipping"), JOBS)
 def test_some_failures_of_a_step(home: str, clipping: str, job: Callable[[str, str], _Job]) -> None:
     found = job(home, clipping)
-    for name, number in random.Random(f"{home} {clipping}").sample(found.calls(), SAMPLE):
+    for name, number in DEPTH.chance(f"{home} {clipping}").sample(found.calls(), SAMPLE):
         found.check(name, number)
 
 

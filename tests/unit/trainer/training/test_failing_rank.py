@@ -1,22 +1,38 @@
 """A rank that fails by itself says so and ends, whatever the others wait for."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pseudoreal_trainer.engine.passes import Passes
+from pseudoreal_trainer.engine.updates import Reductions
+from pseudoreal_trainer.plan.records import Agree
 
-from tests.ports import free_port
+from tests.support.forked import start_rank
+from tests.support.ports import free_port
 
-SECONDS = 600
-"""gloo gives up after half an hour."""
+
+def _fail_after_agreeing() -> None:
+    """Rank 0 fails in the first forward pass after it was to agree with the other one."""
+    forward, agree, agreed = Passes.forward, Reductions.agree, list[Agree]()
+
+    def agrees(reductions: Reductions, step: Agree, *loss: Any, **asked: Any) -> Any:
+        agreed.append(step)
+        return agree(reductions, step, *loss, **asked)
+
+    def fails(passes: Passes, *step: Any) -> None:
+        if agreed and os.environ["RANK"] == "0":
+            raise OSError("the disk has failed")
+        forward(passes, *step)
+
+    Reductions.agree, Passes.forward = agrees, fails  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.parametrize("clipping", ["None", "PerUnit", "Global"])
 def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any], config: Any, tmp_path: Path) -> None:
-    """Without a norm over all units, its side thread waits for the others' agreement when it fails."""
+    """Without a norm over all units, its side thread waits for the others' agreement when it fails. gloo gives up after
+    half an hour."""
     job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}
     job_body["spec"]["phases"][0] |= {
         "sharing": {"blocks": 2},
@@ -24,27 +40,14 @@ def test_it_does_not_wait_for_the_others(clipping: str, job_body: dict[str, Any]
         "parallelism": {"pipeline": 2},
         "batch": {"sequences": 6, "microBatches": 3},
     }
-    file = tmp_path / "config.json"
+    file, port = tmp_path / "config.json", free_port()
     file.write_text(config(0).to_json())
-    port = str(free_port())
-    ranks = [_start(rank, port, file, tmp_path / str(rank)) for rank in (0, 1)]
+    ranks = [start_rank(file, rank, 2, port, tmp_path / str(rank), _fail_after_agreeing) for rank in (0, 1)]
     try:
-        assert ranks[0].wait(SECONDS) == 1
+        assert ranks[0].wait() == 1
     finally:
         for rank in ranks:
             rank.kill()
-            rank.wait()
     said = "".join(path.read_text() for path in (tmp_path / "0").glob("*.json"))
     assert "OSError: the disk has failed" in said
     assert "the disk has failed" in (tmp_path / "0" / "log").read_text()
-
-
-def _start(rank: int, port: str, config: Path, folder: Path) -> "subprocess.Popen[bytes]":
-    folder.mkdir()
-    environment = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    environment |= {"RANK": str(rank), "LOCAL_RANK": "0", "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    environment |= {"PSEUDOREAL_OUTCOME_DIRECTORY": str(folder)}
-    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[4]), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-m", "tests.unit.trainer.training.failing_worker", str(config)]
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(command, env=dict(os.environ) | environment, stdout=log, stderr=log)

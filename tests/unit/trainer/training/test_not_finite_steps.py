@@ -1,6 +1,5 @@
 """Phases of which some losses or gradients are not finite: no such value is saved, whatever the policy."""
 
-import json
 import re
 from itertools import count
 from math import inf, nan
@@ -20,7 +19,8 @@ from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.validation import Validation
 
-from tests.unit.trainer.forked import run_ranks
+from tests.support.checkpoints import metrics
+from tests.support.forked import run_ranks
 from tests.unit.trainer.training import spoiling
 from tests.unit.trainer.training.spoiling import spoilt
 
@@ -46,14 +46,10 @@ def _checkpoints(config: Any) -> list[Reader]:
 
 def _assert_finite(config: Any) -> None:
     for reader in _checkpoints(config):
-        assert "null" not in (reader.checkpoints / reader.manifest.name / "manifest.json").read_text()
+        assert "null" not in (Path(str(reader.checkpoints)) / reader.manifest.name / "manifest.json").read_text()
         for kind in KINDS:
             for name, array in reader.whole(kind).items():
                 assert np.isfinite(array).all(), f"{reader.manifest.name}: {kind} of {name}"
-
-
-def _metrics(config: Any) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]
 
 
 def _set(job_body: Any, clipping: str, home: str = "Device", **optimizer: Any) -> None:
@@ -117,8 +113,8 @@ def test_a_phase_that_skips_ends_as_one_that_was_stopped_behind_the_skipped_step
         for name, array in one.whole(kind).items():
             assert np.array_equal(other.tensor(name, kind), array), name
     for found in (whole, parts):
-        assert [line["skipped_steps"] for line in _metrics(found)] == [0, 0, 1, 1, 1, 1]
-        assert [line["global_cursor"] for line in _metrics(found)] == [6, 12, 18, 24, 30, 36]
+        assert [line["skipped_steps"] for line in metrics(found)] == [0, 0, 1, 1, 1, 1]
+        assert [line["global_cursor"] for line in metrics(found)] == [6, 12, 18, 24, 30, 36]
     assert (one.manifest.skipped.steps, one.manifest.skipped.in_a_row) == (1, 0)
 
 

@@ -1,8 +1,5 @@
 """Two real processes, joined by gloo over the loopback interface."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,32 +7,17 @@ import numpy as np
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.store import CheckpointStore
 
-from tests.ports import free_port
+from tests.support.checkpoints import newest_of
+from tests.support.forked import start_rank
+from tests.support.ports import free_port
+from tests.support.processes import succeed
 
 
 def _train_on(ranks: int, config: PhaseConfig, folder: Path) -> None:
-    file = folder / f"config-{ranks}.json"
+    file, port = folder / "config.json", free_port()
     file.write_text(config.to_json())
-    port = free_port()
-    common = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    common |= {"MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "pseudoreal_trainer.cli.rank", str(file)],
-            env=dict(os.environ) | common | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-        )
-        for rank in range(ranks)
-    ]
-    assert [process.wait(timeout=600) for process in processes] == [0] * ranks
-
-
-def _newest(config: PhaseConfig) -> Reader:
-    found = CheckpointStore(Path(config.work_directory), config.job.uid).newest(config.phase)
-    assert found is not None
-    return found
+    succeed(start_rank(file, rank, ranks, port, folder / str(rank)) for rank in range(ranks))
 
 
 @pytest.fixture
@@ -47,7 +29,7 @@ def both(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> t
     two = config(0, "two")
     train(one)
     _train_on(2, two, tmp_path)
-    return _newest(one), _newest(two)
+    return newest_of(one), newest_of(two)
 
 
 def test_two_ranks_train_what_one_rank_trains(both: tuple[Reader, Reader]) -> None:

@@ -13,7 +13,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus
 
-from tests.unit.trainer.forked import run_ranks
+from tests.support.forked import run_ranks
 
 CPU = torch.device("cpu")
 

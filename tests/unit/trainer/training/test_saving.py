@@ -15,33 +15,19 @@ import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.pod.lost_peer import has_lost_a_peer
 from pseudoreal_trainer.training.phase import train_phase
 from pseudoreal_trainer.training.saving import SavingFailed
 
-from tests.unit.trainer.forked import run_ranks
+from tests.support.checkpoints import assert_same, newest_of
+from tests.support.forked import run_ranks
 
 UID = "11111111-2222"
-
-
-def _newest(config: Any) -> Reader:
-    found = CheckpointStore(Path(config.work_directory), UID).newest("pseudo")
-    assert found is not None
-    return found
-
-
-def _assert_same(one: Reader, other: Reader) -> None:
-    assert one.manifest.step == other.manifest.step
-    for kind in KINDS:
-        for name, array in one.whole(kind).items():
-            assert np.array_equal(other.tensor(name, kind), array)
 
 
 @pytest.mark.parametrize("mode", ["Async", "Sync"])
@@ -64,9 +50,9 @@ def test_a_volume_that_fails_ends_the_phase_and_keeps_what_was_committed(
         with pytest.raises(SavingFailed, match=says) as raised:
             train(config(0, "broken"))
     assert ("enlarge the volume" in str(raised.value)) == (number == errno.ENOSPC)
-    assert _newest(config(0, "broken")).manifest.step == 2
+    assert newest_of(config(0, "broken")).manifest.step == 2
     train(config(0, "broken"))
-    _assert_same(_newest(config(0, "whole")), _newest(config(0, "broken")))
+    assert_same(newest_of(config(0, "whole")), newest_of(config(0, "broken")))
 
 
 def _rank(number: int, config: PhaseConfig, folder: Path) -> None:
@@ -74,7 +60,7 @@ def _rank(number: int, config: PhaseConfig, folder: Path) -> None:
         raise OSError(errno.EIO, "the disk has failed")
 
     if number == 1:
-        TensorWriter.append = failing  # type: ignore[method-assign]
+        TensorWriter.append = failing  # type: ignore[assignment, method-assign]
     corpus = load_corpus(config.data, config.model.sequence_length)
     try:
         train_phase(config, corpus, Ranks(number, 2, torch.device("cpu")), lambda: False)
@@ -138,7 +124,7 @@ def test_a_start_that_made_no_step_is_restated_not_rewritten(
     store = CheckpointStore(tmp_path / "work", UID)
     ended = store.committed("pseudo")[-1]
     store.commit(ended.model_copy(update={"phase_complete": False}))
-    before = _newest(config(0)).whole("second_moment")
+    before = newest_of(config(0)).whole("second_moment")
 
     def refuse(*_: Any) -> None:
         raise AssertionError("nothing is written but the manifest")
@@ -146,7 +132,7 @@ def test_a_start_that_made_no_step_is_restated_not_rewritten(
     with monkeypatch.context() as patch:
         patch.setattr(TensorWriter, "__init__", refuse)
         assert train(config(0)).outcome == "Succeeded"
-    after = _newest(config(0))
+    after = newest_of(config(0))
     assert after.manifest.phase_complete
     assert after.manifest.parent == ended.parent
     assert all(np.array_equal(array, before[name]) for name, array in after.whole("second_moment").items())
@@ -158,9 +144,8 @@ def test_the_metrics_say_what_a_checkpoint_cost(job_body: Any, config: Any, trai
     lines = [json.loads(line) for line in (Path(config(0).work_directory) / "metrics.jsonl").read_text().splitlines()]
     costs = {line["step"]: line["checkpoint"] for line in lines}
     assert [step for step, cost in costs.items() if cost is not None] == [3, 5]
-    sizes = sum(
-        path.stat().st_size for path in (_newest(config(0)).checkpoints / "pseudo-00000006").glob("*.safetensors")
-    )
+    saved = Path(config(0).work_directory) / "checkpoints" / "pseudo-00000006"
+    sizes = sum(path.stat().st_size for path in saved.glob("*.safetensors"))
     for step, cost in ((3, costs[3]), (5, costs[5])):
         assert cost["step"] == step - 1
         assert cost["bytes"] == sizes

@@ -14,7 +14,7 @@ from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
 
-from tests.unit.trainer.forked import run_ranks
+from tests.support.forked import run_ranks
 
 CPU = torch.device("cpu")
 LOOKS = 3

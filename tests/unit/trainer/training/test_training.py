@@ -1,4 +1,3 @@
-import json
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -8,45 +7,25 @@ import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.manifest import Manifest
-from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.transformer import build_model
-from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.schedule import learning_rate
 from torch.nn import functional as F
 
+from tests.support.adamw import adamw
+from tests.support.checkpoints import assert_same, metrics, newest_of
 from tests.unit.trainer.checkpoint.by_hand import save
 from tests.unit.trainer.data.slow_permutation import permuted
 
 STEPS = 6
 
 
-def _metrics(config: PhaseConfig) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (Path(config.work_directory) / "metrics.jsonl").read_text().splitlines()]
-
-
-def _newest(config: PhaseConfig) -> Reader:
-    found = CheckpointStore(Path(config.work_directory), config.job.uid).newest(config.phase)
-    assert found is not None
-    return found
-
-
-def _assert_same(one: Reader, other: Reader) -> None:
-    assert one.manifest.updates == other.manifest.updates
-    for a, b in ((one.whole(kind), other.whole(kind)) for kind in KINDS):
-        assert a.keys() == b.keys()
-        assert all(np.array_equal(a[name], b[name]) for name in a)
-
-
 def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Ordinary torch: the losses of all steps, and the weights at the end."""
     sequence, batch = config.model.sequence_length, config.batch
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
-    matrices = [p for p in model.parameters() if p.ndim == 2]
-    norms = [p for p in model.parameters() if p.ndim == 1]
-    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=True)
+    optimizer = adamw(model.parameters(), config.optimizer, 0.0)
     samples = (len(text) - 1) // sequence
     order = np.array([permuted(index, samples, config.data.seed, 0) for index in range(samples)])
     losses = []
@@ -72,8 +51,8 @@ def test_losses_and_weights_are_those_of_a_plain_loop(config: Any, corpus_folder
     text = b"".join((corpus_folder / name).read_bytes() for name in ("a.txt", "b.txt"))
     losses, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
     # The norm that clips is summed unit by unit, so its last bit may differ.
-    assert [line["loss"] for line in _metrics(phase)] == pytest.approx(losses, rel=1e-13)
-    for name, array in _newest(phase).whole().items():
+    assert [line["loss"] for line in metrics(phase)] == pytest.approx(losses, rel=1e-13)
+    for name, array in newest_of(phase).whole().items():
         np.testing.assert_allclose(array, weights[name].numpy(), rtol=0, atol=1e-13)
 
 
@@ -81,7 +60,7 @@ def test_the_loss_falls_over_both_phases(job_body: Any, config: Any, train_job: 
     job_body["spec"]["phases"][0]["until"]["step"] = 20
     job_body["spec"]["phases"][1]["until"]["step"] = 60
     message = train_job("work")
-    lines = _metrics(config(1))
+    lines = metrics(config(1))
     assert [line["step"] for line in lines] == list(range(1, 61))
     assert [line["global_cursor"] for line in lines] == list(range(6, 366, 6))
     assert lines[-1]["tokens"] == message.tokens == 60 * 6 * 16
@@ -106,12 +85,12 @@ def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(
     assert (stopped.outcome, stopped.step, stopped.exit_code) == ("Yielded", stop_after, 75)
     resumed = train(parts)
     assert (resumed.outcome, resumed.step) == ("Succeeded", 11)
-    _assert_same(_newest(whole), _newest(parts))
+    assert_same(newest_of(whole), newest_of(parts))
     volatile = {"tokens_per_second", "seconds", "remaining_seconds", "waited_seconds", "checkpoint"}
-    assert [{k: v for k, v in line.items() if k not in volatile} for line in _metrics(whole)] == [
-        {k: v for k, v in line.items() if k not in volatile} for line in _metrics(parts)
+    assert [{k: v for k, v in line.items() if k not in volatile} for line in metrics(whole)] == [
+        {k: v for k, v in line.items() if k not in volatile} for line in metrics(parts)
     ]
-    assert resumed.start_validation_loss == _newest(whole).manifest.start_validation_loss
+    assert resumed.start_validation_loss == newest_of(whole).manifest.start_validation_loss
 
 
 def test_a_crash_goes_on_from_the_last_checkpoint(job_body: Any, config: Any, train: Any) -> None:
@@ -128,11 +107,11 @@ def test_a_crash_goes_on_from_the_last_checkpoint(job_body: Any, config: Any, tr
 
     with pytest.raises(KeyboardInterrupt):
         train(crashed, stop=crash)
-    assert [line["step"] for line in _metrics(crashed)] == list(range(1, 9))
-    assert _newest(crashed).manifest.step == 5
+    assert [line["step"] for line in metrics(crashed)] == list(range(1, 9))
+    assert newest_of(crashed).manifest.step == 5
     train(crashed)
-    assert [line["step"] for line in _metrics(crashed)] == list(range(1, 12))
-    _assert_same(_newest(whole), _newest(crashed))
+    assert [line["step"] for line in metrics(crashed)] == list(range(1, 12))
+    assert_same(newest_of(whole), newest_of(crashed))
 
 
 def test_a_finished_phase_is_only_reported(config: Any, train: Any) -> None:
@@ -149,7 +128,7 @@ def test_a_phase_ends_at_the_first_bound(until: Any, step: int, job_body: Any, c
     job_body["spec"]["phases"][1]["until"] = {"step": 100}
     message = train(config(0))
     assert (message.outcome, message.step) == ("Succeeded", step)
-    assert _newest(config(0)).manifest.phase_complete
+    assert newest_of(config(0)).manifest.phase_complete
 
 
 def test_a_loss_that_is_not_finite_ends_the_phase_without_a_checkpoint(config: Any, train: Any) -> None:
@@ -157,8 +136,8 @@ def test_a_loss_that_is_not_finite_ends_the_phase_without_a_checkpoint(config: A
     store = CheckpointStore(Path(config(0).work_directory), "11111111-2222")
     save(
         store,
-        _newest(config(0)).manifest,
-        {name: np.full_like(a, np.nan) for name, a in _newest(config(0)).whole().items()},
+        newest_of(config(0)).manifest,
+        {name: np.full_like(a, np.nan) for name, a in newest_of(config(0)).whole().items()},
     )
     with pytest.raises(TrainingError, match=r"loss of step 2 is nan; lower spec.optimizer.learningRate"):
         train(config(0))
@@ -172,7 +151,7 @@ def test_other_precisions_train_and_keep_masters_in_float32(
     job_body["spec"]["precision"] = {"compute": compute}
     message = train(config(0))
     assert message.validation_loss < message.start_validation_loss
-    assert {array.dtype for array in _newest(config(0)).whole().values()} == {np.dtype("float32")}
+    assert {array.dtype for array in newest_of(config(0)).whole().values()} == {np.dtype("float32")}
 
 
 def test_old_checkpoints_are_removed_while_training(job_body: Any, config: Any, train: Any) -> None:

@@ -5,7 +5,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -15,32 +14,35 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from click.testing import CliRunner
+from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.storage import objects as object_storage
 from pseudoreal_trainer.checkpoint.storage.objects import ObjectContent, ObjectOutput, ObjectStorage, StorageUnavailable
 from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.plan.units import KINDS
-from pseudoreal_trainer.training import events
+from pseudoreal_trainer.training.phase import train_phase
 
+from tests.support.checkpoints import assert_same, newest
+from tests.support.pods import start_pod
+from tests.support.processes import Forked, preload
 from tests.unit.trainer.checkpoint.storage.object_server import Bucket, environment, make_bucket, serving
+
+preload("tests.support.warm", "s3fs")
 
 UID = "11111111-2222"
 FOLDER = "tiny-11111111"
 """The job's folder below the prefix."""
 FILES = ["manifest.json", "moments-00000.safetensors", "weights-00000.safetensors"]
-
-
-@pytest.fixture(autouse=True)
-def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "SAMPLE_BYTES", 1)
 
 
 @pytest.fixture(scope="module")
@@ -88,21 +90,8 @@ def _store(bucket: Bucket) -> CheckpointStore:
     return CheckpointStore(storage_path(f"{bucket.url}/{FOLDER}"), UID)
 
 
-def _newest(store: CheckpointStore, phase: str = "pseudo") -> Reader:
-    found = store.newest(phase)
-    assert found is not None
-    return found
-
-
 def _steps(store: CheckpointStore) -> list[int]:
     return [manifest.step for manifest in store.committed()]
-
-
-def _assert_same(one: Reader, other: Reader) -> None:
-    assert (one.manifest.name, [*one.names]) == (other.manifest.name, [*other.names])
-    for kind in KINDS:
-        for name, array in one.whole(kind).items():
-            assert other.tensor(name, kind).tobytes() == array.tobytes(), (name, kind)
 
 
 def _after(steps: int) -> Callable[[], bool]:
@@ -118,7 +107,7 @@ def test_what_is_resumed_from_objects_is_what_was_never_stopped(
     assert _steps(_store(remote)) == [2, 3]
     message = train(config(0, execution=2))
     assert (message.outcome, message.checkpoint) == ("Succeeded", "pseudo-00000006")
-    _assert_same(_newest(local), _newest(_store(remote)))
+    assert_same(newest(local, "pseudo"), newest(_store(remote), "pseudo"))
     assert remote.read(f"{FOLDER}/execution") == b"2"
     names = [f"pseudo-0000000{step}" for step in (2, 3, 4, 6)]
     assert sorted(remote.found()) == [
@@ -156,8 +145,8 @@ def test_a_whole_job_of_real_pods(
     store = CheckpointStore(storage_path(f"{remote.url}/tiny-{uid[:8]}"), uid)
     assert f"checkpoints: {store.folder}" in ended.stdout
     assert not (runs / "checkpoints").exists()
-    _assert_same(_newest(local), _newest(store))
-    found, expected = _newest(store, "real"), _newest(local, "real")
+    assert_same(newest(local, "pseudo"), newest(store, "pseudo"))
+    found, expected = newest(store, "real"), newest(local, "real")
     assert [*found.manifest.files] == [
         f"{kind}-0000{rank}.safetensors" for rank in (0, 1) for kind in ("weights", "moments")
     ]
@@ -182,7 +171,7 @@ def test_the_delinked_checkpoint_reads_the_same_as_on_a_file_system(
     assert delink(delink_of(1)) == first
     assert remote.read(f"{FOLDER}/checkpoints/real-00000006/manifest.json") == written
     there = next(manifest for manifest in local.committed("real") if manifest.delinked)
-    _assert_same(local.reader(there), _newest(_store(remote), "real"))
+    assert_same(local.reader(there), newest(_store(remote), "real"))
 
 
 def _damage(bucket: Bucket, how: str, key: str) -> None:
@@ -204,12 +193,12 @@ def test_a_corrupt_object_is_named_and_the_checkpoint_before_is_taken(
     key = f"{FOLDER}/checkpoints/pseudo-00000006/{file}"
     _damage(remote, how, key)
     capsys.readouterr()
-    assert _newest(_store(remote)).manifest.step == 4
+    assert newest(_store(remote), "pseudo").manifest.step == 4
     said = capsys.readouterr().out
     assert f"{remote.url}/{key}" in said
     assert says in said
     assert train(config(0, execution=2)).outcome == "Succeeded"
-    assert _newest(_store(remote)).manifest.step == 6
+    assert newest(_store(remote), "pseudo").manifest.step == 6
 
 
 def test_nothing_sound_is_an_error_not_a_fresh_start(remote: Bucket, config: Any, train: Any) -> None:
@@ -219,44 +208,34 @@ def test_nothing_sound_is_an_error_not_a_fresh_start(remote: Bucket, config: Any
         train(config(0, execution=2))
 
 
-_KILLED = """
-import os, signal, sys
-from itertools import count
-from pathlib import Path
-import torch
-from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_trainer.checkpoint.storage.objects import ObjectOutput, ObjectStorage
-from pseudoreal_trainer.data.corpus import load_corpus
-from pseudoreal_trainer.training.phase import train_phase
-from pseudoreal_trainer.engine.ranks.ranks import Ranks
-owner, name = {"complete": ObjectStorage, "finish": ObjectOutput, "write": ObjectOutput}[sys.argv[2]], sys.argv[2]
-act, calls, deadly = getattr(owner, name), count(1), int(sys.argv[3])
-def killed(self, *arguments):
-    if next(calls) == deadly:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return act(self, *arguments)
-setattr(owner, name, killed)
-torch.set_num_threads(1)
-config = PhaseConfig.model_validate_json(Path(sys.argv[1]).read_bytes())
-corpus = load_corpus(config.data, config.model.sequence_length)
-train_phase(config, corpus, Ranks(0, 1, torch.device("cpu")), lambda: False)
-"""
+def _train_until(environment: dict[str, str], config: PhaseConfig, call: str, deadly: int) -> None:
+    """Is killed instead of the call of that number."""
+    os.environ.update(environment)
+    owner = {"complete": ObjectStorage, "finish": ObjectOutput, "write": ObjectOutput}[call]
+    act, calls = getattr(owner, call), count(1)
+
+    def killed(self: Any, *arguments: Any) -> Any:
+        if next(calls) == deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return act(self, *arguments)
+
+    setattr(owner, call, killed)
+    corpus = load_corpus(config.data, config.model.sequence_length)
+    train_phase(config, corpus, Ranks(0, 1, torch.device("cpu")), lambda: False)
 
 
 @pytest.mark.parametrize(("call", "number"), [("complete", 2), ("finish", 4), ("write", 17)])
 def test_a_writer_that_is_killed_leaves_the_checkpoint_before(
-    call: str, number: int, local: CheckpointStore, remote: Bucket, config: Any, train: Any, tmp_path: Path
+    call: str, number: int, local: CheckpointStore, remote: Bucket, config: Any, train: Any
 ) -> None:
-    (tmp_path / "config.json").write_text(config(0).to_json())
-    command = [sys.executable, "-c", _KILLED, str(tmp_path / "config.json"), call, str(number)]
-    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert Forked(_train_until, dict(os.environ), config(0), call, number).wait() == -signal.SIGKILL
     before = _steps(_store(remote))
     assert before == [2], "the first one was committed, the second one was not"
     if call == "complete":
         assert f"{FOLDER}/checkpoints/pseudo-00000004/{FILES[2]}" in remote.found(), "its files are there"
-    assert _newest(_store(remote)).manifest.step == 2
+    assert newest(_store(remote), "pseudo").manifest.step == 2
     train(config(0, execution=2))
-    _assert_same(_newest(local), _newest(_store(remote)))
+    assert_same(newest(local, "pseudo"), newest(_store(remote), "pseudo"))
 
 
 def test_an_attempt_that_is_replaced_while_it_writes_does_not_commit(
@@ -285,6 +264,7 @@ def test_an_attempt_that_is_late_replaces_neither_file_nor_manifest(remote: Buck
     (manifest,) = store.committed()
     folder = store.folder / manifest.name
     written = {key: remote.read(key) for key in remote.found()}
+    assert isinstance(folder, ObjectPath)
     late = ObjectOutput(folder / FILES[2], 100)
     late.write(memoryview(b"late"))
     with pytest.raises(FileExistsError, match=rf"{FILES[2]} is there already: another execution has written it"):
@@ -442,7 +422,7 @@ def test_the_commands_take_urls(local: CheckpointStore, saved: Bucket) -> None:
     ended = _invoke("delink", _checkpoint(saved), "--to", "real")
     assert ended.stdout.strip() == _checkpoint(saved, "real-00000006"), ended.output
     there = next(manifest for manifest in local.committed("real") if manifest.delinked)
-    _assert_same(local.reader(there), _newest(_store(saved), "real"))
+    assert_same(local.reader(there), newest(_store(saved), "real"))
     ended = _invoke("delink", _checkpoint(saved), "--to", "real")
     assert (ended.exit_code, "exists, and is not replaced" in ended.stderr) == (78, True)
     assert _invoke("delink", _checkpoint(saved), "--to", "plain", "--materialize").exit_code == 0
@@ -531,12 +511,10 @@ def test_what_cannot_be_reached_is_said_and_is_not_taken_for_corrupt_or_empty(
 
 
 def test_a_pod_says_what_is_missing(remote: Bucket, delink_of: Any, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(delink_of(1).to_json())
     remote.client.delete_bucket(Bucket=remote.name)
-    command = [sys.executable, "-m", "pseudoreal_trainer.cli.pod", str(tmp_path / "config.json")]
-    named = os.environ | {"PSEUDOREAL_TERMINATION_LOG": str(tmp_path / "termination")}
-    assert subprocess.run(command, env=named, capture_output=True, check=False).returncode == 1
-    message = json.loads((tmp_path / "termination").read_text())
+    pod = start_pod(delink_of(1), tmp_path / "pod")
+    assert pod.wait() == 1
+    message = pod.message()
     assert message["outcome"] == "Failed"
     assert "The specified bucket does not exist; check the bucket, and AWS_ENDPOINT_URL" in message["message"]
 

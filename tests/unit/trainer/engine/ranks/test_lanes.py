@@ -25,7 +25,7 @@ from pseudoreal_trainer.plan.records import Flow, Forward, Receive, Send, Stash,
 from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.recorded import COMPUTE, RecordedLanes
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
-from tests.unit.trainer.forecast.memory.test_against_engine import sizes_of
+from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 

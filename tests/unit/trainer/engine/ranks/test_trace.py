@@ -1,9 +1,6 @@
-"""What `pseudoreal run --trace` writes: every pass of the plan, once in each step, in the file of its rank."""
+"""What ranks leave as their traces: every pass of the plan, once in each step, in the file of its rank."""
 
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -11,13 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.forecast.memory.from_config import phase_layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Backward, Forward
 
+from tests.support.forked import start_rank
+from tests.support.ports import free_port
+from tests.support.processes import succeed
 from tests.unit.trainer.engine.recorded import RecordedLanes
 
 STEPS = (2, 4)
@@ -28,26 +28,25 @@ Pass = tuple[str, int, int]
 
 
 @pytest.fixture
-def traces(job_body: dict[str, Any], tmp_path: Path) -> Path:
-    """The folder of a run of two phases: with offload on one rank, then in a pipeline of two."""
+def traces(job_body: dict[str, Any], config: Callable[..., PhaseConfig], delink_of: Any, tmp_path: Path) -> Path:
+    """The folder of two phases: with offload on one rank, then in a pipeline of two."""
     first, second = job_body["spec"]["phases"]
     first |= {"until": {"step": STEPS[0]}, "offload": {"home": "Disk"}}
     second |= {"until": {"step": STEPS[1]}, "parallelism": {"pipeline": 2}}
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_body))
-    command = [sys.executable, "-m", "pseudoreal_trainer.cli.command", "run", "job.yaml", "--workdir", "runs"]
-    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
-    ended = subprocess.run(
-        [*command, "--trace", "traces"],
-        cwd=tmp_path,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout
-    return tmp_path / "traces"
+    folder = tmp_path / "traces"
+    _train(config(0), folder)
+    delink(delink_of(1))
+    _train(config(1), folder)
+    return folder
+
+
+def _train(phase: PhaseConfig, traces: Path) -> None:
+    """By the program of its ranks."""
+    file, port = traces.with_name(f"{phase.phase}.json"), free_port()
+    file.write_text(phase.model_copy(update={"trace_directory": str(traces)}).to_json())
+    pods = [traces.with_name(f"{phase.phase}-{rank}") for rank in range(phase.ranks)]
+    ranks = [start_rank(file, rank, phase.ranks, port, pod) for rank, pod in enumerate(pods)]
+    succeed(ranks)
 
 
 def _passes_done(file: Path) -> dict[int, Counter[Pass]]:

@@ -67,8 +67,8 @@ def optimizer(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def test_bits_are_those_of_three_passes(
     types: tuple[str, str], length: int, decayed: int, scale: float, optimizer: AdamW
 ) -> None:
-    dtypes = [getattr(torch, name) for name in types]
-    one, three = (make(length, *dtypes, decayed) for _ in range(2))
+    master, compute = (getattr(torch, name) for name in types)
+    one, three = (make(length, master, compute, decayed) for _ in range(2))
     before = one.gradient.clone()
     for step in range(3):
         optimizer.update(SPEC, one, torch.tensor(float(step)), RATE, scale)

@@ -91,7 +91,12 @@ def test_with_little_room_training_waits_and_the_state_is_still_the_same(engine:
     expected = _state(engine)
     sink = _SlowSink()
     done = _begin(engine, sink, buffer_bytes=512)
-    ahead = threading.Thread(target=lambda: [_train(engine, step) for step in range(3, 3 + LATER)])
+
+    def later_steps() -> None:
+        for step in range(3, 3 + LATER):
+            _train(engine, step)
+
+    ahead = threading.Thread(target=later_steps)
     ahead.start()
     ahead.join(0.5)
     assert ahead.is_alive(), "an update waits for its unit's capture"

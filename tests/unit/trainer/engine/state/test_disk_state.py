@@ -17,6 +17,8 @@ from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.plan.units import KINDS, Kind
 from torch import Tensor
 
+from tests.support.adamw import adamw_of_groups
+
 CHUNK = 2048
 RATE, SCALE = 1e-2, 0.25
 LENGTHS = (5 * CHUNK + 3, CHUNK, 7)
@@ -122,12 +124,7 @@ def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
     for pair in pairs:
         spec, decayed = Optimizer(), pair.memory.extent.decayed
         parts = [torch.nn.Parameter(part.clone()) for part in _random(pair, 1).tensor_split([decayed])]
-        groups = [
-            {"params": parts[:1], "weight_decay": float(spec.weight_decay)},
-            {"params": parts[1:], "weight_decay": 0.0},
-        ]
-        betas = (float(spec.beta1), float(spec.beta2))
-        optimizer = torch.optim.AdamW(groups, lr=RATE, betas=betas, eps=1e-8, fused=True)
+        optimizer = adamw_of_groups(parts[:1], parts[1:], spec, RATE)
         for step in range(3):
             gradient = _random(pair, 10 + step)
             for part, of_part in zip(parts, (gradient * SCALE).tensor_split([decayed]), strict=True):

@@ -11,7 +11,6 @@ from pseudoreal_trainer.checkpoint.pieces import spans_of
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.state import pinned
 from pseudoreal_trainer.engine.state.memory import MemoryState
 from pseudoreal_trainer.engine.state.pinned import Block, PassingBuffers, PinnedMemory, PlainMemory, Region
 from pseudoreal_trainer.engine.tokens import TokenBuffer
@@ -27,8 +26,8 @@ from tests.unit.trainer.engine.cases import RATE, Case
 from tests.unit.trainer.engine.recorded import RecordedLanes
 from tests.unit.trainer.engine.running import CaseBatch, make_engine
 from tests.unit.trainer.engine.state.fake_memory import FakeMemory, pretend_gpu
-from tests.unit.trainer.forecast.memory.test_against_engine import sizes_of
-from tests.unit.trainer.forecast.memory.test_crossing import PARAMETERS, SIZES, TOKENS, layout
+from tests.unit.trainer.forecast.memory.large_model import PARAMETERS, SIZES, TOKENS, layout
+from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 
@@ -202,12 +201,16 @@ def cudart(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     calls: list[Any] = [0]
 
     def record(name: str) -> Any:
-        return lambda *arguments: calls.append((name, *arguments)) or calls[0]
+        def recorded(*arguments: Any) -> Any:
+            calls.append((name, *arguments))
+            return calls[0]
+
+        return recorded
 
     fake = SimpleNamespace(cudaHostRegister=record("register"), cudaHostUnregister=record("unregister"))
-    monkeypatch.setattr(pinned.torch.cuda, "cudart", lambda: fake)
-    monkeypatch.setattr(pinned.torch.cuda, "device", lambda _: torch.no_grad())
-    monkeypatch.setattr(pinned.torch.cuda, "synchronize", record("wait for"))
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: fake)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: torch.no_grad())
+    monkeypatch.setattr(torch.cuda, "synchronize", record("wait for"))
     return calls
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pseudoreal_trainer.engine.state.pinned import PlainMemory
 from pseudoreal_trainer.engine.state.ring import KeptRing, Ring
 
-from tests.patience import wait_for
+from tests.support.patience import wait_for
 
 
 @settings(deadline=None)
@@ -52,7 +52,12 @@ def test_it_waits_while_there_is_no_room() -> None:
     ring.take(16)
     ring.take(16)
     taken = threading.Event()
-    thread = threading.Thread(target=lambda: (ring.take(8), taken.set()))
+
+    def take() -> None:
+        ring.take(8)
+        taken.set()
+
+    thread = threading.Thread(target=take)
     thread.start()
     wait_for("it waits for room", lambda: len(ring._changed._waiters) == 1)  # type: ignore[attr-defined]
     assert not taken.is_set()

@@ -91,14 +91,14 @@ def fake_cuda() -> Iterator[None]:
 
 def storage_of(tensor: Tensor) -> int:
     """Tells memory apart, also where there is none: fake tensors have no address."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 class _Counter(TorchDispatchMode):
     """Counts tensors that come to be; those of `known` are there already."""
 
     def __init__(self, known: list[Tensor], allocated: Callable[[int], int]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._known = {storage_of(tensor) for tensor in known}
         self._allocated = allocated
         self._held = self.most = 0
@@ -130,4 +130,4 @@ def most_tensor_bytes(act: Callable[[], object], known: list[Tensor], allocated:
     """Most bytes of tensors that `act` has at a time, besides `known`; a tensor takes `allocated(size)`."""
     with _Counter(known, allocated) as counter:
         act()
-    return counter.most
+    return int(counter.most)

@@ -27,7 +27,7 @@ def graphs(
     hidden, inner, rows, length = shape
     feed_forward, room = {"size": inner, "activation": activation}, {"capacityFactor": "100"}
     mixture = None if experts is None else experts | room
-    model = {
+    model: dict[str, Any] = {
         "hiddenSize": hidden,
         "attention": {"heads": 4},
         "sequenceLength": length,

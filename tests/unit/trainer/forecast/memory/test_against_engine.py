@@ -11,16 +11,15 @@ from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.forecast.memory.activations import activation_peak
 from pseudoreal_trainer.forecast.memory.memory import held
-from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, traffic_bytes
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, Case
-from tests.unit.trainer.engine.running import CaseBatch, Result, make_engine, run_cases
+from tests.support.forked import run_ranks
+from tests.unit.trainer.engine.cases import RATE, Case
+from tests.unit.trainer.engine.running import CaseBatch, Result, make_engine, want
 from tests.unit.trainer.forecast.memory.allocations import allocated
 from tests.unit.trainer.forecast.memory.pipeline_peak import measure
-from tests.unit.trainer.forked import run_ranks
+from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
 LINKED = [
@@ -33,6 +32,7 @@ LINKED = [
     Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
     Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
 ]
+want(LINKED)
 ONE_RANK = [
     Case(precision="float32", micro_batches=6),
     Case(precision="float64", micro_batches=6, homes="h"),
@@ -45,25 +45,10 @@ ONE_RANK = [
 ]
 
 
-def sizes_of(case: Case) -> Sizes:
-    return Sizes(
-        model=case.model,
-        units=units_of(case.model, case.sharing.blocks),
-        compute_bytes=compute_bytes(case.precision),
-        master_bytes=master_bytes(case.precision),
-        micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
-    )
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
-    return run_cases(LINKED, tmp_path_factory.mktemp("links"))
-
-
 @pytest.mark.parametrize("case", LINKED, ids=lambda case: case.name)
-def test_bytes_that_move(case: Case, results: dict[Case, list[Result]]) -> None:
+def test_bytes_that_move(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     plan = step_plan(case.layout)
-    for rank, result in enumerate(results[case]):
+    for rank, result in enumerate(engine_results[case]):
         expected = traffic_bytes(case.layout, sizes_of(case), plan[rank // case.data])
         assert expected.total() > 0
         for moved in result.moved:

@@ -5,32 +5,17 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from pseudoreal_api.spec.model import Attention, FeedForward, Model
+from pseudoreal_api.spec.phase import Home
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS, LINE, PAGE, crossing
 from pseudoreal_trainer.forecast.memory.memory import held
-from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
 
-LAYERS = 32
-MODEL = Model(
-    layers=LAYERS,
-    hidden_size=4096,
-    attention=Attention(heads=32),
-    sequence_length=2048,
-    feed_forward=FeedForward(size=11008, activation="SwiGLU"),
-)
-SIZES = Sizes(MODEL, units_of(MODEL, LAYERS), compute_bytes=2, master_bytes=4, micro_batch=4, device="cuda")
-PARAMETERS = sum(unit.numel for unit in SIZES.units)
+from tests.unit.trainer.forecast.memory.large_model import LAYERS, MODEL, PARAMETERS, SIZES, TOKENS, layout
+
 BLOCK = 4 * 4096 * 4096 + 3 * 4096 * 11008 + 2 * 4096
-TOKENS = 8 * 4 * 4 * (2048 + 1)
-"""Bytes of the ids of four micro-batches of four sequences."""
 SCALED = 4 * 2**18
 """Bytes in which one thread scales gradients."""
-
-
-def layout(home: str, **options: Any) -> Layout:
-    return Layout(tuple(range(LAYERS)), 1, 1, 4, homes=(home,) * (LAYERS + 2), **options)
 
 
 def test_the_model_is_what_it_is_meant_to_be() -> None:
@@ -91,7 +76,7 @@ def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
     assert held(layout("Device"), saving, 0).pinned == 1000 + TOKENS
     assert held(layout("Host"), saving, 0).pinned == held(layout("Host"), SIZES, 0).pinned
     assert held(layout("Host"), saving, 0).host == held(layout("Host"), SIZES, 0).host + 1000
-    homes = ("Host", "Host", "Device", "Host")
+    homes: tuple[Home, ...] = ("Host", "Host", "Device", "Host")
     tied = Layout((0, 1) * 2, 2, 1, 1, order="GPipe", homes=homes)
     assert tied.users[2] == (0, 1)
     found = [held(tied, replace(saving, units=units_of(MODEL, 2), checkpoint_buffer=size), rank).pinned

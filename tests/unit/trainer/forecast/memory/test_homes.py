@@ -50,7 +50,8 @@ def test_nothing_moves_when_it_fits(layout: Layout) -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("tenths", range(1, 10))
 def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, tenths: int) -> None:
-    everything = placed(layout, ("Host",) * layout.units)
+    host: Home = "Host"
+    everything = placed(layout, (host,) * layout.units)
     least, most = max(needs(everything, SIZES)), max(needs(layout, SIZES))
     bound = least + (most - least) * tenths // 10
     moved = placed(layout, choose_homes(offload(bound), layout, SIZES))

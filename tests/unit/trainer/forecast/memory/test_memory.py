@@ -1,6 +1,7 @@
 """Bytes of state against what each way of sharding keeps, counted by hand for one parameter."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from pseudoreal_trainer.forecast.memory.activations import activation_peak
@@ -36,7 +37,7 @@ STATE: list[tuple[str, str, str, dict[str, float]]] = [
 
 
 @pytest.mark.parametrize(("sharding", "compute", "home", "expected"), STATE)
-def test_state_of_a_block(sharding: str, compute: str, home: str, expected: dict[str, float]) -> None:
+def test_state_of_a_block(sharding: str, compute: str, home: Any, expected: dict[str, float]) -> None:
     sizes = make_sizes(compute=compute)
     layout = make_layout(data=D, sharding=sharding, homes=everywhere(home, 4))
     block = sizes.units[1].numel
@@ -124,7 +125,7 @@ def test_checkpoints_pass_through_host_memory() -> None:
     ],
 )
 def test_each_thread_that_updates_on_the_host_has_room_for_clipped_gradients(
-    device: Device, home: str, clipping: str, scaled: bool
+    device: Device, home: Any, clipping: str, scaled: bool
 ) -> None:
     layout, sizes = make_layout(6, 1, homes=everywhere(home, 6), clipping=clipping), make_sizes(6, device=device)
     few, many = (held(layout, replace(sizes, threads=threads), 0) for threads in (1, 5))

@@ -5,46 +5,16 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.time.costs import MeasuredCosts
-from pseudoreal_trainer.forecast.time.hardware import Collectives, HardwareProfile, PassSpeed, Speeds, Transfer
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
 from pseudoreal_trainer.forecast.time.predict import Prediction, predict
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Backward, Forward, Tie
 
+from tests.unit.trainer.forecast.time.profiles import profile
 from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
 
 L, N = 6, 2
 SIZES = make_sizes(L)
-FAST = 1e30
-
-
-def transfer(speed: float = FAST) -> Transfer:
-    return Transfer(latency_seconds=0, bytes_per_second=speed)
-
-
-def profile(*, overlaps: bool = True, ranks: int = 1, flops: float = FAST, **slow: Any) -> HardwareProfile:
-    """Everything is fast but what `slow` names."""
-    row = PassSpeed(
-        compute="float32",
-        hidden=32,
-        tokens=64,
-        block_forward_flops_per_second=flops,
-        block_backward_flops_per_second=flops,
-        head_flops_per_second=FAST,
-    )
-    links = {
-        name: transfer(slow.pop(name, FAST)) for name in ("h2d", "d2h", "disk_read", "disk_write", "point_to_point")
-    }
-    kinds = ("all_gather", "reduce_scatter", "all_reduce")
-    groups = Collectives(ranks=2, **{kind: transfer(slow.pop(kind, FAST)) for kind in kinds})
-    fields: dict[str, Any] = {
-        "pass_seconds": 0,
-        "memory_bytes_per_second": FAST,
-        "update_on_device_seconds_per_element": 0,
-        "update_on_host_seconds_per_element": 0,
-        "agree_seconds": 0,
-    }
-    speeds = Speeds(ranks=ranks, passes=[row], collectives=[groups], **(fields | links | slow))
-    return HardwareProfile(name="made up", overlaps=overlaps, speeds=[speeds])
 
 
 def seconds(layout: Layout, hardware: HardwareProfile, sizes: Sizes = SIZES) -> float:
@@ -117,7 +87,7 @@ def test_without_overlap_copies_are_added() -> None:
 def test_updates_on_the_host_overlap_compute_on_a_gpu_and_not_on_shared_cores(clipping: str) -> None:
     layout = make_layout(L, 1, N, homes=everywhere("Host", L), clipping=clipping)
     compute = L * N * 4
-    slow = {"update_on_host_seconds_per_element": compute / 2 / weights(), "flops": block_flops()}
+    slow: dict[str, Any] = {"update_on_host_seconds_per_element": compute / 2 / weights(), "flops": block_flops()}
     beside, shared = (seconds(layout, profile(overlaps=overlaps, **slow)) for overlaps in (True, False))
     assert beside < 1.35 * compute
     assert shared == pytest.approx(1.5 * compute, rel=0.02)
@@ -137,7 +107,7 @@ def test_a_disk_that_is_slower_than_the_optimizer_bounds_the_update() -> None:
     assert weights() < seconds(layout, slow) < weights() + fetched / 4 + 1
 
 
-TIE_NETWORK = {"all_reduce": 1.0, "h2d": 2.0, "d2h": 4.0, "disk_read": 8.0, "disk_write": 16.0}
+TIE_NETWORK: dict[str, Any] = {"all_reduce": 1.0, "h2d": 2.0, "d2h": 4.0, "disk_read": 8.0, "disk_write": 16.0}
 
 
 @pytest.mark.parametrize(

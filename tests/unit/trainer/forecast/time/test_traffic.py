@@ -1,6 +1,7 @@
 """Bytes on links against the formulas of method.md 2.5 and trainers.md 3a, per parameter or token."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
@@ -24,7 +25,7 @@ def of_step(layout: Layout, sizes: Sizes) -> Counter[Traffic]:
 @pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
 @pytest.mark.parametrize("sharding", ["None", "Full"])
 @pytest.mark.parametrize("stash", [False, True])
-def test_more_micro_batches_move_no_more(home: str, sharding: str, stash: bool) -> None:
+def test_more_micro_batches_move_no_more(home: Any, sharding: str, stash: bool) -> None:
     """The micro-batches are of the same sequences."""
     few, many = (
         of_step(

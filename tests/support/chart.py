@@ -15,7 +15,7 @@ KUBE_VERSION = "--kube-version=1.34.4"
 
 
 def helm(*arguments: str) -> str:
-    command = [binaries.build().path("helm"), *arguments]
+    command = [str(binaries.build().path("helm")), *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -13,11 +13,14 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_api.wire.reports import REPORT_AUDIENCE
 
-from tests.jobs import good_job
-from tests.names import bare
-from tests.patience import wait_for
+from tests.support.jobs import good_job
+from tests.support.names import bare
+from tests.support.patience import wait_for
 
 Json = dict[str, Any]
+
+CHILD_PATHS = ("api/v1 services", "apis/networking.k8s.io/v1 networkpolicies", "apis/batch/v1 jobs", "api/v1 pods")
+"""Where the children of a job are; the pods come last."""
 
 
 @dataclass(frozen=True)
@@ -33,18 +36,18 @@ class Cluster:
 
     def find(self, name: str) -> Json | None:
         try:
-            found: Json = self._custom.get_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
+            found: Any = self._custom.get_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
         except client.ApiException as error:
             if error.status == 404:
                 return None
             raise
-        return found
+        return dict(found)
 
     def list(self, path: str, selector: str = "") -> "list[Json]":
         """The objects at a path such as api/v1 pods."""
         version, plural = path.split()
-        found: Json = self._get(f"/{version}/namespaces/{self.namespace}/{plural}", selector)
-        return found["items"]
+        found: Any = self._get(f"/{version}/namespaces/{self.namespace}/{plural}", selector)
+        return [*found["items"]]
 
     def patch_job(self, name: str, patch: Any) -> None:
         self._custom.patch_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name, patch)
@@ -56,6 +59,10 @@ class Cluster:
 
     def delete_job(self, name: str) -> None:
         self._custom.delete_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL, name)
+
+    def delete_jobs(self) -> None:
+        """All of the namespace. Their children follow by and by."""
+        self._custom.delete_collection_namespaced_custom_object(GROUP, VERSION, self.namespace, PLURAL)
 
     def patch_pod_status(self, name: str, status: Json) -> None:
         client.CoreV1Api(self.api).patch_namespaced_pod_status(name, self.namespace, {"status": status})
@@ -69,9 +76,9 @@ class Cluster:
         if pod:
             name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
             spec["boundObjectRef"] = {"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}
-        made = client.CoreV1Api(self.api).create_namespaced_service_account_token(
-            "default", self.namespace, {"spec": spec}
-        )
+        wish: Any = {"spec": spec}
+        made = client.CoreV1Api(self.api).create_namespaced_service_account_token("default", self.namespace, wish)
+        assert made.status
         return str(made.status.token)
 
     def delete_child_job(self, name: str) -> None:
@@ -90,7 +97,12 @@ class Cluster:
         return str(found)
 
     def set_quota(self, hard: dict[str, str]) -> None:
-        quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "quota"}, "spec": {"hard": hard}}
+        quota: Any = {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "quota"},
+            "spec": {"hard": hard},
+        }
         core = client.CoreV1Api(self.api)
         if core.list_namespaced_resource_quota(self.namespace).items:
             core.patch_namespaced_resource_quota("quota", self.namespace, quota)
@@ -201,7 +213,7 @@ class Job:
     def bind(self, pod: Json, node: str) -> None:
         """Binds a pod to a node, as the scheduler does."""
         name, target = pod["metadata"]["name"], {"apiVersion": "v1", "kind": "Node", "name": node}
-        body = {"metadata": {"name": name}, "target": target}
+        body: Any = {"metadata": {"name": name}, "target": target}
         # The client of Python would read the answer as another kind than it is.
         client.CoreV1Api(self.cluster.api).create_namespaced_pod_binding(
             name, self.cluster.namespace, body, _preload_content=False
@@ -254,7 +266,7 @@ CHECKPOINTS = {"pseudo": "pseudo-10", "delink": "real-10", "real": "real-20"}
 
 
 def complete_stage(job: Job, stage: str, execution: int = 1) -> None:
-    """Runs a stage of tests.jobs.good_job: pseudo, delink or real."""
+    """Runs a stage of tests.support.jobs.good_job: pseudo, delink or real."""
     child = {"pseudo": "pseudo", "delink": "real-delink", "real": "real"}[stage]
     job.complete(
         f"{job.name}-{child}-e{execution}",

@@ -1,7 +1,9 @@
-"""Names of children as tests speak of them: without the digest, which depends on the uid of the job."""
+"""Names as tests speak of them: those of children without the digest, which depends on the uid of the job."""
 
 import re
 
+OPERATOR = "pseudoreal-operator"
+"""The user as whom operators ask the API server."""
 _DIGEST = re.compile(r"-[a-z2-7]{6}(?=-e\d{1,4}\b)")
 _LAST = re.compile(r"-[a-z2-7]{6}$")
 

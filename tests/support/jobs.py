@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-_EXAMPLES = Path(__file__).parents[1] / "examples"
-_CASES = yaml.safe_load((Path(__file__).parent / "data" / "jobs.yaml").read_text())
+_EXAMPLES = Path(__file__).parents[2] / "examples"
+_CASES = yaml.safe_load((Path(__file__).parents[1] / "data" / "jobs.yaml").read_text())
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class BadJob:
     says: list[str]
 
 
-def good_job(name: str = "good", **changes: Any) -> dict[str, Any]:
+def good_job(name: str = "good", /, **changes: Any) -> dict[str, Any]:
     """The good job; `changes` maps paths, with __ for the dots, to new values."""
     body: dict[str, Any] = copy.deepcopy(_CASES["good"])
     body["metadata"]["name"] = name

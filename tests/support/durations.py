@@ -1,0 +1,86 @@
+"""What tests took, folder by folder, beside what they may take."""
+
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Outcome = Literal["passed", "failed", "error", "skipped"]
+
+BUDGETS: dict[str, float] = {}
+"""Folder -> seconds of its tests, one after the other, on a quiet machine of two cores that runs both lanes. A folder
+counts what no folder below it counts. Who makes one slower speeds it up elsewhere, or raises its budget here and says
+why. Nothing fails for it: a test cannot tell a slow test from a busy machine."""
+MOST_SECONDS = 15 * 60.0
+"""Seconds that all may take, side by side."""
+
+
+@dataclass(frozen=True)
+class Result:
+    test: str
+    """Its name on the command line of pytest."""
+    seconds: float
+    outcome: Outcome
+
+
+def read(file: Path) -> list[Result]:
+    """Results of a run of pytest, from its XML."""
+    found: dict[str, Result] = {}
+    for case in ElementTree.parse(file).iter("testcase"):
+        one = Result(_name(case), float(case.get("time", "0")), _outcome(case))
+        # A test that passed, and whose clean-up then failed, is there twice.
+        found[one.test] = _worse(one, found.get(one.test))
+    return [*found.values()]
+
+
+def _worse(one: Result, other: Result | None) -> Result:
+    return one if other is None or other.outcome == "passed" else other
+
+
+def _name(case: ElementTree.Element) -> str:
+    """tests.unit.test_it.TestClass and its test, as tests/unit/test_it.py::TestClass::test."""
+    parts = case.get("classname", "").split(".")
+    file = next((index for index, part in enumerate(parts) if part.startswith("test_")), len(parts) - 1)
+    return "::".join(["/".join(parts[: file + 1]) + ".py", *parts[file + 1 :], case.get("name", "")])
+
+
+def _outcome(case: ElementTree.Element) -> Outcome:
+    for tag in ("error", "failure", "skipped"):
+        if case.find(tag) is not None:
+            return "failed" if tag == "failure" else tag  # type: ignore[return-value]
+    return "passed"
+
+
+def table(results: list[Result], seconds: float, budgets: dict[str, float] = BUDGETS) -> Iterator[str]:
+    """Lines of text. Folders without a budget have one of their own."""
+    taken, tests = Counter[str](), Counter[str]()
+    for result in results:
+        folder = _counted_in(result.test, budgets)
+        taken[folder] += result.seconds  # type: ignore[assignment]
+        tests[folder] += 1
+    yield f"{'folder':<40} {'tests':>6} {'seconds':>8} {'budget':>7}"
+    for folder in sorted(tests):
+        yield _line(folder, str(tests[folder]), taken[folder], budgets.get(folder, 0.0))
+    yield _line("all, side by side", str(len(results)), seconds, MOST_SECONDS)
+
+
+def _counted_in(test: str, budgets: dict[str, float]) -> str:
+    parents = [str(parent) for parent in Path(test.partition("::")[0]).parents]
+    return next((parent for parent in parents if parent in budgets), parents[0])
+
+
+def _line(name: str, tests: str, seconds: float, budget: float) -> str:
+    over = f"  OVER by {seconds - budget:.0f} s" if seconds > budget else ""
+    return f"{name:<40} {tests:>6} {seconds:>8.0f} {budget:>7.0f}{over}"
+
+
+def in_words(results: list[Result], broken: int, seconds: float) -> str:
+    """One line as pytest ends with. `broken`: runs of pytest that came to no end."""
+    count = Counter(result.outcome for result in results)
+    count["error"] += broken
+    said = [f"{count[one]} {one}" for one in ("failed", "passed", "skipped", "error") if count[one]]
+    minutes, rest = divmod(round(seconds), 60)
+    words = f" {', '.join(said) or 'no tests ran'} in {seconds:.2f}s ({minutes // 60}:{minutes % 60:02}:{rest:02}) "
+    return words.center(100, "=")

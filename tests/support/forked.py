@@ -1,0 +1,84 @@
+"""Ranks that know torch already: forked from a server that imports it once, where each would need seconds."""
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessContext, start_processes
+
+from tests.support.ports import free_port
+from tests.support.processes import LIMIT_SECONDS, Forked, new_file, note_stacks, preload, stacks_of
+
+preload("tests.support.warm")
+
+
+def run_ranks(rank: Callable[..., None], world: int, *arguments: Any, backend: str = "gloo") -> None:
+    """Calls `rank(number, *arguments)` in `world` processes, which are one process group if they are several."""
+    stacks = [new_file() for _ in range(world)]
+    shared = (world, free_port(), backend, stacks, rank, arguments)
+    join_in_time(start_processes(_join, shared, nprocs=world, join=False, start_method="forkserver"), stacks)
+
+
+def join_in_time(ranks: ProcessContext, stacks: Sequence[Path], seconds: float = LIMIT_SECONDS) -> None:
+    """Raises what a process raised, and TimeoutError, with the stacks of all, for processes that do not end: ranks that
+    wait for each other."""
+    until = time.monotonic() + seconds
+    while not ranks.join(max(0.0, until - time.monotonic())):
+        if time.monotonic() >= until:
+            stuck = [number for number, process in enumerate(ranks.processes) if process.is_alive()]
+            said = "\n".join(f"rank {n}, {stacks_of(ranks.processes[n].pid, stacks[n])}" for n in stuck)
+            for process in ranks.processes:
+                process.kill()
+            raise TimeoutError(f"after {seconds:.0f} s ranks {stuck} have not ended\n{said}")
+
+
+def start_rank(
+    config: Path, number: int, world: int, port: int, folder: Path, prepare: Callable[[], object] | None = None
+) -> Forked:
+    """The program of a rank, alone in its pod, as torchrun would start it; `prepare()` is called before. It leaves its
+    outcome and its log in the folder, which is made."""
+    folder.mkdir(exist_ok=True)
+    return Forked(_train, config, number, world, port, folder, prepare, log=folder / "log")
+
+
+def _train(
+    config: Path, number: int, world: int, port: int, folder: Path, prepare: Callable[[], object] | None
+) -> None:
+    from pseudoreal_trainer.cli import rank as program
+
+    torch.set_num_threads(1)
+    _set_group(number, world, port)
+    os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "PSEUDOREAL_OUTCOME_DIRECTORY": str(folder)}
+    if prepare is not None:
+        prepare()
+    program._end_at_once(program.run_rank(config, program._end_at_once).exit_code)
+
+
+def _join(
+    number: int,
+    world: int,
+    port: int,
+    backend: str,
+    stacks: Sequence[Path],
+    rank: Callable[..., None],
+    arguments: Any,
+) -> None:
+    note_stacks(stacks[number])
+    torch.set_num_threads(1)
+    if world > 1:
+        _set_group(number, world, port)
+        # As ranks that train do: groups on GPUs are split off from this one.
+        device = torch.device("cuda", number) if backend == "nccl" else None
+        dist.init_process_group(backend, device_id=device)
+    rank(number, *arguments)
+    if world > 1:
+        dist.destroy_process_group()
+
+
+def _set_group(number: int, world: int, port: int) -> None:
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    os.environ.update(address, RANK=str(number), WORLD_SIZE=str(world))

@@ -1,0 +1,60 @@
+"""An API server with the CustomResourceDefinition and the operator's rights, and namespaces to work in."""
+
+from functools import cache
+from typing import Any
+
+from kubernetes import client, config
+from pseudoreal_api.publish import crd
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+from pseudoreal_dev.machine import paths
+
+from tests.support import chart
+from tests.support.cluster import Cluster
+from tests.support.kubectl import Kubectl
+from tests.support.names import OPERATOR
+from tests.support.patience import wait_for
+
+CRD = paths.REPOSITORY / "crds" / crd.FILE_NAME
+
+
+def install(control_plane: ControlPlane) -> client.ApiClient:
+    """A client, with the CustomResourceDefinition installed and the chart's rules in a ClusterRole."""
+    api: client.ApiClient = config.new_client_from_config(str(control_plane.kubeconfig))
+    kubectl = Kubectl(control_plane.kubeconfig)
+    kubectl.said("apply", "--server-side", "-f", str(CRD))
+    # `kubectl wait` fails when the definition has no condition yet, and an established one may still have no storage.
+    wait_for("the storage of jobs", lambda: kubectl("get", "prj").returncode == 0)
+    rbac, rendered = client.RbacAuthorizationV1Api(api), chart.render()
+    for name, given in ((OPERATOR, chart.RELEASE), (f"{OPERATOR}-reviews", f"{chart.RELEASE}-reviews")):
+        rules = chart.find(rendered, "ClusterRole", given)["rules"]
+        role: Any = {"metadata": {"name": name}, "rules": rules}
+        rbac.create_cluster_role(role)
+    rbac.create_cluster_role_binding(binding("ClusterRole", f"{OPERATOR}-reviews"))
+    return api
+
+
+def binding(kind: str, role: str) -> Any:
+    """One that gives the operator a role."""
+    return {
+        "metadata": {"name": role},
+        "subjects": [{"kind": "User", "name": OPERATOR, "apiGroup": "rbac.authorization.k8s.io"}],
+        "roleRef": {"kind": kind, "name": role, "apiGroup": "rbac.authorization.k8s.io"},
+    }
+
+
+def make_namespace(admin: client.ApiClient, name: str) -> Cluster:
+    """One in which pods can be made, and the operator may work."""
+    core, rbac = client.CoreV1Api(admin), client.RbacAuthorizationV1Api(admin)
+    namespace: Any = {"metadata": {"name": name}}
+    core.create_namespace(namespace)
+    wait_for("the service account", lambda: core.list_namespaced_service_account(name).items)
+    rbac.create_namespaced_role_binding(name, binding("ClusterRole", OPERATOR))
+    role: Any = {"metadata": {"name": f"{OPERATOR}-lease"}, "rules": _lease_rules()}
+    rbac.create_namespaced_role(name, role)
+    rbac.create_namespaced_role_binding(name, binding("Role", f"{OPERATOR}-lease"))
+    return Cluster(admin, name)
+
+
+@cache
+def _lease_rules() -> Any:
+    return chart.find(chart.render(), "Role", f"{chart.RELEASE}-lease")["rules"]

@@ -1,0 +1,79 @@
+"""The program of a pod as a process of this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
+
+from tests.support.processes import LIMIT_SECONDS
+
+PROGRAM = ("-m", "pseudoreal_trainer.cli.pod")
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class Pod:
+    process: "subprocess.Popen[bytes]"
+    folder: Path
+
+    def wait(self, seconds: float = LIMIT_SECONDS) -> int:
+        """The exit code. Raises TimeoutError with its log if it does not end, and kills it."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+            raise TimeoutError(f"after {seconds:.0f} s the pod has not ended:\n{self.said()}") from None
+
+    def said(self) -> str:
+        """What it wrote to its log."""
+        return (self.folder / "log").read_text()
+
+    def message(self) -> dict[str, Any]:
+        """Its last word."""
+        found: dict[str, Any] = json.loads((self.folder / "termination").read_text())
+        return found
+
+
+def start_pod(
+    config: PhaseConfig | DelinkConfig,
+    folder: Path,
+    number: int = 0,
+    workers: int = 1,
+    *,
+    port: int = 0,
+    program: tuple[str, ...] = PROGRAM,
+    environment: Mapping[str, str] | None = None,
+    before: Callable[[], object] | None = None,
+) -> Pod:
+    """Worker `number` of `workers`, which meet at the port of worker 0. It leaves its log and its last word in the
+    folder, which is made. `before` is called in its process."""
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(config.to_json())
+    own = {
+        "PET_NNODES": str(workers),
+        "PET_NODE_RANK": str(number),
+        "PET_MASTER_ADDR": "127.0.0.1",
+        "PET_MASTER_PORT": str(port),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "PSEUDOREAL_TERMINATION_LOG": str(folder / "termination"),
+        "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *program, str(folder / "config.json")],
+            env=dict(os.environ) | own | dict(environment or {}),
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=before,
+        )
+    return Pod(process, folder)

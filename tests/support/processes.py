@@ -1,0 +1,124 @@
+"""Processes that are forked from a server, which has imported what they need, and that must end in time.
+
+They have the environment of the server, not the one of the test. One that does not end says where each of its threads
+is: a deadlock of several is told by the stacks of all.
+"""
+
+import faulthandler
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+CONTEXT = multiprocessing.get_context("forkserver")
+LIMIT_SECONDS = 300.0
+"""None takes more than a minute, even where other tests take the processors."""
+_SHOW = signal.SIGUSR1
+_imported: list[str] = []
+
+
+def preload(*modules: str) -> None:
+    """The server imports them when it starts, which it does for the first process."""
+    _imported.extend(modules)
+    CONTEXT.set_forkserver_preload([*_imported])
+
+
+class Forked:
+    """`act(*arguments)` in a process of its own, which writes to `log`, or to a file that nobody else knows."""
+
+    def __init__(self, act: Callable[..., object], *arguments: Any, log: Path | None = None) -> None:
+        self._stacks, self.log = new_file(), log or new_file()
+        # A daemon ends with the program that has started it.
+        self._process = CONTEXT.Process(target=_noted, args=(self._stacks, self.log, act, arguments), daemon=True)
+        self._process.start()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None, "it was started"
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """The exit code, once it has ended; -N after signal N."""
+        return self._process.exitcode
+
+    def wait(self, seconds: float = LIMIT_SECONDS) -> int:
+        """The exit code. Raises TimeoutError with the stacks of a process that does not end, and kills it."""
+        return wait_for_all([self], seconds)[0]
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Nothing happens to one that has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.join()
+
+    def ends_within(self, seconds: float) -> bool:
+        self._process.join(max(0.0, seconds))
+        return self._process.exitcode is not None
+
+    def stacks(self) -> str:
+        return stacks_of(self.pid, self._stacks)
+
+
+def succeed(processes: Iterable[Forked], seconds: float = LIMIT_SECONDS) -> None:
+    """Waits until all have ended well; what the others said fails the test."""
+    everybody = [*processes]
+    codes = wait_for_all(everybody, seconds)
+    bad = [f"exit code {code}: {one.log.read_text()}" for code, one in zip(codes, everybody, strict=True) if code]
+    assert not bad, "\n".join(bad)
+
+
+def wait_for_all(processes: Iterable[Forked], seconds: float = LIMIT_SECONDS) -> list[int]:
+    """Exit codes. Raises TimeoutError with the stacks of those that do not end, after it has killed them."""
+    everybody, until = [*processes], time.monotonic() + seconds
+    stuck = [one for one in everybody if not one.ends_within(until - time.monotonic())]
+    if stuck:
+        said = "\n".join(one.stacks() for one in stuck)
+        for one in stuck:
+            one.kill()
+        raise TimeoutError(f"after {seconds:.0f} s {len(stuck)} of {len(everybody)} processes have not ended\n{said}")
+    return [one.poll() or 0 for one in everybody]
+
+
+def note_stacks(file: Path) -> None:
+    """From now on this process writes there where its threads are, whenever it is asked to."""
+    faulthandler.register(_SHOW, file.open("w"), all_threads=True)
+
+
+def stacks_of(pid: int, file: Path, seconds: float = 5.0) -> str:
+    """Where the threads of a process are that notes it in a file; one that is stopped does not answer."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, _SHOW)
+    until = time.monotonic() + seconds
+    while not file.stat().st_size and time.monotonic() < until:
+        time.sleep(0.05)
+    return f"process {pid}:\n{file.read_text() or 'it does not answer'}"
+
+
+def new_file() -> Path:
+    descriptor, name = tempfile.mkstemp(dir=_folder().name)
+    os.close(descriptor)
+    return Path(name)
+
+
+@cache
+def _folder() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="forked-")
+
+
+def _noted(stacks: Path, log: Path, act: Callable[..., object], arguments: tuple[Any, ...]) -> None:
+    note_stacks(stacks)
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, stream.fileno())
+    act(*arguments)

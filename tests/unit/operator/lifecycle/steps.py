@@ -1,0 +1,65 @@
+"""The way of a job to where a test begins, and what its conditions then say."""
+
+import json
+from typing import Any
+
+from pseudoreal_operator.status.conditions import find
+
+from tests.unit.operator.manifests.rendered import files_of
+from tests.unit.operator.world import World, make_job
+
+
+def until(world: World, stage: str) -> World:
+    """Runs the job until this stage runs, whatever its execution."""
+    for _ in range(20):
+        world.settle()
+        world.wait_out()
+        world.settle()
+        world.control()
+        world.start_pods()
+        world.settle()
+        if any(name.startswith(f"sim-{stage}-e") for name in world.active_jobs()):
+            return world
+        world.finish_all()
+    raise AssertionError(f"{stage} never runs: {world.status}")
+
+
+def begun(**changes: Any) -> World:
+    """A world in which the first execution of the first phase runs."""
+    world = World(make_job(**changes))
+    world.settle()
+    world.control()
+    world.start_pods()
+    world.settle()
+    return world
+
+
+def fail_execution(world: World, **end: Any) -> None:
+    """One pod ends badly, and the others are ended."""
+    world.finish(world.alive()[0], **({"outcome": "Failed"} | end))
+    if world.alive():
+        world.carry_out(world.plan())
+    world.control()
+    world.carry_out(world.plan())
+
+
+def message(world: World, kind: str) -> str:
+    condition = find(world.status, kind)
+    assert condition is not None
+    return condition.message
+
+
+def claims(world: World) -> dict[str, tuple[str, str]]:
+    return {c.type: (c.status, c.reason) for c in world.status.conditions}
+
+
+def settle_without_orphans(world: World) -> None:
+    world.settle()
+    for pod in world.orphans():
+        world.vanish(pod)
+    world.settle()
+
+
+def config(world: World, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(files_of(world.objects["Job", name])["config.json"])
+    return found

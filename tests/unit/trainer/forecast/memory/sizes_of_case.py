@@ -1,0 +1,16 @@
+"""The sizes of a case that the engine is tried with."""
+
+from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.units import units_of
+
+from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
+
+
+def sizes_of(case: Case) -> Sizes:
+    return Sizes(
+        model=case.model,
+        units=units_of(case.model, case.sharing.blocks),
+        compute_bytes=compute_bytes(case.precision),
+        master_bytes=master_bytes(case.precision),
+        micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
+    )

@@ -1,0 +1,54 @@
+"""A pod that reports to a server of the test."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.reports import REPORT_URL
+from pseudoreal_trainer.heartbeat.record import HeartbeatRecord, read_heartbeat
+from pseudoreal_trainer.pod.pod_folder import PodFolder
+
+from tests.support.pods import Pod, start_pod
+from tests.unit.trainer.pod.faulty_worker import FAULTS
+from tests.unit.trainer.pod.pod_program import AUTHORITY, TOKEN
+from tests.unit.trainer.pod.server import Server
+
+NAME = "pod-0"
+"""The token by which the server knows it."""
+
+
+@contextmanager
+def reporting_pod(config: PhaseConfig, server: Server, folder: Path) -> Iterator[Pod]:
+    """Trains until the context ends, or the phase."""
+    endpoint, place = server.endpoint(NAME), folder / "pod"
+    environment = {
+        "PSEUDOREAL_OUTCOME_DIRECTORY": str(_folder(place).path),
+        FAULTS: str(folder),
+        REPORT_URL: endpoint.url,
+        TOKEN: str(endpoint.token),
+        AUTHORITY: str(endpoint.authority),
+    }
+    pod = start_pod(config, place, program=("-m", "tests.unit.trainer.pod.pod_program"), environment=environment)
+    try:
+        yield pod
+    finally:
+        # Before its ranks: otherwise it would see them end.
+        with suppress(ProcessLookupError):
+            os.killpg(pod.process.pid, signal.SIGKILL)
+        pod.process.wait()
+        # torchrun gives its workers sessions of their own, and they outlive it.
+        for record in heartbeats_of(pod):
+            with suppress(ProcessLookupError):
+                os.kill(record.pid, signal.SIGKILL)
+
+
+def heartbeats_of(pod: Pod) -> list[HeartbeatRecord]:
+    """Those of the ranks that have begun."""
+    return [record for record in map(read_heartbeat, _folder(pod.folder).heartbeats()) if record]
+
+
+def _folder(place: Path) -> PodFolder:
+    return PodFolder(place / "outcomes")
