@@ -12,6 +12,7 @@ from typing import Any
 
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
 
+from tests.support.ports import free_port
 from tests.support.processes import LIMIT_SECONDS
 
 PROGRAM = ("-m", "pseudoreal_trainer.cli.pod")
@@ -48,20 +49,20 @@ def start_pod(
     number: int = 0,
     workers: int = 1,
     *,
-    port: int = 0,
+    port: int | None = None,
     program: tuple[str, ...] = PROGRAM,
     environment: Mapping[str, str] | None = None,
     before: Callable[[], object] | None = None,
 ) -> Pod:
-    """Worker `number` of `workers`, which meet at the port of worker 0. It leaves its log and its last word in the
-    folder, which is made. `before` is called in its process."""
+    """Worker `number` of `workers`, which meet at the port of worker 0; one alone needs none. It leaves its log and its
+    last word in the folder, which is made. `before` is called in its process."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(config.to_json())
     own = {
         "PET_NNODES": str(workers),
         "PET_NODE_RANK": str(number),
         "PET_MASTER_ADDR": "127.0.0.1",
-        "PET_MASTER_PORT": str(port),
+        "PET_MASTER_PORT": str(port or free_port()),
         "GLOO_SOCKET_IFNAME": "lo",
         "OMP_NUM_THREADS": "1",
         "PSEUDOREAL_TERMINATION_LOG": str(folder / "termination"),
