@@ -312,7 +312,7 @@ def test_a_file_appears_when_it_is_finished_and_never_when_it_is_given_up(bucket
     part, portion = 5 << 20, (1 << 20) + 7
     object_storage._PART_BYTES, before = part, object_storage._PART_BYTES
     try:
-        kept, lost = (ObjectOutput(storage_path(f"{bucket.url}/{name}"), 1) for name in ("kept", "lost"))
+        kept, lost = (ObjectOutput(ObjectPath(f"{bucket.url}/{name}"), 1) for name in ("kept", "lost"))
     finally:
         object_storage._PART_BYTES = before
     content = os.urandom(2 * part + 3)
