@@ -130,7 +130,7 @@ def test_the_section_has_every_figure_and_what_was_left_out(tmp_path: Path) -> N
     text = section(tmp_path / "r.json")
     assert "| pseudoreal, Host, PerUnit | 8,192 | 4 | 1,500 (1,250–1,750) | 5,461 | 91% |" in text
     assert "| 91% | 10.0 (-10%) | 1.0 | 1,800 (+20%) |" in text
-    assert "- 1B, pseudoreal, host, clipping perUnit: 16,384, 32,768, 65,536 tokens: no time." in text
+    assert "- 1B, pseudoreal, Host, clipping PerUnit: 16,384, 32,768, 65,536 tokens: no time." in text
     assert "ended by signal 9." in text
     assert "Commit cccccccccccc, 2026-01-02" in text
 

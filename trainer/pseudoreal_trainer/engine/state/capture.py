@@ -106,13 +106,13 @@ class Capture:
         failure: BaseException | None = None
         while (portion := self._full.get()) is not None:
             if failure is None:
-                failure = _attempt(lambda p=portion: self._sink.write(p.kind, p.content))  # type: ignore[misc]
+                failure = _failure_of(lambda p=portion: self._sink.write(p.kind, p.content))  # type: ignore[misc]
             self._ring.give_back()
         if failure is not None:
             raise failure
 
 
-def _attempt(act: Callable[[], None]) -> BaseException | None:
+def _failure_of(act: Callable[[], None]) -> BaseException | None:
     try:
         act()
     except BaseException as error:
