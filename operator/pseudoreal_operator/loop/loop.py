@@ -225,6 +225,7 @@ class Loop:
         except UNAVAILABLE as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
         self._wakeups.rest(resting)
+        log.info("first_look", resting=len(resting))
 
     def _heard_of(self, name: Name, after: float) -> None:
         self._wakeups.has_changed(name)

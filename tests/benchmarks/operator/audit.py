@@ -121,15 +121,6 @@ def per_kind(requests: Iterable[Request], count: int) -> dict[str, float]:
     return {kind: round(number / count, 2) for kind, number in kinds.most_common()}
 
 
-def first_looks(requests: Iterable[Request], begin: float) -> dict[str, float]:
-    """By job, when the operator had first read it after that moment."""
-    looks: dict[str, float] = {}
-    for request in requests:
-        if request.is_of_operator and request.kind == "get pseudorealjobs" and request.done >= begin:
-            looks.setdefault(request.job, request.done)
-    return looks
-
-
 def longest_gap(requests: Iterable[Request], begin: float, end: float) -> float:
     """Seconds between two renewals of the Lease, at most."""
     renewals = [r.done for r in requests if r.is_of_operator and r.kind == "patch leases" and begin <= r.done <= end]

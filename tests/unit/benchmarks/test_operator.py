@@ -14,7 +14,6 @@ from tests.benchmarks.operator.audit import (
     AuditLog,
     Reaction,
     Request,
-    first_looks,
     job_name,
     longest_gap,
     parse,
@@ -104,11 +103,6 @@ def test_the_answer_to_an_execution_is_the_next_child_and_to_the_last_one_the_la
         request(22.0, "patch", "pseudorealjobs/status"),
     ]
     assert [*reactions(story)] == [Reaction(1.5, 1.0), Reaction(1.5, 1.0)]
-
-
-def test_only_reads_of_the_new_operator_are_its_first_looks() -> None:
-    log = [request(1.0, "get", "pseudorealjobs"), request(5.0, "get", "pseudorealjobs")]
-    assert first_looks([*log, request(6.0, "get", "pseudorealjobs")], begin=2.0) == {JOB: 5.0}
 
 
 def test_the_longest_gap_reaches_to_both_ends() -> None:
