@@ -7,10 +7,15 @@ import pytest
 from pseudoreal_dev.machine import processes
 from pseudoreal_dev.machine.processes import Process
 
+from tests.support.patience import wait_for
+
 
 @pytest.fixture
 def sleeper(tmp_path: Path) -> Process:
-    return processes.launch("sleeper", ["sleep", "1000"], records=tmp_path / "records", log=tmp_path / "log")
+    found = processes.launch("sleeper", ["sleep", "1000"], records=tmp_path / "records", log=tmp_path / "log")
+    # A program that has just replaced another has no words for a moment.
+    wait_for("its command line", lambda: processes.words_of(found.pid))
+    return found
 
 
 def test_a_process_is_recorded_in_its_own_session_and_stopped(sleeper: Process, tmp_path: Path) -> None:
