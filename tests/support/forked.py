@@ -16,11 +16,14 @@ from tests.support.processes import LIMIT_SECONDS, Forked, new_file, note_stacks
 preload("tests.support.warm")
 
 
-def run_ranks(rank: Callable[..., None], world: int, *arguments: Any, backend: str = "gloo") -> None:
-    """Calls `rank(number, *arguments)` in `world` processes, which are one process group if they are several."""
+def run_ranks(
+    rank: Callable[..., None], world: int, *arguments: Any, backend: str = "gloo", limit: float = LIMIT_SECONDS
+) -> None:
+    """Calls `rank(number, *arguments)` in `world` processes, which are one process group if they are several. They have
+    `limit` seconds."""
     stacks = [new_file() for _ in range(world)]
     shared = (world, free_port(), backend, stacks, rank, arguments)
-    join_in_time(start_processes(_join, shared, nprocs=world, join=False, start_method="forkserver"), stacks)
+    join_in_time(start_processes(_join, shared, nprocs=world, join=False, start_method="forkserver"), stacks, limit)
 
 
 def join_in_time(ranks: ProcessContext, stacks: Sequence[Path], seconds: float = LIMIT_SECONDS) -> None:

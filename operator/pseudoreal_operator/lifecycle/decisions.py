@@ -29,10 +29,9 @@ State = Literal["Pending", "Training", "Delinking", "Restarting", "Suspended", "
 
 @dataclass(frozen=True)
 class Decision:
-    """What a rule decides. `status` is the new one, but for its conditions, `state` and
-    `currentPhase`. `events` tell what has
-    changed with it, in that order: where the status stays, there are none. `children` is the stage whose children must
-    be there; no other Job may run."""
+    """What a rule decides. `status` is the new one, but for its conditions, its state and its current phase.
+    `events` tell what has changed with it, in that order: where the status stays, there are none. `children` is the
+    stage whose children must be there; no other Job may run."""
 
     status: PseudoRealJobStatus
     state: State

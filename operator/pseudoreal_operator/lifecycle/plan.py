@@ -16,14 +16,9 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.changes import phase_with, status_with
 from pseudoreal_operator.failures.hang import seconds_to_stall
 from pseudoreal_operator.lifecycle.acceptance import problem_of
+from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, startup_deadline
 from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
-from pseudoreal_operator.lifecycle.rules import (
-    RULES,
-    active_deadline,
-    blocked_deadline,
-    start,
-    startup_deadline,
-)
+from pseudoreal_operator.lifecycle.rules import RULES, start
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
 from pseudoreal_operator.manifests.objects import children, claim, identity
 from pseudoreal_operator.observe.asked import with_served

@@ -1,6 +1,6 @@
 """The rules, in order: the first that applies decides what to do. Pure."""
 
-from datetime import datetime, timedelta
+from datetime import timedelta
 
 from pseudoreal_api.status.status import PhaseStatus, Transition
 
@@ -9,9 +9,9 @@ from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.failures.classify import Missing, classify, lost_its_peer
 from pseudoreal_operator.failures.hang import find_stall
-from pseudoreal_operator.failures.obstacles import describe_obstacle
 from pseudoreal_operator.lifecycle.acceptance import first_sight, problem_of
-from pseudoreal_operator.lifecycle.again import is_untouched, roll_back, train_again
+from pseudoreal_operator.lifecycle.again import is_untouched, train_again
+from pseudoreal_operator.lifecycle.deadlines import delink_overdue, never_started, overdue, renewed_transition
 from pseudoreal_operator.lifecycle.decisions import (
     Cause,
     Decision,
@@ -37,17 +37,6 @@ from pseudoreal_operator.status.events import Event, Reason
 
 UNWATCHED_SECONDS = 5.0
 """Seconds between two looks at what others are to remove: not all of it is watched."""
-
-
-def overdue(case: Case) -> Decision | None:
-    allowed = case.spec.deadlines.active_seconds
-    if allowed is None or _is_paused(case) or case.now < active_deadline(case, allowed):
-        return None
-    text = (
-        f"The job was not done {allowed} s after it was started or resumed, which spec.deadlines.activeSeconds allows,"
-        f" in {case.stage.title}."
-    )
-    return fail(case, case.status, "DeadlineExceeded", text)
 
 
 def stage_done(case: Case) -> Decision | None:
@@ -121,7 +110,7 @@ def resumed(case: Case) -> Decision | None:
     if sentence := problem_of(case.spec, case.stage.index + 1):
         return _still_suspended(case, sentence)
     now, since = clock.to_text(case.now), case.status.active_since
-    status = status_with(case.status, active_since=now, retries=None, transition=_renewed(case))
+    status = status_with(case.status, active_since=now, retries=None, transition=renewed_transition(case))
     if is_started(status.phases, case.stage):
         number = status.execution + 1
         status = status_with(status, execution=number, restart_after=now, execution_time=None)
@@ -166,54 +155,6 @@ def replanned(case: Case) -> Decision | None:
     if job.last_steps in (None, last_steps_of(case.spec, case.stage)) or problem_of(case.spec):
         return None
     return train_on(case)
-
-
-def delink_overdue(case: Case) -> Decision | None:
-    transition = case.status.transition
-    if case.stage.kind is not StageKind.DELINK or transition is None or _is_paused(case):
-        return None
-    if case.now < clock.from_text(transition.deadline):
-        return None
-    obstacle = describe_obstacle(case.job, case.pods) if case.job else None
-    why = obstacle.message if obstacle else f"What to do: {case.logs_command}"
-    sentence = (
-        f"{case.stage.title.capitalize()} was not done {case.spec.delink.timeout_seconds} s after the end of phase"
-        f" {transition.from_phase}, which spec.delink.timeoutSeconds allows. {why}"
-    )
-    if case.spec.delink.on_timeout == "RollBack":
-        return roll_back(case, sentence)
-    return fail(case, case.status, "DelinkTimeout", sentence)
-
-
-def never_started(case: Case) -> Decision | None:
-    """Decides when not all pods run in time."""
-    allowed, asked = case.spec.deadlines.startup_seconds, case.status.execution_time
-    if case.job is None:
-        return _never_made(case)
-    if allowed is None or asked is None or case.job.state is not JobState.ACTIVE:
-        return None
-    if case.job.queued or case.started_pods >= case.workers or case.now < startup_deadline(case, allowed):
-        return None
-    obstacle = describe_obstacle(case.job, case.pods)
-    why = obstacle.message if obstacle else f"What to do: kubectl describe job {case.job.name}"
-    text = (
-        f"{case.started_pods} of {case.workers} pods ran {allowed} s after they were asked for, which"
-        f" spec.deadlines.startupSeconds allows. {why}"
-    )
-    return fail(case, case.status, "StartupDeadlineExceeded", text)
-
-
-def _never_made(case: Case) -> Decision | None:
-    """Decides when the API server refuses the pods themselves."""
-    deadline = blocked_deadline(case)
-    if deadline is None or case.now < deadline:
-        return None
-    said = conditions.find(case.status, "Progressing")
-    text = (
-        f"The pods could not even be asked for in {case.spec.deadlines.startup_seconds} s, which"
-        f" spec.deadlines.startupSeconds allows. {said.message if said else ''}"
-    )
-    return fail(case, case.status, "StartupDeadlineExceeded", text.rstrip())
 
 
 def hung(case: Case) -> Decision | None:
@@ -341,23 +282,6 @@ RULES = (
 """The rules in their order; `start` is what remains."""
 
 
-def active_deadline(case: Case, allowed: int) -> datetime:
-    since = case.status.active_since or case.status.start_time or clock.to_text(case.now)
-    return clock.from_text(since) + timedelta(seconds=allowed)
-
-
-def startup_deadline(case: Case, allowed: int) -> datetime:
-    begun = [case.status.execution_time or clock.to_text(case.now)]
-    begun += [case.job.begun] if case.job and case.job.begun else []
-    return max(map(clock.from_text, begun)) + timedelta(seconds=allowed)
-
-
-def blocked_deadline(case: Case) -> datetime | None:
-    """The time until which the API server may refuse the pods; None where there is no limit."""
-    allowed, since = case.spec.deadlines.startup_seconds, case.status.blocked_since
-    return clock.from_text(since) + timedelta(seconds=allowed) if allowed and since else None
-
-
 def _transition(case: Case, following: Stage) -> Transition | None:
     if following.kind is not StageKind.DELINK:
         return None
@@ -368,20 +292,6 @@ def _transition(case: Case, following: Stage) -> Transition | None:
         start_time=clock.to_text(case.now),
         deadline=clock.to_text(case.now + timedelta(seconds=case.spec.delink.timeout_seconds)),
     )
-
-
-def _is_paused(case: Case) -> bool:
-    """Whether clocks stand still: from the wish to suspend until the job is resumed, and while a queue holds its
-    pods."""
-    return case.spec.suspend or conditions.holds(case.status, "Suspended") or case.status.queued_since is not None
-
-
-def _renewed(case: Case) -> Transition | None:
-    """The transition with its clock begun anew, as it stands still while the job is suspended."""
-    if case.status.transition is None:
-        return None
-    later = case.now + timedelta(seconds=case.spec.delink.timeout_seconds)
-    return case.status.transition.model_copy(update={"deadline": clock.to_text(later)})
 
 
 def _judged(case: Case, missing: Missing, more: str = "") -> Decision:

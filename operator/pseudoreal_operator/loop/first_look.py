@@ -16,7 +16,6 @@ from typing import Any
 from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pydantic import ValidationError
 
 from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.cluster.finalizer import has_finalizer
@@ -46,7 +45,18 @@ class _Children:
     jobs: list[ChildJob] = field(default_factory=list)
     pods: list[Pod] = field(default_factory=list)
     are_strange: bool = False
-    """Whether some of them are not the job's own."""
+    """Whether some of them are not the job's own, or cannot be read."""
+
+    def take(self, kind: str, uid: str, body: Json) -> None:
+        try:
+            if not belongs_to(uid, body):
+                self.are_strange = True
+            elif kind == "Job":
+                self.jobs.append(read_job(body))
+            else:
+                self.pods.append(read_pod(body))
+        except Exception:  # anybody may label anything; the pass over the job tells what is wrong
+            self.are_strange = True
 
 
 async def first_look(means: Means, wake: Callable[[Name, float], None]) -> dict[Name, Rest]:
@@ -56,7 +66,10 @@ async def first_look(means: Means, wake: Callable[[Name, float], None]) -> dict[
         children = await _children(means, namespace)
         async for body in means.api.each("PseudoRealJob", namespace):
             name = Name(body["metadata"]["namespace"], body["metadata"]["name"])
-            rest = _rest(means, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name))
+            try:
+                rest = _rest(means, body, children[name.namespace, body["metadata"]["uid"]], partial(wake, name))
+            except Exception:  # one job must not keep the operator from all others; its pass tells what is wrong
+                rest = None
             if rest is not None:
                 resting[name] = rest
             # The Lease is renewed meanwhile.
@@ -70,13 +83,7 @@ async def _children(means: Means, namespace: str | None) -> dict[JobKey, _Childr
         async for body in means.api.each(kind, namespace, LABEL_JOB):
             metadata = body["metadata"]
             uid = str(metadata["labels"].get(LABEL_JOB_UID, ""))
-            known = found[metadata["namespace"], uid]
-            if not belongs_to(uid, body):
-                known.are_strange = True
-            elif kind == "Job":
-                known.jobs.append(read_job(body))
-            else:
-                known.pods.append(read_pod(body))
+            found[metadata["namespace"], uid].take(kind, uid, body)
     return found
 
 
@@ -84,11 +91,8 @@ def _rest(means: Means, body: Json, children: _Children, wake: Callable[[float],
     metadata = body["metadata"]
     if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
         return None
-    try:
-        job = PseudoRealJob.from_object(body)
-        status = PseudoRealJobStatus.model_validate(body.get("status") or {})
-    except ValidationError:
-        return None
+    job = PseudoRealJob.from_object(body)
+    status = PseudoRealJobStatus.model_validate(body.get("status") or {})
     if has_ended(status) or not status.phases:
         return None
     now = datetime.now(UTC)

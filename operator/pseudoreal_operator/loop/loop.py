@@ -222,7 +222,8 @@ class Loop:
         resting: dict[Name, Rest] = {}
         try:
             resting = await first_look(self._means, self._heard_of)
-        except UNAVAILABLE as error:
+        # An object that was cut off is no JSON.
+        except (*UNAVAILABLE, ValueError) as error:
             log.info("first_look_failed", error=f"{type(error).__name__}: {error}")
         self._wakeups.rest(resting)
         log.info("first_look", resting=len(resting))

@@ -98,7 +98,18 @@ def _forget(lists: Lists) -> None:
     lists.bodies["PseudoRealJob"][0]["status"] = {}
 
 
-@pytest.mark.parametrize("change", [_vanish, _end, _delete, _hold, _spoil, _steal, _forget])
+def _garble(lists: Lists) -> None:
+    lists.bodies["Pod"][0]["status"] = {"phase": "Purple"}
+
+
+def _break(lists: Lists) -> None:
+    """So that a plan itself raises."""
+    lists.bodies["PseudoRealJob"][0]["status"]["executionTime"] = "noon"
+    lists.bodies["PseudoRealJob"][0]["status"]["startTime"] = "noon"
+    lists.bodies["PseudoRealJob"][0]["status"]["activeSince"] = "noon"
+
+
+@pytest.mark.parametrize("change", [_garble, _break, _vanish, _end, _delete, _hold, _spoil, _steal, _forget])
 async def test_a_job_at_which_something_is_to_be_done_does_not_rest(change: Callable[[Lists], object]) -> None:
     assert await rest_of(training(), change) is None
 

@@ -23,6 +23,8 @@ from tests.unit.trainer.engine.cases import RATE, STEPS, Case
 from tests.unit.trainer.engine.reference import batch_of, part_of
 
 SEED = 3
+_LIMIT_SECONDS = 1800.0
+"""For all cases of one number of ranks together, which take a minute and a half on two processors."""
 _wanted: dict[Case, None] = {}
 _observed: set[Case] = set()
 
@@ -94,7 +96,9 @@ def _spawn(world: int, cases: list[Case], folder: Path, device: str) -> None:
         _rank(0, world, cases, folder, device, _observed)
     else:
         backend = "nccl" if device == "cuda" else "gloo"
-        run_ranks(_rank, world, world, cases, folder, device, _observed & {*cases}, backend=backend)
+        run_ranks(
+            _rank, world, world, cases, folder, device, _observed & {*cases}, backend=backend, limit=_LIMIT_SECONDS
+        )
 
 
 def _rank(rank: int, world: int, cases: list[Case], folder: Path, device: str, observed: set[Case]) -> None:
