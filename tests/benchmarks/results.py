@@ -38,6 +38,8 @@ class Run(BaseModel, frozen=True):
     warm_up: int
     steps: list[Step]
     """The warm-up's too, at the front."""
+    crashed_at_end: bool = False
+    """Whether its processes crashed after the last step, when they ended."""
 
     @property
     def timed_seconds(self) -> list[float]:

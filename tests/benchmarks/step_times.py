@@ -1,5 +1,6 @@
 """The report's section on step times: tables, wins and losses, pictures."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -38,7 +39,7 @@ def section(results: Results, images: Path) -> str:
     found = timings(results.runs)
     ratios = comparisons(found)
     models = [_model(name, found, ratios, images) for name in MODELS if any(case.model == name for _, case in found)]
-    return "\n\n".join([_METHOD, *models, _wins_and_losses(ratios), _noise(found)])
+    return "\n\n".join([_METHOD, *models, _wins_and_losses(ratios), _noise(found), *_crashes(results)])
 
 
 def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path) -> str:
@@ -109,3 +110,11 @@ def _noise(found: Timings) -> str:
         f"Noise: the quartiles of a cell's steps lie {spreads[len(spreads) // 2]:.0%} of its median apart (half of the"
         f" cells: less), at worst {spreads[-1]:.0%}. Left out as not quiet: {left_out} of {len(found)} cells."
     )
+
+
+def _crashes(results: Results) -> list[str]:
+    crashed = Counter(run.stack for run in results.runs if run.crashed_at_end)
+    if not crashed:
+        return []
+    stacks = ", ".join(f"{stack} {count}" for stack, count in crashed.items())
+    return [f"Runs that crashed when they ended, after their last step, and count all the same: {stacks}."]

@@ -17,6 +17,7 @@ from tests.benchmarks import agreement, launch, machine
 from tests.benchmarks.cases import MODELS, Case, all_cases
 from tests.benchmarks.results import PARTIAL, TRAINER, Results, Run, write
 from tests.benchmarks.stacks.registry import STACKS
+from tests.benchmarks.summary import COUNTERPARTS
 
 Planned = tuple[int, Case, str]
 """Round, case, stack."""
@@ -49,12 +50,16 @@ def run_all(plan: Sequence[Planned], path: Path) -> None:
     described, runs = machine.describe(), list[Run]()
     for place, (number, case, stack) in enumerate(plan, start=1):
         with progress.step(f"[{place}/{len(plan)}] {case.label}: {stack}", log=launch.LOG):
+            outcome = launch.run(stack, case)
+            if outcome.crashed_at_end and stack not in COUNTERPARTS:
+                raise DevError(f"{stack} crashed after its last step: the end of {launch.LOG} says where")
             run = Run(
                 stack=stack,
                 case=case,
                 round=number,
                 warm_up=MODELS[case.model].effort.warm_up,
-                steps=launch.run(stack, case),
+                steps=outcome.steps,
+                crashed_at_end=outcome.crashed_at_end,
             )
         progress.note(f"    {1000 * median(run.timed_seconds):.0f} ms, loss {run.steps[-1].loss:.4f}")
         agreement.check(run, runs)

@@ -56,6 +56,15 @@ def test_what_was_measured_on_a_busy_machine_is_shown_as_such_and_compared_with_
     assert comparisons(timings([run_of(DEVICE, 1.0, 2.0, 1.0, 2.0, 1.0), run_of("fully_shard", 3.0, 3.0)])) == []
 
 
+def test_the_report_counts_runs_that_crashed_when_they_ended(tmp_path: Path) -> None:
+    runs = [run_of(DEVICE, 2.0, 2.0), run_of("fully_shard", 3.0, 3.0)]
+    assert "crashed" not in step_times.section(Results(machine=MACHINE, runs=runs), tmp_path)
+    crashed = runs[1].model_copy(update={"crashed_at_end": True})
+    text = step_times.section(Results(machine=MACHINE, runs=[runs[0], crashed, crashed]), tmp_path)
+    assert text.endswith("after their last step, and count all the same: fully_shard 2.")
+    assert "faster in 1 of 1 comparisons" in text
+
+
 def test_the_report_says_when_and_of_what(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     machine = MACHINE.model_copy(update={"date": "2026-01-02", "commit": "abc+"})
     results = Results(machine=machine, runs=[run_of(DEVICE, 2.0, 2.0), run_of("fully_shard", 3.0, 3.0)])
