@@ -186,6 +186,8 @@ def described(job: Job, kubectl: Kubectl) -> str:
     status = re.sub(r"(llm-[a-z0-9-]*-e\d+-\d+)-[a-z0-9]{5}\b", r"\1-xxxxx", status)
     status = re.sub(r"(continueFrom: llm)-[0-9a-f]{8}\b", r"\1-xxxxxxxx", status)
     status = re.sub(r"(?m)^(  (?:Normal|Warning) +\S+) +\S+ +", r"\1  (age)  ", status)
+    # Ages of two to five characters make the column of ages wider or narrower.
+    status = re.sub(r"(?m)^  (?:Type|----) .*", lambda head: re.sub(r"(?<=\S) +", "  ", head[0]), status)
     return status.replace(job.cluster.namespace, "default")
 
 
