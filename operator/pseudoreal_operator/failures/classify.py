@@ -7,7 +7,7 @@ from pseudoreal_api.spec.recovery import RestartRule, RuleAction
 from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator.foreign import cut
-from pseudoreal_operator.observe.case import Pod, PodPhase, Termination
+from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
 _QUOTED = 600
 """Most characters of a pod's own words that go into a sentence."""

@@ -15,7 +15,7 @@ from pseudoreal_api.wire.reports import RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.suspects import stragglers, suspects
 from pseudoreal_operator.observe.board import QUIET_SECONDS, steps_of
-from pseudoreal_operator.observe.case import Case, Heard, Pod, PodPhase
+from pseudoreal_operator.observe.view import Heard, Pod, PodPhase, View
 
 STALLS = ("StartStalled", "StepStalled", "CheckpointStalled")
 """Reasons of a Stall."""
@@ -45,128 +45,128 @@ class _Clock:
     field: str
 
 
-def find_stall(case: Case) -> Stall | None:
-    over = next((clock for clock in _clocks(case) if clock.waited > clock.allowed), None)
-    return None if over is None else _stall(case, over)
+def find_stall(view: View) -> Stall | None:
+    over = next((clock for clock in _clocks(view) if clock.waited > clock.allowed), None)
+    return None if over is None else _stall(view, over)
 
 
-def seconds_to_stall(case: Case) -> float | None:
+def seconds_to_stall(view: View) -> float | None:
     """Seconds until the next of the clocks runs out, if nothing more is heard; None where none runs."""
-    return min((clock.allowed - clock.waited for clock in _clocks(case) if clock.waited <= clock.allowed), default=None)
+    return min((clock.allowed - clock.waited for clock in _clocks(view) if clock.waited <= clock.allowed), default=None)
 
 
-def _clocks(case: Case) -> Iterator[_Clock]:
-    if not case.heard or _all_ended(case.heard):
+def _clocks(view: View) -> Iterator[_Clock]:
+    if not view.heard or _all_ended(view.heard):
         return
-    clocks = case.spec.hang
-    begun = [heard.begun for heard in case.heard if heard.begun]
-    if not begun and case.started_pods < case.workers:
+    clocks = view.spec.hang
+    begun = [heard.begun for heard in view.heard if heard.begun]
+    if not begun and view.started_pods < view.workers:
         return  # pods that wait for a node have a deadline of their own
     if not begun:
-        waited = _seconds(case, max([heard.first for heard in case.heard] + _starts(case)))
+        waited = _seconds(view, max([heard.first for heard in view.heard] + _starts(view)))
         yield _Clock("StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
         return
     what = "commit of the checkpoint that is being saved"
-    for saving in sorted(_saving_seconds(case), reverse=True)[:1]:
+    for saving in sorted(_saving_seconds(view), reverse=True)[:1]:
         yield _Clock("CheckpointStalled", what, saving, clocks.checkpoint_seconds, "hang.checkpointSeconds")
-    last = max(begun + [heard.progressed for heard in case.heard if heard.progressed])
-    yield _Clock("StepStalled", "step", _seconds(case, last), clocks.step_seconds, "hang.stepSeconds")
+    last = max(begun + [heard.progressed for heard in view.heard if heard.progressed])
+    yield _Clock("StepStalled", "step", _seconds(view, last), clocks.step_seconds, "hang.stepSeconds")
 
 
-def _starts(case: Case) -> list[datetime]:
+def _starts(view: View) -> list[datetime]:
     """Start times of pods that have not reported yet: such a pod has perhaps only just started."""
-    heard = {heard.index for heard in case.heard}
-    return [clock.from_text(pod.started) for pod in case.pods if pod.started and pod.index not in heard]
+    heard = {heard.index for heard in view.heard}
+    return [clock.from_text(pod.started) for pod in view.pods if pod.started and pod.index not in heard]
 
 
-def straggler_sentence(case: Case, *, known: bool) -> str | None:
+def straggler_sentence(view: View, *, known: bool) -> str | None:
     """A sentence that names the slowest rank, where one is much slower than the others. `known`: whether there was one
     at the last look; it stays one until it is clearly faster, as a rank close to the bound would otherwise come and go
     with each step."""
-    factor = float(case.spec.hang.straggler_factor)
-    found = stragglers(_signs(case), factor * _STILL if known else factor)
+    factor = float(view.spec.hang.straggler_factor)
+    found = stragglers(_signs(view), factor * _STILL if known else factor)
     if not found:
         return None
     rank = found[0][0]
     return (
-        f"{_where(case, rank)} is a straggler: it has computed more than {case.spec.hang.straggler_factor} times as"
+        f"{_where(view, rank)} is a straggler: it has computed more than {view.spec.hang.straggler_factor} times as"
         " long per step as the median rank, and all others wait for it. What to do: look at that node's clocks,"
         " throttling and neighbours"
     )
 
 
-def _stall(case: Case, over: _Clock) -> Stall:
-    ranks = _suspects(case)
-    step = max(steps_of(heard.report) for heard in case.heard)
-    named = "; ".join(_describe(case, rank) for rank in ranks[:_NAMED])
-    blame = named or _nobody(case)
+def _stall(view: View, over: _Clock) -> Stall:
+    ranks = _suspects(view)
+    step = max(steps_of(heard.report) for heard in view.heard)
+    named = "; ".join(_describe(view, rank) for rank in ranks[:_NAMED])
+    blame = named or _nobody(view)
     sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."
-    return Stall(over.reason, sentence, case.pod_of_rank(ranks[0]) if ranks else None)
+    return Stall(over.reason, sentence, view.pod_of_rank(ranks[0]) if ranks else None)
 
 
-def _suspects(case: Case) -> list[int]:
+def _suspects(view: View) -> list[int]:
     """The suspects, in order. Pods that fell silent, or never spoke, while others report come first: they cannot even
     say that they wait."""
-    quiet = [heard for heard in case.heard if _is_silent(case, heard)]
-    silent = [rank for heard in quiet for rank in _first_rank(case, heard)]
-    if len(quiet) < len(case.heard) and (mute := [*silent, *_unheard(case)]):
+    quiet = [heard for heard in view.heard if _is_silent(view, heard)]
+    silent = [rank for heard in quiet for rank in _first_rank(view, heard)]
+    if len(quiet) < len(view.heard) and (mute := [*silent, *_unheard(view)]):
         return mute
-    signs = _signs(case)
+    signs = _signs(view)
     return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
 
 
-def _first_rank(case: Case, heard: Heard) -> list[int]:
+def _first_rank(view: View, heard: Heard) -> list[int]:
     """The first rank of the pod, also before its ranks have begun; empty when the pod is gone."""
-    return [case.first_rank(pod) for pod in case.pods if pod.index == heard.index][:1]
+    return [view.first_rank(pod) for pod in view.pods if pod.index == heard.index][:1]
 
 
-def _unheard(case: Case) -> list[int]:
+def _unheard(view: View) -> list[int]:
     """The first rank of each pod that runs and never said anything."""
-    heard = {heard.index for heard in case.heard}
-    return [case.first_rank(pod) for pod in case.pods if pod.phase is PodPhase.RUNNING and pod.index not in heard]
+    heard = {heard.index for heard in view.heard}
+    return [view.first_rank(pod) for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in heard]
 
 
-def _describe(case: Case, rank: int) -> str:
-    heard = next((h for h in case.heard if any(sign.rank == rank for sign in h.report.ranks)), None)
+def _describe(view: View, rank: int) -> str:
+    heard = next((h for h in view.heard if any(sign.rank == rank for sign in h.report.ranks)), None)
     if heard is None:
-        return f"{_where(case, rank)} was never heard"
+        return f"{_where(view, rank)} was never heard"
     sign = next(sign for sign in heard.report.ranks if sign.rank == rank)
-    if _is_silent(case, heard):
-        return f"{_where(case, rank)} has not been heard since {heard.last:%H:%M:%S} UTC"
+    if _is_silent(view, heard):
+        return f"{_where(view, rank)} has not been heard since {heard.last:%H:%M:%S} UTC"
     if sign.process in ("T", "Z"):
-        return f"{_where(case, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
+        return f"{_where(view, rank)} is {'stopped' if sign.process == 'T' else 'dead'}"
     doing = f" ({sign.doing})" if sign.doing else ""
-    return f"{_where(case, rank)} is {sign.activity}{doing} since step {sign.step}"
+    return f"{_where(view, rank)} is {sign.activity}{doing} since step {sign.step}"
 
 
-def _nobody(case: Case) -> str:
-    if _signs(case):
-        together = " or ".join(sorted({sign.activity for sign in _signs(case)}))
+def _nobody(view: View) -> str:
+    if _signs(view):
+        together = " or ".join(sorted({sign.activity for sign in _signs(view)}))
         return f"no rank can be singled out: all of them are {together}"
     return (
-        f"the pods run and have not met at {_where(case, 0)} so no rank has begun. What to do: see that every pod"
+        f"the pods run and have not met at {_where(view, 0)} so no rank has begun. What to do: see that every pod"
         " resolves and reaches it (the log says waits_for_worker_0 where one does not)"
     )
 
 
-def _where(case: Case, rank: int) -> str:
-    pod = case.pod_of_rank(rank)
+def _where(view: View, rank: int) -> str:
+    pod = view.pod_of_rank(rank)
     return f"rank {rank} on pod {pod.name}, node {pod.node or '(none)'}," if pod else f"rank {rank}"
 
 
-def _signs(case: Case) -> list[RankReport]:
-    return [sign for heard in case.heard for sign in heard.report.ranks]
+def _signs(view: View) -> list[RankReport]:
+    return [sign for heard in view.heard for sign in heard.report.ranks]
 
 
-def _saving_seconds(case: Case) -> Iterator[float]:
-    newest = max((heard.progressed for heard in case.heard if heard.progressed), default=None)
-    for heard in case.heard:
+def _saving_seconds(view: View) -> Iterator[float]:
+    newest = max((heard.progressed for heard in view.heard if heard.progressed), default=None)
+    for heard in view.heard:
         # All of them save together: where others have gone on, a pod that fell silent has saved as well.
-        if _is_silent(case, heard) and newest and newest > heard.last:
+        if _is_silent(view, heard) and newest and newest > heard.last:
             continue
         for sign in heard.report.ranks:
             if sign.saving_seconds is not None:
-                yield sign.saving_seconds + _seconds(case, heard.last)
+                yield sign.saving_seconds + _seconds(view, heard.last)
 
 
 def _all_ended(heard: list[Heard]) -> bool:
@@ -174,9 +174,9 @@ def _all_ended(heard: list[Heard]) -> bool:
     return bool(signs) and all(sign.activity == "ended" for sign in signs)
 
 
-def _is_silent(case: Case, heard: Heard) -> bool:
-    return _seconds(case, heard.last) > QUIET_SECONDS
+def _is_silent(view: View, heard: Heard) -> bool:
+    return _seconds(view, heard.last) > QUIET_SECONDS
 
 
-def _seconds(case: Case, since: datetime) -> float:
-    return (case.now - since).total_seconds()
+def _seconds(view: View, since: datetime) -> float:
+    return (view.now - since).total_seconds()

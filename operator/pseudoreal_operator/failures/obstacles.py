@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from pseudoreal_operator.observe.case import ChildJob, Obstacle, Pod, PodPhase
+from pseudoreal_operator.observe.view import ChildJob, Obstacle, Pod, PodPhase
 
 _IMAGE = "correct spec.pod.image in a new job, or give the namespace access to the registry"
 _CONFIG = "correct spec.pod.template in a new job, or create what it names"

@@ -11,8 +11,8 @@ from pseudoreal_api.wire.messages import ProgressReport, TerminationMessage
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import PhaseFields, status_with
-from pseudoreal_operator.observe.case import Heard, Pod, PodPhase
 from pseudoreal_operator.observe.stages import Stage, StageKind, changed
+from pseudoreal_operator.observe.view import Heard, Pod, PodPhase
 
 
 def result_of(stage: Stage, pods: Iterable[Pod]) -> TerminationMessage | None:

@@ -14,8 +14,8 @@ from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.lifecycle.decisions import Decision, progresses, refuse, unforeseen
 from pseudoreal_operator.manifests.network import check_network
-from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.stages import first_phases
+from pseudoreal_operator.observe.view import View
 from pseudoreal_operator.status.events import Event, Reason
 
 POD_BYTES = 65_536
@@ -32,24 +32,24 @@ _LAST_WORDS = ("terminationMessagePath", "terminationMessagePolicy")
 """Fields of the trainer container: what is written there tells the operator how a stage has ended."""
 
 
-def first_sight(case: Case) -> Decision | None:
-    if case.status.phases:
+def first_sight(view: View) -> Decision | None:
+    if view.status.phases:
         return None
-    if sentence := problem_of(case.spec):
-        return refuse(case.status, sentence, case.now)
-    now = clock.to_text(case.now)
+    if sentence := problem_of(view.spec):
+        return refuse(view.status, sentence, view.now)
+    now = clock.to_text(view.now)
     status = status_with(
-        case.status,
+        view.status,
         start_time=now,
         active_since=now,
-        phases=first_phases(case.spec),
+        phases=first_phases(view.spec),
         # There is nothing yet that could be done again.
-        served_requests=[request.id for request in case.spec.requests if request.type == "RepeatPhase"],
+        served_requests=[request.id for request in view.spec.requests if request.type == "RepeatPhase"],
     )
     return Decision(
         status,
         "Pending",
-        progresses("Accepted", f"Phase {case.spec.phases[0].name} is about to start."),
+        progresses("Accepted", f"Phase {view.spec.phases[0].name} is about to start."),
         events=(Event(Reason.ACCEPTED, "The job is valid and starts with its first phase.", stage=0, execution=1),),
         tries_children=True,
     )

@@ -18,8 +18,8 @@ from pseudoreal_operator.lifecycle.decisions import (
     wait_seconds,
     with_retry,
 )
-from pseudoreal_operator.observe.case import Case
 from pseudoreal_operator.observe.stages import Phases
+from pseudoreal_operator.observe.view import View
 from pseudoreal_operator.status.events import Reason
 
 _NO_RESULT: Result = {
@@ -33,46 +33,46 @@ _NO_RESULT: Result = {
 }
 
 
-def train_again(case: Case, index: int, request: Request) -> Decision:
+def train_again(view: View, index: int, request: Request) -> Decision:
     """The decision to train the phase at `index` again, from the checkpoint that it started from."""
-    phase, old = case.spec.phases[index], case.status.phases
-    number = case.status.execution + 1
+    phase, old = view.spec.phases[index], view.status.phases
+    number = view.status.execution + 1
     # The checkpoint that a delink made for the phase has the step at which the one before it ended.
     first = (old[index - 1].step or 0) + 1 if index else 0
     begin = old[index].start_checkpoint
     status = status_with(
-        case.status,
+        view.status,
         phases=_back_to(old, index, Discard(before_execution=number, from_step=first)),
         checkpoint=CheckpointStatus(latest=begin, step=first - 1) if begin else None,
         progress=None,
         retries=None,
         transition=None,
-        served_requests=[*case.status.served_requests, request.id],
+        served_requests=[*view.status.served_requests, request.id],
     )
     text = (
         f"Request {request.id} asks for phase {phase.name} again. Execution {number} trains it from"
         f" {'checkpoint ' + begin if begin else 'random weights'}"
     )
     new = Announcement("PhaseRepeated", text, (Reason.PHASE_REPEATED,))
-    return announce(case, status, new, case.spec.restart.backoff_seconds)
+    return announce(view, status, new, view.spec.restart.backoff_seconds)
 
 
-def roll_back(case: Case, sentence: str) -> Decision:
+def roll_back(view: View, sentence: str) -> Decision:
     """The decision to let the phase before the delink go on from its newest checkpoint before the one at its end."""
-    index = case.stage.index - 1
-    before = case.status.phases[index]
-    exhausted = exhaustion(case.status, case.spec.restart, case.now, counts=True)
+    index = view.stage.index - 1
+    before = view.status.phases[index]
+    exhausted = exhaustion(view.status, view.spec.restart, view.now, counts=True)
     if exhausted:
-        return fail(case, case.status, "DelinkTimeout", f"{sentence} {exhausted}")
-    number = case.status.execution + 1
+        return fail(view, view.status, "DelinkTimeout", f"{sentence} {exhausted}")
+    number = view.status.execution + 1
     discard = Discard(before_execution=number, from_step=before.step or 0)
     # What another job made of the later phases fits the end that is made anew.
-    phases = _back_to(case.status.phases, index, discard, continued=False)
-    status = remembered(case, case.status, Cause("DelinkTimeout", sentence))
-    wait = wait_seconds(status, case.spec.restart)
+    phases = _back_to(view.status.phases, index, discard, continued=False)
+    status = remembered(view, view.status, Cause("DelinkTimeout", sentence))
+    wait = wait_seconds(status, view.spec.restart)
     status = status_with(with_retry(status, counts=True), phases=phases, transition=None)
     text = f"{sentence} Execution {number} makes the end of phase {before.name} anew, from an earlier checkpoint"
-    return announce(case, status, Announcement("RolledBack", text, (Reason.DELINK_ROLLED_BACK,)), wait)
+    return announce(view, status, Announcement("RolledBack", text, (Reason.DELINK_ROLLED_BACK,)), wait)
 
 
 def _back_to(phases: Phases, index: int, discard: Discard, *, continued: bool = True) -> Phases:

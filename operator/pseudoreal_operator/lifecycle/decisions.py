@@ -19,8 +19,8 @@ from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.failures import results
 from pseudoreal_operator.failures.classify import is_of_its_node
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.observe.case import Case, Pod, PodPhase
 from pseudoreal_operator.observe.stages import Stage, StageKind, changed, is_started, started
+from pseudoreal_operator.observe.view import Pod, PodPhase, View
 from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, refused
 from pseudoreal_operator.status.events import Event, Reason
 
@@ -55,27 +55,27 @@ def stands(reason: str, message: str) -> NewCondition:
     return NewCondition("Progressing", "False", reason, message)
 
 
-def event(case: Case, reason: Reason, message: str, detail: str = "") -> Event:
+def event(view: View, reason: Reason, message: str, detail: str = "") -> Event:
     """An event of the present execution of the present stage."""
-    return Event(reason, message, case.stage.number, case.execution.number, detail)
+    return Event(reason, message, view.stage.number, view.execution.number, detail)
 
 
-def start_events(case: Case) -> Iterator[Event]:
+def start_events(view: View) -> Iterator[Event]:
     """Events that tell that the present execution has started; none where the status says so already."""
-    if case.status.restart_after is not None:
-        yield event(case, Reason.RESTART_STARTED, f"Execution {case.execution.number} starts.")
-    if is_started(case.status.phases, case.stage):
+    if view.status.restart_after is not None:
+        yield event(view, Reason.RESTART_STARTED, f"Execution {view.execution.number} starts.")
+    if is_started(view.status.phases, view.stage):
         return
-    if case.stage.kind is StageKind.DELINK:
-        yield event(case, Reason.DELINK_STARTED, f"The delink into phase {case.stage.phase} starts.")
+    if view.stage.kind is StageKind.DELINK:
+        yield event(view, Reason.DELINK_STARTED, f"The delink into phase {view.stage.phase} starts.")
     else:
-        yield event(case, Reason.PHASE_STARTED, f"Phase {case.stage.phase} starts.")
+        yield event(view, Reason.PHASE_STARTED, f"Phase {view.stage.phase} starts.")
 
 
-def untold(case: Case) -> tuple[Event, ...]:
+def untold(view: View) -> tuple[Event, ...]:
     """Events of a start that may not have been told: the pass that asked for the pods may have died before it could say
     so."""
-    return tuple(start_events(case)) if case.job is not None else ()
+    return tuple(start_events(view)) if view.job is not None else ()
 
 
 MAX_BACKOFF_SECONDS = 300
@@ -182,22 +182,22 @@ def unforeseen(error: Exception) -> str:
     return f"No pods can be made of the spec: {said}. Most likely spec.pod.template is not as in a pod; correct it"
 
 
-def fail(case: Case, status: PseudoRealJobStatus, reason: str, sentence: str) -> Decision:
-    phases = changed(status.phases, case.stage.index, state="Failed")
-    sentences = " ".join([sentence, *_way_on(case, status)])
-    failed = _failed(status_with(status, phases=phases), reason, sentences, case.now)
-    return replace(failed, events=(*untold(case), event(case, Reason.FAILED, sentences)))
+def fail(view: View, status: PseudoRealJobStatus, reason: str, sentence: str) -> Decision:
+    phases = changed(status.phases, view.stage.index, state="Failed")
+    sentences = " ".join([sentence, *_way_on(view, status)])
+    failed = _failed(status_with(status, phases=phases), reason, sentences, view.now)
+    return replace(failed, events=(*untold(view), event(view, Reason.FAILED, sentences)))
 
 
-def _way_on(case: Case, status: PseudoRealJobStatus) -> Iterator[str]:
+def _way_on(view: View, status: PseudoRealJobStatus) -> Iterator[str]:
     if not status.checkpoint:
         return
-    way = f"with spec.checkpoint.continueFrom: {work_folder(case.metadata.name, case.metadata.uid)}"
-    volume = case.spec.checkpoint.storage.mounted
+    way = f"with spec.checkpoint.continueFrom: {work_folder(view.metadata.name, view.metadata.uid)}"
+    volume = view.spec.checkpoint.storage.mounted
     if volume is None or volume.claim_name is not None:
         yield f"(Its checkpoints stay: a new job goes on from them {way})"
         return
-    way += f" and spec.checkpoint.storage.volume.claimName: {claim_name(case.metadata.name)}"
+    way += f" and spec.checkpoint.storage.volume.claimName: {claim_name(view.metadata.name)}"
     if volume.retention_policy == "Retain":
         yield f"(Its checkpoints stay: a new job goes on from them {way})"
     else:
@@ -207,30 +207,30 @@ def _way_on(case: Case, status: PseudoRealJobStatus) -> Iterator[str]:
         )
 
 
-def succeed(case: Case, status: PseudoRealJobStatus, *events: Event) -> Decision:
+def succeed(view: View, status: PseudoRealJobStatus, *events: Event) -> Decision:
     last = status.phases[-1]
     text = f"All phases are done at step {last.step}; the model is checkpoint {last.end_checkpoint}."
     return Decision(
-        status_with(status, completion_time=clock.to_text(case.now)),
+        status_with(status, completion_time=clock.to_text(view.now)),
         "Complete",
         stands("Complete", "The job is done."),
-        events=(*events, event(case, Reason.COMPLETED, text)),
+        events=(*events, event(view, Reason.COMPLETED, text)),
         ended=NewCondition("Complete", "True", "AllPhasesDone", text),
     )
 
 
-def restart_or_fail(case: Case, why: Cause, *also_told: Reason) -> Decision:
+def restart_or_fail(view: View, why: Cause, *also_told: Reason) -> Decision:
     """The decision to make another execution, as long as spec.restart allows one, or else to end the job. The children
     come later, when the number is safe in the status. Events of the reasons `also_told` say the same as the one of the
     failed execution."""
-    status = results.with_checkpoints(case.status, case.words)
-    exhausted = exhaustion(status, case.spec.restart, case.now, counts=why.counts)
+    status = results.with_checkpoints(view.status, view.words)
+    exhausted = exhaustion(status, view.spec.restart, view.now, counts=why.counts)
     if exhausted:
-        return fail(case, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {case.logs_command}")
-    status = remembered(case, started(status, case.stage), why)
-    text = f"{why.sentence} {_continuation(case, status)}"
+        return fail(view, status, "RestartsExhausted", f"{why.sentence} {exhausted} What to do: {view.logs_command}")
+    status = remembered(view, started(status, view.stage), why)
+    text = f"{why.sentence} {_continuation(view, status)}"
     new = Announcement("Restarting", text, (*also_told, Reason.EXECUTION_FAILED))
-    return announce(case, with_retry(status, counts=why.counts), new, wait_seconds(status, case.spec.restart))
+    return announce(view, with_retry(status, counts=why.counts), new, wait_seconds(status, view.spec.restart))
 
 
 @dataclass(frozen=True)
@@ -242,55 +242,55 @@ class Announcement:
     told: tuple[Reason, ...]
 
 
-def announce(case: Case, status: PseudoRealJobStatus, new: Announcement, wait: int) -> Decision:
+def announce(view: View, status: PseudoRealJobStatus, new: Announcement, wait: int) -> Decision:
     """The decision to make a new execution of whatever stage the status is at, after `wait` seconds."""
-    after = clock.to_text(_failed_at(case) + timedelta(seconds=wait))
+    after = clock.to_text(_failed_at(view) + timedelta(seconds=wait))
     number = status.execution + 1
     text = f"{new.text}, not before {after}."
-    told = [event(case, reason, text) for reason in new.told]
+    told = [event(view, reason, text) for reason in new.told]
     return Decision(
         status_with(status, execution=number, restart_after=after, execution_time=None),
         "Restarting",
         stands(new.reason, text),
-        events=(*untold(case), *told, *_avoided(case, status)),
+        events=(*untold(view), *told, *_avoided(view, status)),
     )
 
 
-def _avoided(case: Case, status: PseudoRealJobStatus) -> Iterator[Event]:
+def _avoided(view: View, status: PseudoRealJobStatus) -> Iterator[Event]:
     for node in status.avoided_nodes:
-        if node not in case.status.avoided_nodes:
+        if node not in view.status.avoided_nodes:
             text = f"Faults of this job began on node {node} again and again; its pods go elsewhere if they can."
-            yield event(case, Reason.NODE_AVOIDED, text, detail=node)
+            yield event(view, Reason.NODE_AVOIDED, text, detail=node)
 
 
-def _failed_at(case: Case) -> datetime:
+def _failed_at(view: View) -> datetime:
     """The time at which the first pod ended badly: neither the end of the others nor an operator that was away makes a
     back-off longer."""
-    ends = [pod.termination.finished for pod in case.pods if pod.phase is PodPhase.FAILED and pod.termination]
-    ends = list(filter(None, ends)) or [case.job.ended if case.job and case.job.ended else ""]
-    return min([case.now, *(clock.from_text(end) for end in ends if end)])
+    ends = [pod.termination.finished for pod in view.pods if pod.phase is PodPhase.FAILED and pod.termination]
+    ends = list(filter(None, ends)) or [view.job.ended if view.job and view.job.ended else ""]
+    return min([view.now, *(clock.from_text(end) for end in ends if end)])
 
 
-def remembered(case: Case, status: PseudoRealJobStatus, why: Cause) -> PseudoRealJobStatus:
+def remembered(view: View, status: PseudoRealJobStatus, why: Cause) -> PseudoRealJobStatus:
     """The status with what ended the execution, if that counts or says something of a node."""
     pod = why.pod
     fault = Fault(
-        execution=case.execution.number,
-        time=clock.to_text(case.now),
+        execution=view.execution.number,
+        time=clock.to_text(view.now),
         reason=why.word,
         pod=pod.name if pod else None,
         node=(pod.node or None) if pod else None,
     )
     if why.counts:
-        return with_fault(status, case.spec.restart, fault, case.now)
+        return with_fault(status, view.spec.restart, fault, view.now)
     if pod and is_of_its_node(pod):
-        return with_disruption(status, case.spec.restart, fault, case.now)
+        return with_disruption(status, view.spec.restart, fault, view.now)
     return status
 
 
-def _continuation(case: Case, status: PseudoRealJobStatus) -> str:
+def _continuation(view: View, status: PseudoRealJobStatus) -> str:
     place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
-    return f"Execution {status.execution + 1} at {case.stage.title} goes on from {place}"
+    return f"Execution {status.execution + 1} at {view.stage.title} goes on from {place}"
 
 
 def _failed(status: PseudoRealJobStatus, reason: str, sentence: str, now: datetime) -> Decision:

@@ -6,72 +6,72 @@ from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sent
 from pseudoreal_operator.failures.obstacles import describe_obstacle
 from pseudoreal_operator.lifecycle.decisions import event, progresses, stands
 from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.case import Case, PodPhase
 from pseudoreal_operator.observe.stages import StageKind
+from pseudoreal_operator.observe.view import PodPhase, View
 from pseudoreal_operator.status.conditions import NewCondition, find
 from pseudoreal_operator.status.events import Event, Reason
 
 
-def noticed(case: Case, doing: NewCondition) -> tuple[Event, ...]:
+def noticed(view: View, doing: NewCondition) -> tuple[Event, ...]:
     """Events of what has changed since the last look. Their names have no step: however often it is noticed, there is
     one event for each clock that ran out and each rank that straggled in an execution."""
-    before = find(case.status, "Progressing")
+    before = find(view.status, "Progressing")
     if before and before.reason == doing.reason:
         return ()
     if doing.reason in STALLS:
-        return (event(case, Reason.HANG_DETECTED, doing.message, detail=doing.reason),)
+        return (event(view, Reason.HANG_DETECTED, doing.message, detail=doing.reason),)
     if doing.reason == "Straggling":
         who = hashlib.sha256(doing.message.encode()).hexdigest()[:8]
-        return (event(case, Reason.STRAGGLER_DETECTED, doing.message, detail=who),)
+        return (event(view, Reason.STRAGGLER_DETECTED, doing.message, detail=who),)
     if doing.reason == "Finishing":
-        return (event(case, Reason.FINISH_REQUESTED, doing.message),)
+        return (event(view, Reason.FINISH_REQUESTED, doing.message),)
     return ()
 
 
-def activity(case: Case) -> NewCondition:
-    assert case.job is not None, "there is a Job that runs"
-    failed = next((pod for pod in case.pods if pod.phase is PodPhase.FAILED), None)
+def activity(view: View) -> NewCondition:
+    assert view.job is not None, "there is a Job that runs"
+    failed = next((pod for pod in view.pods if pod.phase is PodPhase.FAILED), None)
     if failed:
         return stands(
-            "Ending", f"Pod {failed.name} has ended, and so do the others of execution {case.execution.number}."
+            "Ending", f"Pod {failed.name} has ended, and so do the others of execution {view.execution.number}."
         )
-    obstacle = describe_obstacle(case.job, case.pods)
+    obstacle = describe_obstacle(view.job, view.pods)
     if obstacle:
         return stands(obstacle.reason, obstacle.message)
-    return _incomplete(case) or _stalled(case) or _at_work(case)
+    return _incomplete(view) or _stalled(view) or _at_work(view)
 
 
-def _incomplete(case: Case) -> NewCondition | None:
-    ready = sum(pod.ready for pod in case.pods)
+def _incomplete(view: View) -> NewCondition | None:
+    ready = sum(pod.ready for pod in view.pods)
     # Pods that have done their part are not ready any more.
-    if case.pods and (ready >= case.workers or not any(pod.is_alive for pod in case.pods)):
+    if view.pods and (ready >= view.workers or not any(pod.is_alive for pod in view.pods)):
         return None
-    text = f"{ready} of {case.workers} pods run; if this lasts: kubectl describe job {case.job_name}"
-    if not case.pods:
+    text = f"{ready} of {view.workers} pods run; if this lasts: kubectl describe job {view.job_name}"
+    if not view.pods:
         text = (
-            f"Job {case.job_name} has no pods yet. If this lasts, the API server refuses them, as by a Pod Security"
-            f" level, a quota or a policy: kubectl describe job {case.job_name} says why."
+            f"Job {view.job_name} has no pods yet. If this lasts, the API server refuses them, as by a Pod Security"
+            f" level, a quota or a policy: kubectl describe job {view.job_name} says why."
         )
     return progresses("Starting", text)
 
 
-def _stalled(case: Case) -> NewCondition | None:
+def _stalled(view: View) -> NewCondition | None:
     """The claim that a clock ran out, where spec.hang.action is Report; otherwise a rule has acted already."""
-    stall = find_stall(case) if case.stage.kind is StageKind.TRAIN else None
+    stall = find_stall(view) if view.stage.kind is StageKind.TRAIN else None
     if stall is None:
         return None
-    return stands(stall.reason, f"{stall.sentence} spec.hang.action is Report. What to do: {case.logs_command}")
+    return stands(stall.reason, f"{stall.sentence} spec.hang.action is Report. What to do: {view.logs_command}")
 
 
-def _at_work(case: Case) -> NewCondition:
-    where = f"Execution {case.execution.number} at {case.stage.title}"
-    if case.stage.kind is StageKind.DELINK:
+def _at_work(view: View) -> NewCondition:
+    where = f"Execution {view.execution.number} at {view.stage.title}"
+    if view.stage.kind is StageKind.DELINK:
         return progresses("Delinking", f"{where} is delinking.")
-    if case.heard and not any(heard.begun for heard in case.heard):
+    if view.heard and not any(heard.begun for heard in view.heard):
         return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
-    if case.stage.phase in phases_to_finish(case.spec, case.status):
+    if view.stage.phase in phases_to_finish(view.spec, view.status):
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
-    before = find(case.status, "Progressing")
-    straggler = straggler_sentence(case, known=before is not None and before.reason == "Straggling")
+    before = find(view.status, "Progressing")
+    straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")
     note = "" if straggler is None else f" {straggler}."
     return progresses("Straggling" if straggler else "Training", f"{where} is training.{note}")

@@ -22,8 +22,8 @@ from pseudoreal_operator.lifecycle.rules import RULES, start
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
 from pseudoreal_operator.manifests.objects import children, claim, identity
 from pseudoreal_operator.observe.asked import with_served
-from pseudoreal_operator.observe.case import Case, JobState, Observed, PodPhase
 from pseudoreal_operator.observe.stages import Execution, Phases, StageKind, all_stages, current_stage, has_begun
+from pseudoreal_operator.observe.view import JobState, Observed, PodPhase, View
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition, refused
@@ -59,43 +59,43 @@ class Plan:
 
 
 def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
-    case = Case(seen, now)
+    view = View(seen, now)
     if conditions.has_ended(seen.status):
-        return _afterwards(case)
-    decision = next((decision for rule in RULES if (decision := rule(case))), None) or start(case)
-    return (_tried if decision.tries_children else _planned)(case, decision, settings)
+        return _afterwards(view)
+    decision = next((decision for rule in RULES if (decision := rule(view))), None) or start(view)
+    return (_tried if decision.tries_children else _planned)(view, decision, settings)
 
 
-def _tried(case: Case, decision: Decision, settings: Settings) -> Plan:
+def _tried(view: View, decision: Decision, settings: Settings) -> Plan:
     try:
-        stages = all_stages(case.spec)
-        trial = [manifest for stage in stages for manifest in children(case.seen.job, stage, decision.status, settings)]
+        stages = all_stages(view.spec)
+        trial = [manifest for stage in stages for manifest in children(view.seen.job, stage, decision.status, settings)]
     except Exception as error:  # a template may hold anything, and what it breaks must be said, not raised
-        return _planned(case, refuse(case.status, unforeseen(error), case.now), settings)
-    return replace(_planned(case, decision, settings), trial=tuple(trial))
+        return _planned(view, refuse(view.status, unforeseen(error), view.now), settings)
+    return replace(_planned(view, decision, settings), trial=tuple(trial))
 
 
-def _afterwards(case: Case) -> Plan:
+def _afterwards(view: View) -> Plan:
     """The plan for a job that has ended: nothing of it runs, and what its owner does not want to keep goes."""
-    seen, ttl = case.seen, case.spec.deadlines.ttl_seconds_after_finished
-    waits = [(moment - case.now).total_seconds() for moment in moments(seen, case.now)]
+    seen, ttl = view.seen, view.spec.deadlines.ttl_seconds_after_finished
+    waits = [(moment - view.now).total_seconds() for moment in moments(seen, view.now)]
     if ttl is not None and seen.status.completion_time:
-        left = (clock.from_text(seen.status.completion_time) + timedelta(seconds=ttl) - case.now).total_seconds()
+        left = (clock.from_text(seen.status.completion_time) + timedelta(seconds=ttl) - view.now).total_seconds()
         if left <= 0:
             return Plan(seen.status, expire=True)
         waits.append(left)
-    kept = case.spec.clean_up.children == "Keep"
+    kept = view.spec.clean_up.children == "Keep"
     jobs = _running_jobs(seen, except_for=None) if kept else tuple(job.name for job in seen.jobs if not job.deleting)
-    return Plan(seen.status, stop=pods_to_stop(seen, case.now), delete=jobs, wake_after=min(waits, default=None))
+    return Plan(seen.status, stop=pods_to_stop(seen, view.now), delete=jobs, wake_after=min(waits, default=None))
 
 
 def plan_refusal(seen: Observed, sentence: str, now: datetime) -> Plan:
     """The plan for a job whose children the API server finds invalid. Where it found them valid before, something new
     refuses them, such as a policy or another release of Kubernetes, and what was trained is not given up for that."""
-    case = Case(seen, now)
-    if conditions.has_ended(case.status) or has_begun(case.status):
+    view = View(seen, now)
+    if conditions.has_ended(view.status) or has_begun(view.status):
         return plan_blocked(seen, sentence, now)
-    return _planned(case, refuse(case.status, sentence, now), settings=None)
+    return _planned(view, refuse(view.status, sentence, now), settings=None)
 
 
 def plan_unreadable(metadata: JobMetadata, status: PseudoRealJobStatus, sentence: str, now: datetime) -> Plan:
@@ -122,7 +122,7 @@ def _blocked(seen: Observed, why: NewCondition, now: datetime) -> Plan:
     since = (seen.status.completion_time if ended else seen.status.blocked_since) or clock.to_text(now)
     status = standing.status if ended else status_with(standing.status, blocked_since=since)
     waits = [max(BLOCKED_SECONDS, (now - clock.from_text(since)).total_seconds()), MOST_BLOCKED_SECONDS]
-    deadline = blocked_deadline(Case(replace(seen, status=status), now))
+    deadline = blocked_deadline(View(replace(seen, status=status), now))
     if deadline is not None and deadline > now:
         waits.append((deadline - now).total_seconds())
     return replace(standing, status=status, wake_after=min(waits))
@@ -136,45 +136,45 @@ def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondit
     return Plan(status_with(status, conditions=said))
 
 
-def _planned(case: Case, decision: Decision, settings: Settings | None) -> Plan:
-    status = _described(case, decision)
-    status = status_with(status, replicas=_replicas(case, decision))
-    status, unhurried_by = _unhurried(case.seen.status, status, case.now)
+def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
+    status = _described(view, decision)
+    status = status_with(status, replicas=_replicas(view, decision))
+    status, unhurried_by = _unhurried(view.seen.status, status, view.now)
     execution = decision.children.execution(decision.status.execution) if decision.children else None
-    made = _made(case, decision, settings) if settings else []
+    made = _made(view, decision, settings) if settings else []
     # The number of a new execution must be safe before anything of the old one goes: it says why.
-    announced = status.execution > case.seen.status.execution > 0
+    announced = status.execution > view.seen.status.execution > 0
     return Plan(
         status,
-        stop=pods_to_stop(case.seen, case.now),
-        give_up=_lost_jobs(case, execution),
-        delete=() if announced else (*_running_jobs(case.seen, except_for=execution), *_old_failures(case.seen)),
+        stop=pods_to_stop(view.seen, view.now),
+        give_up=_lost_jobs(view, execution),
+        delete=() if announced else (*_running_jobs(view.seen, except_for=execution), *_old_failures(view.seen)),
         apply=tuple(made),
         events=decision.events,
-        wake_after=min([*_waits(case, decision), *unhurried_by], default=None),
+        wake_after=min([*_waits(view, decision), *unhurried_by], default=None),
     )
 
 
-def _made(case: Case, decision: Decision, settings: Settings) -> list[dict[str, Any]]:
+def _made(view: View, decision: Decision, settings: Settings) -> list[dict[str, Any]]:
     if decision.children is None:
         return []
-    volume, execution = claim(case.seen.job), decision.children.execution(decision.status.execution)
-    made = [volume] if volume and identity(volume) not in case.seen.existing else []
-    if any(child.execution == execution for child in case.seen.jobs):
+    volume, execution = claim(view.seen.job), decision.children.execution(decision.status.execution)
+    made = [volume] if volume and identity(volume) not in view.seen.existing else []
+    if any(child.execution == execution for child in view.seen.jobs):
         # It is made last, so the others are there.
         return made
-    return [*made, *children(case.seen.job, decision.children, decision.status, settings)]
+    return [*made, *children(view.seen.job, decision.children, decision.status, settings)]
 
 
-def _described(case: Case, decision: Decision) -> PseudoRealJobStatus:
+def _described(view: View, decision: Decision) -> PseudoRealJobStatus:
     """The status that is written: what was decided, and what follows from it."""
-    old, generation, now = case.seen.status, case.metadata.generation, case.now
-    problem = None if decision.ended else problem_of(case.spec)
+    old, generation, now = view.seen.status, view.metadata.generation, view.now
+    problem = None if decision.ended else problem_of(view.spec)
     accepted = refused(problem) if problem else decision.accepted
     wanted = [accepted, decision.progressing, conditions.delinked(decision.status.phases), decision.suspended]
     wanted += [decision.ended] if decision.ended else []
     return status_with(
-        with_served(case.spec, decision.status),
+        with_served(view.spec, decision.status),
         phases=_timed(decision.status.phases, now),
         observed_generation=generation,
         state=decision.state,
@@ -200,12 +200,12 @@ def _timed_phase(phase: PhaseStatus, now: str) -> PhaseStatus:
     return phase_with(phase, start_time=begun, completion_time=ended)
 
 
-def _replicas(case: Case, decision: Decision) -> Replicas:
+def _replicas(view: View, decision: Decision) -> Replicas:
     if decision.children is None:
         return Replicas()
-    desired = case.workers
-    failed = sum(pod.phase is PodPhase.FAILED for pod in case.pods)
-    return Replicas(desired=desired, ready=sum(pod.ready for pod in case.pods), failed=failed)
+    desired = view.workers
+    failed = sum(pod.phase is PodPhase.FAILED for pod in view.pods)
+    return Replicas(desired=desired, ready=sum(pod.ready for pod in view.pods), failed=failed)
 
 
 def _unhurried(
@@ -230,12 +230,12 @@ def _running_jobs(seen: Observed, *, except_for: Execution | None) -> tuple[str,
     return tuple(job.name for job in running if job.execution != except_for)
 
 
-def _lost_jobs(case: Case, execution: Execution | None) -> tuple[str, ...]:
+def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
     """The Job of `execution`, when it is only waiting for pods that can do nothing any more."""
-    job = case.job if execution is not None and execution == case.execution else None
+    job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods:
         return ()
-    return (job.name,) if is_lost(case.pods, case.status, case.execution, case.now) else ()
+    return (job.name,) if is_lost(view.pods, view.status, view.execution, view.now) else ()
 
 
 def _old_failures(seen: Observed) -> tuple[str, ...]:
@@ -246,29 +246,29 @@ def _old_failures(seen: Observed) -> tuple[str, ...]:
     return tuple(job.name for job in newest_first[KEPT_FAILURES:] if not job.deleting)
 
 
-def _waits(case: Case, decision: Decision) -> list[float]:
+def _waits(view: View, decision: Decision) -> list[float]:
     """Seconds to when the decision is to be looked at again, and to each moment at which a clock runs out. Watches and
     reports tell of all else: a job of which nothing changes is not looked at."""
     waits = [] if decision.wake_after is None else [decision.wake_after]
-    waits += [(moment - case.now).total_seconds() for moment in moments(case.seen, case.now)]
+    waits += [(moment - view.now).total_seconds() for moment in moments(view.seen, view.now)]
     if not decision.ended and decision.suspended.status != "True":
-        waits += _deadlines(case, decision)
+        waits += _deadlines(view, decision)
     return [max(0.0, wait) for wait in waits]
 
 
-def _deadlines(case: Case, decision: Decision) -> Iterator[float]:
+def _deadlines(view: View, decision: Decision) -> Iterator[float]:
     """Seconds to each deadline. Those of a job that a queue holds stand still."""
-    status, limits = decision.status, case.spec.deadlines
+    status, limits = decision.status, view.spec.deadlines
     if status.start_time is None or status.queued_since is not None:
         return
     if limits.active_seconds is not None:
-        yield (active_deadline(case, limits.active_seconds) - case.now).total_seconds()
+        yield (active_deadline(view, limits.active_seconds) - view.now).total_seconds()
     if status.transition is not None:
-        yield (clock.from_text(status.transition.deadline) - case.now).total_seconds()
-    if decision.children is None or case.job is None or case.job.state is not JobState.ACTIVE:
+        yield (clock.from_text(status.transition.deadline) - view.now).total_seconds()
+    if decision.children is None or view.job is None or view.job.state is not JobState.ACTIVE:
         return
-    if limits.startup_seconds is not None and case.started_pods < case.workers:
-        yield (startup_deadline(case, limits.startup_seconds) - case.now).total_seconds()
-    if case.stage.kind is StageKind.TRAIN and (wait := seconds_to_stall(case)) is not None:
+    if limits.startup_seconds is not None and view.started_pods < view.workers:
+        yield (startup_deadline(view, limits.startup_seconds) - view.now).total_seconds()
+    if view.stage.kind is StageKind.TRAIN and (wait := seconds_to_stall(view)) is not None:
         # A clock runs out after its last second.
         yield wait + _MOMENT_SECONDS

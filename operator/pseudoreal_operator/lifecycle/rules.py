@@ -29,8 +29,8 @@ from pseudoreal_operator.lifecycle.doing import activity, noticed
 from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
 from pseudoreal_operator.observe.asked import open_requests
-from pseudoreal_operator.observe.case import Case, ChildJob, JobState, Pod, PodPhase
 from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, last_steps_of, started
+from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase, View
 from pseudoreal_operator.status import conditions
 from pseudoreal_operator.status.conditions import NewCondition
 from pseudoreal_operator.status.events import Event, Reason
@@ -39,92 +39,92 @@ UNWATCHED_SECONDS = 5.0
 """Seconds between two looks at what others are to remove: not all of it is watched."""
 
 
-def stage_done(case: Case) -> Decision | None:
-    if case.job is None or case.job.state is not JobState.COMPLETE:
+def stage_done(view: View) -> Decision | None:
+    if view.job is None or view.job.state is not JobState.COMPLETE:
         return None
-    message = results.result_of(case.stage, case.words)
+    message = results.result_of(view.stage, view.words)
     if message is None:
-        return _without_result(case, case.job)
-    if ended_too_early(case, message):
-        return train_longer(case, message)
-    status = results.recorded(started(case.status, case.stage), case.stage, message, case.job.ended)
+        return _without_result(view, view.job)
+    if ended_too_early(view, message):
+        return train_longer(view, message)
+    status = results.recorded(started(view.status, view.stage), view.stage, message, view.job.ended)
     following = current_stage(status.phases)
-    events = (*untold(case), _done(case, status.phases[case.stage.index]))
-    if case.stage.kind is StageKind.TRAIN:
-        progress = results.final_progress(case.spec, status.progress, message, is_last=following is None, now=case.now)
+    events = (*untold(view), _done(view, status.phases[view.stage.index]))
+    if view.stage.kind is StageKind.TRAIN:
+        progress = results.final_progress(view.spec, status.progress, message, is_last=following is None, now=view.now)
         status = status_with(status, progress=progress)
     if following is None:
-        return succeed(case, status_with(status, transition=None), *events)
-    done = case.stage.title.capitalize() if case.stage.kind is StageKind.DELINK else f"Phase {case.stage.phase}"
-    status = status_with(status, transition=_transition(case, following))
+        return succeed(view, status_with(status, transition=None), *events)
+    done = view.stage.title.capitalize() if view.stage.kind is StageKind.DELINK else f"Phase {view.stage.phase}"
+    status = status_with(status, transition=_transition(view, following))
     text = f"{done} is done; {following.title} is about to start."
     return Decision(status, _state_at(following), progresses("StageCompleted", text), events=events)
 
 
-def _done(case: Case, phase: PhaseStatus) -> Event:
-    if case.stage.kind is StageKind.DELINK:
+def _done(view: View, phase: PhaseStatus) -> Event:
+    if view.stage.kind is StageKind.DELINK:
         text = f"Phase {phase.name} will start from the delinked checkpoint {phase.start_checkpoint}."
-        return event(case, Reason.DELINK_COMPLETED, text)
+        return event(view, Reason.DELINK_COMPLETED, text)
     losses = f"loss {phase.loss}, validation loss {phase.validation_loss}, in nats per token"
     text = f"Phase {phase.name} is done at step {phase.step}: {losses}; checkpoint {phase.end_checkpoint}."
-    return event(case, Reason.PHASE_COMPLETED, text)
+    return event(view, Reason.PHASE_COMPLETED, text)
 
 
-def _without_result(case: Case, job: ChildJob) -> Decision:
-    pod = next((pod for pod in case.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
+def _without_result(view: View, job: ChildJob) -> Decision:
+    pod = next((pod for pod in view.pods if pod.index == 0 and pod.phase is PodPhase.SUCCEEDED), None)
     if pod is None:
         gone = f"The pod of Job {job.name} is gone, with its result."
-        return restart_or_fail(case, Cause("ResultGone", gone, counts=False))
+        return restart_or_fail(view, Cause("ResultGone", gone, counts=False))
     text = (
-        f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {case.stage.title}:"
+        f"Pod {pod.name} ended with exit code 0, but its termination message is no result of {view.stage.title}:"
         " spec.pod may give it another command, or an image of another release."
     )
-    return restart_or_fail(case, Cause("ResultUnreadable", text, pod))
+    return restart_or_fail(view, Cause("ResultUnreadable", text, pod))
 
 
-def suspended(case: Case) -> Decision | None:
-    if not case.spec.suspend:
+def suspended(view: View) -> Decision | None:
+    if not view.spec.suspend:
         return None
-    alive = [pod.name for pod in case.seen.pods if pod.is_alive]
+    alive = [pod.name for pod in view.seen.pods if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
-    status = results.with_checkpoints(results.with_saved(case.status, case.heard), case.words)
+    status = results.with_checkpoints(results.with_saved(view.status, view.heard), view.words)
     return Decision(
         status_with(status, restart_after=None),
         "Suspended",
         stands("Suspended", "The job is suspended."),
-        events=() if conditions.holds(case.status, "Suspended") else (_suspension(case, text),),
+        events=() if conditions.holds(view.status, "Suspended") else (_suspension(view, text),),
         suspended=NewCondition("Suspended", "True", "Requested", text),
         wake_after=None,
     )
 
 
-def _suspension(case: Case, text: str) -> Event:
+def _suspension(view: View, text: str) -> Event:
     # A job may be suspended and resumed more than once before an execution starts.
-    return event(case, Reason.SUSPENDED, text, detail=case.status.active_since or "")
+    return event(view, Reason.SUSPENDED, text, detail=view.status.active_since or "")
 
 
-def resumed(case: Case) -> Decision | None:
-    if not conditions.holds(case.status, "Suspended"):
+def resumed(view: View) -> Decision | None:
+    if not conditions.holds(view.status, "Suspended"):
         return None
-    if sentence := problem_of(case.spec, case.stage.index + 1):
-        return _still_suspended(case, sentence)
-    now, since = clock.to_text(case.now), case.status.active_since
-    status = status_with(case.status, active_since=now, retries=None, transition=renewed_transition(case))
-    if is_started(status.phases, case.stage):
+    if sentence := problem_of(view.spec, view.stage.index + 1):
+        return _still_suspended(view, sentence)
+    now, since = clock.to_text(view.now), view.status.active_since
+    status = status_with(view.status, active_since=now, retries=None, transition=renewed_transition(view))
+    if is_started(status.phases, view.stage):
         number = status.execution + 1
         status = status_with(status, execution=number, restart_after=now, execution_time=None)
     number = status.execution
-    told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", case.stage.number, number, since or "")
-    claim = progresses("Resumed", f"{case.stage.title} is about to go on.")
-    return Decision(status, _waiting_state(case), claim, events=(told,), tries_children=True)
+    told = Event(Reason.RESUMED, f"The job goes on with execution {number}.", view.stage.number, number, since or "")
+    claim = progresses("Resumed", f"{view.stage.title} is about to go on.")
+    return Decision(status, _waiting_state(view), claim, events=(told,), tries_children=True)
 
 
-def _still_suspended(case: Case, sentence: str) -> Decision:
+def _still_suspended(view: View, sentence: str) -> Decision:
     """What could be changed while the job was suspended is wrong: nothing is made of it, and nothing is lost."""
     text = f"{sentence} The job stays suspended: set spec.suspend to true, correct the field, and set it to false."
     return Decision(
-        case.status,
+        view.status,
         "Suspended",
         stands("InvalidSpec", text),
         suspended=NewCondition("Suspended", "True", "InvalidSpec", text),
@@ -132,129 +132,129 @@ def _still_suspended(case: Case, sentence: str) -> Decision:
     )
 
 
-def repeated(case: Case) -> Decision | None:
-    request = next(iter(open_requests(case.spec, case.status, "RepeatPhase")), None)
+def repeated(view: View) -> Decision | None:
+    request = next(iter(open_requests(view.spec, view.status, "RepeatPhase")), None)
     if request is None:
         return None
-    index = next(i for i, phase in enumerate(case.status.phases) if phase.name == request.phase)
-    if not is_untouched(case.status, index):
-        return train_again(case, index, request)
+    index = next(i for i, phase in enumerate(view.status.phases) if phase.name == request.phase)
+    if not is_untouched(view.status, index):
+        return train_again(view, index, request)
     text = f"Phase {request.phase}, which request {request.id} names, has not begun yet: there is nothing to repeat."
-    status = status_with(case.status, served_requests=[*case.status.served_requests, request.id])
-    runs = case.job is not None and case.job.state is JobState.ACTIVE
+    status = status_with(view.status, served_requests=[*view.status.served_requests, request.id])
+    runs = view.job is not None and view.job.state is JobState.ACTIVE
     claim = progresses("PhaseNotStarted", text)
-    return Decision(status, _waiting_state(case), claim, children=case.stage if runs else None)
+    return Decision(status, _waiting_state(view), claim, children=view.stage if runs else None)
 
 
-def replanned(case: Case) -> Decision | None:
+def replanned(view: View) -> Decision | None:
     """Decides when phases were added, or the last one prolonged, while pods train: they go on with what the spec says
     now, from a checkpoint that they save."""
-    job = case.job
-    if case.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
+    job = view.job
+    if view.stage.kind is not StageKind.TRAIN or job is None or job.state is not JobState.ACTIVE or job.queued:
         return None
-    if job.last_steps in (None, last_steps_of(case.spec, case.stage)) or problem_of(case.spec):
+    if job.last_steps in (None, last_steps_of(view.spec, view.stage)) or problem_of(view.spec):
         return None
-    return train_on(case)
+    return train_on(view)
 
 
-def hung(case: Case) -> Decision | None:
-    if case.stage.kind is not StageKind.TRAIN or case.job is None or case.job.state is not JobState.ACTIVE:
+def hung(view: View) -> Decision | None:
+    if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    if case.job.queued:
+    if view.job.queued:
         return None  # its queue took the pods back: they save, and end
-    stall = find_stall(case)
-    if stall is None or case.spec.hang.action == "Report":
+    stall = find_stall(view)
+    if stall is None or view.spec.hang.action == "Report":
         return None
-    if case.spec.hang.action == "Fail":
-        return fail(case, case.status, stall.reason, f"{stall.sentence} spec.hang.action is Fail.")
-    return restart_or_fail(case, Cause(stall.reason, stall.sentence, stall.culprit), Reason.HANG_DETECTED)
+    if view.spec.hang.action == "Fail":
+        return fail(view, view.status, stall.reason, f"{stall.sentence} spec.hang.action is Fail.")
+    return restart_or_fail(view, Cause(stall.reason, stall.sentence, stall.culprit), Reason.HANG_DETECTED)
 
 
-def running(case: Case) -> Decision | None:
-    if case.job is None or case.job.state is not JobState.ACTIVE:
+def running(view: View) -> Decision | None:
+    if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    status = results.with_reports(started(case.status, case.stage), case.heard, case.now)
+    status = results.with_reports(started(view.status, view.stage), view.heard, view.now)
     if status.execution_time is None:
         # The pass that asked for the pods did not live to say so.
-        status = status_with(status, execution_time=case.job.begun or clock.to_text(case.now))
-    doing = activity(case)
-    events = (*untold(case), *noticed(case, doing))
-    return Decision(status, _state_at(case.stage), doing, events=events, children=case.stage, wake_after=None)
+        status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
+    doing = activity(view)
+    events = (*untold(view), *noticed(view, doing))
+    return Decision(status, _state_at(view.stage), doing, events=events, children=view.stage, wake_after=None)
 
 
-def lost(case: Case) -> Decision | None:
+def lost(view: View) -> Decision | None:
     """Decides when a pod cannot be ended, for instance on a node that is off: its Job waits for it, and so do its
     partners."""
-    if case.job is None or case.job.state is not JobState.ACTIVE:
+    if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    pod = next((pod for pod in case.pods if is_stuck(pod, case.now)), None)
+    pod = next((pod for pod in view.pods if is_stuck(pod, view.now)), None)
     if pod is None:
         return None
     where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
-    return _judged(case, Missing(stuck=pod), where)
+    return _judged(view, Missing(stuck=pod), where)
 
 
-def deserted(case: Case) -> Decision | None:
+def deserted(view: View) -> Decision | None:
     """Decides when a pod is gone without a word, for instance with its node, and another lost its connection to it."""
-    if case.job is None or case.job.state is not JobState.ACTIVE or not case.gone:
+    if view.job is None or view.job.state is not JobState.ACTIVE or not view.gone:
         return None
-    witnesses = [pod for pod in case.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
-    if not witnesses or not is_lost(case.pods, case.status, case.execution, case.now):
+    witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
+    if not witnesses or not is_lost(view.pods, view.status, view.execution, view.now):
         return None
-    return _judged(case, Missing(workers=case.gone))
+    return _judged(view, Missing(workers=view.gone))
 
 
-def execution_failed(case: Case) -> Decision | None:
-    if case.job is None or case.job.state is not JobState.FAILED:
+def execution_failed(view: View) -> Decision | None:
+    if view.job is None or view.job.state is not JobState.FAILED:
         return None
-    return _judged(case, Missing(workers=case.gone))
+    return _judged(view, Missing(workers=view.gone))
 
 
-def vanished(case: Case) -> Decision | None:
+def vanished(view: View) -> Decision | None:
     """Decides when the status says that the execution began, and its Job is gone."""
-    if not is_started(case.status.phases, case.stage) or case.status.restart_after is not None:
+    if not is_started(view.status.phases, view.stage) or view.status.restart_after is not None:
         return None
-    return restart_or_fail(case, Cause("JobDeleted", f"Job {case.job_name} was deleted.", counts=False))
+    return restart_or_fail(view, Cause("JobDeleted", f"Job {view.job_name} was deleted.", counts=False))
 
 
-def backing_off(case: Case) -> Decision | None:
-    after = case.status.restart_after
-    if after is None or clock.from_text(after) <= case.now:
+def backing_off(view: View) -> Decision | None:
+    after = view.status.restart_after
+    if after is None or clock.from_text(after) <= view.now:
         return None
-    before = conditions.find(case.status, "Progressing")
+    before = conditions.find(view.status, "Progressing")
     text = before.message if before else f"The next execution starts not before {after}."
-    wait = (clock.from_text(after) - case.now).total_seconds()
-    return Decision(case.status, "Restarting", stands("Restarting", text), wake_after=wait)
+    wait = (clock.from_text(after) - view.now).total_seconds()
+    return Decision(view.status, "Restarting", stands("Restarting", text), wake_after=wait)
 
 
-def leftovers(case: Case) -> Decision | None:
+def leftovers(view: View) -> Decision | None:
     """Waits for what earlier executions have left: executions must not overlap, nor must a job and a deleted one of the
     same name share children's names."""
-    old, wait = next((pod for pod in case.seen.pods if pod.is_alive), None), None
+    old, wait = next((pod for pod in view.seen.pods if pod.is_alive), None), None
     if old:
         text = (
             f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
-            f" delete the pod: kubectl delete pod {old.name} -n {case.metadata.namespace} --force"
+            f" delete the pod: kubectl delete pod {old.name} -n {view.metadata.namespace} --force"
         )
-    elif case.seen.foreign:
-        text = f"Waiting until {case.seen.foreign[0]} of a deleted job of the same name is gone."
+    elif view.seen.foreign:
+        text = f"Waiting until {view.seen.foreign[0]} of a deleted job of the same name is gone."
         wait = UNWATCHED_SECONDS
     else:
         return None
-    return Decision(case.status, _waiting_state(case), stands("AwaitingCleanup", text), wake_after=wait)
+    return Decision(view.status, _waiting_state(view), stands("AwaitingCleanup", text), wake_after=wait)
 
 
-def start(case: Case) -> Decision:
-    if sentence := problem_of(case.spec, case.stage.index + 1):
+def start(view: View) -> Decision:
+    if sentence := problem_of(view.spec, view.stage.index + 1):
         # A phase that was added cannot be taken back.
-        return fail(case, case.status, "InvalidSpec", sentence)
-    status = status_with(started(case.status, case.stage), execution_time=clock.to_text(case.now))
+        return fail(view, view.status, "InvalidSpec", sentence)
+    status = status_with(started(view.status, view.stage), execution_time=clock.to_text(view.now))
     return Decision(
         status,
-        _state_at(case.stage),
-        progresses("Starting", f"Execution {case.execution.number} at {case.stage.title} starts."),
-        events=tuple(start_events(case)),
-        children=case.stage,
+        _state_at(view.stage),
+        progresses("Starting", f"Execution {view.execution.number} at {view.stage.title} starts."),
+        events=tuple(start_events(view)),
+        children=view.stage,
         wake_after=None,
     )
 
@@ -282,38 +282,38 @@ RULES = (
 """The rules in their order; `start` is what remains."""
 
 
-def _transition(case: Case, following: Stage) -> Transition | None:
+def _transition(view: View, following: Stage) -> Transition | None:
     if following.kind is not StageKind.DELINK:
         return None
     return Transition(
-        id=f"{case.stage.phase}-{following.phase}-e{case.execution.number}",
-        from_phase=case.stage.phase,
+        id=f"{view.stage.phase}-{following.phase}-e{view.execution.number}",
+        from_phase=view.stage.phase,
         to_phase=following.phase,
-        start_time=clock.to_text(case.now),
-        deadline=clock.to_text(case.now + timedelta(seconds=case.spec.delink.timeout_seconds)),
+        start_time=clock.to_text(view.now),
+        deadline=clock.to_text(view.now + timedelta(seconds=view.spec.delink.timeout_seconds)),
     )
 
 
-def _judged(case: Case, missing: Missing, more: str = "") -> Decision:
-    verdict = classify(case.job_name, case.pods, case.spec.restart.rules, missing)
+def _judged(view: View, missing: Missing, more: str = "") -> Decision:
+    verdict = classify(view.job_name, view.pods, view.spec.restart.rules, missing)
     sentence = f"{verdict.sentence} {more}".rstrip()
     if verdict.action == "Fail":
-        status = results.with_checkpoints(case.status, case.words)
-        return fail(case, status, verdict.reason, sentence)
+        status = results.with_checkpoints(view.status, view.words)
+        return fail(view, status, verdict.reason, sentence)
     counts = verdict.action == "Restart"
-    return restart_or_fail(case, Cause(verdict.reason, sentence, _origin(case, verdict.pod), counts))
+    return restart_or_fail(view, Cause(verdict.reason, sentence, _origin(view, verdict.pod), counts))
 
 
-def _origin(case: Case, pod: Pod | None) -> Pod | None:
+def _origin(view: View, pod: Pod | None) -> Pod | None:
     """The pod in which a fault began: a pod may say that the rank of another one is to blame."""
     message = pod.termination.message if pod and pod.termination else None
     suspect = message.suspect if message else None
-    return pod if suspect is None else case.pod_of_rank(suspect) or pod
+    return pod if suspect is None else view.pod_of_rank(suspect) or pod
 
 
 def _state_at(stage: Stage) -> State:
     return "Training" if stage.kind is StageKind.TRAIN else "Delinking"
 
 
-def _waiting_state(case: Case) -> State:
-    return "Restarting" if case.status.restart_after else _state_at(case.stage)
+def _waiting_state(view: View) -> State:
+    return "Restarting" if view.status.restart_after else _state_at(view.stage)

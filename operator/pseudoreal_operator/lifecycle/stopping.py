@@ -11,8 +11,8 @@ from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.classify import has_code, lost_its_peer
-from pseudoreal_operator.observe.case import JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.stages import Execution
+from pseudoreal_operator.observe.view import JobState, Observed, Pod, PodPhase
 
 STOP_SECONDS = 5
 """Grace period in seconds of pods that cannot save: for their termination messages."""

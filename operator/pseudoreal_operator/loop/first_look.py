@@ -23,9 +23,9 @@ from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.loop.reconcile import Means
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import JobKey
-from pseudoreal_operator.observe.case import ChildJob, Pod
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
 from pseudoreal_operator.observe.requests import together
+from pseudoreal_operator.observe.view import ChildJob, Pod
 from pseudoreal_operator.status.conditions import has_ended
 
 Json = dict[str, Any]

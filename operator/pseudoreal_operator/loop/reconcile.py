@@ -27,9 +27,9 @@ from pseudoreal_operator.loop.rehearsal import rehearse
 from pseudoreal_operator.loop.unforeseen import tell_of_mistake
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import Board
-from pseudoreal_operator.observe.case import Observed
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.requests import observe
+from pseudoreal_operator.observe.view import Observed
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
 from pseudoreal_operator.status.events import to_manifests

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from pseudoreal_api.wire.messages import ProgressReport
 from pseudoreal_api.wire.reports import PodReport, RankReport
 
-from pseudoreal_operator.observe.case import Heard
 from pseudoreal_operator.observe.stages import Execution
+from pseudoreal_operator.observe.view import Heard
 
 QUIET_SECONDS = 20.0
 """Seconds after which a pod that was not heard is silent: it reports every few seconds."""

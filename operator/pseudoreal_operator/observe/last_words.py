@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pseudoreal_operator.observe.board import JobKey
-from pseudoreal_operator.observe.case import Pod
 from pseudoreal_operator.observe.stages import Execution
+from pseudoreal_operator.observe.view import Pod
 
 
 @dataclass

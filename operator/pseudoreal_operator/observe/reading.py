@@ -22,8 +22,8 @@ from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
 
 from pseudoreal_operator.foreign import clean
-from pseudoreal_operator.observe.case import ChildJob, JobState, Obstacle, Pod, PodPhase, Termination
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import ChildJob, JobState, Obstacle, Pod, PodPhase, Termination
 
 Json = dict[str, Any]
 

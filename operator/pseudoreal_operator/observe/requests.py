@@ -11,7 +11,6 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.observe.board import Board
-from pseudoreal_operator.observe.case import ChildJob, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.reading import (
     belongs_to,
@@ -21,6 +20,7 @@ from pseudoreal_operator.observe.reading import (
     read_pod,
 )
 from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
+from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
 
 Json = dict[str, Any]
 

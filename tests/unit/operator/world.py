@@ -22,9 +22,9 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
-from pseudoreal_operator.observe.case import Heard, JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import Heard, JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.settings import Settings
 
 from tests.support.jobs import good_job

@@ -1,4 +1,4 @@
-"""Measures the speeds of forward and backward passes, over a grid of widths and tokens."""
+"""Measures the speeds of forward and backward passes, for each of some widths and numbers of tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ _LONG_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Cell:
-    """A point of the grid."""
+    """One measurement: a type, a width and a number of tokens."""
 
     compute: Precision
     hidden: int
@@ -53,7 +53,7 @@ class Cell:
 
 
 def rows(device: torch.device) -> list[list[Cell]]:
-    """The rows of the grid: cells of one precision and width each, from few tokens to many."""
+    """What is measured: rows of one precision and width each, from few tokens to many."""
     on_gpu = device.type == "cuda"
     widths = (1024, 4096, 8192) if on_gpu else (64, 128, 256, 512)
     lengths = (512, 4096, 16384) if on_gpu else (64, 256, 1024, 4096)

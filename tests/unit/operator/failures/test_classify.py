@@ -6,8 +6,8 @@ import pytest
 from pseudoreal_api.spec.recovery import RestartRule
 from pseudoreal_api.wire.messages import EXIT_CODES, Outcome, TerminationMessage
 from pseudoreal_operator.failures.classify import classify
-from pseudoreal_operator.observe.case import Pod, PodPhase, Termination
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
 EXECUTION = Execution("real", StageKind.TRAIN, 1)
 DISRUPTION = frozenset({"DisruptionTarget"})

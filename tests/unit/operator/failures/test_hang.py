@@ -10,8 +10,8 @@ from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.hang import find_stall
 from pseudoreal_operator.lifecycle.plan import plan
-from pseudoreal_operator.observe.case import Case, Heard, Observed, PodPhase
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import Heard, Observed, PodPhase, View
 from pseudoreal_operator.status.conditions import find
 
 from tests.support.names import bare
@@ -58,7 +58,7 @@ def heard(world: World, *signs: RankReport, ago: float = 1, stepped: float | Non
 
 
 def stall(world: World, seen: Observed) -> tuple[str, str]:
-    found = find_stall(Case(seen, world.now))
+    found = find_stall(View(seen, world.now))
     return (found.reason, found.sentence) if found else ("", "")
 
 

@@ -8,8 +8,8 @@ from pseudoreal_api.wire.messages import Outcome, ProgressReport
 from pseudoreal_api.wire.reports import PodReport, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import plan, plan_blocked, plan_refusal, plan_unreadable
-from pseudoreal_operator.observe.case import ChildJob, Heard, JobState
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import ChildJob, Heard, JobState
 
 from tests.support.names import bare
 from tests.unit.operator.lifecycle.steps import begun, claims, fail_execution, message, until

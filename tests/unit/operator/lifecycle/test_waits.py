@@ -12,7 +12,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import PROGRESS_SECONDS, Plan, plan
 from pseudoreal_operator.lifecycle.rules import UNWATCHED_SECONDS
 from pseudoreal_operator.lifecycle.stopping import ORIGIN_SECONDS, STUCK_SECONDS
-from pseudoreal_operator.observe.case import Heard, Observed, Pod, PodPhase, Termination
+from pseudoreal_operator.observe.view import Heard, Observed, Pod, PodPhase, Termination
 
 from tests.unit.operator.lifecycle.steps import begun, until
 from tests.unit.operator.observe.reports import progress

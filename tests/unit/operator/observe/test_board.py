@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.board import NEWS_PER_SECOND, NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
-from pseudoreal_operator.observe.case import Heard
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import Heard
 
 from tests.unit.operator.observe.reports import progress
 

@@ -1,9 +1,9 @@
 """What is known of pods that no list shows any more."""
 
 from pseudoreal_api.wire.messages import TerminationMessage
-from pseudoreal_operator.observe.case import Pod, PodPhase, Termination
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
 
 JOB = ("default", "uid")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)

@@ -7,7 +7,6 @@ import pytest
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.failures.obstacles import describe_obstacle
-from pseudoreal_operator.observe.case import ChildJob, JobState, Pod, PodPhase
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     is_of_another,
@@ -17,6 +16,7 @@ from pseudoreal_operator.observe.reading import (
     read_report,
 )
 from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import ChildJob, JobState, Pod, PodPhase
 
 LABELS = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "3"}
 EXECUTION = Execution("real", StageKind.TRAIN, 3)

@@ -7,10 +7,10 @@ from typing import Any, cast
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.observe.board import Board
-from pseudoreal_operator.observe.case import Observed
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.stages import first_phases
+from pseudoreal_operator.observe.view import Observed
 
 from tests.unit.operator.world import UID, make_job
 

@@ -186,8 +186,9 @@ def _later(text: str, by: timedelta) -> str:
 
 
 @dataclass(frozen=True)
-class Case:
-    """`execution` and what depends on it exist while a stage is left to do."""
+class View:
+    """What was seen of a job, judged at one time. `execution` and what depends on it exist while a stage is left to
+    do."""
 
     seen: Observed
     now: datetime
