@@ -4,18 +4,14 @@ import errno
 import json
 import os
 import subprocess
-import threading
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_trainer.checkpoint.fence import Fence
-from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -96,46 +92,6 @@ def test_a_read_only_volume_is_named_before_the_first_step(config: Any, train: A
     phase = config(0).model_copy(update={"work_directory": str(read_only / "work")})
     with pytest.raises(TrainingError, match=r"volume/work cannot be written to: .*Read-only file system"):
         train(phase)
-
-
-def test_an_attempt_that_is_replaced_while_it_writes_does_not_commit(
-    job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_body["spec"]["checkpoint"]["everySteps"] = 2
-    append, taken = TensorWriter.append, threading.Event()
-
-    def replaced_meanwhile(self: TensorWriter, content: Any) -> None:
-        append(self, content)
-        if not taken.is_set() and "00000004" in str(self.path):
-            taken.set()
-            Fence(Path(config(0).work_directory), 2).claim()
-
-    monkeypatch.setattr(TensorWriter, "append", replaced_meanwhile)
-    with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
-        train(config(0))
-    assert [m.step for m in CheckpointStore(Path(config(0).work_directory), UID).committed()] == [2]
-
-
-def test_a_start_that_made_no_step_is_restated_not_rewritten(
-    config: Any, train: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The end of a phase that a later execution finds finished but not marked so; its files stay where they are."""
-    train(config(0))
-    store = CheckpointStore(tmp_path / "work", UID)
-    ended = store.committed("pseudo")[-1]
-    store.commit(ended.model_copy(update={"phase_complete": False}))
-    before = newest_of(config(0)).whole("second_moment")
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("nothing is written but the manifest")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TensorWriter, "__init__", refuse)
-        assert train(config(0)).outcome == "Succeeded"
-    after = newest_of(config(0))
-    assert after.manifest.phase_complete
-    assert after.manifest.parent == ended.parent
-    assert all(np.array_equal(array, before[name]) for name, array in after.whole("second_moment").items())
 
 
 def test_the_metrics_say_what_a_checkpoint_cost(job_body: Any, config: Any, train: Any) -> None:

@@ -9,8 +9,14 @@ from itertools import count
 from typing import Any
 
 import boto3
+import pytest
 from moto.server import ThreadedMotoServer
+from pseudoreal_trainer.checkpoint.storage.path import storage_path
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
 
+UID = "11111111-2222"
+FOLDER = "tiny-11111111"
+"""The job's folder below the prefix."""
 _numbers = count()
 
 
@@ -63,7 +69,20 @@ def serving() -> Iterator[str]:
         server.stop()
 
 
-def environment(endpoint: str) -> dict[str, str]:
+def use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in _environment(endpoint).items():
+        monkeypatch.setenv(name, value)
+    forget_clients()
+
+
+def forget_clients() -> None:
+    """Forgets those that were made for another environment."""
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+def _environment(endpoint: str) -> dict[str, str]:
     """The environment as a user sets it."""
     keys = {"AWS_ACCESS_KEY_ID": "someone", "AWS_SECRET_ACCESS_KEY": "something", "AWS_DEFAULT_REGION": "us-east-1"}
     nowhere = {"AWS_CONFIG_FILE": os.devnull, "AWS_SHARED_CREDENTIALS_FILE": os.devnull}
@@ -75,3 +94,8 @@ def make_bucket() -> Bucket:
     bucket = Bucket(boto3.client("s3"), f"bucket-{next(_numbers)}")
     bucket.client.create_bucket(Bucket=bucket.name)
     return bucket
+
+
+def store_of(bucket: Bucket) -> CheckpointStore:
+    """The checkpoints of the job of `job_body`."""
+    return CheckpointStore(storage_path(f"{bucket.url}/{FOLDER}"), UID)

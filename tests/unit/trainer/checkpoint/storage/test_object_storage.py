@@ -6,8 +6,7 @@ import os
 import re
 import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from pseudoreal_trainer.checkpoint.storage import objects as object_storage
 from pseudoreal_trainer.checkpoint.storage.objects import ObjectContent, ObjectOutput, ObjectStorage, StorageUnavailable
 from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint
-from pseudoreal_trainer.checkpoint.tensor_file import TensorWriter
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -35,48 +33,18 @@ from pseudoreal_trainer.training.phase import train_phase
 from tests.support.checkpoints import assert_same, newest
 from tests.support.pods import start_pod
 from tests.support.processes import Forked, preload
-from tests.unit.trainer.checkpoint.storage.object_server import Bucket, environment, make_bucket, serving
+from tests.unit.trainer.checkpoint.storage.object_server import (
+    FOLDER,
+    UID,
+    Bucket,
+    forget_clients,
+    store_of,
+    use,
+)
 
 preload("tests.support.warm", "s3fs")
 
-UID = "11111111-2222"
-FOLDER = "tiny-11111111"
-"""The job's folder below the prefix."""
 FILES = ["manifest.json", "moments-00000.safetensors", "weights-00000.safetensors"]
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serving() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    _use(endpoint, monkeypatch)
-    yield make_bucket()
-    _forget_clients()
-
-
-def _use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in environment(endpoint).items():
-        monkeypatch.setenv(name, value)
-    _forget_clients()
-
-
-def _forget_clients() -> None:
-    """Those that were made for another environment."""
-    import s3fs
-
-    s3fs.S3FileSystem.clear_instance_cache()
-
-
-@pytest.fixture
-def remote(job_body: dict[str, Any], bucket: Bucket) -> Bucket:
-    """From here on the job's checkpoints are in the bucket, one after every second step."""
-    storage = {"type": "ObjectStorage", "objectStorage": {"url": bucket.url}}
-    job_body["spec"]["checkpoint"] = {"storage": storage, "everySteps": 2, "keepLast": 9}
-    return bucket
 
 
 @pytest.fixture
@@ -84,10 +52,6 @@ def local(train_job: Callable[[str], Any], tmp_path: Path) -> CheckpointStore:
     """The whole job on a file system; named before `remote`."""
     train_job("local")
     return CheckpointStore(tmp_path / "local", UID)
-
-
-def _store(bucket: Bucket) -> CheckpointStore:
-    return CheckpointStore(storage_path(f"{bucket.url}/{FOLDER}"), UID)
 
 
 def _steps(store: CheckpointStore) -> list[int]:
@@ -104,10 +68,10 @@ def test_what_is_resumed_from_objects_is_what_was_never_stopped(
     local: CheckpointStore, remote: Bucket, config: Any, train: Any, tmp_path: Path
 ) -> None:
     assert train(config(0), _after(3)).outcome == "Yielded"
-    assert _steps(_store(remote)) == [2, 3]
+    assert _steps(store_of(remote)) == [2, 3]
     message = train(config(0, execution=2))
     assert (message.outcome, message.checkpoint) == ("Succeeded", "pseudo-00000006")
-    assert_same(newest(local, "pseudo"), newest(_store(remote), "pseudo"))
+    assert_same(newest(local, "pseudo"), newest(store_of(remote), "pseudo"))
     assert remote.read(f"{FOLDER}/execution") == b"2"
     names = [f"pseudo-0000000{step}" for step in (2, 3, 4, 6)]
     assert sorted(remote.found()) == [
@@ -121,7 +85,7 @@ def test_what_is_resumed_from_objects_is_what_was_never_stopped(
 
 
 def _names(bucket: Bucket) -> list[str]:
-    return [manifest.name for manifest in _store(bucket).committed()]
+    return [manifest.name for manifest in store_of(bucket).committed()]
 
 
 def test_a_whole_job_of_real_pods(
@@ -134,7 +98,7 @@ def test_a_whole_job_of_real_pods(
 ) -> None:
     """`pseudoreal run`: a phase on one rank, a delink, and a phase on two, which write two files each. The address of
     the server is in the job; the environment names another one, where nobody answers."""
-    _use("http://127.0.0.1:1", monkeypatch)
+    use("http://127.0.0.1:1", monkeypatch)
     job_body["spec"]["checkpoint"]["storage"]["objectStorage"]["endpoint"] = endpoint
     del job_body["metadata"]["uid"]
     file, runs = tmp_path / "job.yaml", tmp_path / "runs"
@@ -171,7 +135,7 @@ def test_the_delinked_checkpoint_reads_the_same_as_on_a_file_system(
     assert delink(delink_of(1)) == first
     assert remote.read(f"{FOLDER}/checkpoints/real-00000006/manifest.json") == written
     there = next(manifest for manifest in local.committed("real") if manifest.delinked)
-    assert_same(local.reader(there), newest(_store(remote), "real"))
+    assert_same(local.reader(there), newest(store_of(remote), "real"))
 
 
 def _damage(bucket: Bucket, how: str, key: str) -> None:
@@ -193,12 +157,12 @@ def test_a_corrupt_object_is_named_and_the_checkpoint_before_is_taken(
     key = f"{FOLDER}/checkpoints/pseudo-00000006/{file}"
     _damage(remote, how, key)
     capsys.readouterr()
-    assert newest(_store(remote), "pseudo").manifest.step == 4
+    assert newest(store_of(remote), "pseudo").manifest.step == 4
     said = capsys.readouterr().out
     assert f"{remote.url}/{key}" in said
     assert says in said
     assert train(config(0, execution=2)).outcome == "Succeeded"
-    assert newest(_store(remote), "pseudo").manifest.step == 6
+    assert newest(store_of(remote), "pseudo").manifest.step == 6
 
 
 def test_nothing_sound_is_an_error_not_a_fresh_start(remote: Bucket, config: Any, train: Any) -> None:
@@ -229,38 +193,19 @@ def test_a_writer_that_is_killed_leaves_the_checkpoint_before(
     call: str, number: int, local: CheckpointStore, remote: Bucket, config: Any, train: Any
 ) -> None:
     assert Forked(_train_until, dict(os.environ), config(0), call, number).wait() == -signal.SIGKILL
-    before = _steps(_store(remote))
+    before = _steps(store_of(remote))
     assert before == [2], "the first one was committed, the second one was not"
     if call == "complete":
         assert f"{FOLDER}/checkpoints/pseudo-00000004/{FILES[2]}" in remote.found(), "its files are there"
-    assert newest(_store(remote), "pseudo").manifest.step == 2
+    assert newest(store_of(remote), "pseudo").manifest.step == 2
     train(config(0, execution=2))
-    assert_same(newest(local, "pseudo"), newest(_store(remote), "pseudo"))
-
-
-def test_an_attempt_that_is_replaced_while_it_writes_does_not_commit(
-    remote: Bucket, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    append, taken = TensorWriter.append, threading.Event()
-
-    def replaced_meanwhile(self: TensorWriter, content: Any) -> None:
-        append(self, content)
-        if not taken.is_set() and "00000004" in str(self.path):
-            taken.set()
-            Fence(_store(remote).work_directory, 2).claim()
-
-    monkeypatch.setattr(TensorWriter, "append", replaced_meanwhile)
-    with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
-        train(config(0))
-    assert _steps(_store(remote)) == [2]
-    with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
-        train(config(0))
+    assert_same(newest(local, "pseudo"), newest(store_of(remote), "pseudo"))
 
 
 def test_an_attempt_that_is_late_replaces_neither_file_nor_manifest(remote: Bucket, config: Any, train: Any) -> None:
     """It has read the fence, and sleeps; then its successor saves the same step."""
     train(config(0), _after(2))
-    store = _store(remote)
+    store = store_of(remote)
     (manifest,) = store.committed()
     folder = store.folder / manifest.name
     written = {key: remote.read(key) for key in remote.found()}
@@ -273,22 +218,6 @@ def test_an_attempt_that_is_late_replaces_neither_file_nor_manifest(remote: Buck
     with pytest.raises(FileExistsError, match=r"manifest.json is there already"):
         store.commit(manifest.model_copy(update={"execution": 0}))
     assert {key: remote.read(key) for key in remote.found()} == written
-
-
-def test_a_start_that_made_no_step_is_restated_not_rewritten(
-    remote: Bucket, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train(config(0))
-    store = _store(remote)
-    ended = store.committed()[-1]
-    store.restate(ended.model_copy(update={"phase_complete": False}))
-
-    def refuse(*_: Any) -> None:
-        raise AssertionError("nothing is written but the manifest")
-
-    monkeypatch.setattr(TensorWriter, "__init__", refuse)
-    assert train(config(0, execution=2)).outcome == "Succeeded"
-    assert store.committed()[-1] == ended.model_copy(update={"execution": 2})
 
 
 def test_retention_removes_the_objects_of_what_it_does_not_keep(
@@ -422,15 +351,15 @@ def test_the_commands_take_urls(local: CheckpointStore, saved: Bucket) -> None:
     ended = _invoke("delink", _checkpoint(saved), "--to", "real")
     assert ended.stdout.strip() == _checkpoint(saved, "real-00000006"), ended.output
     there = next(manifest for manifest in local.committed("real") if manifest.delinked)
-    assert_same(local.reader(there), newest(_store(saved), "real"))
+    assert_same(local.reader(there), newest(store_of(saved), "real"))
     ended = _invoke("delink", _checkpoint(saved), "--to", "real")
     assert (ended.exit_code, "exists, and is not replaced" in ended.stderr) == (78, True)
     assert _invoke("delink", _checkpoint(saved), "--to", "plain", "--materialize").exit_code == 0
-    plain = next(manifest for manifest in _store(saved).committed() if manifest.phase == "plain")
+    plain = next(manifest for manifest in store_of(saved).committed() if manifest.phase == "plain")
     assert plain.link is None
     for kind in KINDS:
         for name, array in local.reader(there).whole(kind).items():
-            assert _store(saved).reader(plain).tensor(name, kind).tobytes() == array.tobytes()
+            assert store_of(saved).reader(plain).tensor(name, kind).tobytes() == array.tobytes()
 
 
 def test_export_and_sample_take_urls(local: CheckpointStore, saved: Bucket, tmp_path: Path) -> None:
@@ -465,7 +394,7 @@ def test_prune_takes_a_url(saved: Bucket) -> None:
 
 def _unreachable(_: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
     # Nobody listens there.
-    _use("http://127.0.0.1:1", monkeypatch)
+    use("http://127.0.0.1:1", monkeypatch)
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     return "EndpointConnectionError: Could not connect"
 
@@ -480,7 +409,7 @@ def _without_bucket(bucket: Bucket, _: pytest.MonkeyPatch) -> str:
 def _without_credentials(_: Bucket, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    _forget_clients()
+    forget_clients()
     return "NoCredentialsError: Unable to locate credentials"
 
 
@@ -492,12 +421,12 @@ def test_what_cannot_be_reached_is_said_and_is_not_taken_for_corrupt_or_empty(
     train: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    manifest, why = _store(saved).committed()[-1], spoil(saved, monkeypatch)
+    manifest, why = store_of(saved).committed()[-1], spoil(saved, monkeypatch)
     says = re.escape("object storage does not give access to s3://") + f".*{why}.*AWS_ENDPOINT_URL and the credentials"
     for ask in (
-        lambda: _store(saved).newest("pseudo"),
-        lambda: _store(saved).verify(manifest),
-        lambda: Fence(_store(saved).work_directory, 3).claim(),
+        lambda: store_of(saved).newest("pseudo"),
+        lambda: store_of(saved).verify(manifest),
+        lambda: Fence(store_of(saved).work_directory, 3).claim(),
         lambda: train(config(0, execution=3)),
     ):
         with pytest.raises(StorageUnavailable, match=says):

@@ -1,0 +1,46 @@
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+
+from tests.unit.trainer.checkpoint.storage.object_server import (
+    UID,
+    Bucket,
+    forget_clients,
+    make_bucket,
+    serving,
+    store_of,
+    use,
+)
+
+
+@pytest.fixture(scope="package")
+def endpoint() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    use(endpoint, monkeypatch)
+    yield make_bucket()
+    forget_clients()
+
+
+@pytest.fixture
+def remote(job_body: dict[str, Any], bucket: Bucket) -> Bucket:
+    """From here on the job's checkpoints are in the bucket, one after every second step."""
+    storage = {"type": "ObjectStorage", "objectStorage": {"url": bucket.url}}
+    job_body["spec"]["checkpoint"] = {"storage": storage, "everySteps": 2, "keepLast": 9}
+    return bucket
+
+
+@pytest.fixture(params=["files", "objects"])
+def store(request: pytest.FixtureRequest, job_body: dict[str, Any], tmp_path: Path) -> CheckpointStore:
+    """The job's checkpoints on either storage, one after every second step."""
+    if request.param == "objects":
+        return store_of(request.getfixturevalue("remote"))
+    job_body["spec"]["checkpoint"]["everySteps"] = 2
+    return CheckpointStore(tmp_path / "work", UID)
