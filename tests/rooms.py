@@ -38,8 +38,8 @@ TRAINER = Package(
     "pseudoreal_trainer",
     Path(pseudoreal_trainer.__file__).parent,
     (
-        *("", "plan", "forecast.memory", "forecast.time", "forecast", "heartbeat", "pod", "model", "data"),
-        *("checkpoint.storage", "checkpoint", "engine.ranks", "engine.state", "engine"),
+        *("", "plan", "forecast.memory", "forecast.time", "forecast", "heartbeat", "pod", "model"),
+        *("checkpoint.storage", "data.tokens", "data", "checkpoint", "engine.ranks", "engine.state", "engine"),
         *("preflight", "training", "measure", "convert", "cli"),
     ),
     ("__main__",),

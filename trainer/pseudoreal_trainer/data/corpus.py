@@ -4,6 +4,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from pseudoreal_api.base import ApiModel
 from pseudoreal_api.spec.data import Data
 from pydantic import Field
 
+from pseudoreal_trainer.checkpoint.storage.files import FileStorage
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 Bytes = NDArray[np.uint8]
@@ -25,9 +27,16 @@ class CorpusIdentity(ApiModel):
     files: int = Field(description="Files that matched.")
     size: int = Field(description="Bytes of all of them.")
     sha256: str = Field(description="Of their bytes, one file after the other in the order of their names.")
+    method: Literal["Digests", "Ends", "Sources"] | None = Field(
+        None,
+        description="What sha256 is of instead, where the corpus is token files. Digests: the files' SHA-256, a line"
+        " each. Ends: size, first and last MiB of each file, and all indices. Sources: a line `name sha256` for each"
+        " source, by name.",
+    )
+    sources: "dict[str, CorpusIdentity] | None" = Field(None, description="The sources that it consists of.")
 
     def is_same_text(self, other: "CorpusIdentity") -> bool:
-        return (self.size, self.sha256) == (other.size, other.sha256)
+        return (self.size, self.sha256, self.method) == (other.size, other.sha256, other.method)
 
     def __str__(self) -> str:
         files = "1 file" if self.files == 1 else f"{self.files} files"
@@ -100,11 +109,11 @@ def corpus_files(data: Data) -> list[Path]:
             " data.path"
         )
     try:
-        found = [path for path in folder.glob(data.pattern) if path.is_file()]
+        found = FileStorage(folder).glob(data.pattern)
     except (ValueError, NotImplementedError) as error:
         raise InvalidJobError(f"data.pattern {data.pattern} is not a glob pattern below data.path: {error}") from error
     if not found:
         raise InvalidJobError(
             f"data.pattern {data.pattern} matches no file below data.path {data.path}; change the pattern or add files"
         )
-    return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
+    return [*found]

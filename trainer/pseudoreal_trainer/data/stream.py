@@ -29,20 +29,22 @@ class Stream:
 
     def windows_at(self, first: int, end: int) -> Indices:
         """Numbers of the windows that are the samples at the cursors first..end-1, [end - first]."""
-        found = np.empty(end - first, dtype=np.int64)
-        for epoch in range(first // self.samples, -(-end // self.samples)):
-            begin = max(first, epoch * self.samples)
-            last = min(end, (epoch + 1) * self.samples)
-            found[begin - first : last - first] = self._of_epoch(epoch, begin % self.samples, last - begin)
-        return found
+        return shuffled(np.arange(first, end), self.samples, self.seed)
 
     def windows(self, first: int, end: int) -> Bytes:
         """The samples at the cursors first..end-1, [end - first, sequence + 1]."""
         return take_windows(self.text, self.windows_at(first, end) * self.sequence, self.sequence)
 
-    def _of_epoch(self, epoch: int, position: int, count: int) -> Indices:
-        positions = np.arange(position, position + count, dtype=np.uint64)
-        return permute(positions, self.samples, self.seed, epoch).astype(np.int64)
+
+def shuffled(numbers: Indices, samples: int, seed: int, *key: int) -> Indices:
+    """The windows, of `samples`, that come as the samples `numbers` of a text, [len(numbers)]. Every epoch has its own
+    order; a `key` gives a text other orders than that of the same size beside it."""
+    epochs, positions = np.divmod(numbers, samples)
+    found = np.empty(len(numbers), dtype=np.int64)
+    for epoch in np.unique(epochs).tolist():
+        rows = epochs == epoch
+        found[rows] = permute(positions[rows].astype(np.uint64), samples, seed, epoch, *key).astype(np.int64)
+    return found
 
 
 def take_windows(text: Bytes, starts: Indices, sequence: int) -> Bytes:

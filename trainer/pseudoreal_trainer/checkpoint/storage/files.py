@@ -57,6 +57,10 @@ class FileStorage:
             return []
         return [folder / name for folder in folders if stat.S_ISREG(_mode(folder / name) or 0)]
 
+    def glob(self, pattern: str) -> Sequence[Path]:
+        found = [path for path in self.path.glob(pattern) if path.is_file()]
+        return sorted(found, key=lambda path: path.relative_to(self.path).as_posix())
+
     def folders(self) -> Sequence[Path]:
         return [path for path in self.path.iterdir() if stat.S_ISDIR(_mode(path) or 0)] if self.exists() else []
 

@@ -74,6 +74,10 @@ class ObjectStorage:
             found = [ObjectPath(f"{SCHEME}{key}") for key in files.find(self.path.url)]
         return [path for path in found if path.name == name and path.parent.parent == self.path]
 
+    def glob(self, pattern: str) -> Sequence[ObjectPath]:
+        with _asking(self.path) as files:
+            return [ObjectPath(f"{SCHEME}{key}") for key in sorted(files.glob(f"{self.path.url}/{pattern}"))]
+
     def folders(self) -> Sequence[ObjectPath]:
         with _asking(self.path) as files:
             below = len(self.path.url.removeprefix(SCHEME)) + 1
@@ -148,6 +152,16 @@ def _blocks(path: ObjectPath, begin: int, end: int) -> Iterator[bytes]:
         ends = [min(end, start + _BLOCK_BYTES) for start in starts]
         with _asking(path) as files:
             yield from files.cat_ranges([path.url] * len(starts), starts, ends, on_error="raise")
+
+
+def read_ranges(ranges: Sequence[tuple[ObjectPath, int, int]]) -> list[bytes]:
+    """The bytes begin..end-1 of each object, all requested at the same time. Raises FileNotFoundError and
+    StorageUnavailable."""
+    if not ranges:
+        return []
+    urls, begins, ends = zip(*((path.url, begin, end) for path, begin, end in ranges), strict=True)
+    with _asking(ranges[0][0]) as files:
+        return list(files.cat_ranges([*urls], [*begins], [*ends], on_error="raise"))
 
 
 @contextmanager

@@ -59,6 +59,10 @@ class Storage(Protocol):
     def find(self, name: str) -> Sequence[StoragePath]:
         """The files of this name in the folders of this folder."""
 
+    def glob(self, pattern: str) -> Sequence[StoragePath]:
+        """The files below this folder that match, in the order of their names. Raises ValueError and
+        NotImplementedError where the pattern is none."""
+
     def folders(self) -> Sequence[StoragePath]:
         """The folders directly below this one."""
 

@@ -1,0 +1,143 @@
+"""No test here waits for time: what a thread does is seen at places where it waits for the test."""
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pseudoreal_trainer.data.prefetch import Prefetch
+
+SECONDS = 60
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10**12), st.integers(1, 64), st.integers(1, 4), st.integers(0, 12))
+def test_results_come_in_the_order_of_cursors(first: int, stride: int, ahead: int, steps: int) -> None:
+    with Prefetch(lambda cursor: cursor, first, stride, ahead) as prefetch:
+        cursors = range(first, first + steps * stride, stride)
+        assert [prefetch.take(cursor) for cursor in cursors] == [*cursors]
+
+
+def test_no_more_is_made_than_is_asked_for() -> None:
+    """Beside the one that training uses, two wait at most."""
+    taken, most = 0, 0
+
+    def make(cursor: int) -> int:
+        nonlocal most
+        most = max(most, cursor - taken)
+        return cursor
+
+    with Prefetch(make, 0, 1) as prefetch:
+        for cursor in range(200):
+            taken = cursor
+            prefetch.take(cursor)
+    assert most <= 2
+
+
+def test_the_next_results_are_made_while_nobody_asks() -> None:
+    made = threading.Semaphore(0)
+
+    def make(cursor: int) -> int:
+        made.release()
+        return cursor
+
+    with Prefetch(make, 0, 1, ahead=3):
+        for _ in range(3):
+            assert made.acquire(timeout=SECONDS)
+
+
+def test_an_error_comes_at_its_cursor_and_stays() -> None:
+    def make(cursor: int) -> int:
+        if cursor == 4:
+            raise OSError("the disk is gone")
+        return cursor
+
+    with Prefetch(make, 0, 2) as prefetch:
+        assert [prefetch.take(0), prefetch.take(2)] == [0, 2]
+        for _ in range(2):
+            with pytest.raises(OSError, match="the disk is gone"):
+                prefetch.take(4)
+
+
+def _threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_it_is_closed_while_its_thread_waits_for_room() -> None:
+    reached = threading.Event()
+
+    def make(cursor: int) -> int:
+        if cursor == 1:
+            reached.set()
+        return cursor
+
+    prefetch = Prefetch(make, 0, 1, ahead=2)
+    assert reached.wait(SECONDS)
+    prefetch.close()
+    prefetch.close()
+    assert _threads() == []
+
+
+def test_it_is_closed_while_its_thread_makes_something() -> None:
+    """`close` waits for it: what the thread uses is free afterwards."""
+    begun, finished = threading.Event(), threading.Event()
+
+    def make(cursor: int) -> int:
+        begun.set()
+        assert goes_on.wait(SECONDS)
+        finished.set()
+        return cursor
+
+    goes_on = threading.Event()
+    prefetch = Prefetch(make, 0, 1)
+    assert begun.wait(SECONDS)
+    closer = threading.Thread(target=prefetch.close)
+    closer.start()
+    goes_on.set()
+    closer.join(SECONDS)
+    assert not closer.is_alive()
+    assert finished.is_set()
+    assert _threads() == []
+
+
+def test_an_error_of_the_caller_ends_the_thread() -> None:
+    def interrupted() -> None:
+        with Prefetch(lambda cursor: cursor, 0, 1):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert _threads() == []
+
+
+def test_what_is_handed_over_is_the_callers_alone() -> None:
+    """Nobody keeps it, so it is gone when the caller lets it go; and two results have no memory in common."""
+    make: Callable[[int], np.ndarray] = lambda cursor: np.full(10, cursor)  # noqa: E731
+    with Prefetch(make, 0, 1) as prefetch:
+        first, second = prefetch.take(0), prefetch.take(1)
+        first[:] = -1
+        assert second.tolist() == [1] * 10
+        gone = weakref.ref(first)
+        del first
+        gc.collect()
+        assert gone() is None
+
+
+def test_what_the_caller_waited_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock goes one second further at each look."""
+    monkeypatch.setattr(time, "monotonic", count().__next__)
+    with Prefetch(lambda cursor: cursor, 0, 1) as prefetch:
+        assert prefetch.waited_seconds == 0
+        prefetch.take(0)
+        assert prefetch.waited_seconds == 1
+
+
+def test_another_cursor_than_the_next_is_a_mistake() -> None:
+    with Prefetch(lambda cursor: cursor, 0, 4) as prefetch, pytest.raises(AssertionError):
+        prefetch.take(8)

@@ -1,0 +1,136 @@
+"""The samples of a mixture, over ranks, micro-batches, restarts and phases, against an order computed slowly."""
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pseudoreal_api.spec.phase import Batch
+from pseudoreal_trainer.data.order import continued, stretch
+from pseudoreal_trainer.data.sources import MixedStream, Source, open_source
+from pseudoreal_trainer.data.stream import rank_parts
+from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
+from pseudoreal_trainer.errors import InvalidJobError
+
+from tests.unit.trainer.data.slow_permutation import permuted
+
+SEQUENCE, SEED = 5, 11
+TOKENS = {"web": 203, "code": 64}
+WEIGHTS = {"web": 3, "code": 2}
+Counts = dict[str, int]
+
+
+def _files(folder: Path, name: str) -> TokenFiles:
+    """Each token is its own place; those of another source are 1,000 higher."""
+    tokens = np.arange(TOKENS[name], dtype="<u2") + 1000 * (name == "code")
+    tokens.tofile(folder / name)
+    return TokenFiles((Run(folder / name, 0, np.dtype("<u2"), len(tokens)),), ())
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Source]:
+    folder = tmp_path_factory.mktemp("sources")
+    return {
+        name: open_source(name, _files(folder, name), sequence=SEQUENCE, vocabulary=2000, seed=SEED) for name in TOKENS
+    }
+
+
+def _expected(name: str, number: int) -> list[int]:
+    """The sample of a source, one number at a time in Python's integers."""
+    samples = (TOKENS[name] - 1) // SEQUENCE
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    window = permuted(number % samples, samples, SEED, number // samples, key)
+    first = window * SEQUENCE + 1000 * (name == "code")
+    return list(range(first, first + SEQUENCE + 1))
+
+
+def _expected_stream(count: int) -> list[list[int]]:
+    """Slots of the period, 5 long, by hand: by earliest deadline of web (slots end at 2, 4, 5) and code (3, 5)."""
+    slots = ["web", "code", "web", "web", "code"]
+    taken = {"web": 0, "code": 0}
+    found = []
+    for cursor in range(count):
+        name = slots[cursor % 5]
+        found.append(_expected(name, taken[name]))
+        taken[name] += 1
+    return found
+
+
+def test_an_epoch_of_a_source_is_each_of_its_windows_once(sources: dict[str, Source]) -> None:
+    samples = sources["web"].samples
+    assert samples == 40
+    epochs = [sources["web"].windows(np.arange(e * 40, e * 40 + 40))[:, 0].tolist() for e in range(2)]
+    assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(0, 200, 5))
+    assert epochs[0] != epochs[1]
+
+
+def test_sources_of_one_size_have_orders_of_their_own(sources: dict[str, Source]) -> None:
+    other = Source("news", sources["web"].reader, SEQUENCE, SEED)
+    assert other.windows(np.arange(40)).tolist() != sources["web"].windows(np.arange(40)).tolist()
+
+
+def test_the_order_is_the_slow_one(sources: dict[str, Source]) -> None:
+    stream = MixedStream(stretch(0, WEIGHTS, {}), sources, SEQUENCE)
+    assert stream.windows(0, 300).tolist() == _expected_stream(300)
+    assert stream.windows(123, 140).tolist() == _expected_stream(140)[123:]
+    assert stream.windows(7, 7).shape == (0, SEQUENCE + 1)
+
+
+runs = st.lists(
+    st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=5
+)
+
+
+@settings(deadline=None, max_examples=30)
+@given(runs)
+def test_cut_at_any_step_it_goes_on_with_the_same_windows(
+    sources: dict[str, Source], runs: list[tuple[int, int, int, int]]
+) -> None:
+    """Each run has its own ranks, micro-batches, width and number of steps, and knows of the ones before it only what
+    a checkpoint stores."""
+    cursor, consumed = 0, dict[str, int]()
+    seen: list[list[int]] = []
+    for ranks, micro_batches, width, steps in runs:
+        batch = Batch(sequences=width * micro_batches, micro_batches=micro_batches)
+        streams = [MixedStream(continued(cursor, 0, WEIGHTS, consumed), sources, SEQUENCE) for _ in range(ranks)]
+        for _ in range(steps):
+            parts = [rank_parts(batch, cursor, rank, ranks) for rank in range(ranks)]
+            for micro in range(micro_batches):
+                for stream, part in zip(streams, parts, strict=True):
+                    seen += stream.windows(*part[micro]).tolist()
+            cursor += batch.sequences
+        consumed = streams[0].stretch.consumed(cursor)
+    assert seen == _expected_stream(cursor)
+
+
+@pytest.mark.parametrize("steps", range(13))
+def test_cut_at_every_step_of_a_job_of_two_phases(sources: dict[str, Source], steps: int) -> None:
+    """Six steps of four samples on 1 rank with one mixture, six on 3 ranks with another; cut behind one of them."""
+
+    def phase(
+        begin: int, end: int, weights: dict[str, int], before: dict[str, int]
+    ) -> tuple[list[list[int]], dict[str, int]]:
+        part = stretch(begin, weights, before)
+        cut = min(max(4 * steps, begin), end)
+        first = MixedStream(part, sources, SEQUENCE).windows(begin, cut).tolist()
+        again = MixedStream(continued(cut, begin, weights, part.consumed(cut)), sources, SEQUENCE)
+        return first + again.windows(cut, end).tolist(), again.stretch.consumed(end)
+
+    one, consumed = phase(0, 24, WEIGHTS, {})
+    two, consumed = phase(24, 48, {"code": 1}, consumed)
+    taken = sum(row[0] >= 1000 for row in one)
+    assert one == _expected_stream(24)
+    assert two == [_expected("code", taken + number) for number in range(24)]
+    assert consumed == {"web": 24 - taken, "code": taken + 24}
+
+
+def test_files_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
+    files = _files(tmp_path, "code")
+    native = TokenFiles(files.runs, (), vocabulary=2001)
+    with pytest.raises(InvalidJobError, match=r"the source code has a vocabulary of 2,001, and the model's is 2,000"):
+        open_source("code", native, sequence=SEQUENCE, vocabulary=2000, seed=0)
+    assert open_source("code", files, sequence=63, vocabulary=2000, seed=0).samples == 1
+    with pytest.raises(InvalidJobError, match=r"the source code has 64 tokens, .*model.sequenceLength \+ 1 = 65"):
+        open_source("code", files, sequence=64, vocabulary=2000, seed=0)

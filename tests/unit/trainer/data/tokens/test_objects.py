@@ -1,0 +1,166 @@
+"""Windows from object storage: with a storage made up for many cases, and with a server that speaks S3."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.data.tokens import spans
+from pseudoreal_trainer.data.tokens.megatron import megatron_files
+from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, native_files, verify, write_index
+from pseudoreal_trainer.data.tokens.opening import token_files
+from pseudoreal_trainer.data.tokens.reader import TokenReader
+from pseudoreal_trainer.data.tokens.runs import Run
+from pseudoreal_trainer.data.tokens.spans import ObjectSpans, Span
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+
+from tests.unit.trainer.checkpoint.storage.object_server import Bucket, forget_clients, make_bucket, serving, use
+from tests.unit.trainer.data.tokens.test_foreign import FIVE, MEGATRON_INDEX
+
+BLOCK, MOST = 16, 4
+
+
+class _Storage:
+    """Objects whose byte number i is (i * step) mod 251, and what was asked of them."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.contents = {run.file: _content(number, run.end) for number, run in enumerate(runs)}
+        self.asked: list[list[tuple[str, int, int]]] = []
+
+    def read_ranges(self, ranges: Sequence[tuple[ObjectPath, int, int]]) -> list[bytes]:
+        self.asked.append([(path.url, begin, end) for path, begin, end in ranges])
+        return [self.contents[path][begin:end] for path, begin, end in ranges]
+
+
+def _content(number: int, size: int) -> bytes:
+    return bytes(place * (number + 3) % 251 for place in range(size))
+
+
+def _runs(*sizes: int) -> list[Run]:
+    return [Run(ObjectPath(f"s3://b/{n}"), 0, np.dtype("u1"), size) for n, size in enumerate(sizes)]
+
+
+RUNS = _runs(100, 33, 70)
+Drawn = tuple[int, int, int]
+"""Number of a run, first byte, number of bytes."""
+drawn = st.tuples(st.integers(0, 2), st.integers(0, 32), st.integers(1, 80)).map(
+    lambda one: (one[0], one[1], min(one[2], RUNS[one[0]].end - one[1]))
+)
+
+
+def _read(reader: ObjectSpans, drawn: list[Drawn]) -> bytes:
+    """The bytes of the spans, one behind the other, which are asked for last to first."""
+    ats = [sum(size for _, _, size in drawn[:number]) for number in range(len(drawn) + 1)]
+    buffer = bytearray(ats[-1])
+    spans = [Span(run, begin, at, size) for (run, begin, size), at in zip(drawn, ats, strict=False)]
+    reader.read_into(spans[::-1], memoryview(buffer))
+    return bytes(buffer)
+
+
+@given(st.lists(st.lists(drawn, max_size=6), max_size=4))
+def test_blocks_in_a_cache_of_any_state_give_the_bytes(calls: list[list[Drawn]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        storage = _Storage(RUNS)
+        patch.setattr(spans, "_BLOCK_BYTES", BLOCK)
+        patch.setattr(spans, "read_ranges", storage.read_ranges)
+        reader = ObjectSpans(RUNS, MOST)
+        for call in calls:
+            expected = [_content(run, RUNS[run].end)[begin : begin + size] for run, begin, size in call]
+            assert _read(reader, call) == b"".join(expected)
+            assert len(reader._blocks) <= MOST
+        for asked in storage.asked:
+            assert len(set(asked)) == len(asked), "no block is requested twice at a time"
+            assert all(begin % BLOCK == 0 and end - begin <= BLOCK for _, begin, end in asked)
+
+
+def test_missing_blocks_are_requested_together_and_known_ones_never(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = _Storage(RUNS)
+    monkeypatch.setattr(spans, "_BLOCK_BYTES", BLOCK)
+    monkeypatch.setattr(spans, "read_ranges", storage.read_ranges)
+    reader = ObjectSpans(RUNS, 2 * MOST)
+    _read(reader, [(0, 10, 10), (1, 30, 3), (0, 0, 5)])
+    assert storage.asked == [[("s3://b/0", 0, 16), ("s3://b/1", 16, 32), ("s3://b/1", 32, 33), ("s3://b/0", 16, 32)]]
+    _read(reader, [(0, 20, 5)])
+    assert storage.asked[1:] in ([], [[]])
+
+
+def test_an_object_that_is_cut_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = _Storage(RUNS)
+    storage.contents[RUNS[1].file] = bytes(20)
+    monkeypatch.setattr(spans, "read_ranges", storage.read_ranges)
+    with pytest.raises(TrainingError, match=r"s3://b/1 of the token files has not the 33 bytes"):
+        _read(ObjectSpans(RUNS), [(1, 0, 5)])
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    use(endpoint, monkeypatch)
+    yield make_bucket()
+    forget_clients()
+
+
+def test_native_files_in_a_bucket_are_those_on_a_disk(bucket: Bucket, tmp_path: Path) -> None:
+    shards = []
+    for number in range(3):
+        with ShardWriter(tmp_path, number, vocabulary=70_000, end_of_document=0) as writer:
+            for document in range(50):
+                writer.append(np.arange(1, 900) * (document + 7) % 69_999 + 1, 1)
+            shards.append(writer.finish())
+    index = Index(
+        version=1,
+        dtype="uint32",
+        vocabulary=70_000,
+        end_of_document=0,
+        tokenizer="ab" * 32,
+        text_bytes=150,
+        shards=shards,
+    )
+    write_index(tmp_path, index)
+    for path in tmp_path.iterdir():
+        bucket.write(f"corpus/{path.name}", path.read_bytes())
+    folder = ObjectPath(f"{bucket.url}/corpus")
+    here, there = TokenReader(native_files(tmp_path), 70_000), TokenReader(native_files(folder), 70_000)
+    starts = np.random.default_rng(3).integers(0, here.tokens - 1000, 40)
+    starts[0] = shards[0].tokens - 400
+    assert np.array_equal(there.windows(starts, 1000), here.windows(starts, 1000))
+    verify(folder, index, shards[1])
+    bucket.write("corpus/00001.bin", bytes(180_000))
+    with pytest.raises(InvalidJobError, match=r"s3://.*00001.bin has the SHA-256"):
+        verify(folder, index, shards[1])
+    bucket.remove("corpus/00001.bin")
+    with pytest.raises(InvalidJobError, match=r"s3://.*00001.bin is missing"):
+        verify(folder, index, shards[1])
+    with pytest.raises(TrainingError, match=r"an object of the token files is not there any more"):
+        TokenReader(native_files(folder), 70_000).windows(np.array([shards[0].tokens]), 10)
+
+
+def test_megatron_files_in_a_bucket(bucket: Bucket) -> None:
+    bucket.write("X.idx", MEGATRON_INDEX)
+    bucket.write("X.bin", FIVE)
+    files = megatron_files([ObjectPath(f"{bucket.url}/X.bin")])
+    assert TokenReader(files, 10).windows(np.array([1]), 3).tolist() == [[2, 3, 4]]
+
+
+def test_a_folder_without_an_index_in_a_bucket_is_named(bucket: Bucket) -> None:
+    with pytest.raises(InvalidJobError, match=r"s3://.*index.json is not there"):
+        native_files(ObjectPath(bucket.url))
+
+
+def test_files_in_a_bucket_are_found_by_a_pattern(bucket: Bucket) -> None:
+    for key in ("b/X.bin", "a/Y.bin", "X.bin", "b/X.idx"):
+        bucket.write(f"corpus/{key}", b"1")
+    folder = ObjectPath(f"{bucket.url}/corpus")
+    found = [str(path).removeprefix(f"{folder.url}/") for path in storage_of(folder).glob("**/*.bin")]
+    assert found == ["X.bin", "a/Y.bin", "b/X.bin"]
+    with pytest.raises(InvalidJobError, match=r"'\*\*/\*\.ds' matches no file below s3://"):
+        token_files("Nanotron", folder, "**/*.ds")

@@ -1,0 +1,67 @@
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, write_index
+from pseudoreal_trainer.data.tokens.opening import Format, token_files
+from pseudoreal_trainer.errors import InvalidJobError
+
+from tests.unit.trainer.data.tokens.test_foreign import FIVE, MEGATRON_INDEX, NUMPY_HEADER
+
+
+def _write_native(folder: Path) -> None:
+    with ShardWriter(folder, 0, vocabulary=300, end_of_document=5) as writer:
+        writer.append([1, 2, 3, 4], 4)
+        shard = writer.finish()
+    index = Index(
+        version=1,
+        dtype="uint16",
+        vocabulary=300,
+        end_of_document=5,
+        tokenizer="ab" * 32,
+        text_bytes=4,
+        shards=[shard],
+    )
+    write_index(folder, index)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The same tokens in every format, in folders below."""
+    for name in ("m", "n", "p", "r"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "m" / "X.bin").write_bytes(FIVE)
+    (tmp_path / "m" / "X.idx").write_bytes(MEGATRON_INDEX)
+    (tmp_path / "n" / "X.ds").write_bytes(FIVE)
+    (tmp_path / "n" / "X.ds.metadata").write_text("gpt2|2\n5\n5 T")
+    (tmp_path / "p" / "X.npy").write_bytes(NUMPY_HEADER + FIVE)
+    (tmp_path / "r" / "X.npy").write_bytes(FIVE)
+    _write_native(tmp_path)
+    return tmp_path
+
+
+PATTERNS: dict[Format, str] = {
+    "Native": "",
+    "Megatron": "m/*.bin",
+    "Nanotron": "**/*.ds",
+    "NumPy": "p/X.npy",
+    "Raw": "r/*",
+}
+
+
+@pytest.mark.parametrize("kind", get_args(Format))
+def test_every_format_is_opened(folder: Path, kind: Format) -> None:
+    files = token_files(kind, folder, PATTERNS[kind])
+    assert files.tokens == 5
+    assert files.end_of_document == (5 if kind == "Native" else None)
+
+
+def test_the_dtype_of_raw_files_is_what_the_user_says(folder: Path) -> None:
+    assert token_files("Raw", folder, "r/*", "uint8").tokens == 10
+
+
+def test_nothing_that_matches_is_named(folder: Path) -> None:
+    with pytest.raises(InvalidJobError, match=r"'x/\*\.bin' matches no file below .*; change the pattern"):
+        token_files("Megatron", folder, "x/*.bin")
+    with pytest.raises(InvalidJobError, match=r"'/etc/\*' is not a glob pattern below"):
+        token_files("Megatron", folder, "/etc/*")

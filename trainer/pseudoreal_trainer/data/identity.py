@@ -1,0 +1,62 @@
+"""The identity of a corpus of token files, which checkpoints store: never their names or times."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
+from pseudoreal_trainer.data.corpus import CorpusIdentity
+from pseudoreal_trainer.data.tokens.runs import TokenFiles, read_bytes, size_of
+
+_END_BYTES = 1 << 20
+"""Bytes at each end of a file without a digest that are part of its identity."""
+_PORTION = 16 << 20
+
+
+def token_identity(files: TokenFiles) -> CorpusIdentity:
+    """The identity of token files. Native ones are known by the digests that their writer computed, without a look at
+    the tokens; others by the size, the first and the last MiB of each file of tokens, and all bytes of their indices:
+    there a change in the midst of a file of the same size goes unnoticed, which `method` tells."""
+    digest = hashlib.sha256()
+    for part in _digests(files.sha256) if files.sha256 is not None else _ends(files):
+        digest.update(part)
+    return CorpusIdentity(
+        files=len(files.runs),
+        size=sum(run.end for run in files.runs),
+        sha256=digest.hexdigest(),
+        method="Ends" if files.sha256 is None else "Digests",
+    )
+
+
+def joined_identity(sources: Mapping[str, CorpusIdentity]) -> CorpusIdentity:
+    """The identity of a corpus of several sources, by name."""
+    lines = "".join(f"{name} {sources[name].sha256}\n" for name in sorted(sources))
+    return CorpusIdentity(
+        files=sum(source.files for source in sources.values()),
+        size=sum(source.size for source in sources.values()),
+        sha256=hashlib.sha256(lines.encode()).hexdigest(),
+        method="Sources",
+        sources=dict(sources),
+    )
+
+
+def _digests(sha256: tuple[str, ...]) -> Iterator[bytes]:
+    for each in sha256:
+        yield f"{each}\n".encode()
+
+
+def _ends(files: TokenFiles) -> Iterator[bytes]:
+    for run in files.runs:
+        first = min(run.end, _END_BYTES)
+        last = min(run.end - first, _END_BYTES)
+        yield f"{run.end}\n".encode()
+        yield read_bytes(run.file, 0, first)
+        yield read_bytes(run.file, run.end - last, last)
+    for index in files.indices:
+        size = size_of(index)
+        yield f"{size}\n".encode()
+        yield from _all(index, size)
+
+
+def _all(path: StoragePath, size: int) -> Iterator[bytes]:
+    for begin in range(0, size, _PORTION):
+        yield read_bytes(path, begin, min(_PORTION, size - begin))

@@ -1,0 +1,80 @@
+"""Windows of tokens from any place of many files, which are read as one sequence."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
+from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
+from pseudoreal_trainer.data.tokens.spans import FileSpans, ObjectSpans, Span, SpanReader
+from pseudoreal_trainer.errors import TrainingError
+
+Tokens = NDArray[np.int32]
+Starts = NDArray[np.int64]
+
+
+class TokenReader:
+    """The tokens of token files. It holds a few numbers for each file, and nothing for a document or a window. One
+    thread at a time uses it."""
+
+    def __init__(self, files: TokenFiles, vocabulary: int, spans: SpanReader | None = None) -> None:
+        """`vocabulary`: every token must be below it. `spans`: how to read the files; None: as their paths say."""
+        self._runs, self._dtype, self._vocabulary = files.runs, files.dtype, vocabulary
+        self._ends = np.cumsum([run.count for run in files.runs], dtype=np.int64)
+        self._begins = np.concatenate([np.zeros(1, np.int64), self._ends])
+        self._spans = spans or (ObjectSpans if _are_objects(files.runs) else FileSpans)(files.runs)
+
+    @property
+    def tokens(self) -> int:
+        return int(self._begins[-1])
+
+    def windows(self, starts: Starts, width: int) -> Tokens:
+        """The `width` tokens from each of `starts` on, [len(starts), width]. Raises TrainingError where a file has
+        changed, or a token is not below the vocabulary."""
+        raw = np.empty((len(starts), width), self._dtype)
+        self._spans.read_into([*self._places(starts, width)], raw.reshape(-1).view(np.uint8).data)
+        found = _narrow(raw)
+        # As unsigned numbers, negative ones are large.
+        outside = found.view(np.uint32) >= self._vocabulary
+        if outside.any():
+            row, column = np.argwhere(outside)[0].tolist()
+            raise self._wrong_token(int(starts[row]) + column)
+        return found
+
+    def _places(self, starts: Starts, width: int) -> Iterator[Span]:
+        """The bytes of the windows in the order of their places, so that one file is read after the other."""
+        rows = np.argsort(starts, kind="stable")
+        runs = np.searchsorted(self._ends, starts[rows], side="right")
+        begins = starts[rows] - self._begins[runs]
+        for row, run, begin in zip(rows.tolist(), runs.tolist(), begins.tolist(), strict=True):
+            yield from self._window(run, begin, row * width, width)
+
+    def _window(self, run: int, begin: int, at: int, count: int) -> Iterator[Span]:
+        """The bytes of `count` tokens from one of a run on, which may go on in the next runs. `at`: the place of the
+        first of them in the result."""
+        width = self._dtype.itemsize
+        while count:
+            here = min(count, self._runs[run].count - begin)
+            yield Span(run, self._runs[run].begin + begin * width, at * width, here * width)
+            run, begin, at, count = run + 1, 0, at + here, count - here
+
+    def _wrong_token(self, place: int) -> TrainingError:
+        run = int(np.searchsorted(self._ends, place, side="right"))
+        return TrainingError(
+            f"token {place - self._begins[run]:,} of {self._runs[run].file} is not below the vocabulary, which is"
+            f" {self._vocabulary:,}: the files were made with another tokenizer, are of another dtype, or are damaged"
+        )
+
+    def close(self) -> None:
+        self._spans.close()
+
+
+def _narrow(tokens: NDArray[Any]) -> Tokens:
+    """The tokens as integers of 32 bits. What is no token before is none afterwards."""
+    return (tokens if tokens.dtype.itemsize < 8 else tokens.clip(-1, 2**31 - 1)).astype(np.int32)
+
+
+def _are_objects(runs: tuple[Run, ...]) -> bool:
+    return any(isinstance(run.file, ObjectPath) for run in runs)

@@ -1,0 +1,189 @@
+"""Bytes from many places of many files: from a file system, or from object storage through a bounded cache.
+
+Files are read, not mapped into memory: a read brings a whole window with one request where a map has a fault for each
+page, says in words that a file was cut where a map kills the process (SIGBUS), and what it brings is not counted as
+memory of the process.
+"""
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+from pseudoreal_trainer.checkpoint.storage.objects import read_ranges
+from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
+from pseudoreal_trainer.data.tokens.runs import Run
+from pseudoreal_trainer.errors import TrainingError
+
+_MOST_OPEN = 256
+"""Files that are open at a time."""
+_ANNOUNCED = 64
+"""Spans that are not in memory of which the system hears before the first of them is read: a disk answers many requests
+at a time."""
+_BLOCK_BYTES = 64 << 10
+_MOST_BLOCKS = 512
+"""Size of a block of the cache, and number of blocks: 32 MiB, and as much again while blocks arrive. In a random order
+almost no window has a block in common with another one, so blocks are little larger than windows."""
+
+
+class Span(NamedTuple):
+    run: int
+    """Number of the run."""
+    begin: int
+    """Its first byte in the run's file."""
+    at: int
+    """Its first byte in the buffer that is filled."""
+    size: int
+
+
+class SpanReader(Protocol):
+    """Is used by one thread at a time."""
+
+    def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
+        """Fills the buffer's bytes that the spans name. Raises TrainingError where a file is missing or too short."""
+
+    def close(self) -> None: ...
+
+
+class FileSpans:
+    """Spans of files. A file is opened when it is first read from; the one not used for longest is closed for another
+    one."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
+        self._descriptors: OrderedDict[int, int] = OrderedDict()
+
+    def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
+        missing = [span for span in spans if not self._read_from_memory(span, buffer)]
+        for first in range(0, len(missing), _ANNOUNCED):
+            portion = missing[first : first + _ANNOUNCED]
+            for run, begin, _, size in portion:
+                os.posix_fadvise(self._descriptor(run), begin, size, os.POSIX_FADV_WILLNEED)
+            for span in portion:
+                self._read(span, buffer)
+
+    def _read_from_memory(self, span: Span, buffer: memoryview) -> bool:
+        """Reads what the system's page cache holds; False: not all of the span is there, or the file system cannot
+        tell."""
+        run, begin, at, size = span
+        try:
+            return os.preadv(self._descriptor(run), [buffer[at : at + size]], begin, os.RWF_NOWAIT) == size
+        except OSError:
+            return False
+
+    def _read(self, span: Span, buffer: memoryview) -> None:
+        run, begin, at, size = span
+        if os.preadv(self._descriptor(run), [buffer[at : at + size]], begin) < size:
+            raise _too_short(self._runs[run])
+
+    def _descriptor(self, run: int) -> int:
+        found = self._descriptors.get(run)
+        if found is None:
+            if len(self._descriptors) == _MOST_OPEN:
+                os.close(self._descriptors.popitem(last=False)[1])
+            found = self._descriptors[run] = _opened(self._runs[run])
+        self._descriptors.move_to_end(run)
+        return found
+
+    def close(self) -> None:
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
+
+
+def _opened(run: Run) -> int:
+    try:
+        descriptor = os.open(str(run.file), os.O_RDONLY)
+    except FileNotFoundError as error:
+        raise _missing(run) from error
+    if os.fstat(descriptor).st_size != run.end:
+        os.close(descriptor)
+        raise _too_short(run)
+    # Windows are read in a random order: what lies behind one is not needed soon.
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
+    return descriptor
+
+
+_Block = tuple[int, int]
+"""Number of a run, and of a block of its file."""
+
+
+class ObjectSpans:
+    """Spans of objects. Blocks that are not in the cache are requested at the same time."""
+
+    def __init__(self, runs: Sequence[Run], most_blocks: int = _MOST_BLOCKS) -> None:
+        self._runs, self._most_blocks = runs, most_blocks
+        self._blocks: OrderedDict[_Block, bytes] = OrderedDict()
+
+    def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
+        for portion in self._portions(spans):
+            self._fetch([block for span in portion for block in _blocks_of(span)])
+            for span in portion:
+                buffer[span.at : span.at + span.size] = self._joined(span)
+            while len(self._blocks) > self._most_blocks:
+                self._blocks.popitem(last=False)
+
+    def _portions(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
+        """Parts of the spans, each with no more blocks than the cache has, or a single span."""
+        portion: list[Span] = []
+        count = 0
+        for span in spans:
+            needed = len(_blocks_of(span))
+            if portion and count + needed > self._most_blocks:
+                yield portion
+                portion, count = [], 0
+            portion.append(span)
+            count += needed
+        if portion:
+            yield portion
+
+    def _fetch(self, blocks: list[_Block]) -> None:
+        missing = [block for block in dict.fromkeys(blocks) if block not in self._blocks]
+        for block, content in zip(missing, self._downloaded(missing), strict=True):
+            self._blocks[block] = content
+        for block in blocks:
+            self._blocks.move_to_end(block)
+
+    def _downloaded(self, blocks: list[_Block]) -> list[bytes]:
+        ranges = [(*self._range(*block), self._runs[block[0]]) for block in blocks]
+        try:
+            contents = read_ranges([(_object(run), begin, end) for begin, end, run in ranges])
+        except FileNotFoundError as error:
+            raise TrainingError(f"an object of the token files is not there any more: {error}; restore it") from error
+        for (begin, end, run), content in zip(ranges, contents, strict=True):
+            if len(content) != end - begin:
+                raise _too_short(run)
+        return contents
+
+    def _range(self, run: int, number: int) -> tuple[int, int]:
+        """First byte of a block, and the byte behind it."""
+        return number * _BLOCK_BYTES, min((number + 1) * _BLOCK_BYTES, self._runs[run].end)
+
+    def _joined(self, span: Span) -> bytes:
+        blocks = _blocks_of(span)
+        content = b"".join(self._blocks[block] for block in blocks)
+        skipped = span.begin - blocks[0][1] * _BLOCK_BYTES
+        return content[skipped : skipped + span.size]
+
+    def close(self) -> None:
+        self._blocks.clear()
+
+
+def _blocks_of(span: Span) -> list[_Block]:
+    last = (span.begin + span.size - 1) // _BLOCK_BYTES
+    return [(span.run, number) for number in range(span.begin // _BLOCK_BYTES, last + 1)]
+
+
+def _object(run: Run) -> ObjectPath:
+    assert isinstance(run.file, ObjectPath)
+    return run.file
+
+
+def _missing(run: Run) -> TrainingError:
+    return TrainingError(f"{run.file} of the token files is not there any more: restore it")
+
+
+def _too_short(run: Run) -> TrainingError:
+    return TrainingError(
+        f"{run.file} of the token files has not the {run.end:,} bytes that it had when training began, or that its"
+        " index names: somebody writes there; restore it"
+    )
