@@ -19,6 +19,7 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training.schedule import phase_rate
 
 if TYPE_CHECKING:  # it imports torch, for which a command that only looks at the file would wait
+    from pseudoreal_trainer.training.gauges import Gauges
     from pseudoreal_trainer.training.progress import Progress
 
 METRICS_FILE = "metrics.jsonl"
@@ -74,9 +75,11 @@ class Meter:
 class Reporter:
     """Writes a line for every step, and logs one a second at most, except that it logs every validation."""
 
-    def __init__(self, config: PhaseConfig, meter: Meter, first_step: int, pod: PodFolder | None = None) -> None:
+    def __init__(
+        self, config: PhaseConfig, meter: Meter, gauges: "Gauges", first_step: int, pod: PodFolder | None = None
+    ) -> None:
         """`pod`: the folder in which the pod's supervisor finds the reports; None: they are only logged."""
-        self._config, self._meter, self._pod = config, meter, pod
+        self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
         forget_after(self._path, first_step)
@@ -118,7 +121,7 @@ class Reporter:
         checkpoint: CheckpointCost | None = None,
         correlations: list[float] | None = None,
     ) -> ProgressReport:
-        config, pace = self._config, self._meter.seconds_per_step
+        config, gauges, pace = self._config, self._gauges, self._meter.seconds_per_step
         return ProgressReport(
             phase=config.phase,
             step=progress.step,
@@ -133,6 +136,11 @@ class Reporter:
             global_cursor=progress.cursor,
             skipped_steps=progress.skipped.steps,
             waited_seconds=self._meter.waited,
+            gradient_norm=progress.gradient_norm,
+            teraflops_per_second=gauges.teraflops_per_second(pace),
+            mfu=gauges.utilisation(pace),
+            device_bytes=gauges.device_bytes(),
+            host_bytes=gauges.host_bytes(),
             checkpoint=checkpoint,
             gradient_correlations=correlations,
         )

@@ -29,6 +29,7 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.batches import StreamBatch
 from pseudoreal_trainer.training.ending import Rules
+from pseudoreal_trainer.training.gauges import phase_gauges
 from pseudoreal_trainer.training.metrics import Meter, Reporter
 from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
@@ -70,7 +71,8 @@ def train_phase(
         with Saver(engine, store, fence, config.checkpoint, resumed) as saver:
             validation = phase_validation(config, corpus, layout, device_kind(ranks))
             progress, meter = first_progress(config, origin), Meter(ranks.heartbeat)
-            reporter = Reporter(config, meter, progress.step, pod) if ranks.is_first else None
+            gauges = phase_gauges(config, ranks)
+            reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
             with closing(reporter) if reporter else nullcontext():
                 phase = _Phase(config, corpus, store, engine, saver, validation, progress, meter, reporter, pod)
                 phase.begin(origin)
