@@ -40,7 +40,7 @@ TRAINER = Package(
     (
         *("", "plan", "forecast.memory", "forecast.time", "forecast", "heartbeat", "pod", "model"),
         *("checkpoint.storage", "data.tokens", "data", "checkpoint", "engine.ranks", "engine.state", "engine"),
-        *("preflight", "training", "measure", "convert", "cli"),
+        *("preflight", "training.sinks", "training", "measure", "convert", "cli"),
     ),
     ("__main__",),
 )

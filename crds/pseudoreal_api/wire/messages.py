@@ -128,7 +128,7 @@ class ProgressReport(BaseModel):
     """Rate of each rank, in 10**12 floating-point operations of the model a second: the forward pass, twice as much for
     the backward pass, attention to the half of the tokens that come before, nothing for what is computed again."""
     mfu: float | None = None
-    """That rate as a share of the device's peak in bfloat16; None for other types, and where the peak is not known."""
+    """The same as a share of the device's peak in bfloat16; None for other types, and where the peak is not known."""
     device_bytes: int | None = None
     """Most memory of the first rank's device that tensors have taken so far; None without a GPU."""
     host_bytes: int | None = None

@@ -1,7 +1,7 @@
 """Trains one phase, from where it begins to its end or until it is asked to stop."""
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
 
@@ -35,6 +35,7 @@ from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
 from pseudoreal_trainer.training.schedule import phase_rate
+from pseudoreal_trainer.training.sinks.opening import check_packages
 from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine
 from pseudoreal_trainer.training.validation import Validation, phase_validation
 
@@ -48,6 +49,7 @@ def train_phase(
     is. Raises TrainingError."""
     if compiles(config, ranks):
         require_compiler()
+    check_packages(config)
     store = store_of(config)
     fence = Fence(store.work_directory, config.execution)
     if ranks.is_first:
@@ -73,7 +75,7 @@ def train_phase(
             progress, meter = first_progress(config, origin), Meter(ranks.heartbeat)
             gauges = phase_gauges(config, ranks)
             reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
-            with closing(reporter) if reporter else nullcontext():
+            with reporter or nullcontext():
                 phase = _Phase(config, corpus, store, engine, saver, validation, progress, meter, reporter, pod)
                 phase.begin(origin)
                 return phase.end(stopped=phase.train(stop))
@@ -214,6 +216,8 @@ class _Phase:
 
     def _save(self, *, complete: bool = False) -> Manifest:
         """Begins to save a checkpoint, and waits for its commit if the spec says so."""
+        if self.reporter:
+            self.reporter.keep(self.progress.step)
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)
         self._report(self.saver.start(manifest))
         if self.config.checkpoint.mode == "Sync":
