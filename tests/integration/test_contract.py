@@ -136,9 +136,8 @@ WHERE: list[Change] = [
     {"spec__phases__1__pod": {"template": {"metadata": {"labels": {"a": "b"}}}}},
     {"spec__phases__1__resources": {"limits": {"memory": "2Gi"}}},
     {"spec__scheduling": {"queue": "night"}},
-    {"spec__logging": {"sinks": [{"type": "TensorBoard"}]}},
 ]
-"""What decides only on where pods run, and where their figures go."""
+"""What decides only on where pods run."""
 
 
 @pytest.mark.parametrize(
