@@ -136,8 +136,9 @@ WHERE: list[Change] = [
     {"spec__phases__1__pod": {"template": {"metadata": {"labels": {"a": "b"}}}}},
     {"spec__phases__1__resources": {"limits": {"memory": "2Gi"}}},
     {"spec__scheduling": {"queue": "night"}},
+    {"spec__logging": {"sinks": [{"type": "TensorBoard"}]}},
 ]
-"""What decides only on where pods run."""
+"""What decides only on where pods run, and where their figures go."""
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from pseudoreal_api.base import ApiModel, Quantity
 from pseudoreal_api.spec.checkpoint import CheckpointMode
 from pseudoreal_api.spec.data import Data
+from pseudoreal_api.spec.logging import Logging
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.network import Preflight
 from pseudoreal_api.spec.optimizer import Optimizer, Precision
@@ -122,6 +123,7 @@ class PhaseConfig(_Kept):
     preflight: Preflight = Field(Preflight(), description="spec.network.preflight.")
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
+    logging: Logging = Field(Logging(), description="spec.logging.")
     continues: str | None = Field(
         None,
         description="Folder of checkpoints/ of the job that this one continues; used where the job's own has none"

@@ -84,6 +84,7 @@ def phase_config(
         offload_directory=offload_directory,
         preflight=spec.network.preflight,
         checkpoint=_checkpoint_policy(spec.checkpoint),
+        logging=spec.logging,
         discards=discards,
         work_directory=work_directory,
         object_storage=object_storage(job),

@@ -84,7 +84,7 @@ SPEC_CHANGES: list[Any] = [
         f"oldSelf.suspend || {equal(f'self.{field}', f'oldSelf.{field}')}",
         f"spec.{field} is immutable while the job runs; {_SUSPEND}",
     )
-    for field in ("pod", "scheduling")
+    for field in ("logging", "pod", "scheduling")
 ] + [
     _validation(
         f"oldSelf.suspend || {_while_running(field)}",

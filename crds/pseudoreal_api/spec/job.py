@@ -8,6 +8,7 @@ from pseudoreal_api.base import ApiModel, list_map
 from pseudoreal_api.spec.changes import JOB_CHANGES, PHASES_CHANGES, SPEC_CHANGES, immutable
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.data import Data
+from pseudoreal_api.spec.logging import Logging
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.network import Network
 from pseudoreal_api.spec.optimizer import Optimizer, Precision
@@ -50,6 +51,10 @@ class PseudoRealJobSpec(ApiModel):
         Checkpoint(),
         description="checkpoint says where and how often the state is saved.",
         json_schema_extra=immutable("checkpoint"),
+    )
+    logging: Logging = Field(
+        Logging(),
+        description="logging says where the figures of each step go. It can be changed while the job is suspended.",
     )
     pod: Pod = Field(
         Pod(), description="pod describes the pods of every phase. It can be changed while the job is suspended."

@@ -82,6 +82,8 @@ _NAMED_CLAIM = "(has(self.checkpoint.storage.volume) && has(self.checkpoint.stor
 
 _ONE_LIST = "[size(r.onExitCodes), size(r.onPodConditions), size(r.onReasons)].exists_one(n, n > 0)"
 
+_DESCRIBED = "has(s.weightsAndBiases) == (s.type == 'WeightsAndBiases') && has(s.mlflow) == (s.type == 'MLflow')"
+
 SPEC_RULES = (
     _job(
         "self.model.hiddenSize % (2 * self.model.attention.heads) == 0",
@@ -242,6 +244,12 @@ SPEC_RULES = (
         " names one; remove one of them",
         "self.checkpoint.storage.volume.retentionPolicy",
         "self.checkpoint.storage.volume.claimName",
+    ),
+    _job(
+        f"self.logging.sinks.all(s, {_DESCRIBED})",
+        "spec.logging.sinks: the one of type %s needs the field of that type, and no other; set weightsAndBiases for"
+        " WeightsAndBiases, mlflow for MLflow",
+        f"self.logging.sinks.filter(s, !({_DESCRIBED}))[0].type",
     ),
     _job(
         f"self.restart.rules.all(r, {_ONE_LIST})",

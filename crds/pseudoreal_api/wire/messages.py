@@ -121,6 +121,18 @@ class ProgressReport(BaseModel):
     waited_seconds: float = 0.0
     """Seconds of this step that the first rank's main thread stood still until its gradients were reduced and its units
     updated."""
+    gradient_norm: float | None = None
+    """L2 norm of the step's whole gradient before clipping; None where clipping.mode is not Global, and where it is not
+    finite."""
+    teraflops_per_second: float = 0.0
+    """Rate of each rank, in 10**12 floating-point operations of the model a second: the forward pass, twice as much for
+    the backward pass, attention to the half of the tokens that come before, nothing for what is computed again."""
+    mfu: float | None = None
+    """The same as a share of the device's peak in bfloat16; None for other types, and where the peak is not known."""
+    device_bytes: int | None = None
+    """Most memory of the first rank's device that tensors have taken so far; None without a GPU."""
+    host_bytes: int | None = None
+    """Most memory of the host that the first rank's process has taken so far."""
     gradient_correlations: list[float] | None = None
     """Cosines between the gradients of neighbouring layers of a block, the lowest first; None where this step did not
     check."""

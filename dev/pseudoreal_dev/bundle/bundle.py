@@ -18,8 +18,8 @@ STARTED_BY_NAME = ("tests.support.warm",)
 """Modules that no import statement names."""
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Besides Python's own modules, on the machine."""
-OPTIONAL = frozenset({"s3fs", "botocore", "aiobotocore", "pyarrow", "tokenizers", "zstandard"})
-"""Modules that only checkpoints in an object storage need, and the preparation of text."""
+OPTIONAL = frozenset({"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow"})
+"""Modules that only object storage needs, and those that take figures."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})
 """From Python's own modules, since 3.11."""
 _SEARCHED = tuple(paths.REPOSITORY / name for name in ("crds", "trainer", "dev", "."))

@@ -7,13 +7,14 @@ import click
 from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 
-from pseudoreal_trainer.cli import checkpoint_command, data_command, plan_command
+from pseudoreal_trainer.checkpoint.storage.path import storage_path
+from pseudoreal_trainer.cli import checkpoint_command, plan_command
 from pseudoreal_trainer.cli.display import Display, summary
 from pseudoreal_trainer.cli.job_file import notice, read_job
 from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, use_endpoint
 from pseudoreal_trainer.cli.run_directory import RunDirectory, open_run
-from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.training.metrics import METRICS_FILE
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, metrics_of
 
 
 @click.group()
@@ -86,7 +87,22 @@ def sample(checkpoint: checkpoint_command.Opened, prompt: str, count: int) -> No
     click.echo(prompt + readable(text))
 
 
-for command in (*plan_command.COMMANDS, *checkpoint_command.COMMANDS, *data_command.COMMANDS):
+@main.command()
+@click.argument("folder")
+def metrics(folder: str) -> None:
+    """Print the figures of all steps of the job in FOLDER, one JSON object a line.
+
+    FOLDER is a work directory, or the s3:// URL of the folder that holds checkpoints/.
+    """
+    try:
+        for line in metrics_of(storage_path(folder)):
+            click.echo(line)
+    except (OSError, TrainingError) as error:
+        click.echo(f"no metrics: {error}", err=True)
+        sys.exit(ExitCode.INVALID_JOB)
+
+
+for command in (*plan_command.COMMANDS, *checkpoint_command.COMMANDS):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from pseudoreal_trainer.checkpoint.storage.path import storage_path
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError
 
-_CHANGEABLE = ("pod", "scheduling", "restart", "hang", "deadlines", "cleanUp", "requests", "suspend")
+_CHANGEABLE = ("logging", "pod", "scheduling", "restart", "hang", "deadlines", "cleanUp", "requests", "suspend")
 """Fields of spec that may change between two runs, as in a cluster while a job is suspended."""
 _CHANGEABLE_IN_PHASES = ("pod", "resources")
 _GROWING = ("step", "tokens")

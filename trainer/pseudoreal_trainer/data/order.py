@@ -5,7 +5,7 @@ also where they ended early, so that no change of the mixture repeats or skips a
 restarts, or on how long training is meant to be.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,10 +54,20 @@ def continued(at: int, phase_begin: int, weights: Mapping[str, int], consumed: M
     return stretch(phase_begin, weights, {name: count - counts.get(name, 0) for name, count in consumed.items()})
 
 
+def planned(first: Stretch, ends: Sequence[tuple[int, Mapping[str, int]]]) -> Stretch:
+    """The last phase if `first` and all behind it go as far as they may. `ends`: for each phase behind it, the cursor
+    at which the one before ends, and its weights."""
+    last = first
+    for begin, weights in ends:
+        last = stretch(begin, weights, last.consumed(begin))
+    return last
+
+
 def check_epochs(last: Stretch, end: int, samples: Mapping[str, int], most: Mapping[str, int]) -> None:
-    """Checks, before training begins, how often each source is read by its end. `last`: the last phase, with all
-    before it as long as they may be; `end`: the cursor at which it ends. `samples`: of an epoch, by source. `most`:
-    epochs that are allowed, of those sources that have a bound. Raises InvalidJobError."""
+    """Checks how often each source is read by the end of training. It is called at the start of each phase, since a
+    phase that ended early leaves more to the ones behind it. `last`: the last phase, with all before it as long as they
+    may be; `end`: the cursor at which it ends. `samples`: of an epoch, by source. `most`: epochs that are allowed, of
+    those sources that have a bound. Raises InvalidJobError."""
     for name, count in last.consumed(end).items():
         bound = most.get(name)
         if bound is not None and count > bound * samples[name]:

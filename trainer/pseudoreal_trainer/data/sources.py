@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pseudoreal_trainer.data.order import Stretch
-from pseudoreal_trainer.data.stream import Indices, shuffled
+from pseudoreal_trainer.data.stream import Indices, shuffled, spread_starts
 from pseudoreal_trainer.data.tokens.reader import TokenReader, Tokens
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
@@ -32,6 +32,10 @@ class Source:
         """The samples with these numbers, counted over all epochs, [len(numbers), sequence + 1]."""
         places = shuffled(numbers, self.samples, self.seed, _key(self.name))
         return self.reader.windows(places * self.sequence, self.sequence + 1)
+
+    def spread(self, most: int) -> Tokens:
+        """At most `most` windows, spread evenly over the files, in their order: for validation, [W, sequence + 1]."""
+        return self.reader.windows(spread_starts(self.reader.tokens, self.sequence, most), self.sequence + 1)
 
 
 @dataclass(frozen=True)

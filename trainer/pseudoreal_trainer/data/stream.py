@@ -47,6 +47,14 @@ def shuffled(numbers: Indices, samples: int, seed: int, *key: int) -> Indices:
     return found
 
 
+def spread_starts(tokens: int, sequence: int, most: int) -> Indices:
+    """Begins of at most `most` windows, spread evenly over a text without overlap: always the same ones, for
+    validation."""
+    available = (tokens - 1) // sequence
+    count = min(most, available)
+    return np.arange(count) * available // count * sequence
+
+
 def take_windows(text: Bytes, starts: Indices, sequence: int) -> Bytes:
     """The windows that begin at `starts`, [len(starts), sequence + 1]."""
     windows: Bytes = text[starts[:, None] + np.arange(sequence + 1)]

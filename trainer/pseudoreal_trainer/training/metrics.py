@@ -14,14 +14,18 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
+from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, storage_path
 from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, KeptMetrics
 from pseudoreal_trainer.training.schedule import phase_rate
+from pseudoreal_trainer.training.sinks.background import finish
+from pseudoreal_trainer.training.sinks.opening import open_sinks
+from pseudoreal_trainer.training.sinks.sink import figures_of
 
 if TYPE_CHECKING:  # it imports torch, for which a command that only looks at the file would wait
+    from pseudoreal_trainer.training.gauges import Gauges
     from pseudoreal_trainer.training.progress import Progress
-
-METRICS_FILE = "metrics.jsonl"
 
 _WINDOW = 20
 """Number of steps over which the rate is taken."""
@@ -74,19 +78,35 @@ class Meter:
 class Reporter:
     """Writes a line for every step, and logs one a second at most, except that it logs every validation."""
 
-    def __init__(self, config: PhaseConfig, meter: Meter, first_step: int, pod: PodFolder | None = None) -> None:
+    def __init__(
+        self, config: PhaseConfig, meter: Meter, gauges: "Gauges", first_step: int, pod: PodFolder | None = None
+    ) -> None:
         """`pod`: the folder in which the pod's supervisor finds the reports; None: they are only logged."""
-        self._config, self._meter, self._pod = config, meter, pod
+        self._config, self._meter, self._gauges, self._pod = config, meter, gauges, pod
         self._path = Path(config.work_directory) / METRICS_FILE
         self._path.parent.mkdir(parents=True, exist_ok=True)
         forget_after(self._path, first_step)
         self._file = self._path.open("a", buffering=1)
+        folder = storage_path(config.storage)
+        self._kept = KeptMetrics(folder, first_step) if isinstance(folder, ObjectPath) else None
+        self._sinks = open_sinks(config, first_step + 1)
         self._logged = -_LOG_SECONDS
         self._saved: CheckpointCost | None = None
         self._correlations: list[float] | None = None
 
-    def close(self) -> None:
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None) -> None:
         self._file.close()
+        # A rank that fails ends at once. The steps since its last checkpoint are made anew.
+        if kind is None:
+            finish(self._sinks)
+
+    def keep(self, step: int) -> None:
+        """Puts the lines through `step` where they outlive the pod; before the checkpoint of that step is written."""
+        if self._kept is not None:
+            self._kept.keep(step)
 
     def saved(self, manifest: Manifest, cost: CheckpointCost) -> None:
         """Notes what a checkpoint cost, for the next line."""
@@ -103,6 +123,11 @@ class Reporter:
         line = self._report(progress, progress.validation_loss if validated else None, self._saved, self._correlations)
         self._saved = self._correlations = None
         self._file.write(line.model_dump_json() + os.linesep)
+        if self._kept is not None:
+            self._kept.add(line.model_dump_json())
+        figures = figures_of(line)
+        for sink in self._sinks:
+            sink.log(progress.step, figures)
         now = time.monotonic()
         if important or validated or now - self._logged >= _LOG_SECONDS:
             self._logged = now
@@ -118,7 +143,7 @@ class Reporter:
         checkpoint: CheckpointCost | None = None,
         correlations: list[float] | None = None,
     ) -> ProgressReport:
-        config, pace = self._config, self._meter.seconds_per_step
+        config, gauges, pace = self._config, self._gauges, self._meter.seconds_per_step
         return ProgressReport(
             phase=config.phase,
             step=progress.step,
@@ -133,6 +158,11 @@ class Reporter:
             global_cursor=progress.cursor,
             skipped_steps=progress.skipped.steps,
             waited_seconds=self._meter.waited,
+            gradient_norm=progress.gradient_norm,
+            teraflops_per_second=gauges.teraflops_per_second(pace),
+            mfu=gauges.utilisation(pace),
+            device_bytes=gauges.device_bytes(),
+            host_bytes=gauges.host_bytes(),
             checkpoint=checkpoint,
             gradient_correlations=correlations,
         )

@@ -1,7 +1,7 @@
 """Trains one phase, from where it begins to its end or until it is asked to stop."""
 
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
 
@@ -29,11 +29,13 @@ from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.batches import StreamBatch
 from pseudoreal_trainer.training.ending import Rules
+from pseudoreal_trainer.training.gauges import phase_gauges
 from pseudoreal_trainer.training.metrics import Meter, Reporter
 from pseudoreal_trainer.training.progress import Progress
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
 from pseudoreal_trainer.training.schedule import phase_rate
+from pseudoreal_trainer.training.sinks.opening import check_packages
 from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine
 from pseudoreal_trainer.training.validation import Validation, phase_validation
 
@@ -47,6 +49,7 @@ def train_phase(
     is. Raises TrainingError."""
     if compiles(config, ranks):
         require_compiler()
+    check_packages(config)
     store = store_of(config)
     fence = Fence(store.work_directory, config.execution)
     if ranks.is_first:
@@ -70,8 +73,9 @@ def train_phase(
         with Saver(engine, store, fence, config.checkpoint, resumed) as saver:
             validation = phase_validation(config, corpus, layout, device_kind(ranks))
             progress, meter = first_progress(config, origin), Meter(ranks.heartbeat)
-            reporter = Reporter(config, meter, progress.step, pod) if ranks.is_first else None
-            with closing(reporter) if reporter else nullcontext():
+            gauges = phase_gauges(config, ranks)
+            reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
+            with reporter or nullcontext():
                 phase = _Phase(config, corpus, store, engine, saver, validation, progress, meter, reporter, pod)
                 phase.begin(origin)
                 return phase.end(stopped=phase.train(stop))
@@ -212,6 +216,8 @@ class _Phase:
 
     def _save(self, *, complete: bool = False) -> Manifest:
         """Begins to save a checkpoint, and waits for its commit if the spec says so."""
+        if self.reporter:
+            self.reporter.keep(self.progress.step)
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)
         self._report(self.saver.start(manifest))
         if self.config.checkpoint.mode == "Sync":

@@ -29,6 +29,9 @@ class Progress:
     """Tokens trained, from the job's start."""
     loss: float | None = None
     """Training loss of the newest step with a finite one, nats per token."""
+    gradient_norm: float | None = None
+    """L2 norm of the newest step's gradient before clipping; None where clipping does not need it, and where it is not
+    finite."""
     start_validation_loss: float | None = None
     """Validation loss before the phase's first step, nats per token; None until it is measured."""
     validation_loss: float | None = None
@@ -76,6 +79,8 @@ class Progress:
         self.tokens = self.cursor * config.model.sequence_length
         if isfinite(loss):
             self.loss = loss
+        is_known = config.optimizer.clipping.mode == "Global" and isfinite(agreed.norm)
+        self.gradient_norm = agreed.norm if is_known else None
         if agreed.trains:
             self.updates = self.updates.and_one(left_out)
 

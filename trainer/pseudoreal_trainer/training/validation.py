@@ -2,12 +2,11 @@
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.data.corpus import Bytes, Corpus
-from pseudoreal_trainer.data.stream import Indices, take_windows
+from pseudoreal_trainer.data.stream import Indices, spread_starts, take_windows
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.forecast.memory.evaluation import sequences_at_once
 from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
@@ -47,9 +46,7 @@ class Validation:
 
 def window_starts(corpus: Corpus, sequence: int, most: int) -> Indices:
     """At most `most` windows, spread evenly over the validation part, without overlap."""
-    available = (len(corpus.validation) - 1) // sequence
-    count = min(most, available)
-    return np.arange(count) * available // count * sequence
+    return spread_starts(len(corpus.validation), sequence, most)
 
 
 def phase_validation(config: PhaseConfig, corpus: Corpus, layout: Layout, device: Device) -> Validation:

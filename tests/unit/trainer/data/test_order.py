@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, stretch
+from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, planned, stretch
 from pseudoreal_trainer.errors import InvalidJobError
 
 NAMES = ("web", "code", "books")
@@ -63,6 +63,15 @@ def test_shares_are_those_of_the_phase() -> None:
     first, second = (part for part, _ in _stretches([({"web": 3, "code": 1}, 8), ({"books": 1, "web": 1}, 8)]))
     assert first.consumed(8) == {"web": 6, "code": 2}
     assert second.consumed(16) == {"web": 10, "code": 2, "books": 4}
+
+
+@settings(deadline=None)
+@given(phases)
+def test_a_plan_is_what_comes_if_nothing_ends_early(phases: list[tuple[dict[str, int], int]]) -> None:
+    found = _stretches(phases)
+    behind = [(part.begin, weights) for (part, _), (weights, _) in zip(found[1:], phases[1:], strict=True)]
+    last, end = found[-1]
+    assert planned(found[0][0], behind).consumed(end) == last.consumed(end)
 
 
 def test_too_many_epochs_are_an_error_before_training() -> None:

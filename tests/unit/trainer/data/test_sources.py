@@ -126,6 +126,13 @@ def test_cut_at_every_step_of_a_job_of_two_phases(sources: dict[str, Source], st
     assert consumed == {"web": 24 - taken, "code": taken + 24}
 
 
+def test_windows_for_validation_are_spread_over_the_files(sources: dict[str, Source]) -> None:
+    """Web has 40 windows, and code has 12."""
+    assert sources["web"].spread(4)[:, 0].tolist() == [0, 50, 100, 150]
+    assert sources["web"].spread(4).shape == (4, SEQUENCE + 1)
+    assert sources["code"].spread(99)[:, 0].tolist() == list(range(1000, 1060, 5))
+
+
 def test_files_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     files = _files(tmp_path, "code")
     native = TokenFiles(files.runs, (), vocabulary=2001)

@@ -21,14 +21,14 @@ from tests.unit.trainer.data.slow_permutation import permuted
 STEPS = 6
 
 
-def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """Ordinary torch: the losses of all steps, and the weights at the end."""
+def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
+    """Ordinary torch: the losses and the norms of all steps, and the weights at the end."""
     sequence, batch = config.model.sequence_length, config.batch
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
     optimizer = adamw(model.parameters(), config.optimizer, 0.0)
     samples = (len(text) - 1) // sequence
     order = np.array([permuted(index, samples, config.data.seed, 0) for index in range(samples)])
-    losses = []
+    losses, norms = [], []
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, step + 1, config.total_steps)
@@ -39,19 +39,20 @@ def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], dict[str,
             loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
             torch.autograd.backward(loss / (batch.sequences * sequence))
             total += loss.detach()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         optimizer.step()
         losses.append(total.item() / (batch.sequences * sequence))
-    return losses, model.state_dict()
+    return losses, norms, model.state_dict()
 
 
 def test_losses_and_weights_are_those_of_a_plain_loop(config: Any, corpus_folder: Path, train: Any) -> None:
     phase = config(0)
     train(phase)
     text = b"".join((corpus_folder / name).read_bytes() for name in ("a.txt", "b.txt"))
-    losses, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
+    losses, norms, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
     # The norm that clips is summed unit by unit, so its last bit may differ.
     assert [line["loss"] for line in metrics(phase)] == pytest.approx(losses, rel=1e-13)
+    assert [line["gradient_norm"] for line in metrics(phase)] == pytest.approx(norms, rel=1e-12)
     for name, array in newest_of(phase).whole().items():
         np.testing.assert_allclose(array, weights[name].numpy(), rtol=0, atol=1e-13)
 
@@ -86,7 +87,8 @@ def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(
     resumed = train(parts)
     assert (resumed.outcome, resumed.step) == ("Succeeded", 11)
     assert_same(newest_of(whole), newest_of(parts))
-    volatile = {"tokens_per_second", "seconds", "remaining_seconds", "waited_seconds", "checkpoint"}
+    volatile = {"tokens_per_second", "teraflops_per_second", "seconds", "remaining_seconds", "waited_seconds"}
+    volatile |= {"host_bytes", "checkpoint"}
     assert [{k: v for k, v in line.items() if k not in volatile} for line in metrics(whole)] == [
         {k: v for k, v in line.items() if k not in volatile} for line in metrics(parts)
     ]

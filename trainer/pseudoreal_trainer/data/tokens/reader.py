@@ -1,6 +1,7 @@
 """Windows of tokens from any place of many files, which are read as one sequence."""
 
 from collections.abc import Iterator
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ class TokenReader:
         self._runs, self._dtype, self._vocabulary = files.runs, files.dtype, vocabulary
         self._ends = np.cumsum([run.count for run in files.runs], dtype=np.int64)
         self._begins = np.concatenate([np.zeros(1, np.int64), self._ends])
+        self._first_bytes = np.array([run.begin for run in files.runs], dtype=np.int64)
         self._spans = spans or (ObjectSpans if _are_objects(files.runs) else FileSpans)(files.runs)
 
     @property
@@ -34,22 +36,28 @@ class TokenReader:
         """The `width` tokens from each of `starts` on, [len(starts), width]. Raises TrainingError where a file has
         changed, or a token is not below the vocabulary."""
         raw = np.empty((len(starts), width), self._dtype)
-        self._spans.read_into([*self._places(starts, width)], raw.reshape(-1).view(np.uint8).data)
+        self._spans.read_into(self._places(starts, width), raw.reshape(-1).view(np.uint8).data)
         found = _narrow(raw)
         # As unsigned numbers, negative ones are large.
-        outside = found.view(np.uint32) >= self._vocabulary
-        if outside.any():
-            row, column = np.argwhere(outside)[0].tolist()
+        if found.size and found.view(np.uint32).max() >= self._vocabulary:
+            row, column = np.argwhere(found.view(np.uint32) >= self._vocabulary)[0].tolist()
             raise self._wrong_token(int(starts[row]) + column)
         return found
 
-    def _places(self, starts: Starts, width: int) -> Iterator[Span]:
-        """The bytes of the windows in the order of their places, so that one file is read after the other."""
+    def _places(self, starts: Starts, width: int) -> list[Span]:
+        """The bytes of the windows, and where they go. Windows within a file come in the order of their places, so
+        that one file is read after the other."""
         rows = np.argsort(starts, kind="stable")
         runs = np.searchsorted(self._ends, starts[rows], side="right")
         begins = starts[rows] - self._begins[runs]
-        for row, run, begin in zip(rows.tolist(), runs.tolist(), begins.tolist(), strict=True):
-            yield from self._window(run, begin, row * width, width)
+        inside = starts[rows] + width <= self._ends[runs]
+        size, some = self._dtype.itemsize, runs[inside]
+        bytes_begin = self._first_bytes[some] + begins[inside] * size
+        ats = rows[inside] * (width * size)
+        found = [*map(Span, some.tolist(), bytes_begin.tolist(), ats.tolist(), repeat(width * size))]
+        for row, run, begin in np.stack([rows, runs, begins], 1)[~inside].tolist():
+            found += self._window(run, begin, row * width, width)
+        return found
 
     def _window(self, run: int, begin: int, at: int, count: int) -> Iterator[Span]:
         """The bytes of `count` tokens from one of a run on, which may go on in the next runs. `at`: the place of the

@@ -15,15 +15,16 @@ from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.errors import TrainingError
 
-_MOST_OPEN = 256
-"""Files that are open at a time."""
+_MOST_OPEN = 64
+"""Files of a source that are open at a time: systems allow a process 1,024 of all kinds, or more."""
 _ANNOUNCED = 64
 """Spans that are not in memory of which the system hears before the first of them is read: a disk answers many requests
 at a time."""
 _BLOCK_BYTES = 64 << 10
-_MOST_BLOCKS = 512
-"""Size of a block of the cache, and number of blocks: 32 MiB, and as much again while blocks arrive. In a random order
-almost no window has a block in common with another one, so blocks are little larger than windows."""
+"""Size of a block of the cache. In a random order almost no window has a block in common with another one, so blocks
+are little larger than windows."""
+_BLOCKS_AT_ONCE, _MOST_BLOCKS = 256, 128
+"""Number of blocks that are requested at a time (16 MiB), and of those that each source keeps (8 MiB)."""
 
 
 class Span(NamedTuple):
@@ -110,8 +111,8 @@ _Block = tuple[int, int]
 class ObjectSpans:
     """Spans of objects. Blocks that are not in the cache are requested at the same time."""
 
-    def __init__(self, runs: Sequence[Run], most_blocks: int = _MOST_BLOCKS) -> None:
-        self._runs, self._most_blocks = runs, most_blocks
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs = runs
         self._blocks: OrderedDict[_Block, bytes] = OrderedDict()
 
     def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
@@ -119,16 +120,16 @@ class ObjectSpans:
             self._fetch([block for span in portion for block in _blocks_of(span)])
             for span in portion:
                 buffer[span.at : span.at + span.size] = self._joined(span)
-            while len(self._blocks) > self._most_blocks:
+            while len(self._blocks) > _MOST_BLOCKS:
                 self._blocks.popitem(last=False)
 
     def _portions(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
-        """Parts of the spans, each with no more blocks than the cache has, or a single span."""
+        """Parts of the spans whose blocks are requested together."""
         portion: list[Span] = []
         count = 0
         for span in spans:
             needed = len(_blocks_of(span))
-            if portion and count + needed > self._most_blocks:
+            if portion and count + needed > _BLOCKS_AT_ONCE:
                 yield portion
                 portion, count = [], 0
             portion.append(span)

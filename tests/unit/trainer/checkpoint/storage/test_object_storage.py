@@ -78,10 +78,15 @@ def test_what_is_resumed_from_objects_is_what_was_never_stopped(
         *(f"{FOLDER}/checkpoints/{name}/{file}" for name in names for file in FILES),
         f"{FOLDER}/execution",
         f"{FOLDER}/lineage.json",
+        *_parts_of_metrics(2, 3, 4, 6),
     ]
     lines = (tmp_path / "work" / "metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert not (tmp_path / "work" / "checkpoints").exists()
+
+
+def _parts_of_metrics(*steps: int) -> list[str]:
+    return [f"{FOLDER}/metrics/{step:012d}/lines.jsonl" for step in steps]
 
 
 def _names(bucket: Bucket) -> list[str]:
@@ -233,6 +238,7 @@ def test_retention_removes_the_objects_of_what_it_does_not_keep(
     assert sorted(remote.found()) == sorted(
         [f"{FOLDER}/execution", f"{FOLDER}/lineage.json"]
         + [f"{FOLDER}/checkpoints/{name}/{file}" for name, files in kept.items() for file in files]
+        + _parts_of_metrics(2, 4, 6, 8, 10, 12)
     )
 
 
@@ -280,7 +286,7 @@ def test_a_part_that_is_refused_is_an_error_and_the_upload_is_given_up(
         ):
             train(config(0, execution=2))
     gc.collect()
-    assert not [key for key in remote.found() if "00000004" in key]
+    assert not [key for key in remote.found() if "pseudo-00000004" in key]
     assert train(config(0, execution=3)).outcome == "Succeeded"
 
 
@@ -388,7 +394,7 @@ def test_prune_takes_a_url(saved: Bucket) -> None:
     assert _invoke(*arguments, "--dry-run").stdout == "would remove pseudo-00000002\n"
     assert _names(saved) == ["pseudo-00000002", "pseudo-00000004", "pseudo-00000006"]
     assert _invoke(*arguments).stdout == "removed pseudo-00000002\n"
-    assert not [key for key in saved.found() if "00000002" in key]
+    assert not [key for key in saved.found() if "pseudo-00000002" in key]
     assert _names(saved) == ["pseudo-00000004", "pseudo-00000006"]
 
 

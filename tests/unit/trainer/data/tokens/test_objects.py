@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
@@ -21,7 +21,7 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from tests.unit.trainer.checkpoint.storage.object_server import Bucket, forget_clients, make_bucket, serving, use
 from tests.unit.trainer.data.tokens.test_foreign import FIVE, MEGATRON_INDEX
 
-BLOCK, MOST = 16, 4
+BLOCK, AT_ONCE, MOST = 16, 5, 4
 
 
 class _Storage:
@@ -61,37 +61,39 @@ def _read(reader: ObjectSpans, drawn: list[Drawn]) -> bytes:
     return bytes(buffer)
 
 
-@given(st.lists(st.lists(drawn, max_size=6), max_size=4))
-def test_blocks_in_a_cache_of_any_state_give_the_bytes(calls: list[list[Drawn]]) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        storage = _Storage(RUNS)
-        patch.setattr(spans, "_BLOCK_BYTES", BLOCK)
-        patch.setattr(spans, "read_ranges", storage.read_ranges)
-        reader = ObjectSpans(RUNS, MOST)
-        for call in calls:
-            expected = [_content(run, RUNS[run].end)[begin : begin + size] for run, begin, size in call]
-            assert _read(reader, call) == b"".join(expected)
-            assert len(reader._blocks) <= MOST
-        for asked in storage.asked:
-            assert len(set(asked)) == len(asked), "no block is requested twice at a time"
-            assert all(begin % BLOCK == 0 and end - begin <= BLOCK for _, begin, end in asked)
-
-
-def test_missing_blocks_are_requested_together_and_known_ones_never(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def storage(monkeypatch: pytest.MonkeyPatch) -> _Storage:
     storage = _Storage(RUNS)
-    monkeypatch.setattr(spans, "_BLOCK_BYTES", BLOCK)
+    for name, value in (("_BLOCK_BYTES", BLOCK), ("_BLOCKS_AT_ONCE", AT_ONCE), ("_MOST_BLOCKS", MOST)):
+        monkeypatch.setattr(spans, name, value)
     monkeypatch.setattr(spans, "read_ranges", storage.read_ranges)
-    reader = ObjectSpans(RUNS, 2 * MOST)
+    return storage
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.lists(drawn, max_size=6), max_size=4))
+def test_blocks_in_a_cache_of_any_state_give_the_bytes(storage: _Storage, calls: list[list[Drawn]]) -> None:
+    storage.asked.clear()
+    reader = ObjectSpans(RUNS)
+    for call in calls:
+        expected = [_content(run, RUNS[run].end)[begin : begin + size] for run, begin, size in call]
+        assert _read(reader, call) == b"".join(expected)
+        assert len(reader._blocks) <= MOST
+    for asked in storage.asked:
+        assert len(set(asked)) == len(asked), "no block is requested twice at a time"
+        assert all(begin % BLOCK == 0 and end - begin <= BLOCK for _, begin, end in asked)
+
+
+def test_missing_blocks_are_requested_together_and_known_ones_never(storage: _Storage) -> None:
+    reader = ObjectSpans(RUNS)
     _read(reader, [(0, 10, 10), (1, 30, 3), (0, 0, 5)])
     assert storage.asked == [[("s3://b/0", 0, 16), ("s3://b/1", 16, 32), ("s3://b/1", 32, 33), ("s3://b/0", 16, 32)]]
     _read(reader, [(0, 20, 5)])
     assert storage.asked[1:] in ([], [[]])
 
 
-def test_an_object_that_is_cut_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    storage = _Storage(RUNS)
-    storage.contents[RUNS[1].file] = bytes(20)
-    monkeypatch.setattr(spans, "read_ranges", storage.read_ranges)
+def test_an_object_that_is_cut_is_named(storage: _Storage) -> None:
+    storage.contents[RUNS[1].file] = bytes(10)
     with pytest.raises(TrainingError, match=r"s3://b/1 of the token files has not the 33 bytes"):
         _read(ObjectSpans(RUNS), [(1, 0, 5)])
 

@@ -1,0 +1,51 @@
+"""Operations of a step, against those that torch counts."""
+
+import pytest
+import torch
+from pseudoreal_api.spec.model import Attention, FeedForward, Model
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.time.utilisation import peak_operations, step_operations
+from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.plan.units import units_of
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+
+@pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+def test_they_are_those_that_torch_counts_but_for_half_of_attention(activation: str) -> None:
+    model = Model(
+        layers=3,
+        hidden_size=32,
+        attention=Attention(heads=2),
+        sequence_length=24,
+        feed_forward=FeedForward.model_validate({"size": 80, "activation": activation}),
+    )
+    sharing, sequences = Sharing(blocks=1), 2
+    tokens = torch.randint(0, 256, (sequences, model.sequence_length + 1))
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        logits = build_model(model, sharing, 0, torch.float32)(tokens[:, :-1])
+        F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    sizes = Sizes(model, units_of(model, 1), 4, 4, micro_batch=sequences)
+    trained = sequences * model.sequence_length
+    # torch counts all pairs of tokens: queries by keys, and weights by values, forward and twice that backward.
+    to_later_tokens = 3 * model.layers * 2 * trained * model.sequence_length * model.hidden_size
+    assert counter.get_total_flops() == step_operations(sizes, trained) + to_later_tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA H200", 989e12),
+        ("NVIDIA H20", 148e12),
+        ("NVIDIA H100 80GB HBM3", 989e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA GH200 480GB", 989e12),
+        ("NVIDIA B200", 2250e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA GeForce RTX 5090", None),
+    ],
+)
+def test_the_peak_of_a_device(name: str, peak: float | None) -> None:
+    assert peak_operations(name) == peak

@@ -1,0 +1,37 @@
+"""What metrics.jsonl says of speed and memory."""
+
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.training.gauges import Gauges, phase_gauges
+
+from tests.support.checkpoints import metrics
+
+
+def test_a_rate_is_that_of_each_rank(job_body: Any, config: Any) -> None:
+    job_body["spec"]["phases"][1]["until"]["step"] = 20
+    one = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
+    two = phase_gauges(config(1), Ranks(0, 1, torch.device("cpu")))
+    assert one.operations == 2 * two.operations, "the second phase has two workers and the same batch"
+    assert one.teraflops_per_second(2.0) == one.operations / 2e12
+    assert one.utilisation(2.0) is None, "nobody knows the peak of a CPU"
+    assert Gauges(1e15, 1e15, torch.device("cpu")).utilisation(2.0) == 0.5
+
+
+def test_each_line_has_them(config: Any, train: Any) -> None:
+    train(config(0))
+    gauges = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
+    tokens = 6 * 16
+    for line in metrics(config(0)):
+        rate = gauges.operations * line["tokens_per_second"] / tokens / 1e12
+        assert line["teraflops_per_second"] == pytest.approx(rate, rel=1e-12)
+        assert (line["mfu"], line["device_bytes"]) == (None, None)
+        assert line["host_bytes"] > 50 << 20, "torch alone takes more"
+
+
+def test_where_the_norm_is_not_needed_none_is_told(job_body: Any, config: Any, train: Any) -> None:
+    job_body["spec"]["optimizer"]["clipping"] = {"mode": "PerUnit"}
+    train(config(0))
+    assert {line["gradient_norm"] for line in metrics(config(0))} == {None}

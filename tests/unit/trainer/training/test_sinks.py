@@ -1,0 +1,224 @@
+"""Where the figures of each step go besides metrics.jsonl: read by what reads them for people."""
+
+import json
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.training import metrics as training_metrics
+from pseudoreal_trainer.training.sinks import background, opening
+from pseudoreal_trainer.training.sinks.background import Background, finish
+from pseudoreal_trainer.training.sinks.sink import Figures
+
+from tests.support.checkpoints import metrics
+
+FIGURES = {"train/loss": "loss", "train/gradient_norm": "gradient_norm", "train/tokens": "tokens"}
+"""Names in a sink -> keys of metrics.jsonl."""
+
+
+@pytest.fixture
+def crashed(job_body: Any, config: Any, train: Any) -> Callable[..., PhaseConfig]:
+    """Trains with one sink, crashes after the eighth step, and goes on from the checkpoint of the fifth."""
+
+    def run(sink: dict[str, Any]) -> PhaseConfig:
+        job_body["spec"]["logging"] = {"sinks": [sink]}
+        job_body["spec"]["phases"][0]["until"]["step"] = 11
+        calls = count(1)
+
+        def crash() -> bool:
+            # The execution that crashed sends what it has made in the end: the worst case.
+            if next(calls) == 9:
+                raise Crash
+            return False
+
+        with pytest.raises(Crash):
+            train(config(0), crash)
+        assert train(config(0, execution=2)).step == 11
+        phase: PhaseConfig = config(0)
+        return phase
+
+    return run
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _all_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that crashes ends its threads; here they go on, so they must have ended before the next execution."""
+    leave = training_metrics.Reporter.__exit__
+
+    def left(self: training_metrics.Reporter, kind: Any, *rest: Any) -> None:
+        leave(self, None if kind is Crash else kind, *rest)
+
+    monkeypatch.setattr(training_metrics.Reporter, "__exit__", left)
+
+
+def expected(phase: PhaseConfig) -> dict[str, dict[int, float]]:
+    lines = metrics(phase)
+    assert [line["step"] for line in lines] == list(range(1, 12))
+    return {name: {line["step"]: line[key] for line in lines} for name, key in FIGURES.items()}
+
+
+def test_tensorboard_shows_each_step_once(crashed: Callable[..., PhaseConfig]) -> None:
+    phase = crashed({"type": "TensorBoard"})
+    shown = shown_by_tensorboard(Path(phase.work_directory) / "tensorboard")
+    for name, values in expected(phase).items():
+        assert shown[name] == pytest.approx(values, rel=1e-6), "event files have float32"
+    validated = {line["step"]: line["validation_loss"] for line in metrics(phase) if line["validation_loss"]}
+    assert shown["validation/loss"] == pytest.approx(validated, rel=1e-6)
+
+
+def shown_by_tensorboard(folder: Path) -> dict[str, dict[int, float]]:
+    """Name -> step -> value, as TensorBoard shows it: a start of a writer hides what came before from its step on."""
+    shown: dict[str, dict[int, float]] = {}
+    for file in sorted(folder.iterdir()):
+        for event in events_in(file):
+            if event.session_log.status == event.session_log.START:
+                shown = {name: {s: v for s, v in of.items() if s < event.step} for name, of in shown.items()}
+            for value in event.summary.value:
+                steps = shown.setdefault(value.tag, {})
+                assert event.step not in steps, f"step {event.step} of {value.tag} stands there twice"
+                steps[event.step] = value.simple_value
+    return shown
+
+
+def events_in(file: Path) -> Iterator[Any]:
+    """Events of a file of TensorFlow records: a length of 8 bytes, its checksum, the event, its checksum."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    content, begin = file.read_bytes(), 0
+    while begin < len(content):
+        (length,) = struct.unpack_from("<Q", content, begin)
+        yield Event.FromString(content[begin + 12 : begin + 12 + length])
+        begin += 12 + length + 4
+
+
+def test_mlflow_has_each_step_once(
+    crashed: Callable[..., PhaseConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    # A store of files is enough for a test; people have a server.
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    url = (tmp_path / "mlflow").as_uri()
+    phase = crashed({"type": "MLflow", "mlflow": {"url": url, "experiment": "tests"}})
+    client = MlflowClient(tracking_uri=url)
+    experiment = client.get_experiment_by_name("tests")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_name, run.info.status) == ("tiny", "FINISHED")
+    for name, values in expected(phase).items():
+        history = client.get_metric_history(run.info.run_id, name)
+        assert len(history) == len(values)
+        assert {metric.step: metric.value for metric in history} == values
+
+
+def test_weights_and_biases_are_written_offline(crashed: Callable[..., PhaseConfig]) -> None:
+    phase = crashed({"type": "WeightsAndBiases", "weightsAndBiases": {"project": "tests", "mode": "Offline"}})
+    files = sorted((Path(phase.work_directory) / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert [file.stem for file in files] == [f"run-{phase.job.uid}"] * 2, "one run at the service, of two executions"
+    written: dict[int, dict[str, float]] = {}
+    for file in files:
+        for step, figures in records_in(file):
+            # The service keeps what it heard first.
+            written.setdefault(step, figures)
+    for name, values in expected(phase).items():
+        assert {step: figures[name] for step, figures in written.items()} == values
+
+
+def records_in(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
+    """Steps and figures of a file that `wandb sync` reads."""
+    messages: Any = import_module("wandb.proto.wandb_internal_pb2")
+    for content in leveldb_records(file.read_bytes()[7:]):
+        history = messages.Record.FromString(content).history
+        if history.item:
+            yield history.step.num, {one.key or one.nested_key[0]: json.loads(one.value_json) for one in history.item}
+
+
+def leveldb_records(content: bytes) -> Iterator[bytes]:
+    """The records of a log of LevelDB (doc/log_format.md), whose first 7 bytes are wandb's own."""
+    block, header, record, begin = 32 << 10, 7, b"", 0
+    while begin + header <= len(content):
+        left = block - (begin + header) % block
+        if left < header:
+            begin += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, begin)
+        record += content[begin + header : begin + header + length]
+        begin += header + length
+        if kind in (1, 4):
+            yield record
+            record = b""
+
+
+class Broken:
+    def log(self, step: int, _: Figures) -> None:
+        if step == 3:
+            raise OSError("the disk of the service is full")
+
+    def close(self) -> None:
+        raise AssertionError("it was given up")
+
+
+def test_a_sink_that_fails_is_given_up_and_training_goes_on(
+    job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_body["spec"]["logging"] = {"sinks": [{"type": "TensorBoard"}]}
+    monkeypatch.setattr(opening, "_maker", lambda *_: Broken)
+    with structlog.testing.capture_logs() as said:
+        assert train(config(0)).outcome == "Succeeded"
+    (given_up,) = [line for line in said if line["event"] == "sink_given_up"]
+    assert given_up["error"] == "OSError: the disk of the service is full"
+    assert len(metrics(config(0))) == 6
+
+
+class Slow:
+    """A service that takes the first step only when it is told to."""
+
+    def __init__(self, go: threading.Event) -> None:
+        self.go, self.taken = go, list[int]()
+
+    def log(self, step: int, _: Figures) -> None:
+        self.go.wait()
+        self.taken.append(step)
+
+    def close(self) -> None:
+        self.taken.append(-1)
+
+
+def test_nobody_waits_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+    slow = Slow(go)
+    sink = Background("slow", lambda: slow, most_waiting=3)
+    with structlog.testing.capture_logs() as said:
+        for step in range(1, 9):
+            sink.log(step, {})
+        monkeypatch.setattr(background, "CLOSE_SECONDS", 0.0)
+        finish([sink])
+    assert said[0]["event"] == "sink_left_steps_out"
+    go.set()
+    sink.join(time.monotonic() + 60)
+    assert slow.taken[0] == 1
+    assert slow.taken[-1] == -1, "what was there in time is sent all the same"
+    assert len(slow.taken) in (4, 5), "three waited, besides the one that it had in its hands or not yet"
+
+
+def test_a_package_that_is_missing_is_named_before_the_first_step(
+    job_body: Any, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_body["spec"]["logging"] = {"sinks": [{"type": "TensorBoard"}]}
+    monkeypatch.setattr(opening, "find_spec", lambda _: None)
+    with pytest.raises(InvalidJobError, match="TensorBoard needs the package tensorboardX, which this image does not"):
+        train(config(0))
+    assert not Path(config(0).work_directory).exists()

@@ -1,0 +1,36 @@
+"""How much of a device's peak a training step uses. Pure.
+
+The operations of a step are counted as Megatron-LM does: two for each weight of a matrix that a token meets, attention
+to the half of the tokens that come before, the backward pass twice the forward pass, and nothing for what is computed
+again. Others count attention to all tokens (torchtitan, nanoGPT): at long sequences their shares are larger by a tenth.
+"""
+
+from collections.abc import Sequence
+
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+
+_PEAKS: Sequence[tuple[str, float]] = (
+    ("H100 NVL", 835e12),
+    ("H100 PCIe", 756e12),
+    ("H100", 989e12),
+    ("H800", 989e12),
+    ("H200", 989e12),
+    ("H20", 148e12),
+    ("B200", 2250e12),
+    ("A100", 312e12),
+    ("A800", 312e12),
+    ("L40S", 362e12),
+)
+"""Part of a device's name -> operations a second in bfloat16, dense, from the vendor's data sheets. The first part that
+is in the name counts."""
+
+
+def step_operations(sizes: Sizes, tokens: int) -> int:
+    """Floating-point operations of the model for a training step on so many tokens."""
+    head = 2 * tokens * sizes.units[-1].decayed
+    return 3 * (sizes.model.layers * sizes.block_flops(tokens) + head)
+
+
+def peak_operations(device: str) -> float | None:
+    """Operations a second in bfloat16 of the device with this name; None where it is not known."""
+    return next((peak for part, peak in _PEAKS if part in device), None)

@@ -1,0 +1,45 @@
+"""A run at MLflow."""
+
+import time
+
+from pseudoreal_api.resolved.config import JobIdentity
+from pseudoreal_api.spec.logging import MLflow as Spec
+
+from pseudoreal_trainer.training.sinks.sink import Figures
+
+PACKAGE = "mlflow"
+_UID, _NAME = "pseudoreal_uid", "mlflow.runName"
+_MARK = "train/tokens"
+"""A figure of every step, by which the newest one is found."""
+
+
+class MLflow:
+    """One run for the job, by its uid."""
+
+    def __init__(self, spec: Spec, job: JobIdentity) -> None:
+        from mlflow import MlflowClient
+
+        self._client = MlflowClient(tracking_uri=spec.url)
+        experiment = self._experiment(spec.experiment)
+        found = self._client.search_runs([experiment], f"tags.{_UID} = '{job.uid}'")
+        run = found[0] if found else self._client.create_run(experiment, tags={_UID: job.uid, _NAME: job.name})
+        self._run: str = run.info.run_id
+        known = self._client.get_metric_history(self._run, _MARK)
+        self._newest = max((metric.step for metric in known), default=0)
+        """The newest step that it has: those that are made anew after a fault are the same."""
+
+    def log(self, step: int, figures: Figures) -> None:
+        from mlflow.entities import Metric
+
+        if step <= self._newest:
+            return
+        now = int(1000 * time.time())
+        self._client.log_batch(self._run, [Metric(name, figure, now, step) for name, figure in figures.items()])
+        self._newest = step
+
+    def close(self) -> None:
+        self._client.set_terminated(self._run)
+
+    def _experiment(self, name: str) -> str:
+        found = self._client.get_experiment_by_name(name)
+        return str(found.experiment_id if found else self._client.create_experiment(name))

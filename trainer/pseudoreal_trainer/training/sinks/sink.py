@@ -1,0 +1,38 @@
+"""What takes the figures of a step, and under which names."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from pseudoreal_api.wire.messages import ProgressReport
+
+Figures = Mapping[str, float]
+
+
+class Sink(Protocol):
+    def log(self, step: int, figures: Figures) -> None:
+        """Takes the figures of a step; the steps come in their order."""
+
+    def close(self) -> None:
+        """Sends what is left."""
+
+
+def figures_of(line: ProgressReport) -> Figures:
+    """The figures that a line of metrics.jsonl has, under the names by which people find them."""
+    cost = line.checkpoint
+    known = {
+        "train/loss": line.loss,
+        "train/gradient_norm": line.gradient_norm,
+        "train/learning_rate": line.learning_rate,
+        "train/tokens": line.tokens,
+        "train/skipped_steps": line.skipped_steps,
+        "validation/loss": line.validation_loss,
+        "speed/tokens_per_second": line.tokens_per_second,
+        "speed/teraflops_per_second": line.teraflops_per_second,
+        "speed/mfu": line.mfu,
+        "speed/waited_seconds": line.waited_seconds,
+        "memory/device_bytes": line.device_bytes,
+        "memory/host_bytes": line.host_bytes,
+        "checkpoint/seconds": None if cost is None else cost.seconds,
+        "checkpoint/stall_seconds": None if cost is None else cost.stall_seconds,
+    }
+    return {name: float(figure) for name, figure in known.items() if figure is not None}
