@@ -47,6 +47,7 @@ class TokenReader:
     def _places(self, starts: Starts, width: int) -> list[Span]:
         """The bytes of the windows, and where they go. Windows within a file come in the order of their places, so
         that one file is read after the other."""
+        assert not starts.size or 0 <= starts.min() <= starts.max() <= self.tokens - width
         rows = np.argsort(starts, kind="stable")
         runs = np.searchsorted(self._ends, starts[rows], side="right")
         begins = starts[rows] - self._begins[runs]
