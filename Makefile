@@ -133,8 +133,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3
   --no-emit-index-url --no-emit-find-links pyproject.toml
 .PHONY: lock
 lock: $(BIN)/uv ## Refresh the exact versions in requirements/
-	$(COMPILE) --extra operator --extra trainer --extra s3 --extra tensorboard --extra dev --extra peers -o requirements/all.txt
+	$(COMPILE) --extra operator --extra trainer --extra data --extra s3 --extra tensorboard --extra dev --extra peers -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
-	$(COMPILE) --extra trainer --extra s3 --extra tensorboard --constraint requirements/all.txt -o requirements/trainer.txt
+	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --constraint requirements/all.txt -o requirements/trainer.txt
 	$(COMPILE) --extra trainer --extra bench --constraint requirements/all.txt -o requirements/bench.txt

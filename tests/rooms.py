@@ -39,7 +39,8 @@ TRAINER = Package(
     Path(pseudoreal_trainer.__file__).parent,
     (
         *("", "plan", "forecast.memory", "forecast.time", "forecast", "heartbeat", "pod", "model"),
-        *("checkpoint.storage", "data.tokens", "data", "checkpoint", "engine.ranks", "engine.state", "engine"),
+        *("checkpoint.storage", "data.tokenizer", "data.tokens", "data", "data.prepare.formats", "data.prepare"),
+        *("checkpoint", "engine.ranks", "engine.state", "engine"),
         *("preflight", "training.sinks", "training", "measure", "convert", "cli"),
     ),
     ("__main__",),

@@ -22,6 +22,8 @@ BUDGETS: dict[str, float] = {
     "tests/unit/trainer/cli": 90,
     "tests/unit/trainer/convert": 10,
     "tests/unit/trainer/data": 5,
+    "tests/unit/trainer/data/prepare": 25,
+    "tests/unit/trainer/data/tokenizer": 5,
     "tests/unit/trainer/engine": 130,
     "tests/unit/trainer/forecast": 35,
     "tests/unit/trainer/heartbeat": 30,

@@ -18,8 +18,10 @@ STARTED_BY_NAME = ("tests.support.warm",)
 """Modules that no import statement names."""
 IMPORTABLE = frozenset({"torch", "numpy", "safetensors", "rich", "typer", "pytest", "fsspec"})
 """Besides Python's own modules, on the machine."""
-OPTIONAL = frozenset({"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow"})
-"""Modules that only object storage needs, and those that take figures."""
+OPTIONAL = frozenset(
+    {"s3fs", "botocore", "aiobotocore", "tensorboardX", "wandb", "mlflow", "pyarrow", "tokenizers", "zstandard"}
+)
+"""Modules that only object storage needs, those that take figures, and those that prepare text."""
 _GONE = frozenset({"asynchat", "asyncore", "distutils", "imp", "smtpd"})
 """From Python's own modules, since 3.11."""
 _SEARCHED = tuple(paths.REPOSITORY / name for name in ("crds", "trainer", "dev", "."))

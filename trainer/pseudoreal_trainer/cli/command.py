@@ -8,7 +8,7 @@ from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 
 from pseudoreal_trainer.checkpoint.storage.path import storage_path
-from pseudoreal_trainer.cli import checkpoint_command, plan_command
+from pseudoreal_trainer.cli import checkpoint_command, data_command, plan_command
 from pseudoreal_trainer.cli.display import Display, summary
 from pseudoreal_trainer.cli.job_file import notice, read_job
 from pseudoreal_trainer.cli.local_run import LocalRun, PodFailed, use_endpoint
@@ -102,7 +102,7 @@ def metrics(folder: str) -> None:
         sys.exit(ExitCode.INVALID_JOB)
 
 
-for command in (*plan_command.COMMANDS, *checkpoint_command.COMMANDS):
+for command in (*plan_command.COMMANDS, *checkpoint_command.COMMANDS, *data_command.COMMANDS):
     main.add_command(command)
 
 if __name__ == "__main__":

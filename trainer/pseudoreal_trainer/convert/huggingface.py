@@ -14,6 +14,7 @@ from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
+from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
 from pseudoreal_trainer.model.constants import EPSILON, ROTARY_BASE
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from pseudoreal_trainer.plan.units import VOCABULARY
@@ -95,18 +96,10 @@ def _tokenizer() -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "vocab": {character: byte for byte, character in enumerate(_characters())},
+            "vocab": {character: byte for byte, character in enumerate(BYTE_CHARACTERS)},
             "merges": [],
         },
     }
-
-
-def _characters() -> list[str]:
-    """The character that byte-level BPE writes for each byte: itself if it can be seen, else one from 256 on
-    (Radford et al. 2019, GPT-2)."""
-    visible = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    hidden = [byte for byte in range(VOCABULARY) if byte not in visible]
-    return [chr(byte) if byte in visible else chr(VOCABULARY + hidden.index(byte)) for byte in range(VOCABULARY)]
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -1,0 +1,90 @@
+"""Best-fit packing, and what training makes of it."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pseudoreal_trainer.data.documents import IGNORED, document_numbers, targets
+from pseudoreal_trainer.data.prepare.packing import best_fit
+
+END = 0
+lengths_and_row = st.tuples(st.lists(st.integers(1, 70), max_size=60), st.integers(2, 24))
+
+
+def _laid_out(lengths: list[int], sequence: int) -> list[tuple[int | None, int]]:
+    """Documents in the order of the packing, None for the padding, each with the token at which it begins."""
+    places: list[tuple[int | None, int]] = []
+    at = 0
+    for block in best_fit(lengths, sequence):
+        for document in (*block.before(), *[None] * block.room, *block.after()):
+            places.append((document, at))
+            at += 1 if document is None else lengths[document]
+        assert at % sequence == 0
+    return places
+
+
+@settings(deadline=None)
+@given(lengths_and_row)
+def test_each_document_is_there_once_and_cut_as_seldom_as_can_be(case: tuple[list[int], int]) -> None:
+    lengths, sequence = case
+    placed = {document: begin for document, begin in _laid_out(lengths, sequence) if document is not None}
+    assert sorted(placed) == [*range(len(lengths))]
+    for document, begin in placed.items():
+        length = lengths[document]
+        rows = (begin + length - 1) // sequence - begin // sequence + 1
+        assert rows == -(-length // sequence)
+
+
+@settings(deadline=None)
+@given(lengths_and_row)
+def test_it_is_best_fit_decreasing(case: tuple[list[int], int]) -> None:
+    """A slow one that looks at every row has rows with the same room. Of several as full it takes the one filled
+    last."""
+    lengths, sequence = case
+    rows: list[list[int]] = []  # room, long documents; the one filled last is the last one
+    for length in sorted(lengths, key=lambda each: -max(each % sequence, sequence // 4 * (each > sequence))):
+        size, is_long = length % sequence, length > sequence
+        if not size:
+            continue
+        fitting = [row for row in rows[::-1] if row[0] >= size and not (is_long and row[1] == 2)]
+        row = min(fitting, key=lambda each: (each[0], each[1] < 2), default=[sequence, 0])
+        rows = [*(each for each in rows if each is not row), row]
+        row[0] -= size
+        row[1] += is_long
+    found = [block.room for block in best_fit(lengths, sequence)]
+    whole = sum(1 for length in lengths if length % sequence == 0)
+    assert sorted(found) == sorted([0] * whole + [room for room, _ in rows])
+
+
+def test_documents_of_all_lengths_need_little_padding() -> None:
+    """Lengths as those of web pages, drawn from a log-normal distribution; and books, all longer than a row."""
+    random = np.random.default_rng(3)
+    pages = np.maximum(1, random.lognormal(6.3, 1.1, 5000)).astype(int).tolist()
+    books = random.integers(3000, 90_000, 400).tolist()
+    for lengths, most in ((pages, 0.0005), (books, 0.002)):
+        padding = sum(block.room for block in best_fit(lengths, 2048))
+        assert padding <= most * sum(lengths)
+
+
+@settings(deadline=None)
+@given(lengths_and_row)
+def test_training_counts_no_loss_for_padding_and_all_else_once(case: tuple[list[int], int]) -> None:
+    """The windows that training reads, with masked documents, have all targets of all documents once."""
+    lengths, sequence = case
+    tokens: list[int] = []
+    for document, _ in _laid_out(lengths, sequence):
+        tokens += [END] if document is None else [document + 1] * (lengths[document] - 1) + [END]
+    tokens += [END] * sequence  # so that the last row is read, as if more followed
+    count = (len(tokens) - 1) // sequence
+    windows = np.array([tokens[row * sequence : (row + 1) * sequence + 1] for row in range(count)], dtype=np.int32)
+    if not count:
+        return
+    inputs, wanted = windows[:, :-1], targets(windows, END)
+    for document, length in enumerate(lengths, start=1):
+        assert ((inputs == document) & (wanted != IGNORED)).sum() == length - 1
+    assert (wanted != IGNORED).sum() == sum(length - 1 for length in lengths)
+    assert ((wanted == inputs) | (wanted == END) | (wanted == IGNORED)).all()
+    numbers = document_numbers(windows, END)
+    for document, length in enumerate(lengths, start=1):
+        rows, columns = np.nonzero(inputs == document)
+        pieces = {(row, numbers[row, column]) for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}
+        assert length <= 1 or len(pieces) <= -(-length // sequence)

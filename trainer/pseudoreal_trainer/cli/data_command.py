@@ -1,0 +1,209 @@
+"""The commands `pseudoreal data train-tokenizer`, `prepare` and `inspect`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from pseudoreal_api.wire.messages import ExitCode
+from rich.console import Console
+
+from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling
+from pseudoreal_trainer.data.prepare.inputs import KINDS, find_inputs
+from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare, read_plan
+from pseudoreal_trainer.data.prepare.sample import sampled_texts
+from pseudoreal_trainer.data.prepare.settings import SHARD_BYTES, Settings
+from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, TOKENIZER_FILE, load_tokenizer
+from pseudoreal_trainer.data.tokenizer.train import LEAST_VOCABULARY, train_tokenizer, write_tokenizer
+from pseudoreal_trainer.data.tokens.inspection import Inspection, first_documents, inspect, verify
+from pseudoreal_trainer.data.tokens.native import MOST_SHARD_BYTES
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.quantity import readable_bytes
+
+_SAMPLE_BYTES = 1 << 30
+_SHOWN_TOKENS = 100
+"""Most tokens of a document that are shown."""
+
+
+class _Command(click.Command):
+    """A command whose errors are shown as the sentences that they are."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (InvalidJobError, TrainingError) as error:
+            click.echo(str(error), err=True)
+            sys.exit(ExitCode.INVALID_JOB if isinstance(error, InvalidJobError) else ExitCode.FAILED)
+
+
+@click.group()
+def data() -> None:
+    """Text to tokens: train a tokenizer, prepare token files, look at them."""
+
+
+_INPUTS = click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
+_FIELD = click.option("--text-field", default="text", show_default=True, help="Field or column that holds the text.")
+_TOKENIZER_HELP = f"A {TOKENIZER_FILE}, a folder that holds one, or `{BYTES}`."
+
+
+@data.command("train-tokenizer", cls=_Command)
+@_INPUTS
+@click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
+@click.option("--vocabulary-size", required=True, type=click.IntRange(min=LEAST_VOCABULARY))
+@_FIELD
+@click.option("--sample-bytes", default=_SAMPLE_BYTES, show_default=True, type=click.IntRange(min=1), help="Text used.")
+def train(inputs: tuple[Path, ...], output: Path, vocabulary_size: int, text_field: str, sample_bytes: int) -> None:
+    """Train a byte-level BPE on a sample of the text in INPUTS.
+
+    INPUTS are those of `pseudoreal data prepare`. The same inputs give the same bytes.
+    """
+    if (output / TOKENIZER_FILE).exists():
+        raise InvalidJobError(f"{output / TOKENIZER_FILE} exists, and is not replaced: token files depend on it")
+    found = find_inputs(inputs)
+    with sampling(Console(stderr=True), min(sample_bytes, sum(each.size for each in found))) as tick:
+        tokenizer = train_tokenizer(sampled_texts(found, text_field, sample_bytes, tick), vocabulary_size)
+    write_tokenizer(output, tokenizer)
+    size = len(json.loads(tokenizer)["model"]["vocab"])
+    fewer = "" if size == vocabulary_size else f" ({vocabulary_size:,} were asked for; the text has no more pairs)"
+    click.echo(f"{output / TOKENIZER_FILE}: {size:,} tokens{fewer}")
+
+
+_PREPARE_HELP = f"""Turn the text in INPUTS into token files in a folder.
+
+INPUTS are files and folders: {KINDS}. A run that was interrupted goes on where it was when it is started again.
+"""
+
+
+@data.command("prepare", cls=_Command, help=_PREPARE_HELP)
+@_INPUTS
+@click.option("--output", required=True, type=click.Path(path_type=Path, file_okay=False), help="A folder.")
+@click.option("--tokenizer", required=True, help=_TOKENIZER_HELP)
+@click.option(
+    "--end-of-document",
+    type=click.IntRange(min=0),
+    help="Number of the token that ends documents. Default: the one that the files beside the tokenizer name.",
+)
+@_FIELD
+@click.option(
+    "--pack",
+    type=(click.Choice(["best-fit"]), click.IntRange(min=2)),
+    metavar="best-fit SEQUENCE",
+    help="Order documents so that rows of SEQUENCE tokens cut as few of them as possible.",
+)
+@click.option("--workers", type=click.IntRange(min=1), help="Most processes. Default: one for each processor.")
+@click.option(
+    "--shard-bytes",
+    default=SHARD_BYTES,
+    show_default=True,
+    type=click.IntRange(min=1, max=MOST_SHARD_BYTES // 2),
+    help="Size at which a shard ends. Each process has one in memory.",
+)
+@click.option(
+    "--most-malformed",
+    default=0,
+    show_default=True,
+    type=click.IntRange(min=0),
+    help="Documents of an input, or of several small ones, that may be left out.",
+)
+def prepare_command(
+    inputs: tuple[Path, ...],
+    output: Path,
+    tokenizer: str,
+    end_of_document: int | None,
+    text_field: str,
+    pack: tuple[str, int] | None,
+    workers: int | None,
+    shard_bytes: int,
+    most_malformed: int,
+) -> None:
+    settings = Settings(
+        text_field=text_field,
+        shard_bytes=shard_bytes,
+        sequence=pack[1] if pack else None,
+        most_malformed=most_malformed,
+    )
+    processes = workers or len(os.sched_getaffinity(0))
+    with PrepareDisplay(Console(stderr=True)) as display:
+        done = prepare(inputs, output, tokenizer, end_of_document, settings, processes, display.tick)
+    click.echo(f"{output}: {_summary(done)}")
+
+
+def _summary(done: Prepared) -> str:
+    index = done.index
+    said = [
+        f"{index.tokens:,} tokens",
+        f"{index.documents - done.padding:,} documents",
+        f"{readable_bytes(index.text_bytes)} of text",
+        f"{len(index.shards):,} shards",
+    ]
+    if done.padding:
+        said.append(f"{done.padding / index.tokens:.3%} padding")
+    if done.malformed:
+        said.append(f"{done.malformed:,} malformed documents left out")
+    return ", ".join(said)
+
+
+@data.command("inspect", cls=_Command)
+@click.argument("path", type=click.Path(path_type=Path, exists=True))
+@click.option("--tokenizer", help=f"{_TOKENIZER_HELP} With it the first documents are shown.")
+@click.option("--end-of-document", type=click.IntRange(min=0), help="As for `pseudoreal data prepare`.")
+@click.option(
+    "--dtype", type=click.Choice(["uint8", "uint16", "uint32", "int32", "int64"]), help="PATH is bare tokens."
+)
+@click.option("--documents", default=3, show_default=True, type=click.IntRange(min=1), help="Documents that are shown.")
+@click.option("--verify", "is_verified", is_flag=True, help="Read everything, and compare digests where there are any.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; its keys are stable.")
+def inspect_command(
+    path: Path,
+    tokenizer: str | None,
+    end_of_document: int | None,
+    dtype: str | None,
+    documents: int,
+    is_verified: bool,
+    as_json: bool,
+) -> None:
+    """Say what the token files at PATH hold: a folder of `pseudoreal data prepare`, Megatron-LM's X.idx, nanotron's
+    X.ds, a .npy, or bare tokens."""
+    found = inspect(path, dtype, documents)
+    if is_verified:
+        verify(path)
+    facts = _facts(found, path)
+    texts = _texts(found, tokenizer, end_of_document, documents) if tokenizer else []
+    if as_json:
+        click.echo(json.dumps(facts | {"first_documents": texts}, indent=2))
+        return
+    for key, value in facts.items():
+        click.echo(f"{key.replace('_', ' '):16} {value:,}" if isinstance(value, int) else f"{key:16} {value}")
+    for text in texts:
+        click.echo(f"---\n{text}")
+
+
+def _facts(found: Inspection, path: Path) -> dict[str, Any]:
+    files = found.files
+    plan = read_plan(path) if path.is_dir() else None
+    facts = {
+        "format": found.format,
+        "dtype": ", ".join(sorted({str(run.dtype) for run in files.runs})),
+        "tokens": files.tokens,
+        **found.facts,
+        "vocabulary": files.vocabulary,
+        "end_of_document": files.end_of_document,
+        "tokenizer": files.tokenizer,
+        "packed_for": plan.settings.sequence if plan else None,
+    }
+    return {key: value for key, value in facts.items() if value is not None}
+
+
+def _texts(found: Inspection, path: str, end_of_document: int | None, count: int) -> list[str]:
+    files = found.files
+    tokenizer = load_tokenizer(path, files.end_of_document if end_of_document is None else end_of_document)
+    if files.tokenizer not in (None, tokenizer.sha256):
+        raise InvalidJobError(f"{path} is not the tokenizer of these files: its SHA-256 is {tokenizer.sha256}")
+    shown = first_documents(found, count, tokenizer.end_of_document, _SHOWN_TOKENS)
+    return [tokenizer.decode(tokens.astype(np.uint32)) for tokens in shown]
+
+
+COMMANDS: tuple[click.Command, ...] = (data,)

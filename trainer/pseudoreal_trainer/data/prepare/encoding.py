@@ -1,0 +1,69 @@
+"""Documents as tokens, and how many of an input may be malformed."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pseudoreal_trainer.data.prepare.formats.records import Ids, Malformed, Text
+from pseudoreal_trainer.data.tokenizer.tokenizer import Tokenizer
+from pseudoreal_trainer.data.tokens.native import MOST_SHARD_BYTES, little_endian, token_type
+from pseudoreal_trainer.errors import InvalidJobError
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    tokens: NDArray[np.unsignedinteger]
+    """[n], without the token that ends it."""
+    text_bytes: int
+
+
+@dataclass(frozen=True)
+class Encoder:
+    tokenizer: Tokenizer
+
+    def document(self, content: Text | Ids) -> Document:
+        """Raises Malformed where the content cannot become a document."""
+        found = self._of_tokens(content) if isinstance(content, np.ndarray) else self._of_text(content)
+        if (found.tokens == self.tokenizer.end_of_document).any():
+            raise Malformed(f"it has the token {self.tokenizer.end_of_document} inside, which ends documents")
+        if found.tokens.nbytes >= MOST_SHARD_BYTES // 2:
+            raise Malformed(f"it has {len(found.tokens):,} tokens, more than a shard has room for; cut it")
+        return found
+
+    def _of_text(self, text: Text) -> Document:
+        parts, size = [], 0
+        for piece in text:
+            try:
+                size += len(piece.encode())
+            except UnicodeEncodeError as error:
+                raise Malformed(f"it is no Unicode ({error.reason})") from error
+            parts.append(self.tokenizer.encode(piece).astype(self._dtype))
+        return Document(np.concatenate(parts) if len(parts) > 1 else parts[0], size)
+
+    def _of_tokens(self, tokens: Ids) -> Document:
+        if len(tokens) and tokens[-1] == self.tokenizer.end_of_document:
+            tokens = tokens[:-1]
+        if len(outside := tokens[(tokens < 0) | (tokens >= self.tokenizer.vocabulary)]):
+            raise Malformed(f"it has the token {outside[0]}, and the tokenizer those below {self.tokenizer.vocabulary}")
+        return Document(tokens.astype(self._dtype), int(self.tokenizer.token_bytes[tokens].sum()))
+
+    @property
+    def _dtype(self) -> np.dtype[np.unsignedinteger]:
+        return little_endian(token_type(self.tokenizer.vocabulary))
+
+
+class Faults:
+    """Documents that were left out as they are malformed."""
+
+    def __init__(self, most: int, count: int = 0) -> None:
+        self.most, self.count = most, count
+
+    def add(self, where: str, error: Malformed) -> None:
+        """Raises InvalidJobError for one too many."""
+        self.count += 1
+        if self.count > self.most:
+            others = f" after {self.most:,} others that are malformed" if self.most else ""
+            raise InvalidJobError(
+                f"{where} cannot be used{others}: {error}; mend the file, or allow more with --most-malformed"
+            ) from error

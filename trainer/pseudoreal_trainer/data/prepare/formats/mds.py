@@ -1,0 +1,213 @@
+"""MDS, the format of MosaicML Streaming: a folder with an index and shards of samples, which are rows of columns.
+
+A shard: u32 number of samples n; u32[n + 1] where each sample begins and the last one ends, from the begin of the file;
+a description that the index repeats; the samples. A sample: u32 size of each column whose size varies, then the columns
+in the order of their names. llm-foundry keeps tokens in a column of bytes that are int64, in rows that cut documents.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+
+from pseudoreal_trainer.data.prepare.formats.compressed import read_chunks
+from pseudoreal_trainer.data.prepare.formats.records import Ids, Malformed, Record, Text
+from pseudoreal_trainer.data.prepare.formats.text_files import pieces
+from pseudoreal_trainer.errors import InvalidJobError
+
+INDEX = "index.json"
+_FOUNDRY = np.dtype("<i8")
+_INTEGERS = {8: "u1", 9: "i1", 16: "<u2", 17: "<i2", 32: "<u4", 33: "<i4", 64: "<u8", 65: "<i8"}
+"""Codes of the types of arrays whose type varies."""
+_TYPES = {"uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "uint32": 32, "int32": 33, "uint64": 64, "int64": 65}
+
+
+class _File(BaseModel):
+    basename: Annotated[str, Field(pattern=r"^[^/]+$")]
+
+
+class _Shard(BaseModel):
+    format: Literal["mds"]
+    samples: int
+    column_names: list[str]
+    column_encodings: list[str]
+    column_sizes: list[int | None]
+    raw_data: _File
+    zip_data: _File | None = None
+
+
+class _Index(BaseModel):
+    version: Literal[2]
+    shards: list[_Shard]
+
+
+@dataclass(frozen=True)
+class MdsDataset:
+    folder: Path
+    shards: tuple[_Shard, ...]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (self.folder / INDEX, *(self._file(shard) for shard in self.shards))
+
+    def records(self, field: str, end_of_document: int) -> Iterator[Record]:
+        """One document for each sample with a text in the column `field`. Rows of tokens are joined, and a document
+        ends where its end-of-document token is. Raises InvalidJobError where the column holds neither, and where a file
+        is damaged."""
+        joined, before = Joined(end_of_document), 0
+        for shard, file in zip(self.shards, self.files[1:], strict=True):
+            column, size = _Column.named(self.folder, shard, field), file.stat().st_size
+            for number, sample in enumerate(_samples(file, shard, _content(file)), start=1):
+                place, position = f"sample {number:,} of {file.name}", before + size * number // shard.samples
+                for content in _documents(place, column, sample, joined):
+                    yield Record(place, position, content)
+            before += size
+        for document in joined.rest():
+            yield Record("the last sample", before, partial(_same, document))
+
+    def _file(self, shard: _Shard) -> Path:
+        raw = self.folder / shard.raw_data.basename
+        return raw if raw.exists() or shard.zip_data is None else self.folder / shard.zip_data.basename
+
+
+def read_mds(folder: Path) -> MdsDataset | None:
+    """The dataset in the folder; None if there is none. Raises InvalidJobError where its index is damaged, or a
+    file is missing."""
+    path = folder / INDEX
+    if not path.is_file() or b'"shards"' not in path.read_bytes():
+        return None
+    try:
+        index = _Index.model_validate_json(path.read_bytes())
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidJobError(f"{path} is no index of MDS version 2: {where}: {first['msg']}") from error
+    dataset = MdsDataset(folder, tuple(shard for shard in index.shards if shard.samples))
+    for file in dataset.files:
+        if not file.exists():
+            raise InvalidJobError(f"{file} is missing, which {INDEX} names; restore it")
+    return dataset
+
+
+class Joined:
+    """Documents of rows of tokens that cut them anywhere."""
+
+    def __init__(self, end_of_document: int) -> None:
+        self._end = end_of_document
+        self._begun: list[Ids] = []
+
+    def join(self, row: Ids) -> Iterator[Ids]:
+        """The documents that end in this row, their ends included."""
+        first = 0
+        for end in np.flatnonzero(row == self._end) + 1:
+            yield np.concatenate([*self._begun, row[first:end]])
+            self._begun, first = [], int(end)
+        self._begun.append(row[first:])
+
+    def rest(self) -> Iterator[Ids]:
+        """The last document, if the rows end before it does."""
+        if rest := [part for part in self._begun if len(part)]:
+            yield np.concatenate(rest)
+
+
+@dataclass(frozen=True)
+class _Column:
+    encoding: str
+    sizes: tuple[int | None, ...]
+    """Bytes of all columns of the sample; None where it varies."""
+    number: int
+
+    @classmethod
+    def named(cls, folder: Path, shard: _Shard, field: str) -> "_Column":
+        columns = dict(zip(shard.column_names, shard.column_encodings, strict=True))
+        encoding = columns.get(field, "nothing")
+        kind, _, form = encoding.partition(":")
+        is_array = kind == "ndarray" and (not form or form.partition(":")[0] in _TYPES)
+        if kind not in ("str", "bytes") and not is_array:
+            listed = ", ".join(f"{name} ({each})" for name, each in columns.items())
+            raise InvalidJobError(
+                f"the column {field!r} of {folder} holds {encoding}; text (str) or tokens (bytes that are int64, or an"
+                f" ndarray of integers) are needed; its columns are {listed}"
+            )
+        return cls(encoding, tuple(shard.column_sizes), shard.column_names.index(field))
+
+    def value_in(self, sample: memoryview) -> bytes:
+        """The column's part of a sample. Raises ValueError where the sizes of its columns do not add up to its own."""
+        varying = sum(size is None for size in self.sizes)
+        given = iter(np.frombuffer(sample[: 4 * varying], "<u4").tolist())
+        sizes = [next(given) if size is None else size for size in self.sizes]
+        if 4 * varying + sum(sizes) != len(sample):
+            raise ValueError(f"its columns have {sum(sizes):,} bytes, and it has {len(sample) - 4 * varying:,}")
+        begin = 4 * varying + sum(sizes[: self.number])
+        return bytes(sample[begin : begin + sizes[self.number]])
+
+
+def _documents(
+    place: str, column: _Column, sample: memoryview, joined: Joined
+) -> Iterator[Callable[[], Text] | Callable[[], Ids]]:
+    """What ends in this sample."""
+    try:
+        value = column.value_in(sample)
+        if column.encoding == "str":
+            yield partial(_text, value)
+        else:
+            yield from (partial(_same, document) for document in joined.join(_ids(column.encoding, value)))
+    except (ValueError, KeyError, IndexError) as error:
+        raise InvalidJobError(f"{place} is not a row as {INDEX} says ({error}); restore the file") from error
+
+
+def _content(file: Path) -> bytes:
+    """The whole shard, which has 64 MiB by default and 4 GiB at most."""
+    return b"".join(content for content, _ in read_chunks(file))
+
+
+def _samples(file: Path, shard: _Shard, content: bytes) -> Iterator[memoryview]:
+    begins = _begins(content, shard.samples)
+    if begins is None:
+        raise InvalidJobError(
+            f"{file} has {len(content):,} bytes and is not the shard of {shard.samples:,} samples that {INDEX} says: it"
+            " is damaged, or compressed in a way that is not known (.gz and .zst are); restore it"
+        )
+    view = memoryview(content)
+    for begin, end in pairwise(begins):
+        yield view[begin:end]
+
+
+def _begins(content: bytes, samples: int) -> list[int] | None:
+    """Where samples begin, and the last one ends, [samples + 1]; None where the shard is not sound."""
+    size = 4 * (samples + 2)
+    if len(content) < size:
+        return None
+    count, *begins = np.frombuffer(content[:size], "<u4").tolist()
+    is_sound = count == samples and begins[0] >= size and begins[-1] == len(content) and begins == sorted(begins)
+    return begins if is_sound else None
+
+
+def _text(value: bytes) -> Text:
+    try:
+        return pieces(value.decode())
+    except UnicodeDecodeError as error:
+        raise Malformed(f"it is not UTF-8 ({error.reason})") from error
+
+
+def _ids(encoding: str, value: bytes) -> Ids:
+    """Tokens of a row. An array is written as its type, where that varies; its number of axes times 4 and log2 of the
+    bytes of a length, and the lengths, where those vary; and its numbers."""
+    kind, _, form = encoding.partition(":")
+    if kind == "bytes":
+        return np.frombuffer(value, _FOUNDRY)
+    dtype, _, shape = form.partition(":")
+    code = _TYPES[dtype] if dtype else value[0]
+    begin = 0 if dtype else 1
+    if not shape:
+        begin += 1 + (value[begin] >> 2) * 2 ** (value[begin] & 3)
+    return np.frombuffer(value[begin:], _INTEGERS[code])
+
+
+def _same(document: Ids) -> Ids:
+    return document

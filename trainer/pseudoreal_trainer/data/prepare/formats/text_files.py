@@ -1,0 +1,87 @@
+"""Text and JSON lines."""
+
+import codecs
+import json
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from pseudoreal_trainer.data.prepare.formats.compressed import read_chunks
+from pseudoreal_trainer.data.prepare.formats.records import Malformed, Record, Text
+
+PIECE = 1 << 20
+"""Characters of a piece of text, about: a tokenizer needs some hundred bytes of memory for each."""
+
+
+def text_records(file: Path) -> Iterator[Record]:
+    """The whole file as one document."""
+    yield Record("as a whole", file.stat().st_size, partial(_file_pieces, file))
+
+
+def json_records(file: Path, field: str) -> Iterator[Record]:
+    """One document for each line, which is an object with its text in `field`. Empty lines are none."""
+    for number, (line, position) in enumerate(_lines(file), start=1):
+        if line and not line.isspace():
+            yield Record(f"line {number:,}", position, partial(_line_text, line, field))
+
+
+def pieces(text: str) -> Iterator[str]:
+    """The text, cut at ends of lines where it is long. Where a word begins, a tokenizer begins anew in any case."""
+    begin = 0
+    while len(text) - begin > PIECE:
+        end = _cut(text, begin, begin + PIECE)
+        yield text[begin:end]
+        begin = end
+    yield text[begin:]
+
+
+def _cut(text: str, begin: int, limit: int) -> int:
+    """Where a piece ends: after the last end of a line that no space follows, else before the last space, else at the
+    limit."""
+    end = limit
+    while (end := text.rfind("\n", begin, end)) >= 0:
+        if not text[end + 1].isspace():
+            return end + 1
+    space = text.rfind(" ", begin + 1, limit)
+    return space if space > 0 else limit
+
+
+def _file_pieces(file: Path) -> Text:
+    decoder, text = codecs.getincrementaldecoder("utf-8")(), ""
+    try:
+        for content, _ in read_chunks(file):
+            text += decoder.decode(content)
+            if len(text) > PIECE:
+                *whole, text = pieces(text)
+                yield from whole
+        text += decoder.decode(b"", final=True)
+    except UnicodeDecodeError as error:
+        raise Malformed(f"it is not UTF-8 ({error.reason})") from error
+    yield text
+
+
+def _line_text(line: bytes, field: str) -> Text:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"it is not JSON ({error})") from error
+    text = found.get(field) if isinstance(found, dict) else None
+    if not isinstance(text, str):
+        raise Malformed(f"it is no object with a text in {field!r}")
+    return pieces(text)
+
+
+def _lines(file: Path) -> Iterator[tuple[bytes, int]]:
+    """Lines without their ends, each with the bytes of the file read so far."""
+    begun: list[bytes] = []
+    position = 0
+    for content, position in read_chunks(file):
+        first, *others = content.split(b"\n")
+        begun.append(first)
+        if others:
+            yield b"".join(begun), position
+            *whole, last = others
+            yield from ((line, position) for line in whole)
+            begun = [last]
+    if any(begun):
+        yield b"".join(begun), position

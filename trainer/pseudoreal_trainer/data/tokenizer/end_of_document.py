@@ -1,0 +1,35 @@
+"""Which token ends a document, from the files beside `tokenizer.json`."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_trainer.errors import InvalidJobError
+
+
+def named_end(folder: Path) -> str | int | None:
+    """The end of a document, by its text or its number: what `tokenizer_config.json` says, else `config.json`.
+
+    Models that chat have several in `config.json`; the first is that of pre-training. Raises InvalidJobError where a
+    file is damaged.
+    """
+    token = _object(folder / "tokenizer_config.json").get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
+    if isinstance(text, str):
+        return text
+    numbers = _object(folder / "config.json").get("eos_token_id")
+    first = numbers[0] if isinstance(numbers, list) and numbers else numbers
+    return first if isinstance(first, int) else None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    """What the file says; nothing where there is none."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise InvalidJobError(f"{path} is not JSON ({error}); restore the file") from error
+    if not isinstance(found, dict):
+        raise InvalidJobError(f"{path} is JSON, but no object; restore the file")
+    return found

@@ -1,0 +1,144 @@
+"""Text to tokens and back: bytes, or the `tokenizer.json` of the `tokenizers` library."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pseudoreal_trainer.data.tokenizer.end_of_document import named_end
+from pseudoreal_trainer.data.tokenizer.token_bytes import TokenBytes, token_bytes
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.optional_packages import from_extra
+
+Tokens = NDArray[np.uint32]
+
+TOKENIZER_FILE = "tokenizer.json"
+BYTES = "bytes"
+"""The name of the tokenizer whose tokens are bytes."""
+
+
+class Tokenizer(Protocol):
+    """Tokens are the numbers 0..vocabulary-1. Special strings in a text are text like all else: a web page must not be
+    able to forge the end of a document."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    @property
+    def end_of_document(self) -> int: ...
+
+    @property
+    def sha256(self) -> str:
+        """What tells one tokenizer from another."""
+
+    @property
+    def token_bytes(self) -> TokenBytes: ...
+
+    def encode(self, text: str) -> Tokens:
+        """Tokens of the text alone, [n]: without a begin or an end."""
+
+    def decode(self, tokens: Sequence[int] | Tokens) -> str:
+        """Text for people: what is no UTF-8 becomes a replacement character."""
+
+
+def load_tokenizer(path: str | Path, end_of_document: int | None = None) -> Tokenizer:
+    """The tokenizer in a file or a folder, or BYTES. Raises InvalidJobError where it cannot be used.
+
+    `end_of_document`: the token that ends documents; None for the one that the files beside `tokenizer.json` name.
+    """
+    if str(path) == BYTES:
+        return ByteTokenizer(_checked(0 if end_of_document is None else end_of_document, 256))
+    path = Path(path)
+    return FileTokenizer(path / TOKENIZER_FILE if path.is_dir() else path, end_of_document)
+
+
+class ByteTokenizer:
+    """256 tokens, the bytes of UTF-8. No byte is free to end documents: by default NUL does, which text does not
+    hold."""
+
+    vocabulary = 256
+
+    def __init__(self, end_of_document: int = 0) -> None:
+        self.end_of_document = end_of_document
+        self.sha256 = hashlib.sha256(bytes(range(256))).hexdigest()
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        table = np.ones(256, dtype=np.int64)
+        table[self.end_of_document] = 0
+        return table
+
+    def encode(self, text: str) -> Tokens:
+        return np.frombuffer(text.encode(), dtype=np.uint8).astype(np.uint32)
+
+    def decode(self, tokens: Sequence[int] | Tokens) -> str:
+        return bytes(int(token) for token in tokens).decode(errors="replace")
+
+
+class FileTokenizer:
+    """A `tokenizer.json`."""
+
+    def __init__(self, file: Path, end_of_document: int | None = None) -> None:
+        with from_extra("data"):
+            import tokenizers
+        content = _read(file)
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_str(content.decode())
+            self._description: dict[str, Any] = json.loads(content)
+        except Exception as error:  # the library raises Exception itself
+            raise InvalidJobError(f"{file} is no tokenizer.json ({error}); restore the file") from error
+        self.sha256 = hashlib.sha256(content).hexdigest()
+        self.vocabulary = max(self._tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        # The files say nothing of the first; published ones have limits for training other models in the others.
+        self._tokenizer.encode_special_tokens = True
+        self._tokenizer.no_truncation()
+        self._tokenizer.no_padding()
+        self.end_of_document = self._end(file, end_of_document)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        table = token_bytes(self._description, self.vocabulary)
+        table[self.end_of_document] = 0
+        return table
+
+    def encode(self, text: str) -> Tokens:
+        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    def decode(self, tokens: Sequence[int] | Tokens) -> str:
+        found: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
+        return found
+
+    def _end(self, file: Path, given: int | None) -> int:
+        named = named_end(file.parent) if given is None else given
+        number = self._tokenizer.token_to_id(named) if isinstance(named, str) else named
+        if number is None:
+            special = {token["id"]: token["content"] for token in self._description.get("added_tokens") or []}
+            listed = ", ".join(f"{number} {text}" for number, text in sorted(special.items())[:10]) or "none"
+            said = f"no file beside {file} says" if named is None else f"{file} lacks the token {named!r}"
+            raise InvalidJobError(
+                f"{said} which token ends a document: give its number; the special tokens are {listed}"
+            )
+        return _checked(number, self.vocabulary)
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise InvalidJobError(
+            f"the tokenizer {file} cannot be read ({error.strerror}); give a {TOKENIZER_FILE}, a folder that holds one,"
+            f" or {BYTES}"
+        ) from error
+
+
+def _checked(end_of_document: int, vocabulary: int) -> int:
+    if not 0 <= end_of_document < vocabulary:
+        raise InvalidJobError(
+            f"{end_of_document} cannot end documents: the tokenizer has the tokens 0 to {vocabulary - 1}"
+        )
+    return end_of_document
