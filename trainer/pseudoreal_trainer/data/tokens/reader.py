@@ -36,7 +36,8 @@ class TokenReader:
         """The `width` tokens from each of `starts` on, [len(starts), width]. Raises TrainingError where a file has
         changed, or a token is not below the vocabulary."""
         raw = np.empty((len(starts), width), self._dtype)
-        self._spans.read_into(self._places(starts, width), raw.reshape(-1).view(np.uint8).data)
+        if raw.size:
+            self._spans.read_into(self._places(starts, width), raw.reshape(-1).view(np.uint8).data)
         found = _narrow(raw)
         # As unsigned numbers, negative ones are large.
         if found.size and found.view(np.uint32).max() >= self._vocabulary:
@@ -47,7 +48,7 @@ class TokenReader:
     def _places(self, starts: Starts, width: int) -> list[Span]:
         """The bytes of the windows, and where they go. Windows within a file come in the order of their places, so
         that one file is read after the other."""
-        assert not starts.size or 0 <= starts.min() <= starts.max() <= self.tokens - width
+        assert 0 <= starts.min() <= starts.max() <= self.tokens - width
         rows = np.argsort(starts, kind="stable")
         runs = np.searchsorted(self._ends, starts[rows], side="right")
         begins = starts[rows] - self._begins[runs]
