@@ -2,7 +2,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pseudoreal_trainer.data.mixture import Mixture, mixture
 
@@ -16,7 +16,6 @@ def _located(mixed: Mixture, first: int, end: int) -> list[tuple[int, int]]:
     return list(zip(sources.tolist(), numbers.tolist(), strict=True))
 
 
-@settings(deadline=None)
 @given(weights)
 @example(FURTHEST_BEHIND_FAILS)
 @example([30, 5, 1, 3, 30, 30, 1, 5, 1])
@@ -31,7 +30,6 @@ def test_every_prefix_is_less_than_one_sample_off(weights: list[int]) -> None:
     assert taken == weights, "a period is exact"
 
 
-@settings(deadline=None)
 @given(weights, st.integers(0, 10**15), st.integers(0, 50))
 def test_any_place_is_known_without_those_before_it(weights: list[int], first: int, count: int) -> None:
     mixed = mixture(weights)

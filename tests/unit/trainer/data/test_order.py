@@ -1,7 +1,7 @@
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, planned, stretch
 from pseudoreal_trainer.errors import InvalidJobError
@@ -28,7 +28,6 @@ def _samples(part: Stretch, first: int, end: int) -> list[tuple[str, int]]:
     return [(part.names[source], number) for source, number in zip(sources.tolist(), numbers.tolist(), strict=True)]
 
 
-@settings(deadline=None)
 @given(phases)
 def test_phases_neither_repeat_nor_skip(phases: list[tuple[dict[str, int], int]]) -> None:
     """Also those that end early, anywhere in a period, and also sources that pause for a phase."""
@@ -41,7 +40,6 @@ def test_phases_neither_repeat_nor_skip(phases: list[tuple[dict[str, int], int]]
     assert taken.total() == sum(samples for _, samples in phases)
 
 
-@settings(deadline=None)
 @given(phases, st.data())
 def test_a_checkpoint_anywhere_says_enough_to_go_on(
     phases: list[tuple[dict[str, int], int]], data: st.DataObject
@@ -65,7 +63,6 @@ def test_shares_are_those_of_the_phase() -> None:
     assert second.consumed(16) == {"web": 10, "code": 2, "books": 4}
 
 
-@settings(deadline=None)
 @given(phases)
 def test_a_plan_is_what_comes_if_nothing_ends_early(phases: list[tuple[dict[str, int], int]]) -> None:
     found = _stretches(phases)

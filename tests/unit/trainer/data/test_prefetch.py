@@ -13,10 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_trainer.data.prefetch import Prefetch
 
+from tests.support.depth import DEPTH
+
 SECONDS = 60
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=DEPTH.of(30, 1000))
 @given(st.integers(0, 10**12), st.integers(1, 64), st.integers(1, 4), st.integers(0, 12))
 def test_results_come_in_the_order_of_cursors(first: int, stride: int, ahead: int, steps: int) -> None:
     with Prefetch(lambda cursor: cursor, first, stride, ahead) as prefetch:

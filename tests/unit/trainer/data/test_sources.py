@@ -14,6 +14,7 @@ from pseudoreal_trainer.data.stream import rank_parts
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
 
+from tests.support.depth import DEPTH
 from tests.unit.trainer.data.slow_permutation import permuted
 
 SEQUENCE, SEED = 5, 11
@@ -83,7 +84,7 @@ runs = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=DEPTH.of(30, 1000))
 @given(runs)
 def test_cut_at_any_step_it_goes_on_with_the_same_windows(
     sources: dict[str, Source], runs: list[tuple[int, int, int, int]]

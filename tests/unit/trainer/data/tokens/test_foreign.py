@@ -17,6 +17,8 @@ from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
 
+from tests.support.depth import DEPTH
+
 Documents = list[list[int]]
 
 MEGATRON_INDEX = bytes.fromhex(
@@ -118,7 +120,7 @@ def _named(value: object) -> str | None:
 MEGATRON_TYPES = [(1, "B"), (2, "b"), (3, "h"), (4, "i"), (5, "q"), (8, "H")]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=DEPTH.of(40, 1000))
 @given(st.lists(megatron_documents, min_size=1, max_size=3), st.sampled_from(MEGATRON_TYPES), st.integers(1, 4))
 def test_megatron_documents_are_read(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[Documents]], kind: tuple[int, str], portion: int
@@ -136,7 +138,7 @@ def test_megatron_documents_are_read(
             assert documents_without_end(index, path, 5, 99) == sum(last != 5 for last in lasts)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=DEPTH.of(25, 1000))
 @given(st.lists(small, min_size=1, max_size=5), st.sampled_from([(2, "H"), (4, "I")]), st.booleans())
 def test_nanotron_documents_are_read(
     tmp_path_factory: pytest.TempPathFactory, documents: Documents, kind: tuple[int, str], indexed: bool
@@ -152,7 +154,7 @@ def test_nanotron_documents_are_read(
     assert len(files.indices) == 1 + indexed
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=DEPTH.of(25, 1000))
 @given(st.lists(st.integers(0, 127), min_size=1), st.sampled_from(["<u2", ">u2", "<u4", "<i4", "<i8", "|u1", ">i8"]))
 def test_numpy_files_of_every_integer_are_read(
     tmp_path_factory: pytest.TempPathFactory, tokens: list[int], kind: str

@@ -25,6 +25,8 @@ from pseudoreal_trainer.data.tokens.native import (
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.errors import InvalidJobError
 
+from tests.support.depth import DEPTH
+
 Documents = list[list[int]]
 
 
@@ -77,7 +79,7 @@ def test_tokens_are_as_narrow_as_the_vocabulary_allows(vocabulary: int, expected
 documents = st.lists(st.lists(st.integers(0, 298), max_size=8), max_size=6)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=DEPTH.of(40, 1000))
 @given(shards=st.lists(documents, min_size=1, max_size=3))
 def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, shards: list[Documents]) -> None:
     folder = tmp_path_factory.mktemp("native")

@@ -14,6 +14,8 @@ from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.data.tokens.spans import FileSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
+from tests.support.depth import DEPTH
+
 KINDS = ["<u2", ">u2", "<u4", "<i4", "<i8", "|u1"]
 
 
@@ -32,7 +34,7 @@ def _files(folder: Path, parts: list[tuple[int, int]], kind: str = "<u2") -> tup
 parts = st.lists(st.tuples(st.integers(0, 12), st.integers(0, 5)), min_size=1, max_size=8)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=DEPTH.of(60, 1000))
 @given(parts, st.sampled_from(KINDS), st.integers(1, 9), st.lists(st.integers(0, 99), max_size=12), st.integers(1, 4))
 def test_windows_of_many_files_are_those_of_one_text(
     tmp_path_factory: pytest.TempPathFactory,
