@@ -21,7 +21,7 @@ BUDGETS: dict[str, float] = {
     "tests/unit/trainer/checkpoint": 170,
     "tests/unit/trainer/cli": 90,
     "tests/unit/trainer/convert": 10,
-    "tests/unit/trainer/data": 5,
+    "tests/unit/trainer/data": 12,
     "tests/unit/trainer/data/prepare": 25,
     "tests/unit/trainer/data/tokenizer": 5,
     "tests/unit/trainer/engine": 130,
