@@ -41,7 +41,8 @@ class SpanReader(Protocol):
     """Is used by one thread at a time."""
 
     def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
-        """Fills the buffer's bytes that the spans name. Raises TrainingError where a file is missing or too short."""
+        """Fills the buffer's bytes that the spans name. Raises TrainingError where a file is missing, too short, or
+        cannot be read."""
 
     def close(self) -> None: ...
 
@@ -74,7 +75,11 @@ class FileSpans:
 
     def _read(self, span: Span, buffer: memoryview) -> None:
         run, begin, at, size = span
-        if os.preadv(self._descriptor(run), [buffer[at : at + size]], begin) < size:
+        try:
+            count = os.preadv(self._descriptor(run), [buffer[at : at + size]], begin)
+        except OSError as error:
+            raise TrainingError(f"{self._runs[run].file} of the token files cannot be read: {error}") from error
+        if count < size:
             raise _too_short(self._runs[run])
 
     def _descriptor(self, run: int) -> int:

@@ -1,3 +1,4 @@
+import errno
 import os
 import tracemalloc
 from collections.abc import Sequence
@@ -111,6 +112,17 @@ def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
         TokenReader(files, 251).windows(np.array([10]), 5)
     (tmp_path / "0").unlink()
     with pytest.raises(TrainingError, match=r"/0 of the token files is not there any more"):
+        TokenReader(files, 251).windows(np.array([0]), 10)
+
+
+def test_a_disk_that_fails_is_named_by_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, _ = _files(tmp_path, [(10, 0)])
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(TrainingError, match=r"/0 of the token files cannot be read: .*Input/output error"):
         TokenReader(files, 251).windows(np.array([0]), 10)
 
 
