@@ -120,6 +120,10 @@ bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and tor
 	@$(BENCH)/python -m tests.benchmarks.checkpoints
 	@$(BENCH)/python -m tests.benchmarks.report
 
+.PHONY: bench-data
+bench-data: .venv/all ## Time the preparation of text beside the tokenizers' library; writes benchmark-results/
+	@$(BIN)/python -m tests.benchmarks.data
+
 # JOBS: the numbers of jobs in flight; 200 take five minutes on two cores, 1000 ten, 5000 about forty.
 .PHONY: bench-operator
 bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000"; writes docs/benchmarks.md

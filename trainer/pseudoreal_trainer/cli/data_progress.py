@@ -8,6 +8,7 @@ from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
 
 from pseudoreal_trainer.data.prepare.workers import Totals
 from pseudoreal_trainer.quantity import readable_bytes
@@ -22,15 +23,15 @@ class PrepareDisplay:
         self._console, self._clock = console, clock
         self._begun = self._line_at = clock()
         self._bar = Progress(
-            TextColumn("preparing"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TextColumn("{task.fields[facts]}"),
-            TimeRemainingColumn(),
+            BarColumn(bar_width=None),
+            DownloadColumn(binary_units=True, table_column=Column(no_wrap=True)),
+            TextColumn("{task.fields[rates]}", table_column=Column(no_wrap=True)),
+            TimeRemainingColumn(table_column=Column(no_wrap=True)),
+            expand=True,
             console=console,
             disable=not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=None, facts="")
+        self._task = self._bar.add_task("", total=None, rates="")
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -41,19 +42,21 @@ class PrepareDisplay:
 
     def tick(self, totals: Totals, size: int) -> None:
         """`size`: bytes of all inputs."""
-        facts = self._facts(totals)
-        self._bar.update(self._task, completed=totals.read_bytes, total=size, facts=facts)
+        seconds = max(self._clock() - self._begun, 1e-9)
+        rates = f"{totals.text_bytes / seconds / 1e6:.2f} MB/s, {totals.tokens / seconds:,.0f} tokens/s"
+        self._bar.update(self._task, completed=totals.read_bytes, total=size, rates=rates)
         if not self._console.is_terminal and self._clock() - self._line_at >= _LINE_SECONDS:
             self._line_at = self._clock()
-            read = f"{readable_bytes(totals.read_bytes)} of {readable_bytes(size)} read"
-            self._console.print(f"preparing: {read}, {facts}", highlight=False, markup=False, soft_wrap=True)
+            self._say(totals, size, rates)
 
-    def _facts(self, totals: Totals) -> str:
-        seconds = max(self._clock() - self._begun, 1e-9)
+    def _say(self, totals: Totals, size: int, rates: str) -> None:
         malformed = f", {totals.malformed:,} malformed" if totals.malformed else ""
-        return (
-            f"{totals.documents:,} documents, {totals.tokens:,} tokens, {totals.text_bytes / seconds / 1e6:.2f} MB/s,"
-            f" {totals.tokens / seconds:,.0f} tokens/s{malformed}"
+        self._console.print(
+            f"preparing: {readable_bytes(totals.read_bytes)} of {readable_bytes(size)} read, {rates},"
+            f" {totals.documents:,} documents, {totals.tokens:,} tokens{malformed}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
         )
 
 

@@ -150,6 +150,6 @@ def test_where_there_is_no_terminal_a_line_is_said_now_and_then() -> None:
             display.tick(Totals(1 << 20, 4_000_000, 1_000_000, 50, 2), 2 << 20)
     lines = console.export_text().splitlines()
     assert lines[0] == (
-        "preparing: 1.00 MiB of 2.00 MiB read, 50 documents, 1,000,000 tokens, 0.40 MB/s, 100,000 tokens/s, 2 malformed"
+        "preparing: 1.00 MiB of 2.00 MiB read, 0.40 MB/s, 100,000 tokens/s, 50 documents, 1,000,000 tokens, 2 malformed"
     )
     assert len(lines) == 2

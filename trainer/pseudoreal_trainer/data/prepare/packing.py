@@ -1,19 +1,16 @@
 """Best-fit packing (Ding et al. 2024, "Fewer Truncations Improve Language Modeling", arXiv 2404.10830): an order of
 documents in which rows of `sequence` tokens cut as few documents as possible. Pure.
 
-Windows are read one after the other, so a row is what a window begins with, and the packing is nothing but an order:
-
-- a document that fits into a row lies in one;
-- a longer one is cut as seldom as can be. It begins or ends with a row, and fills all but its last or its first row; so
-  a row holds what is left of two long documents at most, the end of one at its begin and the begin of one at its end;
-- documents are placed by their size, longest first, each where it leaves the least room. What is left of a long one
-  counts as a quarter of a row at least, as it has fewer places than what is as short: with that, padding is what it
-  would be if it could lie anywhere (web pages: below 0.05 % of the tokens, and 0.3 % without);
-- what remains is padded with documents that are empty, of one token each: the one that ends documents. With masked
-  documents no loss is counted for them, as none is for the first token of any document.
+Windows are read one after the other, so a row is what a window begins with, and the packing is nothing but an order.
+A document of n tokens that begins at the place p of a row is cut as seldom as can be when p + n mod `sequence` is at
+most `sequence`: it then touches ceil(n / sequence) rows, one if it fits into one. So documents may follow each other,
+in any order, while what they have beyond whole rows fits into one row together: that is a block. Documents are put
+into blocks by what they have beyond whole rows, the largest first, each where it leaves the least room (best fit
+decreasing). What remains is padded with documents that are empty, of one token each: the one that ends documents. With
+masked documents no loss is counted for them, as none is for the first token of any document.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -23,32 +20,12 @@ class Block:
 
     room: int
     """Tokens of the padding."""
-    ending: int | None = None
-    """The long document whose last tokens are at the begin of the shared row; those before fill rows of their own."""
-    inside: list[int] = field(default_factory=list)
-    """Documents of the shared row alone."""
-    beginning: int | None = None
-    """The long document whose first tokens are at the end of the shared row."""
+    documents: list[int] = field(default_factory=list)
 
-    @property
-    def takes_long(self) -> bool:
-        return self.ending is None or self.beginning is None
-
-    def add(self, document: int, size: int, *, is_long: bool) -> None:
-        self.room -= size
-        if not is_long:
-            self.inside.append(document)
-        elif self.ending is None:
-            self.ending = document
-        else:
-            self.beginning = document
-
-    def before(self) -> list[int]:
-        """Documents in their order, those before the padding."""
-        return [*([] if self.ending is None else [self.ending]), *self.inside]
-
-    def after(self) -> list[int]:
-        return [] if self.beginning is None else [self.beginning]
+    def order(self) -> Iterator[int | None]:
+        """The documents in their order, and None for each token of the padding."""
+        yield from self.documents
+        yield from [None] * self.room
 
 
 class _Shelf:
@@ -59,19 +36,18 @@ class _Shelf:
         self._rooms = 0
         """Bit n is set if a block has a room of n: the smallest one that suffices is found without a search."""
 
-    def smallest(self, size: int) -> int | None:
-        """The smallest room that is at least `size`."""
-        enough = self._rooms >> size
-        return size + (enough & -enough).bit_length() - 1 if enough else None
-
     def put(self, block: Block) -> None:
         self._blocks.setdefault(block.room, []).append(block)
         self._rooms |= 1 << block.room
 
-    def take(self, room: int) -> Block:
-        blocks = self._blocks[room]
-        block = blocks.pop()
-        if not blocks:
+    def take(self, size: int) -> Block | None:
+        """Removes the block with the smallest room that is at least `size`, if there is one."""
+        enough = self._rooms >> size
+        if not enough:
+            return None
+        room = size + (enough & -enough).bit_length() - 1
+        block = self._blocks[room].pop()
+        if not self._blocks[room]:
             self._rooms ^= 1 << room
         return block
 
@@ -79,30 +55,15 @@ class _Shelf:
 def best_fit(lengths: Sequence[int], sequence: int) -> list[Block]:
     """All documents, each once. `lengths`: tokens of each, its end included."""
     sizes = [length % sequence for length in lengths]
-    blocks = [Block(0, inside=[document]) for document, size in enumerate(sizes) if not size]
-    shelves = {False: _Shelf(), True: _Shelf()}
-    """Blocks with room, by whether a long document may be added."""
-    ranks = [
-        max(size, sequence // 4) if length > sequence else size for length, size in zip(lengths, sizes, strict=True)
-    ]
-    for document in sorted((each for each, size in enumerate(sizes) if size), key=lambda each: -ranks[each]):
-        is_long = lengths[document] > sequence
-        block = _best(shelves, sizes[document], is_long=is_long)
+    blocks = [Block(0, [document]) for document, size in enumerate(sizes) if not size]
+    shelf = _Shelf()
+    for document in sorted((each for each, size in enumerate(sizes) if size), key=lambda each: -sizes[each]):
+        block = shelf.take(sizes[document])
         if block is None:
             block = Block(sequence)
             blocks.append(block)
-        block.add(document, sizes[document], is_long=is_long)
+        block.documents.append(document)
+        block.room -= sizes[document]
         if block.room:
-            shelves[block.takes_long].put(block)
+            shelf.put(block)
     return blocks
-
-
-def _best(shelves: dict[bool, _Shelf], size: int, *, is_long: bool) -> Block | None:
-    """The block with the least room that suffices, taken from its shelf; of two, the one that no long document may be
-    added to."""
-    allowed = [True] if is_long else [False, True]
-    rooms = {kind: room for kind in allowed if (room := shelves[kind].smallest(size)) is not None}
-    if not rooms:
-        return None
-    kind = min(rooms, key=lambda each: rooms[each])
-    return shelves[kind].take(rooms[kind])

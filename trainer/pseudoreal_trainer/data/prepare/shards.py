@@ -102,8 +102,7 @@ class Target:
             return
         blocks = best_fit([len(document.tokens) + 1 for document in documents], self.sequence)
         for number in self._shuffled(len(blocks), index):
-            block = blocks[number]
-            yield from (*block.before(), *[None] * block.room, *block.after())
+            yield from blocks[number].order()
 
     def _shuffled(self, count: int, index: int) -> list[int]:
         order: list[int] = permute(np.arange(count, dtype=np.uint64), count, self.group, index).tolist()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -155,31 +156,46 @@ class TestKilled:
         return subprocess.Popen(command, stderr=subprocess.PIPE)
 
     def test_by_the_system_and_started_again(self, corpus: Path, tmp_path: Path) -> None:
-        """Its processes end with it, and another run makes the same files as if nothing had happened."""
+        """Another run makes the same files as if nothing had happened."""
         output = tmp_path / "tokens"
         killed = self._start(corpus, output)
         wait_for("a first shard", lambda: [*output.glob(f"{RECORDS}/*.json")], pause=0.01)
-        children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text().split()
-        killed.kill()
-        killed.communicate()
-        wait_for("the end of its processes", lambda: not any(_runs(child) for child in children))
-        again = self._start(corpus, output)
-        assert again.wait() == 0, again.communicate()
-        whole = self._start(corpus, tmp_path / "whole")
-        assert whole.wait() == 0, whole.communicate()
+        _kill(killed)
+        for folder in (output, tmp_path / "whole"):
+            run = self._start(corpus, folder)
+            assert run.wait() == 0, run.communicate()
         assert _content(output) == _content(tmp_path / "whole")
+
+    def test_in_the_middle_of_a_file_that_takes_hours(self, corpus: Path, tmp_path: Path) -> None:
+        """The process that reads it ends as well."""
+        os.truncate(corpus / "00.txt", 1 << 40)
+        killed = self._start(corpus, tmp_path / "tokens")
+        wait_for("somebody who reads", lambda: str(corpus / "00.txt") in _open_in(corpus))
+        _kill(killed)
 
     def test_a_process_alone(self, corpus: Path, tmp_path: Path) -> None:
         """The run ends with a sentence."""
         output = tmp_path / "tokens"
         run = self._start(corpus, output)
         wait_for("a first shard", lambda: [*output.glob(f"{RECORDS}/*.json")], pause=0.01)
-        children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
-        workers = [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        workers = [child for child in _children(run) if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+        assert workers
         for child in workers:
             os.kill(int(child), signal.SIGKILL)
         _, said = run.communicate()
         assert b"TrainingError: a process that prepares text has ended with the exit code -9" in said
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """Returns when nobody writes any more: those that it has started end at once, but by themselves."""
+    children = _children(process)
+    process.kill()
+    process.communicate()
+    wait_for("the end of its processes", lambda: not any(_runs(child) for child in children))
+
+
+def _children(process: "subprocess.Popen[bytes]") -> list[str]:
+    return Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
 
 
 def _runs(process: str) -> bool:
@@ -187,3 +203,12 @@ def _runs(process: str) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def _open_in(folder: Path) -> set[str]:
+    """Files below the folder that any process of this machine has open."""
+    found = set()
+    for link in Path("/proc").glob("[0-9]*/fd/*"):
+        with suppress(OSError):
+            found.add(os.readlink(link))
+    return {file for file in found if file.startswith(str(folder))}
