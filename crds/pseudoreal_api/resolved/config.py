@@ -23,7 +23,7 @@ from pseudoreal_api.spec.phase import (
     Sharing,
     Until,
 )
-from pseudoreal_api.wire.contract import REMEDY, ContractError, without_contract
+from pseudoreal_api.wire.contract import REMEDY, ContractError, Since, without_contract
 
 
 class JobIdentity(ApiModel):
@@ -81,6 +81,14 @@ class ResolvedParallelism(Parallelism):
     pipeline: int = Field(description="Number of pipeline ranks.")
 
 
+class PhaseMixture(ApiModel):
+    """What a phase reads of data.sources."""
+
+    weights: dict[str, int] = Field(description="Part of the samples, by the names of the sources.")
+    last_step: int = Field(description="Step, from the job's start, at which the phase ends at the latest.")
+    sequences: int = Field(description="Samples of a step.")
+
+
 class PhaseConfig(_Kept):
     """Everything that a trainer process needs to train one phase."""
 
@@ -115,6 +123,9 @@ class PhaseConfig(_Kept):
         " own limit.",
     )
     batch: Batch = Field(description="The phase's `batch`.")
+    mixtures: Annotated[list[PhaseMixture], Since(4)] = Field(
+        [], description="The mixtures of this phase and of all behind it. Empty: the corpus is text."
+    )
     parallelism: ResolvedParallelism = Field(description="The phase's `parallelism`, with pipeline resolved.")
     activations: Activations = Field(description="The phase's `activations`.")
     offload: Offload = Field(description="The phase's `offload`.")

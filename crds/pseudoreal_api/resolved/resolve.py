@@ -1,7 +1,7 @@
 """From a job's spec to the configuration of each phase: what the schema cannot see is decided here. Pure."""
 
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, gcd
 
 from pseudoreal_api.names import work_directory as folder_of_job
 from pseudoreal_api.quantity import count_of
@@ -12,6 +12,7 @@ from pseudoreal_api.resolved.config import (
     JobIdentity,
     MeasureConfig,
     PhaseConfig,
+    PhaseMixture,
     ResolvedParallelism,
 )
 from pseudoreal_api.spec.checkpoint import Checkpoint
@@ -21,6 +22,11 @@ from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
 """Seconds that the operator has, once a clock of spec.hang has run out, to end the execution itself."""
+
+
+_MOST_PERIOD = 100_000
+"""Largest sum of the weights of a mixture, when their common divisor is taken out: the trainer holds a table of one
+period in memory."""
 
 
 class UnresolvableJob(ValueError):
@@ -73,6 +79,7 @@ def phase_config(
         gpus=gpus_of(phase),
         collective_seconds=collective_seconds(spec.hang),
         batch=phase.batch,
+        mixtures=_mixtures(spec, index),
         parallelism=ResolvedParallelism(
             pipeline=ranks.pipeline,
             schedule=phase.parallelism.schedule,
@@ -110,6 +117,20 @@ def _measure(spec: PseudoRealJobSpec, index: int) -> MeasureConfig | None:
         return None
     after = explicit_sharing(spec, spec.phases[index + 1])
     return MeasureConfig(steps=spec.delink.measured_steps, next_sharing=after) if _delinks(spec, index + 1) else None
+
+
+def _mixtures(spec: PseudoRealJobSpec, index: int) -> list[PhaseMixture]:
+    if not spec.data.sources:
+        return []
+    usual = {source.name: source.weight for source in spec.data.sources}
+    return [
+        PhaseMixture(
+            weights={part.source: part.weight for part in phase.mixture} or usual,
+            last_step=last_step,
+            sequences=phase.batch.sequences,
+        )
+        for phase, last_step in [*zip(spec.phases, last_steps(spec), strict=True)][index:]
+    ]
 
 
 def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
@@ -162,6 +183,7 @@ def check_resolvable(spec: PseudoRealJobSpec) -> None:
     for phase in spec.phases:
         rank_counts(spec, phase)
         _check_homes(spec, phase)
+        _check_mixture(spec, phase)
 
 
 def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
@@ -241,6 +263,22 @@ def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
                 f"spec.phases[{phase.name}].offload.homes: there is no {unit}, as the phase has {blocks} blocks;"
                 f" the last is blocks.{blocks - 1}"
             )
+
+
+def _check_mixture(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    names = [source.name for source in spec.data.sources]
+    for part in phase.mixture:
+        if part.source not in names:
+            raise UnresolvableJob(
+                f"spec.phases[{phase.name}].mixture: there is no source {part.source} in spec.data.sources, which has"
+                f" {', '.join(names) or 'none'}"
+            )
+    weights = [part.weight for part in phase.mixture] or [source.weight for source in spec.data.sources]
+    if weights and sum(weights) // gcd(*weights) > _MOST_PERIOD:
+        raise UnresolvableJob(
+            f"spec.phases[{phase.name}]: the weights of its sources, without their common divisor, add up to"
+            f" {sum(weights) // gcd(*weights)}, and may add up to {_MOST_PERIOD}; use smaller numbers"
+        )
 
 
 def _identity(job: PseudoRealJob) -> JobIdentity:

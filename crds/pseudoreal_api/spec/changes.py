@@ -45,7 +45,7 @@ PHASE_CHANGES: list[Any] = [
     _kept_or_absent("sharing"),
     _kept("workers"),
     _kept_or_absent("processesPerWorker"),
-    *map(_kept, ("batch", "parallelism", "activations", "offload", "compile")),
+    *map(_kept, ("batch", "mixture", "parallelism", "activations", "offload", "compile")),
 ]
 
 

@@ -1,15 +1,61 @@
 """The text that is learned, and how it becomes tokens."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import VOLUME_SOURCE, ApiModel, DecimalString
+from pseudoreal_api.base import VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel, list_map
+from pseudoreal_api.wire.contract import Since
+
+
+class TokenFiles(ApiModel):
+    """Files of tokens, by a name of their own."""
+
+    name: DnsLabel = Field(description="name tells these files from the others, in metrics and in phases[].mixture.")
+    path: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="path is the folder of the files, below data.path, or an s3:// URL. Omitted: it is the name.",
+    )
+    format: Literal["Native", "Megatron", "Nanotron", "NumPy", "Raw"] = Field(
+        "Native",
+        description="format is the kind of the files. Native: what `pseudoreal data prepare` writes. Megatron: .bin"
+        " beside .idx. Nanotron: .ds. NumPy: .npy with a header. Raw: numbers alone, of the type dtype.",
+    )
+    pattern: str | None = Field(
+        None,
+        min_length=1,
+        max_length=256,
+        description="pattern is a glob pattern, relative to path, that the files match. Omitted: all of the format's"
+        " usual suffix. Native files are named by their index.",
+    )
+    dtype: Literal["uint8", "uint16", "uint32", "int32", "int64"] = Field(
+        "uint16", description="dtype is the type of the numbers in files of the format Raw."
+    )
+
+
+class Source(TokenFiles):
+    weight: int = Field(
+        1,
+        ge=1,
+        le=100_000,
+        description="weight is the source's part of the samples, beside the weights of the other sources.",
+    )
+    max_epochs: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="maxEpochs is the number of times that the source may be read; a job that would read it more often"
+        " is refused when it starts. Omitted: there is no bound.",
+    )
 
 
 class Validation(ApiModel):
     fraction: DecimalString = Field(
-        "0.02", description="fraction is the share of the corpus, at its end, that is kept for validation."
+        "0.02",
+        description="fraction is the share of the text, at its end, that is kept for validation. It has no meaning"
+        " beside sources.",
     )
     every_steps: int = Field(
         100,
@@ -21,13 +67,29 @@ class Validation(ApiModel):
         64,
         ge=1,
         le=1_000_000,
-        description="sequences is the largest number of sequences that are measured; they are spread evenly over"
-        " the validation text.",
+        description="sequences is the largest number of sequences of each set that are measured; they are spread"
+        " evenly over it.",
+    )
+    sets: Annotated[list[TokenFiles], Field(max_length=16)] = Field(
+        [],
+        description="sets are files of tokens that validation losses are measured on, one after the other. The loss of"
+        " the first one is the job's. They stand beside sources.",
+        json_schema_extra=list_map("name"),
     )
 
 
 class Tokenizer(ApiModel):
-    type: Literal["Bytes"] = Field("Bytes", description="type is the kind of the tokenizer. Bytes: one token a byte.")
+    type: Literal["Bytes", "File"] = Field(
+        "Bytes",
+        description="type is the kind of the tokenizer. Bytes: one token a byte. File: a tokenizer.json, with which"
+        " sources were prepared.",
+    )
+    path: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="path is the tokenizer.json of the type File, or its folder, below data.path. Omitted with Bytes.",
+    )
 
 
 class Data(ApiModel):
@@ -41,7 +103,13 @@ class Data(ApiModel):
         "**/*.txt",
         min_length=1,
         max_length=256,
-        description="pattern is a glob pattern, relative to path, that the files of the corpus match.",
+        description="pattern is a glob pattern, relative to path, that the files of the corpus match. It has no meaning"
+        " beside sources.",
+    )
+    sources: Annotated[list[Source], Field(max_length=32), Since(4)] = Field(
+        [],
+        description="sources are files of tokens that training reads in a mixture, instead of text below path.",
+        json_schema_extra=list_map("name"),
     )
     tokenizer: Tokenizer = Field(Tokenizer(), description="tokenizer turns text into tokens.")
     validation: Validation = Field(Validation(), description="validation says how the validation loss is measured.")

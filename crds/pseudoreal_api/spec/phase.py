@@ -87,6 +87,13 @@ class Batch(ApiModel):
     )
 
 
+class Part(ApiModel):
+    """A source's part of a mixture."""
+
+    source: DnsLabel = Field(description="source is the name of one of data.sources.")
+    weight: int = Field(ge=1, le=100_000, description="weight is its part of the samples, beside the other weights.")
+
+
 class Parallelism(ApiModel):
     pipeline: Annotated[
         Annotated[int, Field(strict=True, ge=1, le=10_000)] | Literal["AllRanks"],
@@ -227,6 +234,12 @@ class Phase(ApiModel):
         " or one if there are none.",
     )
     batch: Batch = Field(description="batch is the batch of one training step.")
+    mixture: Annotated[list[Part], Field(max_length=32)] = Field(
+        [],
+        description="mixture says what part of the samples each of data.sources has in this phase; those that are not"
+        " named have none. Empty: the weights are those of data.sources.",
+        json_schema_extra=list_map("source"),
+    )
     parallelism: Parallelism = Field(
         Parallelism(), description="parallelism says how the phase is laid out over its ranks."
     )

@@ -109,6 +109,29 @@ SPEC_RULES = (
         "self.data.validation.fraction",
     ),
     _job(
+        "size(self.data.sources) == 0 || size(self.data.validation.sets) > 0",
+        "spec.data.validation.sets: beside the %d spec.data.sources there must be one at least; name files of tokens"
+        " that are not trained on",
+        "size(self.data.sources)",
+    ),
+    _job(
+        "size(self.data.sources) > 0 || size(self.data.validation.sets) == 0",
+        "spec.data.validation.sets: the %d sets are tokens, and without spec.data.sources training reads text; remove"
+        " them, and spec.data.validation.fraction of the text is measured",
+        "size(self.data.validation.sets)",
+    ),
+    _job(
+        "has(self.data.tokenizer.path) == (self.data.tokenizer.type == 'File')",
+        "spec.data.tokenizer.type is %s: File needs spec.data.tokenizer.path, and Bytes has none",
+        "self.data.tokenizer.type",
+    ),
+    _job(
+        "self.data.tokenizer.type == 'Bytes' || size(self.data.sources) > 0",
+        "spec.data.tokenizer.type %s is for spec.data.sources, and text is trained on as bytes; run `pseudoreal data"
+        " prepare` with that tokenizer, and name what it writes in spec.data.sources",
+        "self.data.tokenizer.type",
+    ),
+    _job(
         "double(self.optimizer.learningRate) > 0.0",
         "spec.optimizer.learningRate %s must be greater than 0",
         "self.optimizer.learningRate",

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-CONTRACT = 3
-"""Number of the contract that this release speaks: that of release 0.3.0. It rises by one with each release that adds
+CONTRACT = 4
+"""Number of the contract that this release speaks; release 0.3.0 speaks 3. It rises by one with each release that adds
 binding fields to a configuration."""
 
 REMEDY = "set spec.pod.image, while the job is suspended, to the trainer of the operator's release, or leave it out"

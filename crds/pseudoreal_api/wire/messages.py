@@ -107,6 +107,12 @@ class ProgressReport(BaseModel):
     validation_loss: float | None = None
     """Validation loss in nats per token: in the log the newest one known, in metrics.jsonl only on lines where it was
     measured."""
+    validation_losses: dict[str, float] | None = None
+    """Validation losses by the names of data.validation.sets, nats per token, on lines of metrics.jsonl where they were
+    measured; None where the corpus is text."""
+    bits_per_byte: dict[str, float] | None = None
+    """The same in bits per byte of the text, which compares tokenizers; None where the tokenizer is not known. A text
+    is one set with the name text."""
     learning_rate: float
     tokens_per_second: float
     seconds: float
@@ -118,6 +124,8 @@ class ProgressReport(BaseModel):
     skipped_steps: int = 0
     """Steps, from the job's start, whose updates were left out in whole or in part because a loss or gradient was not
     finite."""
+    data_seconds: float = 0.0
+    """Seconds of this step for which the first rank waited for samples."""
     waited_seconds: float = 0.0
     """Seconds of this step that the first rank's main thread stood still until its gradients were reduced and its units
     updated."""

@@ -17,6 +17,8 @@ _MOMENT = "a moment that reads as a sentence: since when, until when"
 
 EXCEPTIONS = {
     ("enums", "spec.precision.compute"): _TYPE,
+    ("enums", "spec.data.sources[].dtype"): _TYPE,
+    ("enums", "spec.data.validation.sets[].dtype"): _TYPE,
     ("minlength", "spec.pod.env[].value"): "a variable may be empty, as in core/v1",
     ("minlength", "spec.phases[].pod.env[].value"): "a variable may be empty, as in core/v1",
     ("nobools", "spec.suspend"): "as in batch/v1; Kueue sets it",

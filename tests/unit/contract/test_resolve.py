@@ -12,6 +12,12 @@ from tests.support.jobs import good_job
 GPUS = {"limits": {"nvidia.com/gpu": 8}}
 OBJECTS = {"type": "ObjectStorage", "objectStorage": {"url": "s3://bucket/prefix"}}
 
+TOKENS = {
+    "path": "tokens",
+    "sources": [{"name": "web", "weight": 7}, {"name": "code"}],
+    "validation": {"sets": [{"name": "wiki"}]},
+}
+
 
 def _resolve(**changes: Any) -> PhaseConfig:
     return phase_config(check_job(good_job(**changes)), 1, execution=3, work_directory="/w", offload_directory="/o")
@@ -70,6 +76,10 @@ def test_a_pipeline_of_all_ranks() -> None:
             {"spec__phases__0__offload": {"homes": [{"unit": "blocks.2", "home": "Host"}]}},
             r"phases\[pseudo\].offload.homes: there is no blocks.2, as the phase has 2 blocks; the last is blocks.1",
         ),
+        (
+            {"spec__data": TOKENS, "spec__phases__1__mixture": [{"source": "books", "weight": 1}]},
+            r"phases\[real\].mixture: there is no source books in spec.data.sources, which has web, code",
+        ),
     ],
 )
 def test_what_cannot_run_says_what_to_change(changes: dict[str, Any], says: str) -> None:
@@ -89,6 +99,19 @@ def test_interleaved_rounds_that_are_equal(micro_batches: int) -> None:
 def test_the_homes_of_existing_units_pass() -> None:
     homes = [{"unit": unit, "home": "Host"} for unit in ("embedding", "blocks.0", "blocks.1", "head")]
     check_resolvable(check_job(good_job(spec__phases__0__offload={"homes": homes})).spec)
+
+
+def test_mixtures_reach_the_trainer_with_the_phases_behind() -> None:
+    changes = {"spec__data": TOKENS, "spec__phases__1__mixture": [{"source": "code", "weight": 5}]}
+    job = check_job(good_job(**changes))
+    first, second = (
+        phase_config(job, index, execution=1, work_directory="/w", offload_directory="/o").mixtures for index in (0, 1)
+    )
+    assert [(mixture.weights, mixture.last_step, mixture.sequences) for mixture in first] == [
+        ({"web": 7, "code": 1}, 10, 8),
+        ({"code": 5}, 20, 8),
+    ]
+    assert second == first[1:]
 
 
 def test_experts_reach_the_trainer() -> None:

@@ -104,6 +104,9 @@ class Random(ApiModel):
 
     generator: Literal["feistel-splitmix64-v1"] = "feistel-splitmix64-v1"
     seed: int
+    mixture: Literal["earliest-deadline-v1"] | None = Field(
+        None, description="Which source comes when, by the weights. None: the corpus is text."
+    )
 
 
 class Manifest(ApiModel):
@@ -121,6 +124,9 @@ class Manifest(ApiModel):
     phase_begin: int = Field(0, description="Step at which the phase began.")
     tokens: int = Field(description="Tokens trained, from the job's start.")
     global_cursor: int = Field(description="Samples consumed, from the job's start.")
+    consumed: dict[str, int] | None = Field(
+        None, description="Samples consumed of each source, from the job's start. None: the corpus is text."
+    )
     loss: float | None = Field(None, description="Training loss of the newest step with a finite one.")
     start_validation_loss: float | None = Field(None, description="Before the phase's first step, once measured.")
     validation_loss: float | None = Field(None, description="The newest of this phase.")

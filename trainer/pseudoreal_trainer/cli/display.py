@@ -50,6 +50,8 @@ class Display:
             case "corpus":
                 self.baseline = event["order2_nats"]
                 self._say(f"corpus: {event['bytes']:,} bytes; order-2 model: {self.baseline:.4f} nats per byte")
+            case "token_corpus":
+                self._say(f"corpus: {event['tokens']:,} tokens in {len(event['sources'])} sources")
             case "phase_started":
                 self._line_at = 0.0
                 self._say(_started(event))

@@ -27,7 +27,8 @@ def read_job(path: Path) -> PseudoRealJob:
     """
     job = parse_job(path)
     data = job.spec.data.model_copy(update={"path": str(path.resolve().parent / job.spec.data.path)})
-    corpus_files(data)
+    if not data.sources:
+        corpus_files(data)
     return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})})
 
 

@@ -17,7 +17,7 @@ import structlog
 from pseudoreal_api.resolved.config import PhaseConfig, read_phase_config
 from pseudoreal_api.wire.messages import TerminationMessage
 
-from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.heartbeat.heartbeat import Heartbeat
 from pseudoreal_trainer.heartbeat.record import HeartbeatFile
@@ -101,7 +101,7 @@ def _train(
 ) -> TerminationMessage:
     heartbeat.working("reads the corpus")
     # The corpus comes first: a job without text fails at once, and no rank waits for one that has failed.
-    corpus = load_corpus(config.data, config.model.sequence_length)
+    corpus = open_corpus(config)
     if config.preflight.mode != "None":
         heartbeat.working("checks ranks and networks")
         run_preflight(config, config_file)

@@ -7,24 +7,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.forecast.memory.crossing import Shape
+from pseudoreal_trainer.training.reading import Samples
 
 
 @dataclass(frozen=True)
 class StreamBatch:
     """This data rank's windows of a training step."""
 
-    stream: Stream
+    samples: Samples
     parts: list[tuple[int, int]]
     """Cursors [first, end) of each micro-batch."""
 
     def shape(self, micro_batch: int) -> Shape:
         first, end = self.parts[micro_batch]
-        return end - first, self.stream.sequence
+        return end - first, self.samples.sequence
 
     def tokens(self, micro_batch: int) -> Tensor:
-        return _tokens(self.stream.windows(*self.parts[micro_batch]))
+        return _tokens(self.samples.windows(*self.parts[micro_batch]))
 
 
 @dataclass(frozen=True)
@@ -42,5 +42,5 @@ class WindowBatch:
 
 
 def _tokens(windows: NDArray[Any]) -> Tensor:
-    """Bytes [B, T + 1] -> token ids, int64."""
+    """Bytes or token ids [B, T + 1] -> token ids, int64."""
     return torch.from_numpy(windows).to(torch.int64)

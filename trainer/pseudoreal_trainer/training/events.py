@@ -1,7 +1,7 @@
 """The events of a phase in the log, for people and for the programs that read it."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
@@ -10,6 +10,7 @@ from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.baseline import order2_nats
 from pseudoreal_trainer.data.corpus import Corpus
+from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.engine.updates import Agreement
@@ -28,14 +29,24 @@ _SAMPLED_BYTES = 256 << 20
 log = structlog.get_logger()
 
 
-def log_corpus(config: PhaseConfig, corpus: Corpus, validation: Validation) -> None:
+def log_corpus(config: PhaseConfig, corpus: Corpus | TokenCorpus, validations: Mapping[str, Validation]) -> None:
+    measured = sum(validation.tokens for validation in validations.values())
+    if isinstance(corpus, TokenCorpus):
+        log.info(
+            "token_corpus",
+            tokens=corpus.tokens,
+            sources={name: source.reader.tokens for name, source in corpus.sources.items()},
+            measured_tokens=measured,
+            sha256=corpus.identity.sha256,
+        )
+        return
     windows = with_context(corpus, config.model.sequence_length, config.data.validation.sequences)
     log.info(
         "corpus",
         bytes=corpus.bytes,
         train_tokens=len(corpus.train),
         validation_tokens=len(corpus.validation),
-        measured_tokens=validation.tokens,
+        measured_tokens=measured,
         sha256=corpus.identity.sha256,
         order2_nats=order2_nats(corpus.train, windows),
     )
@@ -87,11 +98,11 @@ def log_saved(saved: Saved) -> None:
     )
 
 
-def log_sample(config: PhaseConfig, corpus: Corpus, store: CheckpointStore) -> None:
+def log_sample(config: PhaseConfig, corpus: Corpus | TokenCorpus, store: CheckpointStore) -> None:
     """Logs a text that the trained model writes. Large models write none: this rank may not have the memory for all
-    their weights."""
+    their weights. Nor do those of token files, whose tokenizer the trainer does not know."""
     manifest = store.committed(config.phase)[-1]
-    if manifest.bytes > _SAMPLED_BYTES:
+    if isinstance(corpus, TokenCorpus) or manifest.bytes > _SAMPLED_BYTES:
         return
     model = Transformer(config.model, config.sharing)
     load_weights(model, store.reader(manifest))

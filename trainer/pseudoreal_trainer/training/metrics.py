@@ -4,10 +4,10 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
@@ -53,15 +53,19 @@ def _step(line: str) -> float:
 class Meter:
     """The durations of training steps, without validation and saves."""
 
-    def __init__(self, heartbeat: Heartbeat) -> None:
-        self._heartbeat = heartbeat
+    def __init__(self, heartbeat: Heartbeat, waited_for_data: Callable[[], float]) -> None:
+        """`waited_for_data`: seconds so far."""
+        self._heartbeat, self._waited_for_data = heartbeat, waited_for_data
         self.seconds = 0.0
         self.waited = 0.0
         """Seconds of the newest step in which the main thread stood still until others reduced and updated."""
+        self.data_seconds = 0.0
+        """Seconds of the newest step in which it waited for samples."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def __enter__(self) -> Self:
         self._begin, self._stalled = time.perf_counter(), self._heartbeat.stalled_seconds
+        self._data = self._waited_for_data()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
@@ -69,6 +73,7 @@ class Meter:
         self.seconds += duration
         self._recent.append(duration)
         self.waited = self._heartbeat.stalled_seconds - self._stalled
+        self.data_seconds = self._waited_for_data() - self._data
 
     @property
     def seconds_per_step(self) -> float:
@@ -120,8 +125,7 @@ class Reporter:
 
     def step(self, progress: "Progress", *, validated: bool, important: bool) -> None:
         """`validated`: the validation loss was measured after this very step."""
-        line = self._report(progress, progress.validation_loss if validated else None, self._saved, self._correlations)
-        self._saved = self._correlations = None
+        report, line = self._report(progress), self._line(progress, validated=validated)
         self._file.write(line.model_dump_json() + os.linesep)
         if self._kept is not None:
             self._kept.add(line.model_dump_json())
@@ -131,38 +135,43 @@ class Reporter:
         now = time.monotonic()
         if important or validated or now - self._logged >= _LOG_SECONDS:
             self._logged = now
-            report = self._report(progress, progress.validation_loss)
             log.info(PROGRESS_EVENT, **report.model_dump())
             if self._pod is not None:
                 self._pod.leave_progress(report)
 
-    def _report(
-        self,
-        progress: "Progress",
-        validation_loss: float | None,
-        checkpoint: CheckpointCost | None = None,
-        correlations: list[float] | None = None,
-    ) -> ProgressReport:
+    def _line(self, progress: "Progress", *, validated: bool) -> ProgressReport:
+        """The report as a line, which says what was noted since the line before, and losses only where they were
+        measured."""
+        known: dict[str, Any] = {"checkpoint": self._saved, "gradient_correlations": self._correlations}
+        self._saved = self._correlations = None
+        if not validated:
+            return self._report(progress, validation_loss=None, **known)
+        sets = {name: loss for name, loss in progress.validation_losses.items() if name}
+        bits = {name or "text": each for name, each in progress.bits_per_byte.items()}
+        return self._report(progress, validation_losses=sets or None, bits_per_byte=bits or None, **known)
+
+    def _report(self, progress: "Progress", **known: Any) -> ProgressReport:
+        """`known`: besides what every report says, or instead of it."""
         config, gauges, pace = self._config, self._gauges, self._meter.seconds_per_step
-        return ProgressReport(
-            phase=config.phase,
-            step=progress.step,
-            total_steps=config.total_steps,
-            tokens=progress.tokens,
-            loss=progress.loss,
-            validation_loss=validation_loss,
-            learning_rate=phase_rate(config, progress.step, progress.begin),
-            tokens_per_second=config.batch.sequences * config.model.sequence_length / pace,
-            seconds=self._meter.seconds,
-            remaining_seconds=(config.phase_steps - progress.step) * pace,
-            global_cursor=progress.cursor,
-            skipped_steps=progress.skipped.steps,
-            waited_seconds=self._meter.waited,
-            gradient_norm=progress.gradient_norm,
-            teraflops_per_second=gauges.teraflops_per_second(pace),
-            mfu=gauges.utilisation(pace),
-            device_bytes=gauges.device_bytes(),
-            host_bytes=gauges.host_bytes(),
-            checkpoint=checkpoint,
-            gradient_correlations=correlations,
-        )
+        values = {
+            "phase": config.phase,
+            "step": progress.step,
+            "total_steps": config.total_steps,
+            "tokens": progress.tokens,
+            "loss": progress.loss,
+            "validation_loss": progress.validation_loss,
+            "learning_rate": phase_rate(config, progress.step, progress.begin),
+            "tokens_per_second": config.batch.sequences * config.model.sequence_length / pace,
+            "seconds": self._meter.seconds,
+            "remaining_seconds": (config.phase_steps - progress.step) * pace,
+            "global_cursor": progress.cursor,
+            "skipped_steps": progress.skipped.steps,
+            "data_seconds": self._meter.data_seconds,
+            "waited_seconds": self._meter.waited,
+            "gradient_norm": progress.gradient_norm,
+            "teraflops_per_second": gauges.teraflops_per_second(pace),
+            "mfu": gauges.utilisation(pace),
+            "device_bytes": gauges.device_bytes(),
+            "host_bytes": gauges.host_bytes(),
+        }
+        return ProgressReport.model_validate(values | known)

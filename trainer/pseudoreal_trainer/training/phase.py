@@ -1,6 +1,6 @@
 """Trains one phase, from where it begins to its end or until it is asked to stop."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from math import isfinite
@@ -15,7 +15,8 @@ from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Continued, Origin, Resumed, find_origin
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
-from pseudoreal_trainer.data.stream import Stream, rank_parts
+from pseudoreal_trainer.data.stream import rank_parts
+from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
@@ -32,18 +33,23 @@ from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.gauges import phase_gauges
 from pseudoreal_trainer.training.metrics import Meter, Reporter
 from pseudoreal_trainer.training.progress import Progress
+from pseudoreal_trainer.training.reading import Reading, Samples, open_reading
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
 from pseudoreal_trainer.training.schedule import phase_rate
 from pseudoreal_trainer.training.sinks.opening import check_packages
 from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine
-from pseudoreal_trainer.training.validation import Validation, phase_validation
+from pseudoreal_trainer.training.validation import Validation, phase_validations
 
 log = structlog.get_logger()
 
 
 def train_phase(
-    config: PhaseConfig, corpus: Corpus, ranks: Ranks, stop: Callable[[], bool], pod: PodFolder | None = None
+    config: PhaseConfig,
+    corpus: Corpus | TokenCorpus,
+    ranks: Ranks,
+    stop: Callable[[], bool],
+    pod: PodFolder | None = None,
 ) -> TerminationMessage:
     """Trains the phase. Every rank calls this. `pod`: the folder through which the pod's supervisor hears how far it
     is. Raises TrainingError."""
@@ -70,20 +76,26 @@ def train_phase(
         ranks.heartbeat.working("loads weights")
         fill(engine, config, origin)
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
-        with Saver(engine, store, fence, config.checkpoint, resumed) as saver:
-            validation = phase_validation(config, corpus, layout, device_kind(ranks))
-            progress, meter = first_progress(config, origin), Meter(ranks.heartbeat)
+        progress = first_progress(config, origin)
+        with (
+            open_reading(config, corpus, progress, engine.mesh) as reading,
+            Saver(engine, store, fence, config.checkpoint, resumed) as saver,
+        ):
+            validations = phase_validations(config, corpus, layout, device_kind(ranks))
+            meter = Meter(ranks.heartbeat, lambda: reading.waited_seconds)
             gauges = phase_gauges(config, ranks)
             reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
             with reporter or nullcontext():
-                phase = _Phase(config, corpus, store, engine, saver, validation, progress, meter, reporter, pod)
+                phase = _Phase(
+                    config, corpus, reading, store, engine, saver, validations, progress, meter, reporter, pod
+                )
                 phase.begin(origin)
                 return phase.end(stopped=phase.train(stop))
 
 
 def train_step(
     config: PhaseConfig,
-    stream: Stream,
+    samples: Samples,
     engine: Engine,
     progress: Progress,
     *,
@@ -99,7 +111,7 @@ def train_step(
     all, otherwise none of the units whose gradients are not finite.
     """
     step, mesh = progress.step + 1, engine.mesh
-    batch = StreamBatch(stream, rank_parts(config.batch, progress.cursor, mesh.data_rank, mesh.layout.data))
+    batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, mesh.data_rank, mesh.layout.data))
     tokens = config.batch.sequences * config.model.sequence_length
     rate = phase_rate(config, step, progress.begin)
     return engine.train(batch, Training(tokens, rate, stop, finish), step, probe)
@@ -111,11 +123,13 @@ class _Phase:
     they branch only on what is the same on every rank: `progress`, the config, what the ranks agreed on."""
 
     config: PhaseConfig
-    corpus: Corpus
+    corpus: Corpus | TokenCorpus
+    reading: Reading
     store: CheckpointStore
     engine: Engine
     saver: Saver
-    validation: Validation
+    validations: Mapping[str, Validation]
+    """Validations by the names of their sets; the first is the job's."""
     progress: Progress
     meter: Meter
     reporter: Reporter | None
@@ -126,7 +140,7 @@ class _Phase:
         """Measures the validation loss that the phase begins with."""
         progress = self.progress
         if self.reporter and isinstance(origin, Anew):
-            events.log_corpus(self.config, self.corpus, self.validation)
+            events.log_corpus(self.config, self.corpus, self.validations)
         self.engine.mesh.ranks.heartbeat.step_done(progress.step)
         if progress.start_validation_loss is None:
             progress.start_validation_loss = progress.validation_loss = self._validated()
@@ -140,14 +154,14 @@ class _Phase:
     def train(self, stop: Callable[[], bool]) -> bool:
         """Makes steps until the phase is over, or some rank is asked to `stop`: then the result is True."""
         config, rules, progress, heartbeat = self.config, self._rules, self.progress, self.engine.mesh.ranks.heartbeat
-        stream = Stream(self.corpus.train, config.model.sequence_length, config.data.seed)
+        samples = self.reading.samples
         first = progress.step + 1
         while not rules.is_over(progress):
             finish = self.pod is not None and self.pod.is_asked_to_finish()
             measures, checks = rules.measures(progress), rules.checks(progress)
             probe = self._probe(measures=measures, checks=checks)
             with self.meter, heartbeat.step():
-                agreed = train_step(config, stream, self.engine, progress, stop=stop(), finish=finish, probe=probe)
+                agreed = train_step(config, samples, self.engine, progress, stop=stop(), finish=finish, probe=probe)
                 gradients = None if probe is None else probe.result()
             self._advance(agreed)
             if gradients is not None and gradients.are_finite:
@@ -207,17 +221,23 @@ class _Phase:
                 self.reporter.checked(found.correlations)
 
     def _validated(self) -> float:
-        """The validation loss of the present weights, nats per token. Raises TrainingError when it is not finite."""
+        """The validation loss of the present weights, nats per token; that of the first set. Raises TrainingError when
+        one is not finite."""
         self.engine.mesh.ranks.heartbeat.working("validates")
-        loss = self.validation.measure(self.engine)
-        if not isfinite(loss):
-            raise TrainingError(f"the validation loss is {loss}; {REMEDY}")
-        return loss
+        losses = {name: validation.measure(self.engine) for name, validation in self.validations.items()}
+        for name, loss in losses.items():
+            if not isfinite(loss):
+                raise TrainingError(f"the validation loss{f' of {name}' if name else ''} is {loss}; {REMEDY}")
+        self.progress.validation_losses = losses
+        bits = {name: validation.bits_per_byte(losses[name]) for name, validation in self.validations.items()}
+        self.progress.bits_per_byte = {name: each for name, each in bits.items() if each is not None}
+        return next(iter(losses.values()))
 
     def _save(self, *, complete: bool = False) -> Manifest:
         """Begins to save a checkpoint, and waits for its commit if the spec says so."""
         if self.reporter:
             self.reporter.keep(self.progress.step)
+        self.progress.consumed = self.reading.consumed(self.progress.cursor)
         manifest = self.progress.manifest(self.config, self.corpus.identity, complete=complete)
         self._report(self.saver.start(manifest))
         if self.config.checkpoint.mode == "Sync":

@@ -36,10 +36,17 @@ class Progress:
     """Validation loss before the phase's first step, nats per token; None until it is measured."""
     validation_loss: float | None = None
     """Newest validation loss of this phase, nats per token."""
+    validation_losses: dict[str, float] = field(default_factory=dict)
+    """The newest validation losses by the names of their sets, nats per token; a text is one set without a name. They
+    are in no manifest."""
+    bits_per_byte: dict[str, float] = field(default_factory=dict)
+    """The same in bits per byte of text, where the tokenizer is known."""
     ending: Ending = field(default_factory=Ending)
     measurement: Measurement | None = None
     updates: Updates = field(default_factory=lambda: Updates(others=0, blocks=0))
     skipped: Skipped = field(default_factory=Skipped)
+    consumed: dict[str, int] | None = None
+    """Samples consumed of each source, from the job's start, as the newest manifest has them. None: it is text."""
     parent: str | None = None
     """Name of the newest checkpoint, which may still be on its way to the disk."""
 
@@ -62,6 +69,7 @@ class Progress:
             measurement=manifest.measurement,
             updates=manifest.updates,
             skipped=manifest.skipped,
+            consumed=manifest.consumed,
             parent=manifest.name,
             begin=manifest.phase_begin,
             optimizer_state=manifest.optimizer_state,
@@ -93,12 +101,13 @@ class Progress:
             phase_index=config.index,
             model=config.model,
             sharing=config.sharing,
-            random=Random(seed=config.data.seed),
+            random=Random(seed=config.data.seed, mixture="earliest-deadline-v1" if config.mixtures else None),
             corpus=corpus,
             step=self.step,
             phase_begin=self.begin,
             tokens=self.tokens,
             global_cursor=self.cursor,
+            consumed=self.consumed,
             loss=self.loss,
             start_validation_loss=self.start_validation_loss,
             validation_loss=self.validation_loss,

@@ -1,12 +1,16 @@
 """The validation loss: the same windows, one by one, summed in the same order, on any number of ranks."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from numpy.typing import NDArray
 from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.data.corpus import Bytes, Corpus
 from pseudoreal_trainer.data.stream import Indices, spread_starts, take_windows
+from pseudoreal_trainer.data.token_corpus import TokenCorpus
+from pseudoreal_trainer.data.tokenizer.token_bytes import bits_per_byte
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.forecast.memory.evaluation import sequences_at_once
 from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
@@ -17,11 +21,19 @@ from pseudoreal_trainer.training.batches import WindowBatch
 
 @dataclass(frozen=True)
 class Validation:
-    windows: Bytes
-    """Windows of the validation part, [W, T + 1]."""
+    windows: NDArray[Any]
+    """The windows, bytes or tokens, [W, T + 1]."""
     at_once: int
     """Windows that a rank evaluates in one run of the engine. Each is a pass of its own: sums depend on the shapes of
     the products, so windows that share a pass would give other bits with other numbers of ranks or micro-batches."""
+
+    text_bytes: int | None = None
+    """Bytes of text that the targets stand for; None where the tokenizer is not known."""
+
+    def bits_per_byte(self, loss: float) -> float | None:
+        """Bits that a byte of the text costs at this loss, in nats per token. The ends of documents cost, too, and
+        stand for no byte."""
+        return None if self.text_bytes is None else bits_per_byte(loss * self.tokens, self.text_bytes)
 
     @property
     def tokens(self) -> int:
@@ -49,10 +61,20 @@ def window_starts(corpus: Corpus, sequence: int, most: int) -> Indices:
     return spread_starts(len(corpus.validation), sequence, most)
 
 
-def phase_validation(config: PhaseConfig, corpus: Corpus, layout: Layout, device: Device) -> Validation:
-    starts = window_starts(corpus, config.model.sequence_length, config.data.validation.sequences)
+def phase_validations(
+    config: PhaseConfig, corpus: Corpus | TokenCorpus, layout: Layout, device: Device
+) -> dict[str, Validation]:
+    """Validations by the names of their sets; a text is one set without a name."""
     at_once = sequences_at_once(layout, phase_sizes(config, device))
-    return Validation(take_windows(corpus.validation, starts, config.model.sequence_length), at_once)
+    if isinstance(corpus, TokenCorpus):
+        return {name: Validation(each, at_once, _text_bytes(corpus, each)) for name, each in corpus.sets.items()}
+    starts = window_starts(corpus, config.model.sequence_length, config.data.validation.sequences)
+    windows = take_windows(corpus.validation, starts, config.model.sequence_length)
+    return {"": Validation(windows, at_once, text_bytes=windows[:, 1:].size)}
+
+
+def _text_bytes(corpus: TokenCorpus, windows: NDArray[Any]) -> int | None:
+    return None if corpus.tokenizer is None else int(corpus.tokenizer.token_bytes[windows[:, 1:]].sum())
 
 
 def with_context(corpus: Corpus, sequence: int, most: int) -> Bytes:

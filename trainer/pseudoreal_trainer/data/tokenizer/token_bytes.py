@@ -24,8 +24,7 @@ _SPACE = "\u2581"
 
 
 def bits_per_byte(nats: float, text_bytes: int) -> float:
-    """The bits that a byte of text costs. `nats`: the sum of the losses of tokens that stand for `text_bytes` bytes;
-    those of tokens that stand for none, as the end of a document does, are left out of it."""
+    """The bits that a byte of text costs. `nats`: the sum of the losses of tokens that stand for `text_bytes` bytes."""
     return nats / (math.log(2) * text_bytes)
 
 

@@ -30,9 +30,12 @@ def figures_of(line: ProgressReport) -> Figures:
         "speed/teraflops_per_second": line.teraflops_per_second,
         "speed/mfu": line.mfu,
         "speed/waited_seconds": line.waited_seconds,
+        "speed/data_seconds": line.data_seconds,
         "memory/device_bytes": line.device_bytes,
         "memory/host_bytes": line.host_bytes,
         "checkpoint/seconds": None if cost is None else cost.seconds,
         "checkpoint/stall_seconds": None if cost is None else cost.stall_seconds,
     }
+    known |= {f"validation/{name}": loss for name, loss in (line.validation_losses or {}).items()}
+    known |= {f"validation/{name}_bits_per_byte": bits for name, bits in (line.bits_per_byte or {}).items()}
     return {name: float(figure) for name, figure in known.items() if figure is not None}

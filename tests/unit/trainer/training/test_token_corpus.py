@@ -1,0 +1,237 @@
+"""Jobs that train on token files: the order, restarts, phases with other mixtures, validation sets, refusals."""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.data.token_corpus import open_corpus
+from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
+from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
+from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, read_index, token_type, write_index
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.training.phase import train_phase
+from pseudoreal_trainer.training.schedule import learning_rate
+from torch.nn import functional as F
+
+from tests.support.adamw import adamw
+from tests.support.checkpoints import assert_same, metrics, newest_of
+from tests.unit.trainer.data.slow_permutation import permuted
+
+T = 16
+"""model.sequenceLength of `job_body`."""
+SIZES = {"web": 403, "code": 245, "wiki": 100, "books": 81}
+"""Tokens of the files by name; the first two are sources, the others validation sets."""
+SLOTS = ["web", "code", "web", "web", "code"]
+"""Sources of the samples of a period, with the weights 3 and 2, by hand."""
+
+
+def tokens_of(name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    random = np.random.default_rng(int.from_bytes(name.encode(), "little") % 2**32)
+    return random.integers(0, 256, SIZES[name])
+
+
+@pytest.fixture(autouse=True)
+def job(job_body: Any, tmp_path: Path) -> Any:
+    folder = tmp_path / "tokens"
+    for name in SIZES:
+        write_native(folder / name, tokens_of(name))
+    job_body["spec"]["data"] = {
+        "path": str(folder),
+        "sources": [{"name": "web", "weight": 3}, {"name": "code", "weight": 2}],
+        "validation": {"everySteps": 4, "sequences": 3, "sets": [{"name": "wiki"}, {"name": "books"}]},
+    }
+    return job_body
+
+
+def write_native(folder: Path, tokens: Any) -> None:
+    folder.mkdir(parents=True)
+    with ShardWriter(folder, 0, vocabulary=256, end_of_document=0) as writer:
+        for document in (tokens[:7], tokens[8:-1]):
+            writer.append(document.clip(1), len(document))
+        shard = writer.finish()
+    index = Index(
+        version=1,
+        dtype=token_type(256),
+        vocabulary=256,
+        end_of_document=0,
+        tokenizer=ByteTokenizer().sha256,
+        text_bytes=shard.text_bytes,
+        shards=[shard],
+    )
+    write_index(folder, index)
+
+
+@pytest.fixture
+def train() -> Callable[..., Any]:
+    """Trains a phase in this process, on one rank, whatever its workers."""
+
+    def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
+        config = config.model_copy(update={"workers": 1})
+        return train_phase(config, open_corpus(config), Ranks(0, 1, torch.device("cpu")), stop)
+
+    return run
+
+
+def written(name: str) -> list[int]:
+    """The tokens of the files: the first document ends with the eighth."""
+    tokens = tokens_of(name).clip(1).tolist()
+    return [*tokens[:7], 0, *tokens[8:-1], 0]
+
+
+def sample(name: str, number: int) -> list[int]:
+    """A sample of a source, by its number since the job's start, with Python's own integers."""
+    samples = (SIZES[name] - 1) // T
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    first = T * permuted(number % samples, samples, 0, number // samples, key)
+    return written(name)[first : first + T + 1]
+
+
+def stream(cursors: int) -> list[list[int]]:
+    taken, found = dict.fromkeys(SIZES, 0), []
+    for cursor in range(cursors):
+        name = SLOTS[cursor % len(SLOTS)]
+        found.append(sample(name, taken[name]))
+        taken[name] += 1
+    return found
+
+
+def reference(config: PhaseConfig) -> tuple[list[float], dict[str, float]]:
+    """Ordinary torch: the losses of six steps of six samples, and those of the validation sets at the end."""
+    model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
+    optimizer = adamw(model.parameters(), config.optimizer, 0.0)
+    samples, losses = torch.tensor(stream(36)), []
+    for step, windows in enumerate(samples.split(6), start=1):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step, config.total_steps)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    validated = {}
+    for name in ("wiki", "books"):
+        available = (SIZES[name] - 1) // T
+        windows = torch.tensor([written(name)[T * (i * available // 3) :][: T + 1] for i in range(3)])
+        with torch.no_grad():
+            loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+        validated[name] = loss.item()
+    return losses, validated
+
+
+def test_losses_are_those_of_a_plain_loop_over_the_mixture(config: Any, train: Any) -> None:
+    message = train(config(0))
+    losses, validated = reference(config(0))
+    lines = metrics(config(0))
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-13)
+    assert lines[-1]["validation_losses"] == pytest.approx(validated, rel=1e-13)
+    # Of the 48 targets of each set one ends a document and stands for no byte.
+    bits = {name: loss * 48 / math.log(2) / 47 for name, loss in validated.items()}
+    assert lines[-1]["bits_per_byte"] == pytest.approx(bits, rel=1e-13)
+    assert message.validation_loss == lines[-1]["validation_losses"]["wiki"], "the first set is the job's"
+    assert [line["validation_losses"] is None for line in lines] == [True, True, True, False, True, False]
+    assert all(line["data_seconds"] >= 0 for line in lines)
+
+
+def test_a_restart_at_any_step_and_another_mixture_repeat_and_skip_nothing(job: Any, config: Any, train: Any) -> None:
+    """The first phase is stopped after every step; in the second one code is read alone."""
+    job["spec"]["phases"][1]["mixture"] = [{"source": "code", "weight": 1}]
+    whole, parts = config(0, "whole"), config(0, "parts")
+    train(whole)
+    for step in range(1, 6):
+        calls = count(1)
+        assert train(parts, lambda calls=calls: next(calls) >= 1).step == step
+    train(parts)
+    assert_same(newest_of(whole), newest_of(parts))
+    manifest = newest_of(parts).manifest
+    assert manifest.consumed == {"web": 22, "code": 14}, "of 36 samples, 7 periods and one more"
+    after = CheckpointStore(Path(whole.work_directory), "11111111-2222")
+    assert after.committed("pseudo")[-1].consumed == manifest.consumed
+
+
+def test_the_next_phase_goes_on_in_each_source(job: Any, config: Any, train_job: Any) -> None:
+    job["spec"]["phases"][1]["mixture"] = [{"source": "code", "weight": 5}]
+    train_job("work")
+    assert newest_of(config(1)).manifest.consumed == {"web": 22, "code": 14 + 36}
+
+
+@pytest.fixture
+def train_job(config: Any, delink_of: Any, train: Any) -> Callable[[str], Any]:
+    from pseudoreal_trainer.checkpoint.delink import delink
+
+    def run(work: str) -> Any:
+        train(config(0, work))
+        delink(delink_of(1, work))
+        return train(config(1, work))
+
+    return run
+
+
+def test_a_source_that_was_written_anew_is_refused(config: Any, train: Any, tmp_path: Path) -> None:
+    train(config(0), lambda: True)
+    other = tokens_of("web")
+    other[9] ^= 1
+    folder = tmp_path / "tokens" / "web"
+    folder.rename(tmp_path / "before")
+    write_native(folder, other)
+    with pytest.raises(InvalidJobError, match="not the one that checkpoint pseudo-00000001 was trained on"):
+        train(config(0, execution=2))
+
+
+def test_a_job_that_would_read_a_source_too_often_is_refused_when_it_starts(job: Any, config: Any, train: Any) -> None:
+    """Each phase has 36 samples, of which code has 14; an epoch of it has 15."""
+    job["spec"]["data"]["sources"][1]["maxEpochs"] = 1
+    with pytest.raises(InvalidJobError, match=r"reads 28 samples of the source code, which has 15: that is 1.87"):
+        train(config(0))
+    job["spec"]["data"]["sources"][1]["maxEpochs"] = 2
+    assert train(config(0)).outcome == "Succeeded"
+
+
+def test_a_source_that_is_not_there_is_named(job: Any, config: Any, train: Any) -> None:
+    job["spec"]["data"]["sources"][1]["path"] = "nowhere"
+    with pytest.raises(InvalidJobError, match=r"nowhere/index.json is not there"):
+        train(config(0))
+
+
+def test_files_of_another_tokenizer_are_refused(job: Any, config: Any, train: Any, tmp_path: Path) -> None:
+    """This one has the same tokens, and another file."""
+    folder = tmp_path / "tokens" / "tokenizer"
+    folder.mkdir()
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    vocabulary = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
+    description = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(description))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": BYTE_CHARACTERS[0]}))
+    job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
+    with pytest.raises(InvalidJobError, match=r"web was prepared with another tokenizer than spec.data.tok"):
+        train(config(0))
+    for name in SIZES:
+        index = read_index(tmp_path / "tokens" / name)
+        sha256 = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+        write_index(tmp_path / "tokens" / name, index.model_copy(update={"tokenizer": sha256}))
+    train(config(0))
+    assert metrics(config(0))[-1]["bits_per_byte"].keys() == {"wiki", "books"}
+
+
+def test_where_the_tokenizer_is_not_named_there_are_no_bits_per_byte(config: Any, train: Any, tmp_path: Path) -> None:
+    web = tmp_path / "tokens" / "web"
+    write_index(web, read_index(web).model_copy(update={"tokenizer": "1" * 64}))
+    train(config(0))
+    assert metrics(config(0))[-1]["bits_per_byte"] is None

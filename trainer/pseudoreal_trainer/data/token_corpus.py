@@ -1,0 +1,83 @@
+"""A corpus of token files: the sources that training reads, and the sets that validation losses are measured on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.data import TokenFiles as Spec
+
+from pseudoreal_trainer.checkpoint.storage.path import SCHEME, StoragePath, storage_path
+from pseudoreal_trainer.data.corpus import Corpus, CorpusIdentity, load_corpus
+from pseudoreal_trainer.data.identity import joined_identity, token_identity
+from pseudoreal_trainer.data.sources import Source, open_source
+from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, Tokenizer, load_tokenizer
+from pseudoreal_trainer.data.tokens.opening import token_files
+from pseudoreal_trainer.data.tokens.reader import Tokens
+from pseudoreal_trainer.data.tokens.runs import TokenFiles
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.plan.units import VOCABULARY
+
+_PATTERNS = {"Native": "", "Megatron": "**/*.bin", "Nanotron": "**/*.ds", "NumPy": "**/*.npy", "Raw": "**/*.bin"}
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    sources: Mapping[str, Source]
+    sets: Mapping[str, Tokens]
+    """Validation windows by the names of their sets, [W, T + 1] each. The first set is the job's."""
+    tokenizer: Tokenizer | None
+    """The tokenizer of all of them; None where the job does not name it."""
+    identity: CorpusIdentity
+    """The identity of the sources; the sets change no weight."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sources."""
+        return sum(source.reader.tokens for source in self.sources.values())
+
+
+def open_corpus(config: PhaseConfig) -> Corpus | TokenCorpus:
+    """The text or the token files of a job. Raises InvalidJobError where something is missing or damaged."""
+    if not config.data.sources:
+        return load_corpus(config.data, config.model.sequence_length)
+    files = {source.name: _files(config, source) for source in config.data.sources}
+    sets = {each.name: _files(config, each) for each in config.data.validation.sets}
+    most = config.data.validation.sequences
+    return TokenCorpus(
+        sources={name: _open(config, name, found) for name, found in files.items()},
+        sets={name: _open(config, name, found).spread(most) for name, found in sets.items()},
+        tokenizer=_tokenizer(config, files | sets),
+        identity=joined_identity({name: token_identity(found) for name, found in files.items()}),
+    )
+
+
+def _tokenizer(config: PhaseConfig, files: Mapping[str, TokenFiles]) -> Tokenizer | None:
+    """The tokenizer that the job names. Bytes are the default, so files of another tokenizer only mean that theirs is
+    not named."""
+    asked = config.data.tokenizer
+    tokenizer = load_tokenizer(BYTES if asked.path is None else Path(config.data.path) / asked.path)
+    others = [name for name, found in files.items() if found.tokenizer not in (None, tokenizer.sha256)]
+    if not others:
+        return tokenizer
+    if asked.type == "Bytes":
+        return None
+    raise InvalidJobError(
+        f"{others[0]} was prepared with another tokenizer than spec.data.tokenizer.path {asked.path}, which has the"
+        f" SHA-256 {tokenizer.sha256[:16]}…; prepare it with this one, or name the other"
+    )
+
+
+def _files(config: PhaseConfig, spec: Spec) -> TokenFiles:
+    pattern = spec.pattern or _PATTERNS[spec.format]
+    return token_files(spec.format, _folder(config, spec), pattern, spec.dtype)
+
+
+def _folder(config: PhaseConfig, spec: Spec) -> StoragePath:
+    path = spec.path or spec.name
+    return storage_path(path) if path.startswith(SCHEME) else Path(config.data.path) / path
+
+
+def _open(config: PhaseConfig, name: str, files: TokenFiles) -> Source:
+    sequence, seed = config.model.sequence_length, config.data.seed
+    return open_source(name, files, sequence=sequence, vocabulary=VOCABULARY, seed=seed)

@@ -1,0 +1,127 @@
+"""What a phase reads: the samples of a text, or those of a mixture of token files, which are read ahead of training."""
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+from pseudoreal_api.resolved.config import PhaseConfig
+
+from pseudoreal_trainer.data.corpus import Corpus
+from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, planned, stretch
+from pseudoreal_trainer.data.prefetch import Prefetch
+from pseudoreal_trainer.data.sources import MixedStream
+from pseudoreal_trainer.data.stream import Stream, rank_parts
+from pseudoreal_trainer.data.token_corpus import TokenCorpus
+from pseudoreal_trainer.data.tokens.reader import Tokens
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.training.progress import Progress
+
+Part = tuple[int, int]
+"""Cursors [first, end) of this rank's samples of a micro-batch."""
+
+
+class Samples(Protocol):
+    @property
+    def sequence(self) -> int: ...
+
+    def windows(self, first: int, end: int) -> NDArray[Any]:
+        """The samples at the cursors first..end-1, [end - first, sequence + 1]."""
+
+
+class AheadOfTraining:
+    """The samples of this rank, read by a thread two steps before they are asked for. A rank that asks for none reads
+    none. The steps are asked for in their order, and the parts of a step in any order, as often as one likes."""
+
+    def __init__(self, stream: MixedStream, parts: Callable[[int], list[Part]], first: int, stride: int) -> None:
+        """`parts`: of the step that begins at a cursor. `first`: the cursor of the first step; `stride`: from one to
+        the next."""
+        self.sequence = stream.sequence
+        self._stream, self._parts, self._cursor, self._stride = stream, parts, first, stride
+        self._prefetch: Prefetch[dict[Part, Tokens]] | None = None
+        self._step: dict[Part, Tokens] = {}
+
+    def windows(self, first: int, end: int) -> Tokens:
+        while (first, end) not in self._step:
+            self._step = self._begun().take(self._cursor)
+            self._cursor += self._stride
+        return self._step[first, end]
+
+    @property
+    def waited_seconds(self) -> float:
+        """Seconds that training has waited for samples."""
+        return 0.0 if self._prefetch is None else self._prefetch.waited_seconds
+
+    def close(self) -> None:
+        if self._prefetch is not None:
+            self._prefetch.close()
+
+    def _begun(self) -> Prefetch[dict[Part, Tokens]]:
+        if self._prefetch is None:
+            self._prefetch = Prefetch(self._read, self._cursor, self._stride)
+        return self._prefetch
+
+    def _read(self, cursor: int) -> dict[Part, Tokens]:
+        return {part: self._stream.windows(*part) for part in self._parts(cursor)}
+
+
+class Reading:
+    """The samples of a phase, and what is consumed of each source. To be closed."""
+
+    def __init__(self, samples: Stream | AheadOfTraining, mixed: Stretch | None = None) -> None:
+        self.samples: Samples = samples
+        self._ahead = samples if isinstance(samples, AheadOfTraining) else None
+        self._stretch = mixed
+
+    def consumed(self, cursor: int) -> dict[str, int] | None:
+        """Samples of each source before the cursor, from the job's start; None where the corpus is text."""
+        return None if self._stretch is None else self._stretch.consumed(cursor)
+
+    @property
+    def waited_seconds(self) -> float:
+        return 0.0 if self._ahead is None else self._ahead.waited_seconds
+
+    def __enter__(self) -> "Reading":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._ahead is not None:
+            self._ahead.close()
+
+
+def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Progress, mesh: Mesh) -> Reading:
+    """What this rank reads from `progress` on. Raises InvalidJobError where a source would be read more often than it
+    may be."""
+    if isinstance(corpus, Corpus):
+        return Reading(Stream(corpus.train, config.model.sequence_length, config.data.seed))
+    mixed = _stretch(config, progress)
+    _check_epochs(config, corpus, progress, mixed)
+
+    def parts(cursor: int) -> list[Part]:
+        return rank_parts(config.batch, cursor, mesh.data_rank, mesh.layout.data)
+
+    stream = MixedStream(mixed, corpus.sources, config.model.sequence_length)
+    return Reading(AheadOfTraining(stream, parts, progress.cursor, config.batch.sequences), mixed)
+
+
+def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:
+    weights = config.mixtures[0].weights
+    done = (progress.step - progress.begin) * config.batch.sequences
+    consumed = progress.consumed or {}
+    if progress.cursor and not consumed:
+        # Another job began it, on text.
+        consumed = {"": progress.cursor}
+    if done == 0:
+        return stretch(progress.cursor, weights, consumed)
+    return continued(progress.cursor, progress.cursor - done, weights, consumed)
+
+
+def _check_epochs(config: PhaseConfig, corpus: TokenCorpus, progress: Progress, first: Stretch) -> None:
+    step, cursor, ends = progress.step, progress.cursor, list[int]()
+    for mixture in config.mixtures:
+        cursor += max(0, mixture.last_step - step) * mixture.sequences
+        step = max(step, mixture.last_step)
+        ends.append(cursor)
+    behind = [(end, mixture.weights) for end, mixture in zip(ends, config.mixtures[1:], strict=False)]
+    samples = {name: source.samples for name, source in corpus.sources.items()}
+    most = {source.name: source.max_epochs for source in config.data.sources if source.max_epochs is not None}
+    check_epochs(planned(first, behind), ends[-1], samples, most)
