@@ -1,7 +1,6 @@
 """The commands `pseudoreal data train-tokenizer`, `prepare` and `inspect`."""
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from rich.console import Console
 from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling
 from pseudoreal_trainer.data.prepare.inputs import KINDS, find_inputs
 from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare, read_plan
+from pseudoreal_trainer.data.prepare.processors import usable_processors
 from pseudoreal_trainer.data.prepare.sample import sampled_texts
 from pseudoreal_trainer.data.prepare.settings import SHARD_BYTES, Settings
 from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, TOKENIZER_FILE, load_tokenizer
@@ -93,7 +93,9 @@ INPUTS are files and folders: {KINDS}. A run that was interrupted goes on where 
     metavar="best-fit SEQUENCE",
     help="Order documents so that rows of SEQUENCE tokens cut as few of them as possible.",
 )
-@click.option("--workers", type=click.IntRange(min=1), help="Most processes. Default: one for each processor.")
+@click.option(
+    "--workers", type=click.IntRange(min=1), help="Most processes. Default: one for each processor that is allowed."
+)
 @click.option(
     "--shard-bytes",
     default=SHARD_BYTES,
@@ -125,7 +127,7 @@ def prepare_command(
         sequence=pack[1] if pack else None,
         most_malformed=most_malformed,
     )
-    processes = workers or len(os.sched_getaffinity(0))
+    processes = workers or usable_processors()
     with PrepareDisplay(Console(stderr=True)) as display:
         done = prepare(inputs, output, tokenizer, end_of_document, settings, processes, display.tick)
     click.echo(f"{output}: {_summary(done)}")

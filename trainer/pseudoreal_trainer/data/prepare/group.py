@@ -141,6 +141,7 @@ def _records(work: Work, tokenizer: Tokenizer) -> Iterator[tuple[str, Record]]:
     for each in work.group.inputs:
         for record in each.records(work.settings.text_field, tokenizer.end_of_document):
             yield each.name, Record(record.place, before + record.position, record.content)
+        each.check_unchanged()
         before += each.size
 
 

@@ -10,7 +10,7 @@ from pseudoreal_trainer.data.prepare.formats.mds import MdsDataset, read_mds
 from pseudoreal_trainer.data.prepare.formats.parquet import parquet_records
 from pseudoreal_trainer.data.prepare.formats.records import Record
 from pseudoreal_trainer.data.prepare.formats.text_files import json_records, text_records
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 GROUP_BYTES = 16 << 20
 """Inputs that follow each other become one group until it has this size: a file that is larger is one of its own, and
@@ -35,11 +35,9 @@ class Input:
     path: Path
     files: tuple[Path, ...]
     """What is read of it."""
+    size: int
+    """Bytes of all of them when they were found."""
     mds: MdsDataset | None = None
-
-    @property
-    def size(self) -> int:
-        return sum(file.stat().st_size for file in self.files)
 
     def records(self, field: str, end_of_document: int) -> Iterator[Record]:
         if self.mds is not None:
@@ -47,6 +45,11 @@ class Input:
         kind = _kind(self.path)
         assert kind is not None, "it was found by its kind"
         return _READERS[kind](self.path, field)
+
+    def check_unchanged(self) -> None:
+        """Raises TrainingError where somebody writes there while it is read."""
+        if (size := _size(self.files)) != self.size:
+            raise TrainingError(f"{self.path} had {self.size:,} bytes and has {size:,} now: it is being written")
 
     def sha256(self) -> str:
         digest = hashlib.sha256()
@@ -93,7 +96,7 @@ def groups_of(inputs: Sequence[Input]) -> list[Group]:
 def _inputs_of(path: Path) -> list[Input]:
     if path.is_dir():
         if (mds := read_mds(path)) is not None:
-            return [Input(path.name, path, mds.files, mds)]
+            return [Input(path.name, path, mds.files, _size(mds.files), mds)]
         # A .json that is not compressed is mostly a description of something; who means text gives its name.
         files = [file for file in path.rglob("*") if _kind(file) and file.suffix != ".json" and file.is_file()]
         if not files:
@@ -107,7 +110,11 @@ def _inputs_of(path: Path) -> list[Input]:
 
 
 def _file(path: Path, name: str) -> Input:
-    return Input(name, path, (path,))
+    return Input(name, path, (path,), _size((path,)))
+
+
+def _size(files: tuple[Path, ...]) -> int:
+    return sum(file.stat().st_size for file in files)
 
 
 def _kind(path: Path) -> str | None:

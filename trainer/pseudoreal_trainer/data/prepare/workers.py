@@ -148,8 +148,8 @@ def _work(asked: Connection, shared: Any, tokenizer: TokenizerPath) -> None:
             return
         try:
             asked.send(prepare_group(work, loaded, _GroupProgress(counts[index], work.group.size)))
-        except InvalidJobError as error:
-            asked.send(InvalidJobError(str(error)))
+        except (InvalidJobError, TrainingError) as error:
+            asked.send(type(error)(str(error)))
         except Exception as error:
             said = str(error) if isinstance(error, OSError) else traceback.format_exc()
             asked.send(TrainingError(f"group {work.group.number} was not prepared: {said}"))

@@ -8,7 +8,7 @@ from pseudoreal_trainer.data.prepare.group import GroupRecord, Work, prepare_gro
 from pseudoreal_trainer.data.prepare.inputs import find_inputs, groups_of
 from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
-from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 from tests.unit.trainer.data.prepare.silent import Silent
 
@@ -67,3 +67,12 @@ def test_documents_without_text_are_passed_over(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": ""}\n{"text": "a"}\n{"text": ""}\n')
     [done] = _prepared(tmp_path / "a.jsonl", 0).shards
     assert (done.shard.documents, done.shard.tokens, done.records) == (1, 2, 3)
+
+
+def test_a_file_that_is_being_written_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    [group] = groups_of(find_inputs([tmp_path / "a.jsonl"]))
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"text": "b"}\n')
+    with pytest.raises(TrainingError, match=r"a.jsonl had 14 bytes and has 28 now: it is being written"):
+        prepare_group(Work(group, Settings(), tmp_path), ByteTokenizer(), Silent())
