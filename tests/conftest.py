@@ -1,5 +1,6 @@
 """How much is tried: long tests, full budgets and new random seeds only with `--deep`, whatever marks are chosen."""
 
+import faulthandler
 import secrets
 
 import pytest
@@ -38,3 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if long:
         config.hook.pytest_deselected(items=long)
         items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    # Stacks are said of tests that hang (faulthandler_timeout). A long test may be as long as it likes; and to say the
+    # stacks of threads that run has crashed the interpreter.
+    if item.get_closest_marker("long"):
+        faulthandler.cancel_dump_traceback_later()

@@ -212,6 +212,7 @@ def test_what_may_not_change(change: Callable[..., str], before: Change, after: 
         ("workers", 1),
         ("processesPerWorker", 2),
         ("batch", {"sequences": 16}),
+        ("mixture", [{"source": "web", "weight": 1}]),
         ("parallelism", {"pipeline": 2}),
         ("activations", {"keep": "All"}),
         ("offload", {"home": "Host"}),
