@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
@@ -131,7 +132,7 @@ def _with(ranks: int, profile: HardwareProfile) -> Iterator[Prediction]:
 
 def _predicted(configuration: Configuration, profile: HardwareProfile) -> float:
     model, layout = configuration.model, configuration.layout
-    sizes = Sizes(model, units_of(model, layout.layers), 4, 4, configuration.sequences)
+    sizes = Sizes(model, units_of(model, Sharing(blocks=layout.layers)), 4, 4, configuration.sequences)
     return predict(layout, sizes, profile, "float32").timeline.seconds
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.benchmarks import plot
@@ -56,7 +57,7 @@ def _model(name: str, found: Timings, ratios: Sequence[Comparison], images: Path
 
 def _heading(name: str, model: BenchmarkModel) -> str:
     spec, effort = model.spec, model.effort
-    millions = sum(unit.numel for unit in units_of(spec, spec.layers)) / 1e6
+    millions = sum(unit.numel for unit in units_of(spec, Sharing(blocks=spec.layers))) / 1e6
     return (
         f"### {name.capitalize()} model\n\n{millions:.1f} M parameters: {spec.layers} layers,"
         f" hidden {spec.hidden_size}, feed-forward {spec.feed_forward.size}. A step has {model.sequences} sequences of"

@@ -15,6 +15,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -61,7 +62,7 @@ def _engine(case: VersionCase, work: Work, ranks: Ranks, folder: Path) -> Engine
     layers = work.model.layers
     clipping: Literal["Global", "None"] = "Global" if case.mixed else "None"
     layout = replace(layout_of(work, ranks.world, case.home, 2), clipping=clipping)
-    units = units_of(work.model, layers)
+    units = units_of(work.model, Sharing(blocks=layers))
     optimizer = Optimizer(
         weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode=clipping)
     )

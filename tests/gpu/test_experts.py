@@ -6,9 +6,11 @@ from collections.abc import Callable
 import pytest
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, MixtureOfExperts, Model
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model import experts
+from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.grouped import can_group
-from pseudoreal_trainer.model.transformer import Block, UnitModule
+from pseudoreal_trainer.model.modules import UnitModule
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
@@ -31,7 +33,7 @@ def block(gpu: torch.device) -> Block:
     """In bfloat16, its parameters parts of one vector, as in the engine."""
     with torch.device("meta"):
         made = Block(SPEC)
-    unit = units_of(SPEC, 1)[1]
+    unit = units_of(SPEC, Sharing(blocks=1))[1]
     torch.manual_seed(3)
     UnitModule(made, unit).bind(torch.randn(unit.numel, device=gpu, dtype=torch.bfloat16).mul_(0.05))
     return made

@@ -1,30 +1,210 @@
 """The model: a decoder-only transformer."""
 
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic.alias_generators import to_camel
 
-from pseudoreal_api.base import ApiModel, DecimalString
+from pseudoreal_api.base import SET, ApiModel, DecimalString
+from pseudoreal_api.wire.contract import Since
+
+Family = Literal["Llama3", "Qwen2", "Qwen3", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE"]
+Bias = Literal["None", "QueryKeyValue", "All"]
+QueryKeyNorm = Literal["None", "PerHead", "AllHeads"]
+Placement = Literal["Pre", "Post", "Both"]
+Activation = Literal["GELU", "SwiGLU"]
+
+Layers = Annotated[list[Annotated[int, Field(ge=0, le=9_999)]], Field(max_length=256)]
+"""Some of the model's layers, counted from 0."""
+
+
+class Llama3Scaling(ApiModel):
+    """Frequencies as in Llama 3.1: slow ones are divided, fast ones kept, with a slope between."""
+
+    factor: DecimalString = Field(description="factor is the number that the slowest frequencies are divided by.")
+    original_sequence_length: int = Field(
+        ge=1,
+        le=10_000_000,
+        description="originalSequenceLength is the length in tokens that the model was trained on before.",
+    )
+    low_frequency_factor: DecimalString = Field(
+        "1",
+        description="lowFrequencyFactor is the number of turns over the original length below which a frequency is"
+        " divided by the whole factor.",
+    )
+    high_frequency_factor: DecimalString = Field(
+        "4",
+        description="highFrequencyFactor is the number of turns over the original length from which a frequency is"
+        " kept.",
+    )
+
+
+class YarnScaling(ApiModel):
+    """Frequencies as in YaRN (arXiv 2309.00071): slow ones are divided, fast ones kept, with a slope between; and
+    attention is sharpened."""
+
+    factor: DecimalString = Field(description="factor is the number that the slowest frequencies are divided by.")
+    original_sequence_length: int = Field(
+        ge=1,
+        le=10_000_000,
+        description="originalSequenceLength is the length in tokens that the model was trained on before.",
+    )
+    beta_fast: DecimalString = Field(
+        "32",
+        description="betaFast is the number of turns over the original length from which a frequency is kept.",
+    )
+    beta_slow: DecimalString = Field(
+        "1",
+        description="betaSlow is the number of turns over the original length below which a frequency is divided by"
+        " the whole factor.",
+    )
+    attention_factor: DecimalString | None = Field(
+        None,
+        description="attentionFactor is the number that rotated queries and keys are multiplied by. Omitted: 0.1"
+        " ln(factor) + 1.",
+    )
+
+
+class Scaling(ApiModel):
+    type: Literal["Llama3", "Yarn"] = Field(description="type says which of the fields below is set.")
+    llama3: Llama3Scaling | None = Field(
+        None, description="llama3 scales as Llama 3.1 does. Omitted with every other type."
+    )
+    yarn: YarnScaling | None = Field(None, description="yarn scales as YaRN does. Omitted with every other type.")
+
+
+class Rotary(ApiModel):
+    """Rotary positions: pairs of the features of a head turn with the position."""
+
+    base: Annotated[DecimalString, Since(4)] = Field(
+        default_factory=lambda: "10000",
+        description="base determines the frequencies: pair i of a head turns by base^(-2i / headSize) a token."
+        " Omitted: as the family says, else 10000.",
+    )
+    scaling: Annotated[Scaling | None, Since(4)] = Field(
+        None,
+        description="scaling stretches the frequencies for longer sequences than a model was trained on. Omitted: they"
+        " are as base says.",
+    )
+
+
+class Window(ApiModel):
+    size: int = Field(
+        ge=1,
+        le=10_000_000,
+        description="size is the number of tokens that a token attends to: itself and those before it.",
+    )
+    layers: Annotated[Layers, Field(min_length=1)] | None = Field(
+        None,
+        description="layers are the layers, counted from 0, that have the window; the others attend to all earlier"
+        " tokens. It is no weight, so layers with and without it may share a block. Omitted: every layer has it.",
+        json_schema_extra=SET,
+    )
 
 
 class Attention(ApiModel):
     heads: int = Field(
         ge=1,
         le=10_000,
-        description="heads is the number of attention heads; twice their number must divide hiddenSize.",
+        description="heads is the number of attention heads; without headSize, twice their number must divide"
+        " hiddenSize.",
+    )
+    key_value_heads: Annotated[int | None, Since(4)] = Field(
+        None,
+        ge=1,
+        le=10_000,
+        description="keyValueHeads is the number of heads that have keys and values of their own (grouped-query"
+        " attention); each serves heads / keyValueHeads neighbouring heads. Omitted: heads.",
+    )
+    head_size: Annotated[int | None, Since(4)] = Field(
+        None,
+        ge=2,
+        le=100_000,
+        description="headSize is the width of a head. Omitted: hiddenSize / heads.",
+    )
+    bias: Annotated[Bias, Since(4)] = Field(
+        default_factory=lambda: "None",
+        description="bias says which projections add a vector. None: none does. QueryKeyValue: those of queries, keys"
+        " and values. All: the output's, too. Omitted: as the family says, else None.",
+    )
+    query_key_norm: Annotated[QueryKeyNorm, Since(4)] = Field(
+        default_factory=lambda: "None",
+        description="queryKeyNorm says what is normalised before positions turn queries and keys. None: nothing."
+        " PerHead: each head by itself, with one weight for all. AllHeads: all heads as one vector. Omitted: as the"
+        " family says, else None.",
+    )
+    window: Annotated[Window | None, Since(4)] = Field(
+        None, description="window limits how far back tokens attend. Omitted: they attend to all earlier tokens."
+    )
+    rotary: Rotary = Field(Rotary(), description="rotary sets the rotary positions.")
+
+
+class Norm(ApiModel):
+    """The root-mean-square norms of the layers, and the final one."""
+
+    placement: Annotated[Placement, Since(4)] = Field(
+        default_factory=lambda: "Pre",
+        description="placement says what is normalised. Pre: the input of attention and of the feed-forward part. Post:"
+        " their output, before it is added. Both: input and output. Omitted: as the family says, else Pre.",
+    )
+    epsilon: Annotated[DecimalString, Since(4)] = Field(
+        default_factory=lambda: "1e-6",
+        description="epsilon is added to the mean square. Omitted: as the family says, else 1e-6.",
     )
 
 
 class FeedForward(ApiModel):
     size: int = Field(ge=1, le=1_000_000, description="size is the width between the matrices of the layer.")
-    activation: Literal["GELU", "SwiGLU"] = Field(
-        "GELU",
+    activation: Activation = Field(
+        default_factory=lambda: "GELU",
         description="activation is the form of the feed-forward layer. GELU: two matrices. SwiGLU: three"
-        " matrices, one of which gates another.",
+        " matrices, one of which gates another. Omitted: as the family says, else GELU.",
+    )
+    bias: Annotated[Literal["None", "All"], Since(4)] = Field(
+        "None", description="bias says whether the matrices add a vector. None: none does. All: each does."
+    )
+
+
+class TopK(ApiModel):
+    """Each token goes to the experts that the router scores highest. None is ever full."""
+
+    per_token: int = Field(
+        ge=1,
+        le=10_000,
+        description="perToken is the number of experts that each token goes to, at most count.",
+    )
+    size: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="size is the width between the matrices of an expert. Omitted: feedForward.size.",
+    )
+    score: Literal["Softmax", "Sigmoid"] = Field(
+        "Softmax",
+        description="score makes scores of the router's outputs. Softmax: over all experts. Sigmoid: of each by"
+        " itself.",
+    )
+    weights: Literal["Renormalised", "Scores"] = Field(
+        "Renormalised",
+        description="weights says what the outputs of a token's experts are multiplied by. Renormalised: their"
+        " scores, divided by the sum of them. Scores: their scores.",
+    )
+    scale: DecimalString = Field("1", description="scale multiplies these weights.")
+    shared_experts: int = Field(
+        0,
+        ge=0,
+        le=1_000,
+        description="sharedExperts is the number of further experts of the same size that every token goes to, with"
+        " the weight 1.",
     )
 
 
 class MixtureOfExperts(ApiModel):
+    type: Annotated[Literal["Prototypes", "TopK"], Since(4)] = Field(
+        "Prototypes",
+        description="type says how tokens find experts. Prototypes: as prototypes and capacityFactor say. TopK: as topK"
+        " says.",
+    )
     count: int = Field(
         ge=1,
         le=1_000_000,
@@ -44,11 +224,25 @@ class MixtureOfExperts(ApiModel):
         " of its even share, rounded up. Further tokens pass the layer unchanged. With a factor of"
         " count / prototypes no expert is ever full.",
     )
+    top_k: Annotated[TopK | None, Since(4)] = Field(
+        None, description="topK is set with type TopK. Omitted with type Prototypes."
+    )
+    dense_layers: Annotated[Layers, Since(4)] = Field(
+        [],
+        description="denseLayers are the layers, counted from 0, that have a feed-forward part as feedForward describes"
+        " it in place of experts. They share no block with other layers.",
+        json_schema_extra=SET,
+    )
 
 
 class Model(ApiModel):
     """A decoder-only transformer."""
 
+    family: Family | None = Field(
+        None,
+        description="family fills what is omitted of attention, norm and feedForward as the models of that name have"
+        " it; sizes are always given. Omitted: it is filled as the fields themselves say.",
+    )
     layers: int = Field(
         ge=1, le=10_000, description="layers is the number of transformer layers; every phase has this depth."
     )
@@ -57,6 +251,7 @@ class Model(ApiModel):
         ge=2, le=10_000_000, description="sequenceLength is the number of tokens in a training sequence."
     )
     attention: Attention = Field(description="attention describes the attention of each layer.")
+    norm: Norm = Field(Norm(), description="norm describes the norms.")
     feed_forward: FeedForward = Field(description="feedForward describes the feed-forward part of each layer.")
     experts: MixtureOfExperts | None = Field(
         None,
@@ -64,3 +259,94 @@ class Model(ApiModel):
         " their block: they share its home and its shards and are not spread over ranks one by one."
         " Omitted: the model is dense.",
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled(cls, given: Any) -> Any:
+        """Lays what is given over what its family says, so that whoever reads a model finds every value in it."""
+        if not isinstance(given, dict) or given.get("family") not in FAMILIES:
+            return given
+        return _laid_over(FAMILIES[given["family"]], given)
+
+    @property
+    def head_size(self) -> int:
+        return self.attention.head_size or self.hidden_size // self.attention.heads
+
+    @property
+    def query_size(self) -> int:
+        """Width of all queries of a token together."""
+        return self.attention.heads * self.head_size
+
+    @property
+    def key_size(self) -> int:
+        """Width of all keys of a token together, and of all values."""
+        return (self.attention.key_value_heads or self.attention.heads) * self.head_size
+
+    @property
+    def expert(self) -> FeedForward:
+        """The form of each expert."""
+        return self.feed_forward.model_copy(update={"size": self._expert_size})
+
+    @property
+    def shared_expert(self) -> FeedForward | None:
+        """The form of all shared experts, which are one feed-forward part as wide as all of them; None: there are
+        none."""
+        count = self.experts.top_k.shared_experts if self.experts and self.experts.top_k else 0
+        return self.feed_forward.model_copy(update={"size": count * self._expert_size}) if count else None
+
+    @property
+    def _expert_size(self) -> int:
+        top_k = self.experts.top_k if self.experts else None
+        return top_k.size if top_k and top_k.size else self.feed_forward.size
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and layer not in self.experts.dense_layers
+
+    def window_of(self, layer: int) -> int | None:
+        """Number of tokens that a token of this layer attends to; None: it attends to all earlier ones."""
+        window = self.attention.window
+        return None if window is None or (window.layers and layer not in window.layers) else window.size
+
+
+_QWEN3 = {
+    "attention": {"queryKeyNorm": "PerHead", "rotary": {"base": "1000000"}},
+    "norm": {"epsilon": "1e-6"},
+    "feedForward": {"activation": "SwiGLU"},
+}
+_MISTRAL = {
+    "attention": {"rotary": {"base": "1000000"}},
+    "norm": {"epsilon": "1e-5"},
+    "feedForward": {"activation": "SwiGLU"},
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama3": {
+        "attention": {"rotary": {"base": "500000"}},
+        "norm": {"epsilon": "1e-5"},
+        "feedForward": {"activation": "SwiGLU"},
+    },
+    "Qwen2": {
+        "attention": {"bias": "QueryKeyValue", "rotary": {"base": "1000000"}},
+        "norm": {"epsilon": "1e-6"},
+        "feedForward": {"activation": "SwiGLU"},
+    },
+    "Qwen3": _QWEN3,
+    "Mistral": _MISTRAL,
+    "OLMo2": {
+        "attention": {"queryKeyNorm": "AllHeads", "rotary": {"base": "500000"}},
+        "norm": {"placement": "Post", "epsilon": "1e-6"},
+        "feedForward": {"activation": "SwiGLU"},
+    },
+    "Mixtral": _MISTRAL,
+    "Qwen3MoE": _QWEN3,
+}
+"""What a family says of its models: what all that were published have in common, and the newest value of what
+changed. Mistral and Mixtral are those without a window (Mistral 7B had one until v0.2)."""
+
+
+def _laid_over(base: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+    """`given`, with what it leaves out as in `base`."""
+    named = {to_camel(name): value for name, value in given.items()}
+    nested = {
+        n: _laid_over(base[n], named[n]) for n in base if isinstance(base[n], dict) and isinstance(named.get(n), dict)
+    }
+    return base | named | nested

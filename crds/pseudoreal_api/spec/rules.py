@@ -83,14 +83,118 @@ _NAMED_CLAIM = "(has(self.checkpoint.storage.volume) && has(self.checkpoint.stor
 _ONE_LIST = "[size(r.onExitCodes), size(r.onPodConditions), size(r.onReasons)].exists_one(n, n > 0)"
 
 _DESCRIBED = "has(s.weightsAndBiases) == (s.type == 'WeightsAndBiases') && has(s.mlflow) == (s.type == 'MLflow')"
+_ATTENTION, _ROTARY, _SCALING = (f"self.model.attention{path}" for path in ("", ".rotary", ".rotary.scaling"))
+_EXPERTS = "self.model.experts"
+# The next layer that uses the block of layer l of the phase p; behind the last one comes the first.
+_SEGMENT = "(self.model.layers / p.sharing.blocks)"
+_NEXT_OF_BLOCK = (
+    "(p.sharing.pattern == 'Cycle' ? (l + p.sharing.blocks) % self.model.layers"
+    f" : l / {_SEGMENT} * {_SEGMENT} + (l % {_SEGMENT} + 1) % {_SEGMENT})"
+)
+_MIXED = f"{_EXPERTS}.denseLayers.filter(l, !({_NEXT_OF_BLOCK} in {_EXPERTS}.denseLayers))"
 
 SPEC_RULES = (
     _job(
-        "self.model.hiddenSize % (2 * self.model.attention.heads) == 0",
-        "spec.model.hiddenSize %d must be a multiple of twice spec.model.attention.heads %d:"
-        " rotary positions turn pairs of the features of a head",
+        f"has({_ATTENTION}.headSize) || self.model.hiddenSize % (2 * {_ATTENTION}.heads) == 0",
+        "spec.model.hiddenSize %d must be a multiple of twice spec.model.attention.heads %d, or"
+        " spec.model.attention.headSize be set: rotary positions turn pairs of the features of a head",
         "self.model.hiddenSize",
-        "self.model.attention.heads",
+        f"{_ATTENTION}.heads",
+    ),
+    _job(
+        f"!has({_ATTENTION}.headSize) || {_ATTENTION}.headSize % 2 == 0",
+        "spec.model.attention.headSize %d must be even: rotary positions turn pairs of the features of a head",
+        f"{_ATTENTION}.headSize",
+    ),
+    _job(
+        f"!has({_ATTENTION}.keyValueHeads) || {_ATTENTION}.heads % {_ATTENTION}.keyValueHeads == 0",
+        "spec.model.attention.keyValueHeads %d must divide spec.model.attention.heads %d",
+        f"{_ATTENTION}.keyValueHeads",
+        f"{_ATTENTION}.heads",
+    ),
+    _job(
+        f"!has({_ROTARY}.base) || double({_ROTARY}.base) > 1.0",
+        "spec.model.attention.rotary.base %s must be greater than 1",
+        f"{_ROTARY}.base",
+    ),
+    _job(
+        f"!has({_SCALING}) || (has({_SCALING}.llama3) == ({_SCALING}.type == 'Llama3')"
+        f" && has({_SCALING}.yarn) == ({_SCALING}.type == 'Yarn'))",
+        "spec.model.attention.rotary.scaling.type is %s: set the field of that type, and none of another one",
+        f"{_SCALING}.type",
+    ),
+    *(
+        _job(
+            f"!has({_SCALING}) || !has({_SCALING}.{kind}) || double({_SCALING}.{kind}.factor) >= 1.0",
+            f"spec.model.attention.rotary.scaling.{kind}.factor %s must be at least 1",
+            f"{_SCALING}.{kind}.factor",
+        )
+        for kind in ("llama3", "yarn")
+    ),
+    _job(
+        f"!has({_SCALING}) || !has({_SCALING}.llama3) || double({_SCALING}.llama3.lowFrequencyFactor)"
+        f" < double({_SCALING}.llama3.highFrequencyFactor)",
+        "spec.model.attention.rotary.scaling.llama3.lowFrequencyFactor %s must be less than highFrequencyFactor %s",
+        f"{_SCALING}.llama3.lowFrequencyFactor",
+        f"{_SCALING}.llama3.highFrequencyFactor",
+    ),
+    _job(
+        f"!has({_SCALING}) || !has({_SCALING}.yarn) || (double({_SCALING}.yarn.betaSlow) > 0.0"
+        f" && double({_SCALING}.yarn.betaSlow) < double({_SCALING}.yarn.betaFast))",
+        "spec.model.attention.rotary.scaling.yarn.betaSlow %s must be greater than 0 and less than betaFast %s",
+        f"{_SCALING}.yarn.betaSlow",
+        f"{_SCALING}.yarn.betaFast",
+    ),
+    _job(
+        f"!has({_ATTENTION}.window) || !has({_ATTENTION}.window.layers)"
+        f" || {_ATTENTION}.window.layers.all(l, l < self.model.layers)",
+        "spec.model.attention.window.layers: there is no layer %d, as spec.model.layers is %d and the first is 0",
+        f"{_ATTENTION}.window.layers.filter(l, l >= self.model.layers)[0]",
+        "self.model.layers",
+    ),
+    _job(
+        "!has(self.model.norm.epsilon) || double(self.model.norm.epsilon) > 0.0",
+        "spec.model.norm.epsilon %s must be greater than 0",
+        "self.model.norm.epsilon",
+    ),
+    _job(
+        f"!has(self.model.experts) || has({_EXPERTS}.topK) == ({_EXPERTS}.type == 'TopK')",
+        "spec.model.experts.type is %s; topK is set with type TopK, and with no other",
+        f"{_EXPERTS}.type",
+    ),
+    _job(
+        f"!has(self.model.experts) || {_EXPERTS}.type != 'TopK' || {_EXPERTS}.prototypes == 1",
+        "spec.model.experts.prototypes %d needs spec.model.experts.type Prototypes; remove it",
+        f"{_EXPERTS}.prototypes",
+    ),
+    _job(
+        f"!has(self.model.experts) || !has({_EXPERTS}.topK) || {_EXPERTS}.topK.perToken <= {_EXPERTS}.count",
+        "spec.model.experts.topK.perToken %d must be at most spec.model.experts.count %d",
+        f"{_EXPERTS}.topK.perToken",
+        f"{_EXPERTS}.count",
+    ),
+    _job(
+        f"!has(self.model.experts) || !has({_EXPERTS}.topK) || double({_EXPERTS}.topK.scale) > 0.0",
+        "spec.model.experts.topK.scale %s must be greater than 0",
+        f"{_EXPERTS}.topK.scale",
+    ),
+    _job(
+        f"!has(self.model.experts) || {_EXPERTS}.denseLayers.all(l, l < self.model.layers)",
+        "spec.model.experts.denseLayers: there is no layer %d, as spec.model.layers is %d and the first is 0",
+        f"{_EXPERTS}.denseLayers.filter(l, l >= self.model.layers)[0]",
+        "self.model.layers",
+    ),
+    _job(
+        f"!has(self.model.experts) || size({_EXPERTS}.denseLayers) < self.model.layers",
+        "spec.model.experts.denseLayers has %d layers, all of spec.model.layers %d; remove spec.model.experts",
+        f"size({_EXPERTS}.denseLayers)",
+        "self.model.layers",
+    ),
+    _job(
+        "!has(self.model.family) || !(self.model.family in ['Mixtral', 'Qwen3MoE'])"
+        f" || (has(self.model.experts) && {_EXPERTS}.type == 'TopK')",
+        "spec.model.family %s needs spec.model.experts with type TopK",
+        "self.model.family",
     ),
     _job(
         "!has(self.model.experts) || self.model.experts.count % self.model.experts.prototypes == 0",
@@ -162,6 +266,14 @@ SPEC_RULES = (
         ".sharing.blocks %d must divide spec.model.layers %d",
         "p.sharing.blocks",
         "self.model.layers",
+    ),
+    _each_phase(
+        f"!has(self.model.experts) || !has(p.sharing) || self.model.layers % p.sharing.blocks != 0"
+        f" || {_EXPERTS}.denseLayers.all(l, {_NEXT_OF_BLOCK} in {_EXPERTS}.denseLayers)",
+        ".sharing: layer %d of spec.model.experts.denseLayers shares a block with layer %d, which has experts; the two"
+        " kinds have no weights in common",
+        f"{_MIXED}[0]",
+        f"{_MIXED}.map(l, {_NEXT_OF_BLOCK})[0]",
     ),
     _each_phase(
         f"{_ALL_RANKS} || {_PIPELINE} <= self.model.layers",

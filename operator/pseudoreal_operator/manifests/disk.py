@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from pseudoreal_api.resolved.resolve import explicit_sharing, last_steps, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJobSpec
-from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.model import FeedForward, Model
 from pseudoreal_api.spec.phase import Phase
 
 _SPARE = 2
@@ -25,7 +25,7 @@ def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
     data_ranks = ranks.workers * ranks.processes_per_worker // ranks.pipeline
     shards = 1 if phase.parallelism.state_sharding == "None" else data_ranks
     blocks = min(explicit_sharing(spec, phase).blocks, -(-spec.model.layers // ranks.pipeline))
-    parameters = (blocks * _block(spec.model) + _ends(spec.model)) // shards
+    parameters = (blocks * _largest_block(spec.model) + _ends(spec.model)) // shards
     return _quantity(parameters * _WORDS * _word(spec) * ranks.processes_per_worker)
 
 
@@ -43,7 +43,7 @@ def claim_size(spec: PseudoRealJobSpec) -> str:
 def _checkpoint(spec: PseudoRealJobSpec, phase: Phase) -> int:
     """Bytes of a checkpoint in a phase: master weights and two moments."""
     blocks = explicit_sharing(spec, phase).blocks
-    return 3 * _word(spec) * (blocks * _block(spec.model) + _ends(spec.model))
+    return 3 * _word(spec) * (_blocks(spec.model, blocks) + _ends(spec.model))
 
 
 def _word(spec: PseudoRealJobSpec) -> int:
@@ -55,12 +55,40 @@ def _quantity(needed: int) -> str:
     return f"{-(-(_SPARE * needed + _LEAST) // 2**20)}Mi"
 
 
-def _block(model: Model) -> int:
-    hidden, matrices = model.hidden_size, 3 if model.feed_forward.activation == "SwiGLU" else 2
-    feed_forward = matrices * hidden * model.feed_forward.size
-    experts = model.experts.count if model.experts else 1
-    router = experts * hidden if model.experts else 0
-    return 4 * hidden * hidden + 2 * hidden + router + experts * feed_forward
+def _blocks(model: Model, blocks: int) -> int:
+    """Parameters of all blocks. Those of dense layers are as large a part of the blocks as their layers of the layers,
+    as they share none with other layers."""
+    dense = len(set(model.experts.dense_layers)) * blocks // model.layers if model.experts else blocks
+    return dense * _block(model, has_experts=False) + (blocks - dense) * _block(model, has_experts=True)
+
+
+def _largest_block(model: Model) -> int:
+    return max(_block(model, has_experts=kind) for kind in set(map(model.has_experts, range(model.layers))))
+
+
+def _block(model: Model, *, has_experts: bool) -> int:
+    norms = (4 if model.norm.placement == "Both" else 2) * model.hidden_size
+    return _attention(model) + norms + (_experts(model) if has_experts else _feed_forward(model, model.feed_forward))
+
+
+def _experts(model: Model) -> int:
+    if model.experts is None:
+        return 0
+    shared = _feed_forward(model, model.shared_expert) if model.shared_expert else 0
+    return model.experts.count * (model.hidden_size + _feed_forward(model, model.expert)) + shared
+
+
+def _attention(model: Model) -> int:
+    hidden, query, key, spec = model.hidden_size, model.query_size, model.key_size, model.attention
+    biases = {"None": 0, "QueryKeyValue": query + 2 * key, "All": query + 2 * key + hidden}[spec.bias]
+    norms = {"None": 0, "PerHead": 2 * model.head_size, "AllHeads": query + key}[spec.query_key_norm]
+    return 2 * hidden * (query + key) + biases + norms
+
+
+def _feed_forward(model: Model, spec: FeedForward) -> int:
+    matrices = 3 if spec.activation == "SwiGLU" else 2
+    biases = (matrices - 1) * spec.size + model.hidden_size if spec.bias == "All" else 0
+    return matrices * model.hidden_size * spec.size + biases
 
 
 def _ends(model: Model) -> int:

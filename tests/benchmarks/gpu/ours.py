@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.mesh import open_mesh
@@ -33,7 +34,7 @@ class Ours:
 
     def __init__(self, case: Case, model: Model, device: torch.device, folder: Path) -> None:
         self.layout, self.model, self._device = layout_of(case, model), model, device
-        self.units = units_of(model, model.layers)
+        self.units = units_of(model, Sharing(blocks=model.layers))
         clipping = Clipping(mode=case.clipping, norm=NORM)
         blueprint = Blueprint(
             model=model,

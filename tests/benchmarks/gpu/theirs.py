@@ -88,7 +88,7 @@ def _shard(model: Transformer, device: torch.device, *, is_offloaded: bool) -> F
 @torch.no_grad()
 def _fill(model: Transformer, spec: Model, device: torch.device) -> None:
     parameters = {name.replace(".block.", "."): parameter for name, parameter in model.named_parameters()}
-    for index, unit in enumerate(units_of(spec, spec.layers)):
+    for index, unit in enumerate(units_of(spec, Sharing(blocks=spec.layers))):
         for described, values in zip(unit.parameters, drawn(unit, index, spec.layers, device), strict=True):
             parameter = parameters.pop(described.name)
             assert isinstance(parameter, DTensor), "every parameter is sharded"

@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 import torch
 from pseudoreal_api.spec.optimizer import Clipping, Optimizer
-from pseudoreal_api.spec.phase import Home, StateSharding
+from pseudoreal_api.spec.phase import Home, Sharing, StateSharding
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.mesh import open_mesh
@@ -62,7 +62,7 @@ def layout_of(work: Work, ranks: int, home: Home, window: int) -> Layout:
 def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path) -> Engine:
     """With a block for each layer, as the other stacks have."""
     layers = work.model.layers
-    units = units_of(work.model, layers)
+    units = units_of(work.model, Sharing(blocks=layers))
     optimizer = Optimizer(
         weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode="None")
     )

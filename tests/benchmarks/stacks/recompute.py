@@ -12,9 +12,9 @@ class Recomputed(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """[B, T, H] -> [B, T, H]"""
-        out: Tensor = checkpoint(self.block, hidden, rotation, use_reentrant=False, preserve_rng_state=False)
+        out: Tensor = checkpoint(self.block, hidden, rotation, mask, use_reentrant=False, preserve_rng_state=False)
         return out
 
 

@@ -4,6 +4,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.benchmarks import agreement, report, step_times
@@ -86,7 +87,7 @@ def test_the_report_says_when_and_of_what(monkeypatch: pytest.MonkeyPatch, tmp_p
 def test_long_sequences_and_a_hundred_million_parameters_are_among_the_cases() -> None:
     specs = [MODELS[case.model].spec for case in all_cases()]
     assert max(spec.sequence_length for spec in specs) == 2048
-    assert max(sum(unit.numel for unit in units_of(spec, spec.layers)) for spec in specs) > 100_000_000
+    assert max(sum(unit.numel for unit in units_of(spec, Sharing(blocks=spec.layers))) for spec in specs) > 100_000_000
     assert {(case.model, case.micro_batches): case.sequences for case in all_cases()}["long", 4] == 8
 
 

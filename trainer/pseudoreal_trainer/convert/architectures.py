@@ -1,38 +1,110 @@
 """Which model of `transformers` computes what ours does, and its names for a layer's tensors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from pseudoreal_api.spec.model import MixtureOfExperts, Model
+from pseudoreal_api.spec.model import MixtureOfExperts, Model, TopK
 
 from pseudoreal_trainer.convert.errors import NotExportable
+
+Names = Mapping[str, str]
+"""Their names -> ours, for tensors of a layer."""
 
 
 @dataclass(frozen=True)
 class Architecture:
     class_name: str
     model_type: str
-    in_layer: Mapping[str, str]
-    """Their names -> ours, for the tensors of a layer."""
-    config: Mapping[str, Any]
-    """Entries of its config.json beyond those of a Llama."""
+    in_layer: Names
+    """Names in a layer; of a mixture, in one with experts."""
+    config: Mapping[str, Any] = field(default_factory=dict)
+    """Entries of its config.json beyond those that all have."""
+    in_dense_layer: Names = field(default_factory=dict)
+
+    def names(self, model: Model, layer: int) -> Names:
+        """Names of this layer."""
+        return self.in_layer if model.experts is None or model.has_experts(layer) else self.in_dense_layer
 
 
 def architecture_of(model: Model) -> Architecture:
-    """The architecture that computes what the model does: a Llama, or with experts a Mixtral. Raises NotExportable."""
-    name = "Llama" if model.experts is None else "Mixtral"
-    if model.feed_forward.activation != "SwiGLU":
-        raise NotExportable(
-            f"model.feedForward.activation is {model.feed_forward.activation}, and a {name}'s is SwiGLU; export this"
-            " one as safetensors"
-        )
-    if model.experts is None:
-        return Architecture("LlamaForCausalLM", "llama", _ATTENTION | _LLAMA, {"mlp_bias": False})
-    return _mixtral(model.experts)
+    """The architecture that computes what the model does. Raises NotExportable, which names the field that none has."""
+    _refuse(model.feed_forward.activation != "SwiGLU", "feedForward.activation", model.feed_forward.activation)
+    attention, placement = model.attention, model.norm.placement
+    if placement == "Post" and attention.query_key_norm == "AllHeads":
+        return _olmo2(model)
+    _refuse(placement != "Pre", "norm.placement", placement)
+    _refuse(attention.query_key_norm == "AllHeads", "attention.queryKeyNorm", attention.query_key_norm)
+    if model.experts is not None:
+        return _mixture(model)
+    if attention.query_key_norm == "PerHead":
+        return _qwen3(model)
+    if attention.bias == "QueryKeyValue":
+        return _qwen2(model)
+    return _mistral(model) if attention.window else _llama(model)
 
 
-def _mixtral(experts: MixtureOfExperts) -> Architecture:
+def _llama(model: Model) -> Architecture:
+    with_bias = {"attention_bias": model.attention.bias == "All", "mlp_bias": model.feed_forward.bias == "All"}
+    return Architecture("LlamaForCausalLM", "llama", _attention(model) | _feed_forward(model), with_bias)
+
+
+def _mistral(model: Model) -> Architecture:
+    """A Mistral has its window in every layer, and no bias."""
+    window = model.attention.window
+    assert window is not None, "without one it is a Llama"
+    _refuse(window.layers is not None, "attention.window.layers", window.layers)
+    _refuse(model.attention.bias != "None", "attention.bias", model.attention.bias)
+    _refuse_bias(model)
+    names = _attention(model) | _feed_forward(model)
+    return Architecture("MistralForCausalLM", "mistral", names, {"sliding_window": window.size})
+
+
+def _qwen2(model: Model) -> Architecture:
+    _refuse_bias(model)
+    return Architecture("Qwen2ForCausalLM", "qwen2", _attention(model) | _feed_forward(model), _windows(model))
+
+
+def _qwen3(model: Model) -> Architecture:
+    _refuse(model.attention.bias == "QueryKeyValue", "attention.bias", model.attention.bias)
+    _refuse_bias(model)
+    config = {"attention_bias": model.attention.bias == "All", **_windows(model)}
+    return Architecture("Qwen3ForCausalLM", "qwen3", _attention(model) | _feed_forward(model), config)
+
+
+def _olmo2(model: Model) -> Architecture:
+    """An OLMo 2. Its `post_attention_layernorm` stands behind attention; a Llama's stands before the feed-forward
+    part."""
+    _refuse(model.experts is not None, "experts", "set")
+    _refuse(model.attention.window is not None, "attention.window", "set")
+    _refuse(model.attention.bias == "QueryKeyValue", "attention.bias", model.attention.bias)
+    _refuse(model.query_size != model.hidden_size, "attention.headSize", model.attention.head_size)
+    _refuse_bias(model)
+    norms = {
+        "post_attention_layernorm.weight": "attention_output_norm.weight",
+        "post_feedforward_layernorm.weight": "ffn_output_norm.weight",
+    }
+    names = _projections(model) | norms | _feed_forward(model)
+    return Architecture("Olmo2ForCausalLM", "olmo2", names, {"attention_bias": model.attention.bias == "All"})
+
+
+def _mixture(model: Model) -> Architecture:
+    """A Mixtral or a Qwen 3 MoE; this one has norms of queries and keys."""
+    experts = model.experts
+    assert experts is not None, "a dense model has none"
+    _refuse_bias(model)
+    if experts.top_k is None:
+        return _one_prototype(model, experts)
+    _refuse(experts.top_k.score != "Softmax", "experts.topK.score", experts.top_k.score)
+    _refuse(float(experts.top_k.scale) != 1, "experts.topK.scale", experts.top_k.scale)
+    _refuse(experts.top_k.shared_experts > 0, "experts.topK.sharedExperts", experts.top_k.shared_experts)
+    if model.attention.query_key_norm == "PerHead":
+        return _qwen3_moe(model, experts, experts.top_k)
+    _refuse(experts.top_k.weights != "Renormalised", "experts.topK.weights", experts.top_k.weights)
+    return _mixtral(model, experts, experts.top_k.per_token)
+
+
+def _one_prototype(model: Model, experts: MixtureOfExperts) -> Architecture:
     """A Mixtral with one expert for each token, whose weight Mixtral's normalization makes 1. It has no capacity: where
     ours are full, it computes what ours leave out."""
     if experts.prototypes > 1:
@@ -40,31 +112,101 @@ def _mixtral(experts: MixtureOfExperts) -> Architecture:
             f"model.experts.prototypes is {experts.prototypes}, and a Mixtral has one router over all experts of a"
             " layer; export this one as safetensors"
         )
-    config = {"num_local_experts": experts.count, "num_experts_per_tok": 1, "sliding_window": None}
-    return Architecture("MixtralForCausalLM", "mixtral", _ATTENTION | _experts(experts.count), config)
+    _refuse(model.attention.query_key_norm != "None", "attention.queryKeyNorm", model.attention.query_key_norm)
+    return _mixtral(model, experts, 1)
 
 
-def _experts(count: int) -> dict[str, str]:
-    """Their names -> ours for the experts of a layer, as Mixtral was published; `transformers` 5 makes its stacked
-    tensors from these."""
+def _mixtral(model: Model, experts: MixtureOfExperts, per_token: int) -> Architecture:
+    window = model.attention.window
+    _refuse(model.attention.bias != "None", "attention.bias", model.attention.bias)
+    _refuse(bool(window and window.layers), "attention.window.layers", window and window.layers)
+    _refuse(bool(experts.dense_layers), "experts.denseLayers", experts.dense_layers)
+    config = {
+        "intermediate_size": model.expert.size,
+        "num_local_experts": experts.count,
+        "num_experts_per_tok": per_token,
+        "sliding_window": window.size if window else None,
+    }
     matrices = {"w1": "gate", "w2": "down", "w3": "up"}
-    return {"block_sparse_moe.gate.weight": "router.weight"} | {
-        f"block_sparse_moe.experts.{expert}.{theirs}.weight": f"experts.{expert}.{ours}.weight"
+    names = _attention(model) | {"block_sparse_moe.gate.weight": "router.weight"}
+    names |= _experts("block_sparse_moe.experts", experts.count, matrices)
+    return Architecture("MixtralForCausalLM", "mixtral", names, config)
+
+
+def _qwen3_moe(model: Model, experts: MixtureOfExperts, top_k: TopK) -> Architecture:
+    _refuse(model.attention.bias == "QueryKeyValue", "attention.bias", model.attention.bias)
+    _refuse(model.attention.window is not None, "attention.window", "set")
+    config = {
+        "attention_bias": model.attention.bias == "All",
+        "num_experts": experts.count,
+        "num_experts_per_tok": top_k.per_token,
+        "moe_intermediate_size": model.expert.size,
+        "norm_topk_prob": top_k.weights == "Renormalised",
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": sorted(experts.dense_layers),
+        "use_sliding_window": False,
+        "sliding_window": None,
+    }
+    matrices = {f"{name}_proj": name for name in ("gate", "up", "down")}
+    names = _attention(model) | {"mlp.gate.weight": "router.weight"}
+    names |= _experts("mlp.experts", experts.count, matrices)
+    dense = _attention(model) | _feed_forward(model)
+    return Architecture("Qwen3MoeForCausalLM", "qwen3_moe", names, config, dense)
+
+
+def _refuse(is_missing: bool, field: str, value: object) -> None:
+    """Raises NotExportable if no architecture has what the field says."""
+    if is_missing:
+        raise NotExportable(
+            f"model.{field} is {value}, and transformers has no model with that beside the rest of this one; export"
+            " this one as safetensors"
+        )
+
+
+def _refuse_bias(model: Model) -> None:
+    _refuse(model.feed_forward.bias != "None", "feedForward.bias", model.feed_forward.bias)
+
+
+def _windows(model: Model) -> dict[str, Any]:
+    """A Qwen's entries for the window of each layer."""
+    window = model.attention.window
+    if window is None:
+        return {"use_sliding_window": False, "sliding_window": None}
+    kinds = ["sliding_attention" if model.window_of(layer) else "full_attention" for layer in range(model.layers)]
+    return {"use_sliding_window": True, "sliding_window": window.size, "layer_types": kinds, "max_window_layers": 0}
+
+
+def _experts(prefix: str, count: int, matrices: Names) -> dict[str, str]:
+    """Names of the experts of a layer as the models were published; `transformers` 5 makes its stacked tensors from
+    these. `matrices`: their names of an expert's matrices -> ours."""
+    return {
+        f"{prefix}.{expert}.{theirs}.weight": f"experts.{expert}.{ours}.weight"
         for expert in range(count)
         for theirs, ours in matrices.items()
     }
 
 
-_ATTENTION = {
-    "input_layernorm.weight": "attention_norm.weight",
-    "self_attn.q_proj.weight": "attention.query.weight",
-    "self_attn.k_proj.weight": "attention.key.weight",
-    "self_attn.v_proj.weight": "attention.value.weight",
-    "self_attn.o_proj.weight": "attention.output.weight",
-    "post_attention_layernorm.weight": "ffn_norm.weight",
-}
-_LLAMA = {
-    "mlp.gate_proj.weight": "ffn.gate.weight",
-    "mlp.up_proj.weight": "ffn.up.weight",
-    "mlp.down_proj.weight": "ffn.down.weight",
-}
+_PROJECTIONS = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "o_proj": "output"}
+_WITH_BIAS = {"None": (), "QueryKeyValue": ("q_proj", "k_proj", "v_proj"), "All": tuple(_PROJECTIONS)}
+_NORMS = {"q_norm": "query_norm", "k_norm": "key_norm"}
+
+
+def _attention(model: Model) -> dict[str, str]:
+    """Names of attention, and of the norms before it and before the feed-forward part."""
+    norms = {
+        "input_layernorm.weight": "attention_norm.weight",
+        "post_attention_layernorm.weight": "ffn_norm.weight",
+    }
+    return norms | _projections(model)
+
+
+def _projections(model: Model) -> dict[str, str]:
+    parts = dict(_PROJECTIONS) if model.attention.query_key_norm == "None" else _PROJECTIONS | _NORMS
+    names = {f"self_attn.{theirs}.weight": f"attention.{ours}.weight" for theirs, ours in parts.items()}
+    biases = _WITH_BIAS[model.attention.bias]
+    return names | {f"self_attn.{theirs}.bias": f"attention.{_PROJECTIONS[theirs]}.bias" for theirs in biases}
+
+
+def _feed_forward(model: Model) -> dict[str, str]:
+    kinds = ("weight", "bias") if model.feed_forward.bias == "All" else ("weight",)
+    return {f"mlp.{name}_proj.{kind}": f"ffn.{name}.{kind}" for name in ("gate", "up", "down") for kind in kinds}

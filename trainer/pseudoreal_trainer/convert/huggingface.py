@@ -1,4 +1,4 @@
-"""A folder that `transformers` loads: the model as a Llama or a Mixtral, and a tokenizer whose tokens are bytes.
+"""A folder that `transformers` loads: the model as one of its own, and a tokenizer whose tokens are bytes.
 
 https://huggingface.co/docs/transformers/model_doc/llama
 https://huggingface.co/docs/transformers/model_doc/mixtral
@@ -8,14 +8,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.model import Model, Rotary
 
 from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
 from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
-from pseudoreal_trainer.model.constants import EPSILON, ROTARY_BASE
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from pseudoreal_trainer.plan.units import VOCABULARY
 
@@ -27,7 +26,7 @@ _OUTSIDE = {
 
 
 def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
-    """Writes the folder. Raises NotExportable when the model is neither a Llama nor a Mixtral."""
+    """Writes the folder. Raises NotExportable when `transformers` has no such model."""
     model = source.manifest.model
     architecture = architecture_of(model)
     names = _names(source, architecture)
@@ -47,7 +46,7 @@ def _names(source: Reader, architecture: Architecture) -> dict[str, str]:
     inside = {
         f"model.layers.{layer}.{theirs}": f"blocks.{block}.{ours}"
         for layer, block in enumerate(blocks)
-        for theirs, ours in architecture.in_layer.items()
+        for theirs, ours in architecture.names(source.manifest.model, layer).items()
     }
     return _OUTSIDE | inside
 
@@ -61,11 +60,12 @@ def _config(model: Model, architecture: Architecture, dtype: str) -> dict[str, A
         "intermediate_size": model.feed_forward.size,
         "num_hidden_layers": model.layers,
         "num_attention_heads": model.attention.heads,
-        "num_key_value_heads": model.attention.heads,
-        "head_dim": model.hidden_size // model.attention.heads,
+        "num_key_value_heads": model.attention.key_value_heads or model.attention.heads,
+        "head_dim": model.head_size,
         "hidden_act": "silu",
-        "rms_norm_eps": EPSILON,
-        "rope_theta": ROTARY_BASE,
+        "rms_norm_eps": float(model.norm.epsilon),
+        "rope_theta": float(model.attention.rotary.base),
+        "rope_parameters": _rotary(model.attention.rotary),
         "max_position_embeddings": model.sequence_length,
         "attention_bias": False,
         "tie_word_embeddings": False,
@@ -74,6 +74,35 @@ def _config(model: Model, architecture: Architecture, dtype: str) -> dict[str, A
         "dtype": dtype,
         **architecture.config,
     }
+
+
+def _rotary(spec: Rotary) -> dict[str, Any]:
+    """The rotary positions as `transformers` 5 reads them; version 4 reads `rope_theta` alone."""
+    base: dict[str, Any] = {"rope_theta": float(spec.base)}
+    if spec.scaling is None:
+        return {"rope_type": "default", **base}
+    if (llama3 := spec.scaling.llama3) is not None:
+        return base | {
+            "rope_type": "llama3",
+            "factor": float(llama3.factor),
+            "low_freq_factor": float(llama3.low_frequency_factor),
+            "high_freq_factor": float(llama3.high_frequency_factor),
+            "original_max_position_embeddings": llama3.original_sequence_length,
+        }
+    yarn = spec.scaling.yarn
+    assert yarn is not None, "a scaling has the numbers of its type"
+    factor = {} if yarn.attention_factor is None else {"attention_factor": float(yarn.attention_factor)}
+    return (
+        base
+        | factor
+        | {
+            "rope_type": "yarn",
+            "factor": float(yarn.factor),
+            "beta_fast": float(yarn.beta_fast),
+            "beta_slow": float(yarn.beta_slow),
+            "original_max_position_embeddings": yarn.original_sequence_length,
+        }
+    )
 
 
 def _tokenizer() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, Updated, re
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import UnitStore
-from pseudoreal_trainer.model.transformer import UnitModule
+from pseudoreal_trainer.model.modules import UnitModule
 from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 
 

@@ -29,7 +29,7 @@ from pseudoreal_trainer.engine.updates import Agreement, Gradients, Reductions, 
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.forecast.memory.activations import most_stashed
 from pseudoreal_trainer.forecast.memory.crossing import takes_tokens
-from pseudoreal_trainer.model.transformer import Modules
+from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
 from pseudoreal_trainer.plan.records import (

@@ -16,7 +16,7 @@ from pseudoreal_trainer.engine.stash import Key, StashedInputs
 from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.engine.updates import Agreement, Gradients
 from pseudoreal_trainer.forecast.memory.crossing import Shape
-from pseudoreal_trainer.model.transformer import Modules
+from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward
 
@@ -194,4 +194,4 @@ class Passes:
         return run.tokens[m]
 
     def _compute(self, position: int, source: Tensor) -> Tensor:
-        return self.modules.embed(source) if position == 0 else self.modules.block(source)
+        return self.modules.embed(source) if position == 0 else self.modules.block(source, position - 1)

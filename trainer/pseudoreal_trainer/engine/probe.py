@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.updates import GrowingGradient
-from pseudoreal_trainer.model.transformer import Modules
+from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.parts import parts_of
 from pseudoreal_trainer.plan.units import Unit
 
@@ -145,11 +145,10 @@ class GroupSquares:
         self._mesh, self._units, self._groups, self._dtype = mesh, units, groups, dtype
         self._sums: dict[LayerGroup, Tensor] = {}
         """Group -> sum of the gradients of this rank's layers so far, [shard]; gone once it is squared."""
-        # All blocks have the same tensors.
-        tensors = len(units[groups[0].unit].parameters) if groups else 0
+        tensors = max((len(units[group.unit].parameters) for group in groups), default=0)
         self.squares = torch.zeros(len(groups), tensors, dtype=torch.float64, device=mesh.device)
         """[groups, tensors]: those of this data rank's shard. Of each group one pipeline rank has them, the others
-        zeros."""
+        zeros; and zeros stand behind the tensors of a block that has fewer than others."""
 
     def add(self, position: int, gradient: Tensor) -> None:
         """`gradient`: [shard]. Positions come from the top down."""
@@ -159,7 +158,7 @@ class GroupSquares:
             # Not in place: the gradient may belong to other groups as well.
             self._sums[group] = self._sums[group] + gradient if group in self._sums else gradient
             if position == group.positions[0] and len(self._ranks(group)) == 1:
-                self.squares[row] = self._squared(group, self._sums.pop(group))
+                self._set(row, self._squared(group, self._sums.pop(group)))
 
     def sum_over_pipeline(self) -> None:
         """Ends the sums of groups that have layers on several pipeline ranks."""
@@ -175,7 +174,7 @@ class GroupSquares:
             with _wait(self._mesh, f"the sum of unit {group.unit}"):
                 dist.all_reduce(total, group=self._mesh.measuring)
             if self._mesh.pipeline_rank == min(ranks):
-                self.squares[row] = self._squared(group, total)
+                self._set(row, self._squared(group, total))
 
     def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, float]:
         """Tensor of a block -> mean over the block's groups of this phase, or of the next. `squares`: of all ranks,
@@ -183,9 +182,12 @@ class GroupSquares:
         found: dict[str, list[float]] = {}
         for group, values in zip(self._groups, squares, strict=True):
             if group.is_shared == are_shared:
-                for parameter, value in zip(self._units[group.unit].parameters, values, strict=True):
+                for parameter, value in zip(self._units[group.unit].parameters, values, strict=False):
                     found.setdefault(parameter.name, []).append(value)
         return {name: sum(values) / len(values) for name, values in found.items()}
+
+    def _set(self, row: int, squares: Tensor) -> None:
+        self.squares[row, : len(squares)] = squares
 
     def _ranks(self, group: LayerGroup) -> set[int]:
         """Pipeline ranks with layers of the group."""

@@ -31,7 +31,7 @@ from pseudoreal_trainer.engine.side_work import SideWork
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
-from pseudoreal_trainer.model.transformer import Modules
+from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Agree, Reduce, Tie, Update
 
 _TINY = 1e-6

@@ -31,7 +31,12 @@ def warm_up(passes: Passes, batch: Batch, plan: RankPlan) -> None:
 
 
 def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
-    return list({passes.modules.of(passes.layout.unit_of(position)): position for position in positions}.values())
+    """Positions that together call every kernel: one for each module, with and without a window."""
+    kinds = {
+        (passes.modules.of(passes.layout.unit_of(position)), passes.modules.has_window(position - 1)): position
+        for position in positions
+    }
+    return list(kinds.values())
 
 
 def _try(passes: Passes, position: int, shape: Shape) -> None:
@@ -46,5 +51,5 @@ def _try(passes: Passes, position: int, shape: Shape) -> None:
     elif position == passes.layout.head:
         output, sources = modules.loss_sum(hidden, tokens, passes.master), [hidden, *module.parameters]
     else:
-        output, sources = modules.block(hidden), [hidden, *module.parameters]
+        output, sources = modules.block(hidden, position - 1), [hidden, *module.parameters]
     torch.autograd.grad(output, sources, torch.ones_like(output))

@@ -8,7 +8,7 @@ from pseudoreal_api.spec.phase import Home
 from pydantic import BaseModel, ConfigDict
 
 from pseudoreal_trainer.forecast.memory.from_config import best_layout, phase_sizes
-from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.graphs import graphs_by_position
 from pseudoreal_trainer.forecast.memory.homes import (
     Bounds,
     activation_peaks,
@@ -161,7 +161,7 @@ def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compu
     """Bytes that kernels hold for themselves. Raises ValueError when nothing was measured in that precision."""
     tokens = sizes.most_tokens(layout.data)
     speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden_size, tokens)
-    return round(speed.scratch_share * Graphs(sizes, tokens).block_backward)
+    return round(speed.scratch_share * max(passes.block_backward for passes in graphs_by_position(sizes, tokens)))
 
 
 def _reasons(

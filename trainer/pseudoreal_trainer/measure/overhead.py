@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer
+from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
 
 from pseudoreal_trainer.engine.engine import Blueprint, Engine
@@ -66,7 +67,7 @@ def _engine(spec: Model, layout: Layout, device: torch.device, folder: Path) -> 
     blueprint = Blueprint(
         model=model,
         optimizer=Optimizer(),
-        units=units_of(model, _LAYERS),
+        units=units_of(model, Sharing(blocks=_LAYERS)),
         master=torch.float32,
         compute=torch.float32,
         compiled=False,

@@ -6,6 +6,7 @@ from itertools import product
 
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
+from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,7 +15,9 @@ from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_byte
 from pseudoreal_trainer.forecast.time.hardware import PassSpeed, Precision
 from pseudoreal_trainer.measure.scratch import scratch_share
 from pseudoreal_trainer.measure.timing import seconds_of
-from pseudoreal_trainer.model.transformer import Block, Head, rotary
+from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.transformer import Head
 from pseudoreal_trainer.plan.units import VOCABULARY, units_of
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -44,7 +47,7 @@ class Cell:
             feed_forward=FeedForward(size=4 * self.hidden),
         )
         compute, master = compute_bytes(self.compute), master_bytes(self.compute)
-        return Sizes(model, units_of(model, 1), compute, master, micro_batch=1, device=self.device)
+        return Sizes(model, units_of(model, Sharing(blocks=1)), compute, master, micro_batch=1, device=self.device)
 
     @property
     def flops(self) -> int:
@@ -78,7 +81,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
             cell.tokens // spec.sequence_length, spec.sequence_length, spec.hidden_size, dtype=dtype
         )  # [B, T, H]
         targets = torch.randint(VOCABULARY, (cell.tokens,))
-    rotation = rotary(spec.sequence_length, spec.hidden_size // spec.attention.heads, source)
+    rotation = rotary(spec, spec.sequence_length, source)
 
     def forward() -> Tensor:
         with torch.no_grad():

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pseudoreal_trainer.model.feed_forward import FeedForward
-from pseudoreal_trainer.model.grouped import can_group, grouped_feed_forward
+from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
 
 
 class Router(nn.Linear):
@@ -50,20 +50,12 @@ class Experts(nn.ModuleList):
         out = torch.zeros_like(tokens)
         for prototype, sizes in enumerate(counts):
             order = routes.order[prototype, : sum(sizes)]
-            made = self._made(prototype, tokens.index_select(0, order), routes.counts[prototype], sizes)
+            experts: list[Any] = [self[prototype * len(sizes) + index] for index in range(len(sizes))]
+            made = grouped_or_one_by_one(experts, tokens.index_select(0, order), routes.counts[prototype], sizes)
             gates = routes.gates[prototype].index_select(0, order).to(made.dtype)
             # Each token is in `order` once, so the sum is the same in every run, on a GPU too.
             out = out.index_add(0, order, made * gates[:, None])
         return out.view_as(hidden)
-
-    def _made(self, prototype: int, tokens: Tensor, counts: Tensor, sizes: list[int]) -> Tensor:
-        """Outputs of a prototype's experts: tokens [accepted, H], counts [n] -> [accepted, H]. An expert without tokens
-        runs on none, and so has a gradient of zeros. `sizes` are `counts` on the host."""
-        first = prototype * len(sizes)
-        experts: list[Any] = [self[first + index] for index in range(len(sizes))]
-        if can_group(tokens, experts):
-            return grouped_feed_forward(experts, tokens, counts, sizes)
-        return torch.cat([expert(part) for expert, part in zip(experts, tokens.split(sizes), strict=True)])
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ class FeedForward(nn.Module):
 
     def __init__(self, hidden: int, spec: FeedForwardSpec) -> None:
         super().__init__()
-        self.gate = nn.Linear(hidden, spec.size, bias=False) if spec.activation == "SwiGLU" else None
-        self.up = nn.Linear(hidden, spec.size, bias=False)
-        self.down = nn.Linear(spec.size, hidden, bias=False)
+        bias = spec.bias == "All"
+        self.gate = nn.Linear(hidden, spec.size, bias=bias) if spec.activation == "SwiGLU" else None
+        self.up = nn.Linear(hidden, spec.size, bias=bias)
+        self.down = nn.Linear(spec.size, hidden, bias=bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """The layer's output: [..., H] -> [..., H]."""

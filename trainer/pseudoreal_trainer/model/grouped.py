@@ -1,4 +1,4 @@
-"""Experts of a prototype in a few kernels for all of them, where a loop would launch some for each.
+"""Experts in a few kernels for all of them, where a loop would launch some for each.
 
 torch's grouped product wants its weights in one tensor. In the engine the parameters of a unit lie one behind the
 other in one vector, and those of one kind of all experts equally far apart: seen with strides, they are one tensor.
@@ -19,8 +19,20 @@ _ALIGNMENT = 16
 """Alignment in bytes: every row of an operand begins at a multiple (torch.nn.functional.grouped_mm on CUDA)."""
 
 
+def grouped_or_one_by_one(
+    experts: Sequence[FeedForward], tokens: Tensor, counts: Tensor, sizes: Sequence[int]
+) -> Tensor:
+    """Outputs of experts: tokens [accepted, H], those of the first expert first, counts [n] -> [accepted, H]. An expert
+    without tokens runs on none, and so has a gradient of zeros. `sizes` are `counts` on the host."""
+    if can_group(tokens, experts):
+        return grouped_feed_forward(experts, tokens, counts, sizes)
+    return torch.cat([expert(part) for expert, part in zip(experts, tokens.split(list(sizes)), strict=True)])
+
+
 def can_group(tokens: Tensor, experts: Sequence[FeedForward]) -> bool:
-    """Whether torch has a kernel for these: bfloat16, on a GPU of compute capability 8.0 or more."""
+    """Whether torch has a kernel for these: bfloat16 without biases, on a GPU of compute capability 8.0 or more."""
+    if experts[0].up.bias is not None:
+        return False
     if not tokens.is_cuda or tokens.dtype is not torch.bfloat16 or not hasattr(F, "grouped_mm"):
         return False
     return torch.cuda.get_device_capability(tokens.device) >= (8, 0) and are_side_by_side(experts)

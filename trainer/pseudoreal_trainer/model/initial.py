@@ -10,14 +10,15 @@ from pseudoreal_trainer.plan.units import EMBEDDING, Parameter, Unit
 
 
 def initial_weights(unit: Unit, index: int, layers: int, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Parameter -> its first values, on the CPU. Norms start at one, matrices with a normal distribution."""
+    """Parameter -> its first values, on the CPU. Biases start at zero, norms at one, matrices with a normal
+    distribution."""
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
     return {parameter.name: _drawn(unit, parameter, layers, dtype, generator) for parameter in unit.parameters}
 
 
 def _drawn(unit: Unit, parameter: Parameter, layers: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    if len(parameter.shape) == 1:
-        return torch.ones(parameter.shape, dtype=dtype)
+    if not parameter.is_matrix:
+        return (torch.zeros if parameter.is_bias else torch.ones)(parameter.shape, dtype=dtype)
     std = _std(unit, parameter, layers)
     return torch.empty(parameter.shape, dtype=dtype).normal_(std=std, generator=generator)
 

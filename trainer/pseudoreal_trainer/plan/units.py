@@ -2,8 +2,8 @@
 
 A block's experts are part of its unit.
 
-A unit's parameters form one flat vector: the matrices first, then the vectors, because weight decay acts on the former
-only and is so one range of the vector, wherever shards cut it.
+A unit's parameters form one flat vector: the matrices first, then biases and the weights of norms, because weight decay
+acts on the former only and is so one range of the vector, wherever shards cut it.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,10 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
-from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.model import FeedForward, Model
+from pseudoreal_api.spec.phase import Sharing
+
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
 VOCABULARY = 256
 """Number of different tokens: one for each byte."""
@@ -36,6 +39,15 @@ class Parameter:
     def numel(self) -> int:
         return prod(self.shape)
 
+    @property
+    def is_bias(self) -> bool:
+        return self.name.endswith(".bias")
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is neither a bias nor the weight of a norm. The name says so, not the number of dimensions."""
+        return not (self.is_bias or self.name.endswith("norm.weight"))
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -50,7 +62,11 @@ class Unit:
     @cached_property
     def decayed(self) -> int:
         """Number of elements at the start of the flat vector on which weight decay acts."""
-        return sum(parameter.numel for parameter in self.parameters if len(parameter.shape) > 1)
+        return sum(parameter.numel for parameter in self.parameters if parameter.is_matrix)
+
+    @cached_property
+    def has_experts(self) -> bool:
+        return any(".router." in parameter.name for parameter in self.parameters)
 
     def shard(self, rank: int, ranks: int) -> range:
         """The part of the flat vector that a rank holds; the last parts may reach into the padding behind `numel`."""
@@ -63,11 +79,12 @@ class Unit:
         return self.numel if ranks == 1 else -(-self.numel // (ranks * VECTOR)) * VECTOR
 
 
-def units_of(model: Model, blocks: int) -> tuple[Unit, ...]:
+def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
     """The embedding, the blocks, then the final norm with the head."""
+    layers = blocks_of_layers(sharing, model.layers)
     return (
         _unit(EMBEDDING, {"embedding.weight": (VOCABULARY, model.hidden_size)}),
-        *(_unit(block_name(block), _block(model, block)) for block in range(blocks)),
+        *(_unit(block_name(block), _block(model, block, layers.index(block))) for block in range(sharing.blocks)),
         _unit(HEAD, {"norm.weight": (model.hidden_size,), "head.weight": (VOCABULARY, model.hidden_size)}),
     )
 
@@ -95,28 +112,56 @@ def in_block(name: str, block: int) -> str:
     return f"{block_name(block)}.{name.split('.', 2)[2]}"
 
 
-def _block(model: Model, block: int) -> dict[str, tuple[int, ...]]:
-    hidden = model.hidden_size
-    shapes: dict[str, tuple[int, ...]] = {"attention_norm.weight": (hidden,)}
-    shapes |= {f"attention.{name}.weight": (hidden, hidden) for name in ("query", "key", "value", "output")}
-    shapes |= {"ffn_norm.weight": (hidden,)}
-    if model.experts is None:
-        shapes |= _feed_forward(model, "ffn")
+Shapes = dict[str, tuple[int, ...]]
+"""Name of a parameter, as its owner calls it -> shape."""
+
+_NORMS = {"Pre": ("norm",), "Post": ("output_norm",), "Both": ("norm", "output_norm")}
+_BIASES = {"None": (), "QueryKeyValue": ("query", "key", "value"), "All": ("query", "key", "value", "output")}
+
+
+def _block(model: Model, block: int, layer: int) -> Shapes:
+    """The parameters of a block that this layer uses, and others of its kind."""
+    shapes = _norms(model, "attention") | _attention(model) | _norms(model, "ffn")
+    if model.has_experts(layer):
+        shapes |= _experts(model)
     else:
-        shapes |= {"router.weight": (model.experts.count, hidden)}
-        for expert in range(model.experts.count):
-            shapes |= _feed_forward(model, f"experts.{expert}")
+        shapes |= _feed_forward(model.hidden_size, model.feed_forward, "ffn")
     return {f"{block_name(block)}.{name}": shape for name, shape in shapes.items()}
 
 
-def _feed_forward(model: Model, name: str) -> dict[str, tuple[int, ...]]:
-    hidden, inner = model.hidden_size, model.feed_forward.size
-    shapes: dict[str, tuple[int, ...]] = {"up": (inner, hidden), "down": (hidden, inner)}
-    if model.feed_forward.activation == "SwiGLU":
-        shapes = {"gate": (inner, hidden)} | shapes
-    return {f"{name}.{matrix}.weight": shape for matrix, shape in shapes.items()}
+def _experts(model: Model) -> Shapes:
+    assert model.experts is not None, "the layer has experts"
+    shapes: Shapes = {"router.weight": (model.experts.count, model.hidden_size)}
+    for expert in range(model.experts.count):
+        shapes |= _feed_forward(model.hidden_size, model.expert, f"experts.{expert}")
+    return shapes | (_feed_forward(model.hidden_size, model.shared_expert, "shared") if model.shared_expert else {})
 
 
-def _unit(name: str, shapes: dict[str, tuple[int, ...]]) -> Unit:
+def _norms(model: Model, part: str) -> Shapes:
+    return {f"{part}_{name}.weight": (model.hidden_size,) for name in _NORMS[model.norm.placement]}
+
+
+def _attention(model: Model) -> Shapes:
+    hidden, query, key, kind = model.hidden_size, model.query_size, model.key_size, model.attention.query_key_norm
+    matrices = {"query": (query, hidden), "key": (key, hidden), "value": (key, hidden), "output": (hidden, query)}
+    shapes: Shapes = {f"{name}.weight": shape for name, shape in matrices.items()}
+    shapes |= {f"{name}.bias": matrices[name][:1] for name in _BIASES[model.attention.bias]}
+    if kind != "None":
+        sizes = {"query_norm": query, "key_norm": key}
+        shapes |= {f"{n}.weight": (model.head_size if kind == "PerHead" else size,) for n, size in sizes.items()}
+    return {f"attention.{name}": shape for name, shape in shapes.items()}
+
+
+def _feed_forward(hidden: int, spec: FeedForward, name: str) -> Shapes:
+    matrices = {"up": (spec.size, hidden), "down": (hidden, spec.size)}
+    if spec.activation == "SwiGLU":
+        matrices = {"gate": (spec.size, hidden)} | matrices
+    shapes: Shapes = {f"{name}.{matrix}.weight": shape for matrix, shape in matrices.items()}
+    if spec.bias == "All":
+        shapes |= {f"{name}.{matrix}.bias": shape[:1] for matrix, shape in matrices.items()}
+    return shapes
+
+
+def _unit(name: str, shapes: Shapes) -> Unit:
     parameters = [Parameter(*item) for item in shapes.items()]
-    return Unit(name, tuple(sorted(parameters, key=lambda parameter: len(parameter.shape) == 1)))
+    return Unit(name, tuple(sorted(parameters, key=lambda parameter: not parameter.is_matrix)))

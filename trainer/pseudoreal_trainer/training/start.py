@@ -55,7 +55,7 @@ def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[E
     blueprint = Blueprint(
         model=config.model,
         optimizer=config.optimizer,
-        units=units_of(config.model, config.sharing.blocks),
+        units=units_of(config.model, config.sharing),
         master=master_dtype(config.precision),
         compute=compute_dtype(config.precision),
         compiled=compiles(config, ranks),

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.resolve import phase_config
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
 from pseudoreal_trainer.forecast.memory.from_config import best_layout, phase_sizes
 from pseudoreal_trainer.forecast.memory.memory import held
@@ -54,6 +55,11 @@ def test_it_is_at_least_what_the_plan_needs_and_not_much_more(changes: dict[str,
     [
         {},
         {"spec__model__experts": {"count": 4}},
+        {"spec__model__attention": {"heads": 8, "keyValueHeads": 2, "headSize": 64, "bias": "All"}},
+        {"spec__model__family": "OLMo2", "spec__model__feedForward": {"size": 64, "bias": "All"}},
+        {"spec__model__family": "Qwen3", "spec__model__norm": {"placement": "Both"}},
+        {"spec__model__experts": {"count": 4, "denseLayers": [0, 2, 4, 6]}},
+        {"spec__model__experts": {"type": "TopK", "count": 4, "topK": {"perToken": 2, "size": 96, "sharedExperts": 2}}},
         {"spec__checkpoint__keepLast": 10},
         {"spec__checkpoint__keepEvery": 4},
         {"spec__checkpoint__keepEvery": 20},
@@ -67,7 +73,7 @@ def test_a_claim_has_room_for_twice_what_is_kept(changes: dict[str, Any], comput
     sizes = []
     for phase in job.spec.phases:
         blocks = phase.sharing.blocks if phase.sharing else 8
-        sizes.append(sum(3 * word * unit.numel for unit in units_of(job.spec.model, blocks)))
+        sizes.append(sum(3 * word * unit.numel for unit in units_of(job.spec.model, Sharing(blocks=blocks))))
     steps = [step for step in range(1, 21) if kept.keep_every and step % kept.keep_every == 0]
     needed = sum(sizes) + (kept.keep_last + 1) * max(sizes) + sum(sizes[step > ends[0]] for step in steps)
     assert 2 * needed <= bytes_of(claim_size(job.spec)) <= 2 * needed + 2**30 + 2**20

@@ -83,6 +83,27 @@ def _assert_same_logits(shared: Reader, tmp_path: Path) -> Any:
     return theirs
 
 
+TOP_K = {"type": "TopK", "count": 5, "topK": {"perToken": 2, "size": 24}}
+YARN = {"type": "Yarn", "yarn": {"factor": "4", "originalSequenceLength": 16}}
+LLAMA3 = {"type": "Llama3", "llama3": {"factor": "8", "originalSequenceLength": 16}}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Llama": {"family": "Llama3", "attention": {"heads": 4, "keyValueHeads": 2, "rotary": {"scaling": LLAMA3}}},
+    "Qwen2": {"family": "Qwen2", "attention": {"heads": 2, "window": {"size": 5, "layers": [1, 3]}}},
+    "Qwen3": {"family": "Qwen3", "attention": {"heads": 2, "headSize": 12, "rotary": {"scaling": YARN}}},
+    "Mistral": {"family": "Mistral", "attention": {"heads": 2, "window": {"size": 5}}},
+    "Olmo2": {"family": "OLMo2"},
+    "Mixtral": {"family": "Mixtral", "experts": TOP_K, "attention": {"heads": 2, "window": {"size": 5}}},
+    "Qwen3Moe": {"family": "Qwen3MoE", "experts": TOP_K | {"denseLayers": [1, 3]}},
+}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_is_exported_as_itself(name: str, job_body: Any, config: Any, train: Any, tmp_path: Path) -> None:
+    model: dict[str, Any] = {"feedForward": {"size": 32}, **FAMILIES[name]}
+    theirs = _assert_same_logits(_trained(model, job_body, config, train, tmp_path), tmp_path)
+    assert type(theirs).__name__ == f"{name}ForCausalLM"
+
+
 def test_every_byte_is_its_own_token(shared: Reader, tmp_path: Path) -> None:
     from tokenizers import Tokenizer
 
@@ -93,11 +114,9 @@ def test_every_byte_is_its_own_token(shared: Reader, tmp_path: Path) -> None:
 
 
 REFUSED = [
-    ({}, "model.feedForward.activation is GELU, and a Llama's is SwiGLU; export this one as safetensors"),
-    (
-        {"experts": {"count": 4}},
-        "model.feedForward.activation is GELU, and a Mixtral's is SwiGLU; export this one as safetensors",
-    ),
+    ({}, "model.feedForward.activation is GELU, and transformers has no model with that beside the rest of this one"),
+    ({"experts": {"count": 4}}, "model.feedForward.activation is GELU, and transformers has no model with that"),
+    ({"feedForward": SWIGLU, "norm": {"placement": "Both"}}, "model.norm.placement is Both, and transformers has no"),
     (
         {"feedForward": SWIGLU, "experts": {"count": 4, "prototypes": 2}},
         "model.experts.prototypes is 2, and a Mixtral has one router over all experts of a layer; export this one as",

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
-from pseudoreal_api.spec.model import Attention, FeedForward, MixtureOfExperts, Model
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Clipping
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Home, Sharing
@@ -14,6 +14,60 @@ from pseudoreal_trainer.plan.sharing import blocks_of_layers
 STEPS = 5
 SEQUENCES_OF_A_MICRO_BATCH = 4
 RATE = 1e-2
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "": {},
+    "Llama3": {
+        "family": "Llama3",
+        "attention": {
+            "heads": 4,
+            "keyValueHeads": 2,
+            "headSize": 6,
+            "rotary": {"scaling": {"type": "Llama3", "llama3": {"factor": "2", "originalSequenceLength": 12}}},
+        },
+        "feedForward": {"size": 24},
+    },
+    "Qwen2": {
+        "family": "Qwen2",
+        "attention": {"heads": 2, "keyValueHeads": 1, "window": {"size": 3, "layers": [0, 3]}},
+        "feedForward": {"size": 24},
+    },
+    "Qwen3": {
+        "family": "Qwen3",
+        "attention": {"heads": 2, "headSize": 6},
+        "feedForward": {"size": 24},
+    },
+    "Mistral": {
+        "family": "Mistral",
+        "attention": {"heads": 4, "keyValueHeads": 2, "window": {"size": 4}},
+        "feedForward": {"size": 24},
+    },
+    "OLMo2": {"family": "OLMo2", "attention": {"heads": 2}, "feedForward": {"size": 24}},
+    "all biases and norms": {
+        "attention": {"heads": 2, "bias": "All", "queryKeyNorm": "AllHeads"},
+        "norm": {"placement": "Both"},
+        "feedForward": {"size": 24, "bias": "All"},
+    },
+    "Mixtral": {
+        "family": "Mixtral",
+        "attention": {"heads": 4, "keyValueHeads": 2},
+        "feedForward": {"size": 12},
+        "experts": {"type": "TopK", "count": 4, "topK": {"perToken": 2}},
+    },
+    "Qwen3MoE": {
+        "family": "Qwen3MoE",
+        "attention": {"heads": 2},
+        "feedForward": {"size": 20},
+        "experts": {
+            "type": "TopK",
+            "count": 5,
+            "topK": {"perToken": 2, "size": 8, "score": "Sigmoid", "scale": "1.5", "sharedExperts": 1},
+            "denseLayers": [1, 3],
+        },
+    },
+}
+"""Name -> fields of the model that differ from those of a plain case."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +91,8 @@ class Case:
     experts: int = 0
     """0: a dense feed-forward part."""
     prototypes: int = 1
+    options: str = ""
+    """Name of an entry of OPTIONS."""
     precision: str = "float64"
     next_sharing: tuple[int, Any] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
@@ -54,17 +110,17 @@ class Case:
 
     @property
     def model(self) -> Model:
-        ffn = FeedForward(size=24, activation=self.activation)
         # Of the 6 tokens of a sequence, some find their expert full.
-        experts = MixtureOfExperts(count=self.experts, prototypes=self.prototypes) if self.experts else None
-        return Model(
-            layers=self.layers,
-            hidden_size=8,
-            attention=Attention(heads=2),
-            sequence_length=6,
-            feed_forward=ffn,
-            experts=experts,
-        )
+        experts = {"count": self.experts, "prototypes": self.prototypes} if self.experts else None
+        fields: dict[str, Any] = {
+            "layers": self.layers,
+            "hiddenSize": 8,
+            "attention": {"heads": 2},
+            "sequenceLength": 6,
+            "feedForward": {"size": 24, "activation": self.activation},
+            "experts": experts,
+        }
+        return Model.model_validate(fields | OPTIONS[self.options])
 
     @property
     def sharing(self) -> Sharing:

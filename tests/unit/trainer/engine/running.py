@@ -14,7 +14,7 @@ from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.model.initial import initial_weights
-from pseudoreal_trainer.model.transformer import views
+from pseudoreal_trainer.model.modules import views
 from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
 from torch import Tensor
 
@@ -175,7 +175,7 @@ def bring_together(case: Case, results: list[Result]) -> None:
 def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor]:
     """Parameter -> values, from the parts of all ranks."""
     whole: dict[str, Tensor] = {}
-    for index, unit in enumerate(units_of(case.model, case.sharing.blocks)):
+    for index, unit in enumerate(units_of(case.model, case.sharing)):
         parts = sorted(
             (result.captured[kind][index] for result in results if index in result.captured[kind]), key=_begin
         )
@@ -192,7 +192,7 @@ def _begin(part: tuple[int, Tensor]) -> int:
 def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) -> Engine:
     master = {"float64": torch.float64}.get(case.precision, torch.float32)
     compute = getattr(torch, case.precision)
-    units = units_of(case.model, case.sharing.blocks)
+    units = units_of(case.model, case.sharing)
     blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk")
     trace = Trace(ranks.rank)
     trace.records = True

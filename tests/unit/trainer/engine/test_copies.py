@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.copies import Copies, NotResident
 from pseudoreal_trainer.engine.ranks.lanes import Lanes
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
@@ -17,7 +18,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
-from pseudoreal_trainer.model.transformer import Modules
+from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
@@ -48,7 +49,7 @@ def window_of_two(tmp_path: Path) -> Window:
 
 def _window(size: int, folder: Path) -> Window:
     case = Case(layers=2, homes="h", window=size)
-    units = units_of(case.model, 2)
+    units = units_of(case.model, Sharing(blocks=2))
     trace, lanes, mesh = Trace(0, folder), Lanes(CPU), Mesh(case.layout, Ranks(0, 1, CPU))
     states = {unit: _host_state(units[unit].numel, float(unit)) for unit in (1, 2)}
     slots = [torch.zeros(units[1].numel, dtype=torch.float64) for _ in range(size)]
@@ -58,7 +59,7 @@ def _window(size: int, folder: Path) -> Window:
 
 def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Path) -> None:
     case = Case(layers=1)
-    units = units_of(case.model, 1)
+    units = units_of(case.model, Sharing(blocks=1))
     states, weights = {1: _host_state(units[1].numel, 1.0)}, torch.zeros(units[1].numel, dtype=torch.float64)
     mesh, store = Mesh(case.layout, Ranks(0, 1, CPU)), _store(states, resident={1: weights})
     copies = Copies(store, mesh, Lanes(CPU), Trace(0, tmp_path))
@@ -111,7 +112,7 @@ def test_what_autograd_kept_is_found_in_the_copy_that_is_there(window: Window) -
     copies.bind(1, module)
     source = torch.ones(1, 2, 8, dtype=torch.float64, requires_grad=True)
     with copies.saving():
-        output = window.modules.block(source)
+        output = window.modules.block(source, 0)
     copies.drop(Drop(1))
     with pytest.raises(NotResident, match="unit 1 has no working copy"):
         torch.autograd.grad(output.sum(), module.parameters, retain_graph=True)

@@ -12,11 +12,13 @@ import pytest
 import torch
 
 from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import STEPS, Case
+from tests.unit.trainer.engine.cases import OPTIONS, STEPS, Case
 from tests.unit.trainer.engine.running import Result, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
+KINDS = [name for name in OPTIONS if name]
+"""Kinds of layers besides the plain one."""
 
 ONE_RANK = [
     *(Case(micro_batches=n, order=order) for n in (1, 2, 8) for order in ORDERS),
@@ -31,6 +33,7 @@ ONE_RANK = [
     *(Case(experts=6, prototypes=p, recompute=False, homes="D", order="1F1B") for p in (1, 3)),
     Case(experts=6, prototypes=2, activation="SwiGLU", blocks=2, homes="h", window=1),
     Case(experts=6, prototypes=2, clipping="PerUnit", stash=True),
+    *(Case(options=kind, homes="hD", window=1, blocks=2, clipping="PerUnit") for kind in KINDS),
 ]
 TWO_RANKS = [
     *(Case(data=2, sharding=sharding, micro_batches=n) for sharding in SHARDINGS for n in (1, 8)),
@@ -48,6 +51,8 @@ TWO_RANKS = [
     *(Case(pipeline=2, order=order, experts=4, homes="hD", clipping="Global") for order in ORDERS),
     Case(pipeline=2, experts=6, prototypes=3, blocks=1, recompute=False, activation="SwiGLU"),
     Case(pipeline=2, experts=4, micro_batches=8, order="1F1B"),
+    *(Case(data=2, sharding="Full", options=kind, homes="dhD", clipping="Global") for kind in KINDS),
+    *(Case(pipeline=2, options=kind, homes="D", order="1F1B", recompute=False) for kind in KINDS),
 ]
 FOUR_RANKS = [
     *(Case(data=4, sharding=sharding, clipping="Global") for sharding in SHARDINGS),

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.units import units_of
 
 MIB = 1 << 20
@@ -91,7 +92,7 @@ def _losses(config: PhaseConfig) -> list[float]:
 
 def test_a_state_larger_than_the_memory_trains_from_the_disk(large: Any, tmp_path: Path) -> None:
     whole, capped, disk = large("whole", "Device"), large("capped", "Device"), large("disk", "Disk")
-    parameters = sum(unit.numel for unit in units_of(whole.model, whole.model.layers))
+    parameters = sum(unit.numel for unit in units_of(whole.model, Sharing(blocks=whole.model.layers)))
     state = STATE_OF_A_PARAMETER * parameters
     assert state > 500 * MIB
     limit = _baseline() + round(ROOM_OF_THE_STATE * state)

@@ -23,6 +23,7 @@ MEASURED = [
     Case(blocks=2, pattern="Segment", next_sharing=OWN),
     Case(blocks=2, pattern="Cycle", next_sharing=OWN, order="1F1B"),
     Case(blocks=1, next_sharing=OWN, data=2),
+    Case(blocks=2, next_sharing=OWN, data=2, options="Qwen3MoE"),
     Case(blocks=1, next_sharing=(2, "Cycle"), data=2, sharding="Full", homes="h", clipping="PerUnit"),
     *(
         Case(blocks=1, next_sharing=OWN, pipeline=2, order=order)
@@ -65,7 +66,7 @@ def _expected(case: Case) -> LayerGradients:
     for block in set(blocks):
         uses = layers_of(blocks, block)
         targets = sorted({case.next_blocks[layer] for layer in uses})
-        for name in layers[0]:
+        for name in layers[uses[0]]:
             shared[f"blocks.{block}.{name}"] = squares(uses, name)
             found = [squares(layers_of(case.next_blocks, target), name) for target in targets]
             single[f"blocks.{block}.{name}"] = sum(found) / len(found)

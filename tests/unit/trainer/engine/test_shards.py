@@ -6,6 +6,7 @@ here gradients are float32, too) and against the plan's prediction; and that pad
 
 import pytest
 import torch
+from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.forecast.memory.memory import unit_state
 from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.units import units_of
@@ -45,7 +46,7 @@ want([*SHARDED, *OTHERS, *PADDED])
 
 @pytest.mark.parametrize("case", SHARDED, ids=lambda case: case.sharding)
 def test_of_each_sharding(case: Case, engine_results: Results) -> None:
-    numels = [unit.numel for unit in units_of(case.model, case.layers)]
+    numels = [unit.numel for unit in units_of(case.model, Sharing(blocks=case.layers))]
     assert all(numel % N for numel in numels)
     expected = {}
     for name, size, is_split in zip(
@@ -66,7 +67,7 @@ def _kept(case: Case, numel: int, *, is_split: bool) -> int:
 def test_as_the_plan_predicts(case: Case, engine_results: Results) -> None:
     sizes = Sizes(
         model=case.model,
-        units=units_of(case.model, case.layers),
+        units=units_of(case.model, Sharing(blocks=case.layers)),
         compute_bytes=compute_bytes(case.precision),
         master_bytes=master_bytes(case.precision),
         micro_batch=SEQUENCES_OF_A_MICRO_BATCH,

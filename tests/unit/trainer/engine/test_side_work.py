@@ -60,7 +60,7 @@ class _Rank:
     log: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        mesh, units = Mesh(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.layers)
+        mesh, units = Mesh(self.case.layout, Ranks(0, 1, CPU)), units_of(self.case.model, self.case.sharing)
         self.heartbeat = mesh.ranks.heartbeat
         self.states: dict[int, Any] = {unit: _State(unit, self.log) for unit in range(len(units))}
         modules, lanes, trace = Mock(), Lanes(CPU), Trace(0)

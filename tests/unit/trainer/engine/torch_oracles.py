@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from pseudoreal_trainer.model.transformer import Transformer, build_model, rotary
+from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleLoopedBFS
@@ -56,7 +57,7 @@ class Stage(nn.Module):
 
     def __init__(self, model: Transformer, layers: range) -> None:
         super().__init__()
-        self.width = model.head_width
+        self.spec = model.spec
         self.embedding = model.embedding if layers.start == 0 else None
         self.blocks = nn.ModuleList(model.blocks[model.layer_blocks[layer]] for layer in layers)
         self.head = nn.Sequential(model.norm, model.head) if layers.stop == len(model.layer_blocks) else None
@@ -64,7 +65,7 @@ class Stage(nn.Module):
     def forward(self, source: Tensor) -> Tensor:
         """tokens [B, T] or features [B, T, H] -> features or logits [B, T, 256]"""
         hidden = source if self.embedding is None else self.embedding(source)
-        rotation = rotary(hidden.shape[1], self.width, hidden)
+        rotation = rotary(self.spec, hidden.shape[1], hidden)
         for block in self.blocks:
             hidden = block(hidden, rotation)
         return hidden if self.head is None else self.head(hidden)

@@ -7,10 +7,13 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model import experts as module
+from pseudoreal_trainer.model import grouped as module
+from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.experts import capacity_of
 from pseudoreal_trainer.model.grouped import are_side_by_side
-from pseudoreal_trainer.model.transformer import Block, Transformer, UnitModule, build_model, rotary
+from pseudoreal_trainer.model.modules import UnitModule
+from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.transformer import Transformer, build_model
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -162,7 +165,7 @@ def test_one_expert_is_the_dense_layer_to_the_bit(activation: str, dtype: torch.
     state = {name.replace("ffn.", "experts.0."): value for name, value in dense.state_dict().items()}
     block.load_state_dict(state | {"router.weight": block.router.weight})
     source = _features(dtype=dtype)
-    rotation = rotary(LENGTH, HIDDEN // 2, source)
+    rotation = rotary(_spec(None), LENGTH, source)
     assert torch.equal(dense(source, rotation), block(source, rotation))
 
 
@@ -273,7 +276,7 @@ def test_experts_in_groups_are_those_one_by_one(
     spec = _spec(experts, activation, hidden=16, inner=24)
     with torch.device("meta"):
         block = Block(spec)
-    unit = units_of(spec, 1)[1]
+    unit = units_of(spec, Sharing(blocks=1))[1]
     bound = UnitModule(block, unit)
     bound.bind(torch.randn(unit.numel, generator=torch.Generator().manual_seed(3)).mul_(0.3).to(dtype))
     hidden = torch.randn(3, LENGTH, 16, generator=torch.Generator().manual_seed(4)).to(dtype)
@@ -293,7 +296,7 @@ def test_experts_of_a_unit_lie_side_by_side_and_those_of_a_plain_model_do_not() 
     spec = _spec({"count": 4}, hidden=16, inner=24)
     with torch.device("meta"):
         block = Block(spec)
-    unit = units_of(spec, 1)[1]
+    unit = units_of(spec, Sharing(blocks=1))[1]
     UnitModule(block, unit).bind(torch.zeros(unit.numel))
     assert are_side_by_side([*block.experts])
     assert not are_side_by_side([*Block(spec).experts])

@@ -2,14 +2,15 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model.transformer import Transformer, build_model, rotary, rotate
+from pseudoreal_trainer.model.rotary import rotary, rotate
+from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch.nn import functional as F
 
 TOKENS = torch.randint(256, (3, 13), generator=torch.Generator().manual_seed(1))
 
 
-def _model(layers: int = 6, blocks: int = 2, pattern: str = "Cycle", activation: str = "GELU") -> Transformer:
-    spec = Model.model_validate(
+def _spec(layers: int = 6, activation: str = "GELU") -> Model:
+    return Model.model_validate(
         {
             "layers": layers,
             "hiddenSize": 16,
@@ -18,6 +19,10 @@ def _model(layers: int = 6, blocks: int = 2, pattern: str = "Cycle", activation:
             "feedForward": {"size": 24, "activation": activation},
         }
     )
+
+
+def _model(layers: int = 6, blocks: int = 2, pattern: str = "Cycle", activation: str = "GELU") -> Transformer:
+    spec = _spec(layers, activation)
     return build_model(spec, Sharing.model_validate({"blocks": blocks, "pattern": pattern}), 5, torch.float64)
 
 
@@ -66,7 +71,7 @@ def test_no_position_sees_a_later_byte() -> None:
 
 
 def test_rotary_products_depend_on_the_distance_alone() -> None:
-    rotation = rotary(12, 8, torch.zeros((), dtype=torch.float64))
+    rotation = rotary(_spec(), 12, torch.zeros((), dtype=torch.float64))
     generator = torch.Generator().manual_seed(2)
     query, key = (torch.randn(8, generator=generator, dtype=torch.float64).expand(12, 8) for _ in range(2))
     products = rotate(query, rotation) @ rotate(key, rotation).T

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.phase import Home
+from pseudoreal_api.spec.phase import Home, Sharing
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
@@ -36,5 +36,5 @@ def make_sizes(
         "feedForward": {"size": 96},
     } | model
     spec = Model.model_validate(fields)
-    units = units_of(spec, blocks or layers)
+    units = units_of(spec, Sharing(blocks=blocks or layers))
     return Sizes(spec, units, compute_bytes(compute), master_bytes(compute), micro_batch, device=device)

@@ -34,7 +34,7 @@ CASES = [
 
 def _sizes(case: Case, layers: int, micro_batch: int) -> Sizes:
     model = case.model.model_copy(update={"layers": layers})
-    return Sizes(model, units_of(model, case.sharing.blocks), compute_bytes=4, master_bytes=4, micro_batch=micro_batch)
+    return Sizes(model, units_of(model, case.sharing), compute_bytes=4, master_bytes=4, micro_batch=micro_batch)
 
 
 def _windows(count: int, sequence: int) -> Any:
@@ -90,7 +90,7 @@ layouts = st.builds(
 @settings(deadline=None)
 @given(layouts, st.integers(1, 9))
 def test_it_is_the_most_that_fits_into_a_steps_memory(layout: Layout, width: int) -> None:
-    sizes = _sizes(Case(), layout.layers, width * layout.data)
+    sizes = _sizes(Case(layers=layout.layers), layout.layers, width * layout.data)
     found = sequences_at_once(layout, sizes)
 
     def fits(sequences: int) -> bool:

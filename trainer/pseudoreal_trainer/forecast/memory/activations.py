@@ -2,7 +2,7 @@
 
 from itertools import accumulate
 
-from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.graphs import graphs_by_position
 from pseudoreal_trainer.forecast.memory.memory import Tiers
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
@@ -23,7 +23,7 @@ def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) 
     """Most bytes of activations at a time, on the data rank with the largest part of a micro-batch, with what a pass
     needs while it runs."""
     tokens = sizes.most_tokens(layout.data)
-    walk = _Walk(layout, Graphs(sizes, tokens), rank)
+    walk = _Walk(layout, sizes, tokens, rank)
     for record in records:
         walk.take(record)
     leaving = LEAVING * sizes.boundary(tokens) if layout.stash and sizes.device == "cuda" else 0
@@ -32,26 +32,27 @@ def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) 
 
 
 class _Walk:
-    def __init__(self, layout: Layout, graphs: Graphs, rank: int) -> None:
-        self._layout, self._graphs, self._rank = layout, graphs, rank
+    def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
+        self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
+        self._graphs = graphs_by_position(sizes, tokens)
         self._held = self.peak = 0
         """Bytes of the device that are held, and the most so far."""
 
     def take(self, record: Record) -> None:
         match record:
             case Receive():
-                self._hold(self._graphs.boundary)
+                self._hold(self._boundary)
             case Forward():
                 # The output: the next position's input, or a message, which lives until it is answered by its gradient.
-                self._hold(self._graphs.boundary + self._kept_graph(record.position))
+                self._hold(self._boundary + self._kept_graph(record.position))
             case Backward():
                 self._hold(-self._answered(record.position))
                 self._hold(0, briefly=self._during_backward(record.position))
                 self._hold(-self._freed_by_backward(record.position))
             case Stash():
-                self._hold(-self._graphs.boundary)
+                self._hold(-self._boundary)
             case Unstash():
-                self._hold(self._graphs.boundary)
+                self._hold(self._boundary)
 
     def _hold(self, change: int, *, briefly: int = 0) -> None:
         self._held += change
@@ -59,17 +60,17 @@ class _Walk:
 
     def _during_backward(self, position: int) -> int:
         if position == 0:
-            return self._graphs.embedding_backward
+            return self._graphs[position].embedding_backward
         if position == self._layout.head:
-            return self._graphs.head_backward
-        return self._graphs.block_backward - (
-            self._kept_graph(position) + self._graphs.boundary if self._keeps_graph(position) else 0
+            return self._graphs[position].head_backward
+        return self._graphs[position].block_backward - (
+            self._kept_graph(position) + self._boundary if self._keeps_graph(position) else 0
         )
 
     def _answered(self, position: int) -> int:
         """Bytes of the output that was sent to another rank, unless it is part of a graph."""
         was_sent = position < self._layout.head and not self._is_here(position + 1)
-        return self._graphs.boundary if was_sent and not self._keeps_graph(position) else 0
+        return self._boundary if was_sent and not self._keeps_graph(position) else 0
 
     def _freed_by_backward(self, position: int) -> int:
         """Bytes that the backward pass of a position frees: its graph, its input and the gradient of its output, less
@@ -81,10 +82,10 @@ class _Walk:
         if self._keeps_graph(position):
             inputs += 1
         gradients = int(position < self._layout.head) - int(position > 0)
-        return self._kept_graph(position) + (inputs + gradients) * self._graphs.boundary
+        return self._kept_graph(position) + (inputs + gradients) * self._boundary
 
     def _kept_graph(self, position: int) -> int:
-        return self._graphs.block if self._keeps_graph(position) else 0
+        return self._graphs[position].block if self._keeps_graph(position) else 0
 
     def _keeps_graph(self, position: int) -> bool:
         return not self._layout.recompute and 0 < position < self._layout.head

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from dataclasses import replace
 
 from pseudoreal_trainer.forecast.memory.activations import activation_peak
-from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.forecast.memory.graphs import graphs_by_position
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
@@ -27,19 +27,20 @@ def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
 
 def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
     """Most bytes of a rank's activations at a time in an evaluation plan whose micro-batches are single sequences."""
-    graphs = Graphs(sizes, sizes.model.sequence_length)
+    graphs, boundary = graphs_by_position(sizes, tokens := sizes.model.sequence_length), sizes.boundary(tokens)
     held = peak = 0
     for record in records:
         match record:
             case Receive():
-                held += graphs.boundary
+                held += boundary
             case Forward(position=0):
-                held += graphs.boundary
+                held += boundary
                 peak = max(peak, held)
             case Forward(position=position):
                 is_head = position == layout.head
                 # A backward pass makes the forward pass again, so this bounds what the forward pass needs.
-                peak = max(peak, held + (graphs.head_backward if is_head else graphs.block_backward))
+                bound = graphs[position].head_backward if is_head else graphs[position].block_backward
+                peak = max(peak, held + bound)
                 # The output takes the place of the input. What is sent stays until the end of the plan.
-                held -= graphs.boundary if is_head else 0
+                held -= boundary if is_head else 0
     return peak

@@ -43,7 +43,7 @@ def best_layout(config: PhaseConfig, device: Device) -> Layout:
 def phase_sizes(config: PhaseConfig, device: Device) -> Sizes:
     return Sizes(
         model=config.model,
-        units=units_of(config.model, config.sharing.blocks),
+        units=units_of(config.model, config.sharing),
         compute_bytes=compute_bytes(config.precision.compute),
         master_bytes=master_bytes(config.precision.compute),
         micro_batch=config.batch.sequences // config.batch.micro_batches,

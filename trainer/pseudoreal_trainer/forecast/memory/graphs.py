@@ -1,6 +1,6 @@
 """Bytes of a pass: what autograd keeps, and the most that a backward pass needs at a time. Pure.
 
-Derived from the operations of model/transformer.py on each device, tensor by tensor. Two of them differ: on the CPU a
+Derived from the operations of the modules in model/ on each device, tensor by tensor. Two of them differ: on the CPU a
 norm is a chain of single operations, on a GPU it is one that keeps its input and the inverse root; and the CPU casts
 into memory of its own where it adds tensors of two types. A GPU's attention is torch's flash kernel in bfloat16 and its
 efficient one in float32; in float64 it has neither, and takes more than is said here.
@@ -12,32 +12,20 @@ matrix product, workspaces of cuBLAS, sums of an attention's backward pass. `mea
 from dataclasses import dataclass
 from functools import cached_property
 
+from pseudoreal_trainer.forecast.memory.kept import Kept, Table, total
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.forecast.memory.tensors import Tensors
 
-Table = dict[str, int]
-"""Tensor, with its shape (and its type, where that is not the compute type) -> bytes. Letters and types as in
-`Tensors`; N is B * T."""
-
-_INDEX_BYTES = 8
 _PROJECTIONS = tuple(f".attention.{name}." for name in ("query", "key", "value"))
+_FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_norm.")
 
 
 @dataclass(frozen=True)
-class Graphs:
-    """Passes over some tokens."""
-
-    sizes: Sizes
-    tokens: int
+class Graphs(Kept):
+    """Passes over some tokens: what they keep, and what they need."""
 
     @property
     def boundary(self) -> int:
         return self._tensors.hidden
-
-    @cached_property
-    def block(self) -> int:
-        """What autograd keeps of a block's forward pass besides its input, its output and its weights."""
-        return _total(self._kept_until_attention, self._second_norm_input, self._norm, self._feed_forward)
 
     @cached_property
     def block_backward(self) -> int:
@@ -46,12 +34,14 @@ class Graphs:
         As the graph shrinks, the parameters' gradients grow.
         """
         moments = [
+            self._at_the_last_norm,
             self._as_the_feed_forward_part_begins,
             self._at_the_second_norm,
             self._at_attention,
+            self._at_the_norms_of_queries_and_keys,
             self._at_the_last_projection,
             self._at_the_first_norm,
-            self._as_gradients_are_added(1, {"output [B, T, H]": self.boundary}),
+            self._as_gradients_are_added(self._unit, {"output [B, T, H]": self.boundary}),
         ]
         return max(moments)
 
@@ -73,9 +63,9 @@ class Graphs:
         }
         at_the_norm = {"gradients of all parameters": t.parameters(-1)}
         return max(
-            _total(self._cast_input, self._norm, at_the_loss),
-            _total(self._cast_input, self._norm, at_the_product),
-            _total(self._cast_input, self._norm_backward, at_the_norm),
+            total(self._cast_input, self._norm, at_the_loss),
+            total(self._cast_input, self._norm, at_the_product),
+            total(self._cast_input, self._norm_backward, at_the_norm),
             self._as_gradients_are_added(-1, {}),
         )
 
@@ -84,97 +74,23 @@ class Graphs:
         t = self._tensors
         return t.parameters(0) + max(t.hidden, t.cast(0))
 
-    @cached_property
-    def _tensors(self) -> Tensors:
-        return Tensors(self.sizes, self.tokens)
-
-    # What autograd keeps. A norm's output is kept by what reads it.
-
-    @property
-    def _kept_until_attention(self) -> Table:
-        return self._cast_input | self._norm | self._heads | self._side_by_side
-
-    @property
-    def _cast_input(self) -> Table:
-        """The copy of its input that the first or the final norm makes; the input itself, which is that of the block or
-        the head, is not counted."""
-        return {"input of the norm [B, T, H], wide": self._tensors.wide_hidden} if self._tensors.norm_casts else {}
-
-    @property
-    def _second_norm_input(self) -> Table:
-        t = self._tensors
-        return {"sum of input and attention [B, T, H], of the norm's type": t.wide_hidden if t.norm_casts else t.hidden}
-
-    @property
-    def _norm(self) -> Table:
-        t = self._tensors
-        kept = {"inverse root of the mean square [B, T, 1], wide": t.inverse_root}
-        return kept if t.is_fused else kept | {"features before the weight [B, T, H], wide": t.wide_hidden}
-
-    @property
-    def _heads(self) -> Table:
-        t = self._tensors
-        return {
-            "input of attention [B, T, H]": t.hidden,
-            "query, rotated [B, heads, T, H / heads]": t.hidden,
-            "key, rotated [B, heads, T, H / heads]": t.hidden,
-            "value [B, heads, T, H / heads]": t.hidden,
-            "mixed values [B, heads, T, H / heads]": t.hidden,
-            "log-sum-exp of the scores [B, heads, T], wide": t.log_sum_exp,
-        }
-
-    @property
-    def _side_by_side(self) -> Table:
-        t = self._tensors
-        return {} if t.has_efficient_attention else {"mixed values, heads side by side [B, T, H]": t.hidden}
-
-    @property
-    def _feed_forward(self) -> Table:
-        if self.sizes.model.experts is not None:
-            return self._mixture
-        return {"input of the feed-forward part [B, T, H]": self._tensors.hidden} | self._inner
-
-    @property
-    def _inner(self) -> Table:
-        inner = self._tensors.inner
-        if self._is_gated:
-            return {
-                "gate [B, T, F]": inner,
-                "its activation [B, T, F]": inner,
-                "up [B, T, F]": inner,
-                "product of the last two [B, T, F]": inner,
-            }
-        return {"up [B, T, F]": inner, "its activation [B, T, F]": inner}
-
-    @property
-    def _mixture(self) -> Table:
-        """Each prototype has all N tokens once, and so as much of `_inner` as a block without experts. As if no expert
-        were ever full."""
-        t, model, experts = self._tensors, self.sizes.model, self.sizes.model.experts
-        assert experts is not None, "only a mixture has these"
-        wide, compute, casts = t.wide_bytes, self.sizes.compute_bytes, t.wide_bytes != self.sizes.compute_bytes
-        of_prototype = {
-            "tokens in the order of the experts [N, H]": t.hidden,
-            "outputs of the experts [N, H]": t.hidden,
-            "outputs times gates [N, H]": t.hidden,
-            "gates [N]": t.of(self.tokens, compute),
-            "choices [N], indices": t.of(self.tokens, _INDEX_BYTES),
-            "order [N], indices": t.of(self.tokens, _INDEX_BYTES),
-        }
-        return {
-            "input of the router [B, T, H], wide": t.wide_hidden,
-            "router [experts, H], wide": t.of(experts.count * model.hidden_size, wide) if casts else 0,
-            "probabilities [B, T, experts], wide": t.of(self.tokens * experts.count, wide),
-        } | {name: experts.prototypes * size for name, size in (of_prototype | self._inner).items()}
-
     # What lives at those moments of a block's backward pass that may need the most.
 
     @property
+    def _at_the_last_norm(self) -> int:
+        """At the norm behind the feed-forward part."""
+        if not self._has_norm_behind:
+            return 0
+        return self.block - total(self._norm) + total(self._norm_backward, {"output [B, T, H]": self.boundary})
+
+    @property
     def _as_the_feed_forward_part_begins(self) -> int:
-        t, model = self._tensors, self.sizes.model
-        down = t.of(model.feed_forward.size * model.hidden_size, self.sizes.compute_bytes)
+        t = self._tensors
+        down = t.of(t.inner_size * self.sizes.model.hidden_size, self.sizes.compute_bytes)
         table = {"output [B, T, H]": t.hidden, "gradient of the matrix down [H, F]": down}
-        return self.block + _total(table, self._first_gradients)
+        if self._has_norm_behind:
+            table["gradient of the output before the norm [B, T, H]"] = t.hidden
+        return self.block - total(self._norm_behind) + total(table, self._first_gradients)
 
     @property
     def _first_gradients(self) -> Table:
@@ -183,69 +99,103 @@ class Graphs:
         # With gates the gradient of the product has taken the place of the product, which is counted as kept.
         names = ["gate's activation", "up"] if self._is_gated else ["activation"]
         inner = {f"gradient of the {name} [B, T, F]": t.inner for name in names}
-        if experts is None:
+        if experts is None or not self._is_mixture:
             return inner
-        return {name: size * experts.prototypes // experts.count for name, size in inner.items()} | {
-            "gradient of the outputs times gates [N, H]": t.hidden,
-            "gradient of the outputs of the experts [N, H]": t.hidden,
+        copies = 1 if experts.top_k is None else self.sizes.choices
+        return {name: size * self.sizes.choices // experts.count for name, size in inner.items()} | {
+            "gradient of the outputs times gates [N, H]": copies * t.hidden,
+            "gradient of the outputs of the experts [N, H]": copies * t.hidden,
         }
 
     @property
     def _at_the_second_norm(self) -> int:
-        later = self._tensors.parameters(1, lambda name: ".attention" not in name)
+        """At the norm before the feed-forward part, or at that behind attention."""
+        t = self._tensors
+        later = t.parameters(self._unit, lambda name: ".attention." not in name and ".attention_norm." not in name)
         table = {"output [B, T, H]": self.boundary, "gradients of the parameters behind attention": later}
-        return _total(self._kept_until_attention, self._second_norm_input, self._norm_backward, table)
+        if self._has_norm_behind:
+            table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
+        kept = self._kept_between if self._has_norm_behind else {"of the norm's input": t.normed_hidden}
+        return total(self._kept_until_attention, kept, self._norm_backward, table)
 
     @property
     def _at_attention(self) -> int:
         t = self._tensors
-        first = (*_PROJECTIONS, ".attention_norm.")
+        first = (*_PROJECTIONS, *_FIRST_NORMS)
         table = {
             "output [B, T, H]": t.hidden,
             "gradient of the sum of input and attention [B, T, H]": t.hidden,
-            "gradient of the mixed values [B, T, H]": t.hidden,
-            "gradient of the query [B, heads, T, H / heads]": t.hidden,
-            "gradient of the key [B, heads, T, H / heads]": t.hidden,
-            "gradient of the value [B, heads, T, H / heads]": t.hidden,
-            "gradients of other parameters": t.parameters(1, lambda name: not any(part in name for part in first)),
+            "gradient of the mixed values [B, T, Q]": t.query,
+            "gradient of the query [B, heads, T, Q / heads]": t.query,
+            "gradient of the key [B, key heads, T, K / key heads]": t.key,
+            "gradient of the value [B, key heads, T, K / key heads]": t.key,
+            "gradients of other parameters": t.parameters(
+                self._unit, lambda name: not any(part in name for part in first)
+            ),
         }
-        return _total(self._cast_input, self._norm, self._heads, table)
+        return total(self._norm_before, self._input_of_attention, self._heads, table)
+
+    @property
+    def _at_the_norms_of_queries_and_keys(self) -> int:
+        """At that of the queries, which is the last of the two."""
+        t, kept = self._tensors, self._norm_of_heads("query")
+        if not kept:
+            return 0
+        first = (".attention.query.", ".attention.query_norm.", ".attention_norm.")
+        table = {
+            "output [B, T, H]": t.hidden,
+            "gradient of the sum of input and attention [B, T, H]": t.hidden,
+            "gradient of the input of attention by value and key [B, T, H]": t.hidden,
+            "gradients of other parameters": t.parameters(
+                self._unit, lambda name: not any(part in name for part in first)
+            ),
+        }
+        passing = self._norm_backward_of(t.query, t.of(self.tokens * self.sizes.model.query_size, t.wide_bytes))
+        return total(self._norm_before, self._input_of_attention, table, passing)
 
     @property
     def _at_the_last_projection(self) -> int:
         t = self._tensors
         table = {
-            "input of attention [B, T, H]": t.hidden,
             "output [B, T, H]": t.hidden,
             "gradient of the sum of input and attention [B, T, H]": t.hidden,
             "gradient of the input of attention by value and key [B, T, H]": t.hidden,
-            "gradient of the query, heads side by side [B, T, H]": t.hidden,
+            "gradient of the query, heads side by side [B, T, Q]": t.query,
             "gradient of the input of attention by the query [B, T, H]": t.hidden,
-            "gradients of parameters": t.parameters(1, lambda name: ".attention_norm." not in name),
+            "gradients of parameters": t.parameters(self._unit, lambda name: ".attention_norm." not in name),
         }
-        return _total(self._cast_input, self._norm, table)
+        return total(self._norm_before, self._input_of_attention, table)
 
     @property
     def _at_the_first_norm(self) -> int:
+        if not self._has_norm_before:
+            return 0
         t = self._tensors
-        table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters(1)}
+        table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters(self._unit)}
         if t.is_fused or t.norm_casts:
             # Else the norm's own is added to it at once.
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
-        return _total(self._cast_input, self._norm_backward, table)
+        return total(self._cast_input, self._norm_backward, table)
+
+    def _parameters_without(self, parts: tuple[str, ...]) -> int:
+        """Gradients of the block's parameters whose names have none of these parts."""
+        return self._tensors.parameters(self._unit, lambda name: not any(part in name for part in parts))
 
     @property
     def _norm_backward(self) -> Table:
         """Gradients of a norm's features, [B, T, H] each. The norm keeps nothing but its input any more."""
-        t = self._tensors
-        if t.is_fused:
-            return {"gradient of the output": t.hidden, "gradient of the input": t.hidden}
+        return self._norm_backward_of(self._tensors.hidden, self._tensors.wide_hidden)
+
+    def _norm_backward_of(self, features: int, wide: int) -> Table:
+        """The same for features of other sizes: their bytes in the compute type, and in the wide one."""
+        if self._tensors.is_fused:
+            return {"gradient of the output": features, "gradient of the input": features}
         return {
-            "gradient of the input by the product, wide": t.wide_hidden,
-            "gradient of the squares, wide": t.wide_hidden,
-            "input to the power of one, wide": t.wide_hidden,
-            "derivative of the squares, wide": t.wide_hidden,
-            "gradient of the input by the squares, wide": t.wide_hidden,
+            "gradient of the input by the product, wide": wide,
+            "gradient of the squares, wide": wide,
+            "input to the power of one, wide": wide,
+            "derivative of the squares, wide": wide,
+            "gradient of the input by the squares, wide": wide,
         }
 
     def _as_gradients_are_added(self, unit: int, left: Table) -> int:
@@ -256,12 +206,11 @@ class Graphs:
             "gradients of all parameters": t.parameters(unit),
             "the largest of them, master": t.cast(unit),
         }
-        return _total(left, table)
-
-    @property
-    def _is_gated(self) -> bool:
-        return self.sizes.model.feed_forward.activation == "SwiGLU"
+        return total(left, table)
 
 
-def _total(*tables: Table) -> int:
-    return sum(sum(table.values()) for table in tables)
+def graphs_by_position(sizes: Sizes, tokens: int) -> list[Graphs]:
+    """The passes of each position over some tokens."""
+    kinds: dict[tuple[bool, bool], Graphs] = {}
+    layers = [kinds.setdefault(sizes.kind(i), Graphs(sizes, tokens, i)) for i in range(sizes.model.layers)]
+    return [layers[0], *layers, layers[-1]]

@@ -40,7 +40,10 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Bytes of the data rank of a pipeline rank that holds the most, without activations."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
     passing = Tiers(
-        device=_window(layout, sizes, rank) + _gradient_buffers(layout, sizes, rank) + _measuring(layout, sizes, rank)
+        device=_window(layout, sizes, rank)
+        + _gradient_buffers(layout, sizes, rank)
+        + _measuring(layout, sizes, rank)
+        + sizes.mask
     )
     updating = Tiers(host=_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
     region, tokens = _crossing_buffers(layout, sizes, rank), _tokens(layout, sizes, rank)

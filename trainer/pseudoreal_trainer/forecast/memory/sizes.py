@@ -58,14 +58,65 @@ class Sizes:
     def boundary_on_host(self, tokens: int) -> int:
         return tokens * self.model.hidden_size * self.compute_bytes
 
-    def block_flops(self, tokens: int) -> int:
-        """Floating-point operations of a block's forward pass: two for each weight of a matrix that a token meets, and
-        attention to half of the tokens. With experts a token meets the router and one of each prototype, as if none
-        were full."""
-        model, experts = self.model, self.model.experts
-        ffn = (3 if model.feed_forward.activation == "SwiGLU" else 2) * model.feed_forward.size
-        met = ffn if experts is None else experts.count + experts.prototypes * ffn
-        return 2 * tokens * model.hidden_size * (4 * model.hidden_size + met + model.sequence_length)
+    def block_flops(self, tokens: int, layer: int = 0) -> int:
+        """Floating-point operations of a layer's forward pass: two for each weight of a matrix that a token meets, and
+        attention to half of the tokens or to those in its window. With experts a token meets the router, its own and
+        the shared ones, as if none were full."""
+        length = self.model.sequence_length
+        window = min(self.model.window_of(layer) or length, length)
+        # In the mean over the tokens of a sequence, half of window * (2 - window / length) are attended to.
+        return self._matrix_flops(tokens, layer) + self._attention_flops(
+            tokens * window * (2 * length - window) // length
+        )
+
+    def pass_flops(self, tokens: int, layer: int) -> int:
+        """Operations that are executed in that pass: under a mask, attention to all tokens."""
+        if not self.is_masked(layer):
+            return self.block_flops(tokens, layer)
+        return self._matrix_flops(tokens, layer) + self._attention_flops(2 * tokens * self.model.sequence_length)
+
+    def _matrix_flops(self, tokens: int, layer: int) -> int:
+        model = self.model
+        return 2 * tokens * model.hidden_size * (2 * model.query_size + 2 * model.key_size + self._met(layer))
+
+    def _attention_flops(self, twice_the_pairs: int) -> int:
+        """`twice_the_pairs`: twice the number of pairs of tokens one of which attends to the other."""
+        return 2 * self.model.query_size * twice_the_pairs
+
+    def _met(self, layer: int) -> int:
+        """Number of the rows, H wide each, of the router and the feed-forward matrices that a token meets."""
+        model, matrices = self.model, 3 if self.model.feed_forward.activation == "SwiGLU" else 2
+        if model.experts is None or not model.has_experts(layer):
+            return matrices * model.feed_forward.size
+        shared = model.shared_expert.size if model.shared_expert else 0
+        return model.experts.count + matrices * (self.choices * model.expert.size + shared)
+
+    @property
+    def choices(self) -> int:
+        """Number of experts of a mixture that a token goes to, without shared ones."""
+        experts = self.model.experts
+        assert experts is not None, "the model has experts"
+        return experts.top_k.per_token if experts.top_k else experts.prototypes
+
+    def unit_of_layer(self, layer: int) -> int:
+        """A unit of the same parameters as the block of this layer."""
+        has_experts = self.model.has_experts(layer)
+        return next(index for index, unit in enumerate(self.units[1:], 1) if unit.has_experts == has_experts)
+
+    def is_masked(self, layer: int) -> bool:
+        """Whether a layer's attention has a mask: a window that is shorter than a sequence."""
+        window = self.model.window_of(layer)
+        return window is not None and window < self.model.sequence_length
+
+    def kind(self, layer: int) -> tuple[bool, bool]:
+        """What the passes of layers may differ in: whether there is a mask, and whether there are experts."""
+        return self.is_masked(layer), self.model.has_experts(layer)
+
+    @property
+    def mask(self) -> int:
+        """Bytes of the device for the mask of all windows, [T, T], in the compute type."""
+        is_needed = any(map(self.is_masked, range(self.model.layers)))
+        return self.allocated(self.model.sequence_length**2 * self.compute_bytes) if is_needed else 0
 
     def shard(self, layout: Layout, unit: int) -> int:
         """Number of elements of a unit's state on each rank that has a part of it."""

@@ -12,7 +12,8 @@ _EFFICIENT_BLOCK = 32
 
 @dataclass(frozen=True)
 class Tensors:
-    """Bytes on the device of each tensor of a pass over B sequences of T tokens, with H features and F in between.
+    """Bytes on the device of each tensor of a pass over B sequences of T tokens, with H features, F in the middle of
+    the feed-forward part, Q in all queries and K in all keys.
 
     Three types: `compute`, that of the passes; `wide`, that of norms, routers and sums of attention, which is float32
     at least; and `master`, that of the loss and of gradients that are added up.
@@ -21,6 +22,8 @@ class Tensors:
     sizes: Sizes
     tokens: int
     """B * T"""
+    layer: int = 0
+    """The layer, where it is one."""
 
     @property
     def hidden(self) -> int:
@@ -33,9 +36,40 @@ class Tensors:
         return self.of(self.tokens * self.sizes.model.hidden_size, self.wide_bytes)
 
     @property
+    def query(self) -> int:
+        """[B, T, Q], compute."""
+        return self.of(self.tokens * self.sizes.model.query_size, self.sizes.compute_bytes)
+
+    @property
+    def key(self) -> int:
+        """[B, T, K], compute: the keys, or the values."""
+        return self.of(self.tokens * self.sizes.model.key_size, self.sizes.compute_bytes)
+
+    @property
+    def normed_hidden(self) -> int:
+        """[B, T, H], of a norm's type."""
+        return self.normed(self.sizes.model.hidden_size)
+
+    def normed(self, features: int) -> int:
+        """[B, T, features], of a norm's type."""
+        return self.of(self.tokens * features, self.wide_bytes if self.norm_casts else self.sizes.compute_bytes)
+
+    @property
     def inner(self) -> int:
-        """[B, T, F], compute."""
-        return self.of(self.tokens * self.sizes.model.feed_forward.size, self.sizes.compute_bytes)
+        """[B, T, F], compute; of an expert, for as many tokens."""
+        return self.of(self.tokens * self.inner_size, self.sizes.compute_bytes)
+
+    @property
+    def inner_size(self) -> int:
+        """F"""
+        model = self.sizes.model
+        return (model.expert if model.has_experts(self.layer) else model.feed_forward).size
+
+    @property
+    def shared_inner(self) -> int:
+        """[B, T, F of all shared experts], compute."""
+        shared = self.sizes.model.shared_expert
+        return self.of(self.tokens * shared.size, self.sizes.compute_bytes) if shared else 0
 
     @property
     def inverse_root(self) -> int:
@@ -88,8 +122,9 @@ class Tensors:
 
     @property
     def has_efficient_attention(self) -> bool:
-        """Whether attention leaves its heads side by side; else they are apart, and a copy brings them together."""
-        return self.is_fused and self.sizes.compute_bytes != 2
+        """Whether attention leaves its heads side by side; else they are apart, and a copy brings them together.
+        Torch's flash attention takes no mask."""
+        return self.is_fused and (self.sizes.compute_bytes != 2 or self.sizes.is_masked(self.layer))
 
     def of(self, elements: int, width: int) -> int:
         return self.sizes.allocated(elements * width)

@@ -174,7 +174,7 @@ class MeasuredCosts:
             return self._sizes.boundary(self._tokens) / self._speeds.memory_bytes_per_second
         if position == layout.head:
             return 6 * VOCABULARY * self._sizes.model.hidden_size * self._tokens / passes.head_flops_per_second
-        flops = self._sizes.block_flops(self._tokens)
+        flops = self._sizes.pass_flops(self._tokens, position - 1)
         forward = flops / passes.block_forward_flops_per_second
         if not isinstance(record, Backward):
             return forward

@@ -1,8 +1,9 @@
 """How much of a device's peak a training step uses. Pure.
 
 The operations of a step are counted as Megatron-LM does: two for each weight of a matrix that a token meets, attention
-to the half of the tokens that come before, the backward pass twice the forward pass, and nothing for what is computed
-again. Others count attention to all tokens (torchtitan, nanoGPT): at long sequences their shares are larger by a tenth.
+to the half of the tokens that come before (of those, to the ones in a window), the backward pass twice the forward
+pass, and nothing for what is computed again. Others count attention to all tokens (torchtitan, nanoGPT): at long
+sequences their shares are larger by a tenth.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,8 @@ is in the name counts."""
 def step_operations(sizes: Sizes, tokens: int) -> int:
     """Floating-point operations of the model for a training step on so many tokens."""
     head = 2 * tokens * sizes.units[-1].decayed
-    return 3 * (sizes.model.layers * sizes.block_flops(tokens) + head)
+    layers = sum(sizes.block_flops(tokens, layer) for layer in range(sizes.model.layers))
+    return 3 * (layers + head)
 
 
 def peak_operations(device: str) -> float | None:

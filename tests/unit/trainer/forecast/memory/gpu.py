@@ -67,7 +67,7 @@ _fused_attention.register_autograd(
 def operations_of_a_gpu() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(F, "rms_norm", lambda features, _, weight, eps: _norm(features, weight)[0])  # noqa: ARG005
-        patch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, is_causal: _fused_attention(q, k, v)[0])  # noqa: ARG005
+        patch.setattr(F, "scaled_dot_product_attention", lambda q, k, v, **_: _fused_attention(q, k, v)[0])
         yield
 
 
@@ -76,7 +76,7 @@ def fake_cuda() -> Iterator[None]:
     """Tensors have no memory, and torch takes them for those of a GPU. It chooses its attention by asking the GPU, so
     that is chosen here."""
 
-    def attention(query: Tensor, key: Tensor, value: Tensor, is_causal: bool) -> Tensor:
+    def attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool, **_: Any) -> Tensor:
         if query.dtype == torch.bfloat16:
             out: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, 0.0, is_causal)[0]
         else:

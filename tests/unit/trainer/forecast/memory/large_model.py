@@ -3,7 +3,7 @@
 from typing import Any
 
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
-from pseudoreal_api.spec.phase import Home
+from pseudoreal_api.spec.phase import Home, Sharing
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import units_of
@@ -16,7 +16,9 @@ MODEL = Model(
     sequence_length=2048,
     feed_forward=FeedForward(size=11008, activation="SwiGLU"),
 )
-SIZES = Sizes(MODEL, units_of(MODEL, LAYERS), compute_bytes=2, master_bytes=4, micro_batch=4, device="cuda")
+SIZES = Sizes(
+    MODEL, units_of(MODEL, Sharing(blocks=LAYERS)), compute_bytes=2, master_bytes=4, micro_batch=4, device="cuda"
+)
 PARAMETERS = sum(unit.numel for unit in SIZES.units)
 TOKENS = 8 * 4 * 4 * (2048 + 1)
 """Bytes of the ids of four micro-batches of four sequences."""

@@ -7,7 +7,10 @@ from typing import Any
 import torch
 from pseudoreal_trainer.forecast.memory.graphs import Graphs
 from pseudoreal_trainer.forecast.memory.sizes import Device
-from pseudoreal_trainer.model.transformer import Block, Embedding, Head, rotary
+from pseudoreal_trainer.model.attention import window_mask
+from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.transformer import Embedding, Head
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -21,19 +24,24 @@ Shape = tuple[int, int, int, int]
 
 
 def graphs(
-    shape: Shape, compute: str, activation: str, experts: dict[str, Any] | None = None, device: Device = "cpu"
+    shape: Shape,
+    compute: str,
+    activation: str,
+    experts: dict[str, Any] | None = None,
+    device: Device = "cpu",
+    **options: dict[str, Any],
 ) -> Graphs:
-    """No expert is ever full."""
+    """No expert is ever full. `options`: further fields of the model."""
     hidden, inner, rows, length = shape
     feed_forward, room = {"size": inner, "activation": activation}, {"capacityFactor": "100"}
     mixture = None if experts is None else experts | room
     model: dict[str, Any] = {
         "hiddenSize": hidden,
-        "attention": {"heads": 4},
+        "attention": {"heads": 4} | options.pop("attention", {}),
         "sequenceLength": length,
-        "feedForward": feed_forward,
+        "feedForward": feed_forward | options.pop("feedForward", {}),
         "experts": mixture,
-    }
+    } | options
     return Graphs(make_sizes(1, compute=compute, device=device, **model), rows * length)
 
 
@@ -60,11 +68,13 @@ class BlockPass:
                 found.tokens // spec.sequence_length, spec.sequence_length, spec.hidden_size
             )  # [B, T, H]
             self.gradient = torch.randn_like(self.source)
-        self.rotation = rotary(spec.sequence_length, spec.hidden_size // spec.attention.heads, self.source)
+        self.rotation = rotary(spec, spec.sequence_length, self.source)
+        window = spec.window_of(0)
+        self.mask = None if window is None else window_mask(spec.sequence_length, window, self.source)
         self.totals = masters_of(self.block, compute)
 
     def forward(self, source: Tensor) -> Tensor:
-        output: Tensor = self.block(source, self.rotation)
+        output: Tensor = self.block(source, self.rotation, self.mask)
         return output
 
     def both(self) -> object:
@@ -77,7 +87,8 @@ class BlockPass:
 
     @property
     def known(self) -> list[Tensor]:
-        return [self.source, self.gradient, *self.rotation, *self.totals, *self.block.parameters()]
+        masks = [] if self.mask is None else [self.mask]
+        return [self.source, self.gradient, *self.rotation, *masks, *self.totals, *self.block.parameters()]
 
 
 def masters_of(module: nn.Module, compute: str) -> list[Tensor]:

@@ -9,7 +9,7 @@ from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
 def sizes_of(case: Case) -> Sizes:
     return Sizes(
         model=case.model,
-        units=units_of(case.model, case.sharing.blocks),
+        units=units_of(case.model, case.sharing),
         compute_bytes=compute_bytes(case.precision),
         master_bytes=master_bytes(case.precision),
         micro_batch=SEQUENCES_OF_A_MICRO_BATCH,

@@ -5,7 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from pseudoreal_api.spec.phase import Home
+from pseudoreal_api.spec.phase import Home, Sharing
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS, LINE, PAGE, crossing
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.plan.layout import Layout
@@ -53,7 +53,7 @@ def test_only_a_tied_unit_keeps_its_gradient_when_others_are_updated_at_once() -
     blocks = (0, 1, 0, 2)
     tied = Layout(blocks, 2, 1, 4, order="GPipe", homes=("Host",) * 5, clipping="PerUnit")
     assert [unit for unit in range(tied.units) if tied.keeps_gradient(unit)] == [1]
-    small = replace(SIZES, units=units_of(MODEL, 3))
+    small = replace(SIZES, units=units_of(MODEL.model_copy(update={"layers": 3}), Sharing(blocks=3)))
     kept = [piece.number for piece in crossing(tied, small, 0).pieces if piece.use == "gradient"]
     assert kept == [1]
 
@@ -79,7 +79,7 @@ def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
     homes: tuple[Home, ...] = ("Host", "Host", "Device", "Host")
     tied = Layout((0, 1) * 2, 2, 1, 1, order="GPipe", homes=homes)
     assert tied.users[2] == (0, 1)
-    found = [held(tied, replace(saving, units=units_of(MODEL, 2), checkpoint_buffer=size), rank).pinned
+    found = [held(tied, replace(saving, units=units_of(MODEL, Sharing(blocks=2)), checkpoint_buffer=size), rank).pinned
              for rank in (0, 1) for size in (0, 1000)]  # fmt: skip
     assert [found[1] - found[0], found[3] - found[2]] == [1000, 0]
 

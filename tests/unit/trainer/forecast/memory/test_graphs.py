@@ -17,7 +17,25 @@ SHAPES = [(64, 256, 2, 64), (64, 64, 1, 16), (128, 512, 1, 48), (128, 512, 4, 12
 needed in the middle of a backward pass."""
 ENDS = [(64, 256, 2, 64), (64, 64, 1, 16), (256, 64, 2, 16), (512, 8, 1, 32), (1024, 8, 2, 64)]
 """The most is needed at the loss, at the head's product, as gradients are added, and at the norm."""
-MIXTURES = [{"count": 5}, {"count": 6, "prototypes": 2}, {"count": 9, "prototypes": 3}]
+MIXTURES: list[dict[str, Any]] = [
+    {"count": 5},
+    {"count": 6, "prototypes": 2},
+    {"count": 9, "prototypes": 3},
+    {"type": "TopK", "count": 5, "topK": {"perToken": 2, "sharedExperts": 1}},
+    {"type": "TopK", "count": 4, "topK": {"perToken": 3, "weights": "Scores"}},
+]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "few keys": {"attention": {"keyValueHeads": 2, "headSize": 24}},
+    "wide heads": {"attention": {"headSize": 64}},
+    "norms of heads": {"attention": {"keyValueHeads": 1, "queryKeyNorm": "PerHead"}},
+    "norms of all heads": {"attention": {"queryKeyNorm": "AllHeads"}},
+    "norms behind": {"norm": {"placement": "Post"}},
+    "norms before and behind": {"norm": {"placement": "Both"}},
+    "biases": {"attention": {"bias": "All"}, "feedForward": {"bias": "All"}},
+    "a window": {"attention": {"window": {"size": 8}}},
+    "an OLMo 2": {"attention": {"keyValueHeads": 2, "queryKeyNorm": "AllHeads"}, "norm": {"placement": "Post"}},
+}
 
 Pass = Callable[[], object]
 
@@ -48,6 +66,23 @@ def test_what_autograd_keeps_of_a_block(
 ) -> None:
     found = graphs(shape, compute, activation, experts)
     assert kept_bytes(BlockPass(found, compute)) == found.block
+
+
+@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3]])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_what_autograd_keeps_of_a_block_with_options(options: str, shape: Shape, compute: str) -> None:
+    found = graphs(shape, compute, "SwiGLU", **OPTIONS[options])
+    assert kept_bytes(BlockPass(found, compute)) == found.block
+
+
+@pytest.mark.parametrize("compute", DTYPES)
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[3], SHAPES[4]])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_most_bytes_of_a_backward_pass_with_options(options: str, shape: Shape, compute: str, tmp_path: Path) -> None:
+    found = graphs(shape, compute, "SwiGLU", **OPTIONS[options])
+    counted = tensor_bytes(BlockPass(found, compute).both, tmp_path)
+    assert counted == pytest.approx(found.block_backward, rel=0.03, abs=found.boundary)
 
 
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])

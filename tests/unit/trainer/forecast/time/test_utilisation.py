@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from pseudoreal_api.spec.model import Attention, FeedForward, Model
+from pseudoreal_api.spec.model import Attention, FeedForward, Model, Window
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.time.utilisation import peak_operations, step_operations
@@ -12,13 +12,19 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+WINDOW = Window(size=7, layers=[1])
+
 
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
-def test_they_are_those_that_torch_counts_but_for_half_of_attention(activation: str) -> None:
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("heads", [Attention(heads=2), Attention(heads=4, key_value_heads=2, head_size=12)])
+def test_they_are_those_that_torch_counts_but_for_pairs_that_do_not_count(
+    heads: Attention, window: Window | None, activation: str
+) -> None:
     model = Model(
         layers=3,
         hidden_size=32,
-        attention=Attention(heads=2),
+        attention=heads.model_copy(update={"window": window}),
         sequence_length=24,
         feed_forward=FeedForward.model_validate({"size": 80, "activation": activation}),
     )
@@ -27,11 +33,15 @@ def test_they_are_those_that_torch_counts_but_for_half_of_attention(activation: 
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
         logits = build_model(model, sharing, 0, torch.float32)(tokens[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    sizes = Sizes(model, units_of(model, 1), 4, 4, micro_batch=sequences)
+    sizes = Sizes(model, units_of(model, sharing), 4, 4, micro_batch=sequences)
     trained = sequences * model.sequence_length
     # torch counts all pairs of tokens: queries by keys, and weights by values, forward and twice that backward.
-    to_later_tokens = 3 * model.layers * 2 * trained * model.sequence_length * model.hidden_size
-    assert counter.get_total_flops() == step_operations(sizes, trained) + to_later_tokens
+    length, of_pair = model.sequence_length, 3 * 2 * 2 * model.query_size
+    not_counted = model.layers * trained * length // 2
+    if window is not None:
+        # Those that come before the window, where tokens are as many as half of a square of pairs.
+        not_counted += sequences * (length - window.size) ** 2 // 2
+    assert counter.get_total_flops() == pytest.approx(step_operations(sizes, trained) + of_pair * not_counted, rel=1e-4)
 
 
 @pytest.mark.parametrize(

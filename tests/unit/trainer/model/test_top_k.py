@@ -1,0 +1,136 @@
+"""Experts of which each token takes a few, against those of transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.model import grouped
+from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.modules import UnitModule
+from pseudoreal_trainer.plan.units import units_of
+from torch import Tensor, nn
+
+from tests.unit.trainer.model.test_experts import _HostReads, _Waits
+from tests.unit.trainer.model.widened import widened
+
+HIDDEN, INNER, LENGTH = 16, 24, 10
+
+
+def _spec(count: int = 6, **top_k: Any) -> Model:
+    return Model.model_validate(
+        {
+            "layers": 1,
+            "hiddenSize": HIDDEN,
+            "attention": {"heads": 2},
+            "sequenceLength": LENGTH,
+            "feedForward": {"size": 48, "activation": "SwiGLU"},
+            "experts": {"type": "TopK", "count": count, "topK": {"perToken": 3, "size": INNER, **top_k}},
+        }
+    )
+
+
+def _block(spec: Model) -> Block:
+    block = Block(spec).double()
+    generator = torch.Generator().manual_seed(3)
+    for parameter in block.parameters():
+        parameter.data.normal_(std=0.7, generator=generator)
+    return block
+
+
+def _features() -> Tensor:
+    """[B, T, H]"""
+    return torch.randn(3, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+def _deepseek(block: Block) -> nn.Module:
+    """The experts of a DeepSeek V3 with one group, and with these weights."""
+    from transformers import DeepseekV3Config
+
+    fields: dict[str, Any] = {
+        "hidden_size": HIDDEN,
+        "moe_intermediate_size": INNER,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "n_shared_experts": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "experts_implementation": "eager",
+    }
+    config = DeepseekV3Config(**fields)
+    theirs: nn.Module = widened("models.deepseek_v3.modeling_deepseek_v3").DeepseekV3MoE(config).double()
+    experts: list[Any] = [*block.experts]
+    both = [torch.cat([expert.gate.weight, expert.up.weight]) for expert in experts]
+    state = {
+        "gate.weight": block.router.weight,
+        "experts.gate_up_proj": torch.stack(both),
+        "experts.down_proj": torch.stack([expert.down.weight for expert in experts]),
+    }
+    shared: Any = block.shared
+    state |= {f"shared_experts.{n}_proj.weight": getattr(shared, n).weight for n in ("gate", "up", "down")}
+    theirs.load_state_dict({name: value.detach() for name, value in state.items()} | _zero_bias(theirs), strict=True)
+    return theirs
+
+
+def _zero_bias(theirs: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.zeros_like(value) for name, value in theirs.named_buffers()}
+
+
+def test_scores_of_their_own_with_shared_experts_are_those_of_deepseek() -> None:
+    block = _block(_spec(score="Sigmoid", scale="2.5", sharedExperts=2))
+    theirs = _deepseek(block)
+    results = []
+    for compute in (block._mixed, theirs):
+        hidden = _features().requires_grad_()
+        out = compute(hidden)
+        (out * torch.arange(HIDDEN)).sum().backward()
+        results.append((out.detach(), hidden.grad))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
+    gate: Any = theirs.get_parameter("gate.weight")
+    torch.testing.assert_close(block.router.weight.grad, gate.grad, rtol=0, atol=1e-12)
+    stacked: Any = theirs.get_parameter("experts.gate_up_proj").grad
+    for expert, both in zip(block.experts, stacked, strict=True):
+        gradients: list[Any] = [expert.get_parameter(name).grad for name in ("gate.weight", "up.weight")]
+        torch.testing.assert_close(torch.cat(gradients), both, rtol=0, atol=1e-12)
+
+
+def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
+    block = _block(_spec(count=40))
+    parameters = [p for n, p in block.named_parameters() if n.startswith("experts.")]
+    gradients = torch.autograd.grad(block._mixed(_features()[:1, :4]).sum(), parameters)
+    assert sum(not gradient.any() for gradient in gradients) >= 3 * (40 - 3 * 4)
+
+
+def test_a_pass_waits_for_the_device_once() -> None:
+    block, hidden = _block(_spec(sharedExperts=1)), _features().requires_grad_()
+    with _HostReads() as reads, _Waits() as waits:
+        out = block._mixed(hidden)
+    assert (reads.found, waits.found) == (["tolist"], [])
+    with _HostReads() as reads, _Waits() as waits:
+        out.sum().backward()
+    assert (reads.found, waits.found) == ([], []), "the backward pass reads nothing"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_in_groups_are_those_one_by_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = _spec()
+    with torch.device("meta"):
+        block = Block(spec)
+    unit = units_of(spec, Sharing(blocks=1))[1]
+    bound = UnitModule(block, unit)
+    bound.bind(torch.randn(unit.numel, generator=torch.Generator().manual_seed(3)).mul_(0.3).to(dtype))
+    found = []
+    for is_grouped in (False, True):
+        monkeypatch.setattr(grouped, "can_group", lambda *_, is_grouped=is_grouped: is_grouped)
+        source = _features().to(dtype).requires_grad_()
+        out = block._mixed(source)
+        parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
+        found.append([out, *torch.autograd.grad(out.square().sum(), [source, *parameters])])
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    for one_by_one, together in zip(*found, strict=True):
+        most = one_by_one.abs().max().item()
+        torch.testing.assert_close(together, one_by_one, rtol=tolerance, atol=tolerance * most)

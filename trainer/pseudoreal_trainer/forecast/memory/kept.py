@@ -1,0 +1,207 @@
+"""What autograd keeps of a block's forward pass, tensor by tensor. Pure."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from pseudoreal_api.spec.model import TopK
+
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.memory.tensors import Tensors
+
+Table = dict[str, int]
+"""Tensor, with its shape (and its type, where that is not the compute type) -> bytes. Letters and types as in
+`Tensors`; N is B * T."""
+
+_INDEX_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The tensors that passes over some tokens keep. What reads a norm's output keeps it."""
+
+    sizes: Sizes
+    tokens: int
+    layer: int = 0
+    """The layer whose block it is."""
+
+    @cached_property
+    def block(self) -> int:
+        """What autograd keeps of a block's forward pass besides its input, its output and its weights."""
+        return total(self._kept_until_attention, self._kept_between, self._feed_forward, self._norm_behind)
+
+    @cached_property
+    def _tensors(self) -> Tensors:
+        return Tensors(self.sizes, self.tokens, self.layer)
+
+    @property
+    def _kept_until_attention(self) -> Table:
+        return self._norm_before | self._input_of_attention | self._heads | self._side_by_side
+
+    @property
+    def _kept_between(self) -> Table:
+        """What is kept behind attention and before the feed-forward part."""
+        t = self._tensors
+        before = {"sum of input and attention [B, T, H]": t.hidden}
+        if self._has_norm_before:
+            before = {"sum of input and attention [B, T, H], of the norm's type": t.normed_hidden} | self._norm
+        return before | {f"{name}, of attention": size for name, size in self._norm_behind.items()}
+
+    @property
+    def _norm_before(self) -> Table:
+        return self._cast_input | self._norm if self._has_norm_before else {}
+
+    @property
+    def _norm_behind(self) -> Table:
+        """What a norm of an output keeps."""
+        if not self._has_norm_behind:
+            return {}
+        kept = {f"{name}, of the norm behind": size for name, size in self._norm.items()}
+        return kept | {"output before the norm [B, T, H], of the norm's type": self._tensors.normed_hidden}
+
+    @property
+    def _cast_input(self) -> Table:
+        """The copy of its input that the first or the final norm makes; the input itself, which is that of the block or
+        the head, is not counted."""
+        return {"input of the norm [B, T, H], wide": self._tensors.wide_hidden} if self._tensors.norm_casts else {}
+
+    @property
+    def _input_of_attention(self) -> Table:
+        """Nothing where that is the input of the block."""
+        return {"input of attention [B, T, H]": self._tensors.hidden} if self._has_norm_before else {}
+
+    @property
+    def _norm(self) -> Table:
+        t = self._tensors
+        kept = {"inverse root of the mean square [B, T, 1], wide": t.inverse_root}
+        return kept if t.is_fused else kept | {"features before the weight [B, T, H], wide": t.wide_hidden}
+
+    @property
+    def _heads(self) -> Table:
+        t = self._tensors
+        return self._norms_of_queries_and_keys | {
+            "query, rotated [B, heads, T, Q / heads]": t.query,
+            "key, rotated [B, key heads, T, K / key heads]": t.key,
+            "value [B, key heads, T, K / key heads]": t.key,
+            "mixed values [B, heads, T, Q / heads]": t.query,
+            "log-sum-exp of the scores [B, heads, T], wide": t.log_sum_exp,
+        }
+
+    @property
+    def _norms_of_queries_and_keys(self) -> Table:
+        return self._norm_of_heads("query") | self._norm_of_heads("key")
+
+    def _norm_of_heads(self, name: Literal["query", "key"]) -> Table:
+        t, model = self._tensors, self.sizes.model
+        if model.attention.query_key_norm == "None":
+            return {}
+        features = model.query_size if name == "query" else model.key_size
+        heads = features // model.head_size if model.attention.query_key_norm == "PerHead" else 1
+        kept = {
+            f"{name} before its norm, of the norm's type": t.normed(features),
+            f"inverse root of the mean square of each {name}, wide": t.of(self.tokens * heads, t.wide_bytes),
+        }
+        wide = t.of(self.tokens * features, t.wide_bytes)
+        return kept if t.is_fused else kept | {f"{name} before the weight, wide": wide}
+
+    @property
+    def _side_by_side(self) -> Table:
+        t = self._tensors
+        return {} if t.has_efficient_attention else {"mixed values, heads side by side [B, T, Q]": t.query}
+
+    @property
+    def _feed_forward(self) -> Table:
+        if self._is_mixture:
+            return self._mixture
+        source = {"input of the feed-forward part [B, T, H]": self._tensors.hidden} if self._has_norm_before else {}
+        return source | self._inner
+
+    @property
+    def _inner(self) -> Table:
+        return self._inner_of(self._tensors.inner)
+
+    def _inner_of(self, inner: int) -> Table:
+        """`inner`: bytes of [B, T, F]."""
+        if self._is_gated:
+            return {
+                "gate [B, T, F]": inner,
+                "its activation [B, T, F]": inner,
+                "up [B, T, F]": inner,
+                "product of the last two [B, T, F]": inner,
+            }
+        return {"up [B, T, F]": inner, "its activation [B, T, F]": inner}
+
+    @property
+    def _mixture(self) -> Table:
+        """The router and the experts, as if none were ever full."""
+        t, model, experts = self._tensors, self.sizes.model, self.sizes.model.experts
+        assert experts is not None, "only a mixture has these"
+        casts = t.wide_bytes != self.sizes.compute_bytes
+        of_router = {
+            # Without a norm before, and a cast, it is the sum of input and attention.
+            "input of the router [B, T, H], wide": t.wide_hidden if casts or self._has_norm_before else 0,
+            "router [experts, H], wide": t.of(experts.count * model.hidden_size, t.wide_bytes) if casts else 0,
+            "probabilities [B, T, experts], wide": t.of(self.tokens * experts.count, t.wide_bytes),
+        }
+        return of_router | (self._prototypes if experts.top_k is None else self._top_k(experts.top_k))
+
+    @property
+    def _prototypes(self) -> Table:
+        """Each prototype has all N tokens once, and so as much of `_inner` as a block without experts."""
+        t = self._tensors
+        of_prototype = {
+            "tokens in the order of the experts [N, H]": t.hidden,
+            "outputs of the experts [N, H]": t.hidden,
+            "outputs times gates [N, H]": t.hidden,
+            "gates [N]": t.of(self.tokens, self.sizes.compute_bytes),
+            "choices [N], indices": t.of(self.tokens, _INDEX_BYTES),
+            "order [N], indices": t.of(self.tokens, _INDEX_BYTES),
+        }
+        return {name: self.sizes.choices * size for name, size in (of_prototype | self._inner).items()}
+
+    def _top_k(self, spec: TopK) -> Table:
+        """Each of the k choices has all N tokens once. Shared experts have them once more."""
+        t, compute, wide = self._tensors, self.sizes.compute_bytes, self._tensors.wide_bytes
+        of_choice = {
+            "tokens in the order of the experts [N, H]": t.hidden,
+            "outputs in the order of the tokens [N, H]": t.hidden,
+            "weights [N]": t.of(self.tokens, compute),
+            "choices [N], indices": t.of(self.tokens, _INDEX_BYTES),
+            "order [N], indices": t.of(self.tokens, _INDEX_BYTES),
+            "order back [N], indices": t.of(self.tokens, _INDEX_BYTES),
+        }
+        if spec.weights == "Renormalised":
+            of_choice["scores [N], wide"] = t.of(self.tokens, wide)
+        table = {name: spec.per_token * size for name, size in (of_choice | self._inner).items()}
+        if spec.weights == "Renormalised":
+            table["sums of the scores [N, 1], wide"] = t.of(self.tokens, wide)
+        if self.sizes.model.shared_expert is None:
+            return table
+        shared = {f"{name}, of shared experts": size for name, size in self._inner_of(t.shared_inner).items()}
+        if wide != compute:
+            shared["input of shared experts [B, T, H]"] = t.hidden
+        return table | shared
+
+    @property
+    def _unit(self) -> int:
+        return self.sizes.unit_of_layer(self.layer)
+
+    @property
+    def _is_mixture(self) -> bool:
+        return self.sizes.model.has_experts(self.layer)
+
+    @property
+    def _has_norm_before(self) -> bool:
+        return self.sizes.model.norm.placement != "Post"
+
+    @property
+    def _has_norm_behind(self) -> bool:
+        return self.sizes.model.norm.placement != "Pre"
+
+    @property
+    def _is_gated(self) -> bool:
+        return self.sizes.model.feed_forward.activation == "SwiGLU"
+
+
+def total(*tables: Table) -> int:
+    return sum(sum(table.values()) for table in tables)

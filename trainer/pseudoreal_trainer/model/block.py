@@ -1,0 +1,69 @@
+"""A layer of the model: attention, then a feed-forward part or experts."""
+
+from pseudoreal_api.spec.model import Model
+from torch import Tensor, nn
+
+from pseudoreal_trainer.model.attention import Attention
+from pseudoreal_trainer.model.experts import Experts, Router
+from pseudoreal_trainer.model.feed_forward import FeedForward
+from pseudoreal_trainer.model.norm import norm
+from pseudoreal_trainer.model.top_k import TopKExperts
+
+
+class Block(nn.Module):
+    """Adds attention, and then the feed-forward part, to the residual stream. Each has a norm before it, behind it, or
+    both, as `norm.placement` says."""
+
+    def __init__(self, spec: Model, layer: int = 0) -> None:
+        """`layer`: one that uses the block; others of its kind may, too."""
+        super().__init__()
+        self.attention_norm, self.attention_output_norm = _norm_before(spec), _norm_behind(spec)
+        self.attention = Attention(spec)
+        self.ffn_norm, self.ffn_output_norm = _norm_before(spec), _norm_behind(spec)
+        self.is_mixture = spec.has_experts(layer)
+        if self.is_mixture:
+            self.router, self.experts, self.shared = _experts(spec)
+        else:
+            self.ffn = FeedForward(spec.hidden_size, spec.feed_forward)
+
+    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
+        """The block's output: [B, T, H] -> [B, T, H]. `mask`: that of a window, [T, T]; None: there is none."""
+        # What is added has no name, so that nothing holds it longer than the sum.
+        hidden = hidden + _applied(
+            self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask)
+        )
+        return hidden + _applied(self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden)))
+
+    def _fed_forward(self, features: Tensor) -> Tensor:
+        out: Tensor = self._mixed(features) if self.is_mixture else self.ffn(features)
+        return out
+
+    def _mixed(self, features: Tensor) -> Tensor:
+        """The output of the experts: [B, T, H] -> [B, T, H]."""
+        mixed: Tensor = self.experts(features, self.router(features))
+        return mixed if self.shared is None else mixed + self.shared(features)
+
+
+def _experts(spec: Model) -> tuple[Router, Experts | TopKExperts, FeedForward | None]:
+    """The router, the experts, and what all tokens go through besides; None: nothing."""
+    assert spec.experts is not None, "the layer has experts"
+    router = Router(spec.hidden_size, spec.experts.count)
+    if spec.experts.top_k is None:
+        return router, Experts(spec, spec.experts), None
+    shared = FeedForward(spec.hidden_size, spec.shared_expert) if spec.shared_expert else None
+    return router, TopKExperts(spec, spec.experts.top_k, spec.experts.count), shared
+
+
+def _norm_before(spec: Model) -> nn.Module | None:
+    return norm(spec, spec.hidden_size) if spec.norm.placement != "Post" else None
+
+
+def _norm_behind(spec: Model) -> nn.Module | None:
+    return norm(spec, spec.hidden_size) if spec.norm.placement != "Pre" else None
+
+
+def _applied(norm: nn.Module | None, features: Tensor) -> Tensor:
+    if norm is None:
+        return features
+    out: Tensor = norm(features)
+    return out

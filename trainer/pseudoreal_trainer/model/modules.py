@@ -1,0 +1,129 @@
+"""The units of a model as modules to which weights are bound."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from pseudoreal_api.spec.model import Model
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pseudoreal_trainer.model.attention import window_mask
+from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.transformer import Embedding, Head
+from pseudoreal_trainer.plan.units import Unit
+
+
+class UnitModule:
+    """One module for all units of a kind. `bind` decides whose weights it has."""
+
+    def __init__(self, module: nn.Module, unit: Unit) -> None:
+        """`unit`: any unit of the module's kind."""
+        self.module = module
+        prefix = _prefix(unit)
+        names = [parameter.name.removeprefix(prefix) for parameter in unit.parameters]
+        self._shapes = [parameter.shape for parameter in unit.parameters]
+        self.parameters = [_without_storage(module, name) for name in names]
+
+    @property
+    def numel(self) -> int:
+        """Number of elements of all parameters together."""
+        return sum(torch.Size(shape).numel() for shape in self._shapes)
+
+    def bind(self, flat: Tensor) -> None:
+        """Makes the parameters views of `flat`, a working copy, [at least numel]."""
+        for parameter, view in zip(self.parameters, views(flat, self._shapes), strict=True):
+            parameter.data = view
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """Views of a gradient, [at least numel], in the order and shapes of `parameters`."""
+        return views(flat, self._shapes)
+
+
+def views(flat: Tensor, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Views of a flat vector as tensors of these shapes, one behind the other."""
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    parts = torch.split(flat[: sum(sizes)], sizes)
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+class Modules:
+    """The embedding, a block of each kind and the head, over weights that are bound to them, in the compute type
+    `dtype`."""
+
+    def __init__(self, model: Model, units: Sequence[Unit], dtype: torch.dtype, *, compiled: bool) -> None:
+        layers = {model.has_experts(layer): layer for layer in range(model.layers)}
+        with torch.device("meta"):
+            blocks = {kind: Block(model, layer) for kind, layer in layers.items()}
+            embedding, head = Embedding(model), Head(model)
+        self._embedding, self._head = UnitModule(embedding, units[0]), UnitModule(head, units[-1])
+        with_parameters = {unit.has_experts: unit for unit in units[1:-1]}
+        self._blocks = {kind: UnitModule(block, with_parameters[kind]) for kind, block in blocks.items()}
+        """Whether a block has experts -> its module."""
+        self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
+        self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
+        self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
+
+    def of(self, unit: int) -> UnitModule:
+        """The module of a unit; all blocks of a kind have the same."""
+        if unit == 0:
+            return self._embedding
+        return self._head if unit == len(self._units) - 1 else self._blocks[self._units[unit].has_experts]
+
+    def has_window(self, layer: int) -> bool:
+        return self._model.window_of(layer) is not None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """The embedding: [B, T] -> [B, T, H]."""
+        hidden: Tensor = self._embedding.module(tokens)
+        return hidden
+
+    def block(self, hidden: Tensor, layer: int) -> Tensor:
+        """The block that is bound, as this layer uses it: [B, T, H] -> [B, T, H]."""
+        run = self._run_block[self._model.has_experts(layer)]
+        out: Tensor = run(hidden, self._rotation(hidden), self._mask(hidden, layer))
+        return out
+
+    def loss_sum(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+        """The head: hidden states [B, T, H] and targets [B, T] -> sum over all tokens of the negative log likelihood in
+        nats, a scalar, computed in `dtype`."""
+        logits = self._head.module(hidden)  # [B, T, 256]
+        return F.cross_entropy(logits.flatten(0, 1).to(dtype), targets.flatten(), reduction="sum")
+
+    def _rotation(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        key = (hidden.shape[1], hidden.device)
+        if key not in self._rotations:
+            self._rotations[key] = rotary(self._model, hidden.shape[1], hidden)
+        return self._rotations[key]
+
+    def _mask(self, hidden: Tensor, layer: int) -> Tensor | None:
+        window = self._model.window_of(layer)
+        if window is None:
+            return None
+        key = (hidden.shape[1], hidden.device)
+        if key not in self._masks:
+            self._masks[key] = window_mask(hidden.shape[1], window, hidden)
+        return self._masks[key]
+
+
+def _compiled(block: Block) -> Callable[..., Any]:
+    """The block's pass, compiled. Experts are left out: their numbers of tokens differ from pass to pass, and
+    torch.compile would begin anew for each."""
+    if not block.is_mixture:
+        return torch.compile(block)
+    block.attention.compile()
+    return block
+
+
+def _prefix(unit: Unit) -> str:
+    return f"{unit.name}." if unit.name.startswith("blocks.") else ""
+
+
+def _without_storage(module: nn.Module, name: str) -> nn.Parameter:
+    """Puts an empty parameter in the place of the one with this name."""
+    owner, _, leaf = name.rpartition(".")
+    parameter = nn.Parameter(torch.empty(0))
+    setattr(module.get_submodule(owner), leaf, parameter)
+    return parameter

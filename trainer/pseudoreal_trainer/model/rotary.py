@@ -1,0 +1,67 @@
+"""Rotary positions (Su et al. 2021, RoFormer, arXiv 2104.09864), stretched as some models are for longer sequences."""
+
+from math import log, pi
+
+import torch
+from pseudoreal_api.spec.model import Llama3Scaling, Model, Rotary, YarnScaling
+from torch import Tensor
+
+
+def rotary(model: Model, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the positions' angles, [T, width of a head / 2], in the type of `like`."""
+    spec = model.attention.rotary
+    places = torch.arange(length, dtype=torch.float64, device=like.device)
+    angles = places[:, None] * frequencies(spec, model.head_size, like.device)
+    factor = _attention_factor(spec)
+    return (angles.cos() * factor).to(like.dtype), (angles.sin() * factor).to(like.dtype)
+
+
+def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """The features [B, heads, T, width], turned pair by pair: feature i with feature i + width / 2."""
+    cosine, sine = (part.to(features.dtype) for part in rotation)
+    first, second = features.chunk(2, dim=-1)
+    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
+
+
+def frequencies(spec: Rotary, width: int, device: torch.device) -> Tensor:
+    """Radians a token by which each pair of a head of this width turns, [width / 2], in float64."""
+    base = float(spec.base)
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=device) / width
+    plain = base**-exponents
+    if spec.scaling is None:
+        return plain
+    if spec.scaling.llama3 is not None:
+        return _llama3(spec.scaling.llama3, plain)
+    assert spec.scaling.yarn is not None, "a scaling has the numbers of its type"
+    return _yarn(spec.scaling.yarn, plain, base)
+
+
+def _llama3(spec: Llama3Scaling, plain: Tensor) -> Tensor:
+    """Frequencies of Llama 3.1 (transformers, `_compute_llama3_parameters`, whose three cases are one slope)."""
+    low, high = float(spec.low_frequency_factor), float(spec.high_frequency_factor)
+    turns = spec.original_sequence_length * plain / (2 * pi)
+    kept = ((turns - low) / (high - low)).clamp(0, 1)
+    return plain * (kept + (1 - kept) / float(spec.factor))
+
+
+def _yarn(spec: YarnScaling, plain: Tensor, base: float) -> Tensor:
+    """Frequencies of YaRN (Peng et al. 2023, arXiv 2309.00071, section 3.2), with whole pairs as the slope's ends."""
+    width = 2 * len(plain)
+
+    def pair(turns: float) -> float:
+        """The pair, as a fraction, that turns so often over the original length."""
+        return width * log(spec.original_sequence_length / (2 * pi * turns)) / (2 * log(base))
+
+    first = max(pair(float(spec.beta_fast)) // 1, 0)
+    last = min(-(-pair(float(spec.beta_slow)) // 1), width - 1)
+    last += 0.001 if last == first else 0
+    ramp = torch.arange(len(plain), dtype=plain.dtype, device=plain.device)
+    scaled = ((ramp - first) / (last - first)).clamp(0, 1)
+    return plain / float(spec.factor) * scaled + plain * (1 - scaled)
+
+
+def _attention_factor(spec: Rotary) -> float:
+    yarn = spec.scaling.yarn if spec.scaling else None
+    if yarn is None:
+        return 1.0
+    return float(yarn.attention_factor) if yarn.attention_factor else 0.1 * log(float(yarn.factor)) + 1.0
