@@ -13,7 +13,7 @@ from pseudoreal_trainer.cli.data_progress import PrepareDisplay
 from pseudoreal_trainer.data.prepare.workers import Totals
 from rich.console import Console
 
-from tests.unit.trainer.data.conftest import repository_text
+from tests.unit.trainer.data.conftest import drawn_texts
 from tests.unit.trainer.data.prepare.corpora import json_lines
 
 TEXTS = ["first document", "the second one", "a third, which is the longest of them all"]
@@ -25,7 +25,7 @@ def _invoke(*arguments: object) -> Any:
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    (tmp_path / "a.jsonl").write_bytes(json_lines([*TEXTS, *repository_text(30_000)], "content"))
+    (tmp_path / "a.jsonl").write_bytes(json_lines([*TEXTS, *drawn_texts(30_000)], "content"))
     return tmp_path / "a.jsonl"
 
 

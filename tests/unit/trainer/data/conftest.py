@@ -1,19 +1,28 @@
+import random
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
 from pseudoreal_trainer.data.tokenizer.train import train_tokenizer, write_tokenizer
 
-ROOT = Path(__file__).parents[4]
 MEGABYTE = 1 << 20
+_LETTERS = "etaoinshrdlucmfwygpbvk"
 
 
-def repository_text(size: int) -> Iterator[str]:
-    """So many characters of this repository's Python files, file by file."""
-    for file in sorted(ROOT.glob("*/pseudoreal_*/**/*.py")):
-        text = file.read_text()[:size]
-        if not text and not size:
-            return
+def drawn_texts(size: int) -> Iterator[str]:
+    """Documents of so many characters in all, the same ones in every run: lines of words that are drawn by Zipf's law,
+    some of them indented, with empty lines between paragraphs."""
+    chance = random.Random(11)
+    words = ["".join(chance.choices(_LETTERS, k=chance.randint(2, 9))) for _ in range(3000)] + ["é", "漢字", "🏖", "42,"]
+    weights = [*accumulate(1 / rank for rank in range(1, len(words) + 1))]
+    while size > 0:
+        lines = [
+            "    " * chance.randint(0, 2)
+            + " ".join(chance.choices(words, cum_weights=weights, k=chance.randint(2, 14)))
+            for _ in range(chance.randint(3, 120))
+        ]
+        text = "".join(line + chance.choice(["\n", "\n", ".\n\n"]) for line in lines)[:size]
         yield text
         size -= len(text)
 
@@ -22,5 +31,5 @@ def repository_text(size: int) -> Iterator[str]:
 def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer of 1,024 tokens, trained on 200 kB."""
     folder = tmp_path_factory.mktemp("tokenizer")
-    write_tokenizer(folder, train_tokenizer(repository_text(200_000), 1024))
+    write_tokenizer(folder, train_tokenizer(drawn_texts(200_000), 1024))
     return folder

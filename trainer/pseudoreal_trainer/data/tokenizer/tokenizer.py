@@ -107,7 +107,9 @@ class FileTokenizer:
         return table
 
     def encode(self, text: str) -> Tokens:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+        # The fast one leaves out where in the text each token is: a seventh of the time.
+        [found] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)
+        return np.array(found.ids, dtype=np.uint32)
 
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
         found: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)

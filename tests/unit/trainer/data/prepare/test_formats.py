@@ -14,11 +14,11 @@ from pseudoreal_trainer.data.prepare.settings import Settings
 from pseudoreal_trainer.data.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from pseudoreal_trainer.errors import InvalidJobError
 
-from tests.unit.trainer.data.conftest import repository_text
+from tests.unit.trainer.data.conftest import drawn_texts
 from tests.unit.trainer.data.prepare import corpora
 from tests.unit.trainer.data.prepare.silent import Silent
 
-TEXTS = [text[number * 7 :] for number, text in enumerate(repository_text(120_000)) if len(text) > number * 7]
+TEXTS = [*drawn_texts(120_000)]
 SETTINGS = Settings(shard_bytes=20_000)
 
 

@@ -20,7 +20,7 @@ from pseudoreal_trainer.data.tokens.native import read_index, verify
 from pseudoreal_trainer.errors import InvalidJobError
 
 from tests.support.patience import wait_for
-from tests.unit.trainer.data.conftest import repository_text
+from tests.unit.trainer.data.conftest import drawn_texts
 from tests.unit.trainer.data.prepare import corpora
 
 PROGRAM = """
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(inputs_module, "GROUP_BYTES", 30_000)
     folder = tmp_path / "inputs"
     folder.mkdir()
-    for number, text in enumerate(repository_text(120_000)):
+    for number, text in enumerate(drawn_texts(120_000)):
         name = folder / f"{number:03d}.jsonl"
         name.write_bytes(corpora.json_lines(text.split("\n\n")))
     corpora.write_parquet(folder, ["a row", "another one"])
@@ -145,7 +145,7 @@ class TestInputs:
 class TestKilled:
     @pytest.fixture
     def corpus(self, tmp_path: Path) -> Path:
-        text = "".join(repository_text(400_000))
+        text = "".join(drawn_texts(400_000))
         (tmp_path / "inputs").mkdir()
         for number in range(10):
             (tmp_path / "inputs" / f"{number:02d}.txt").write_text(text)

@@ -15,7 +15,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from tokenizers import Tokenizer as Library
 from tokenizers import models, pre_tokenizers, processors
 
-from tests.unit.trainer.data.conftest import MEGABYTE, repository_text
+from tests.unit.trainer.data.conftest import MEGABYTE, drawn_texts
 
 unicode = st.text(st.characters(exclude_categories=["Cs"]))
 
@@ -39,7 +39,7 @@ def _files(folder: Path, *, tokenizer_config: Any = None, config: Any = None) ->
 
 class TestTraining:
     def test_the_same_text_gives_the_same_bytes(self) -> None:
-        texts = [*repository_text(MEGABYTE)]
+        texts = [*drawn_texts(MEGABYTE)]
         assert sum(map(len, texts)) == MEGABYTE
         found = train_tokenizer(texts, 2048)
         assert found == train_tokenizer(texts, 2048)
