@@ -31,6 +31,7 @@ LINKED = [
     Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="Global"),
     Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
     Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
+    Case(data=2, sharding="Full", homes="dhD", options="Qwen3MoE", clipping="Global"),
 ]
 want(LINKED)
 ONE_RANK = [
@@ -42,6 +43,7 @@ ONE_RANK = [
     Case(precision="float32", blocks=2, micro_batches=6, homes="h"),
     Case(precision="float32", clipping="PerUnit", layers=8, micro_batches=12),
     Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
+    *(Case(precision="float32", micro_batches=6, homes="hd", options=name) for name in ("Qwen2", "OLMo2", "Qwen3MoE")),
 ]
 
 

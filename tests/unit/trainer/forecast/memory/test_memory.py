@@ -110,6 +110,14 @@ def test_measuring_has_room(blocks: tuple[int, ...], order: str, gradients: int)
     assert more == gradients * 4 * sizes.units[1].numel
 
 
+@pytest.mark.parametrize(("window", "bytes_of_mask"), [(None, 0), (16, 0), (15, 4 * 16 * 16)])
+def test_all_windows_have_one_mask_if_they_are_shorter_than_a_sequence(window: int | None, bytes_of_mask: int) -> None:
+    attention: dict[str, Any] = {"heads": 2} | ({"window": {"size": window, "layers": [1, 2]}} if window else {})
+    layout = make_layout(6, 1)
+    more = held(layout, make_sizes(6, attention=attention), 0).device - held(layout, make_sizes(6), 0).device
+    assert more == bytes_of_mask
+
+
 def test_checkpoints_pass_through_host_memory() -> None:
     layout, sizes = make_layout(6, 1), make_sizes(6)
     assert held(layout, replace(sizes, checkpoint_buffer=1000), 0).host == held(layout, sizes, 0).host + 1000
