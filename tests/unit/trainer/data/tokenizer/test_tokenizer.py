@@ -143,17 +143,18 @@ def _loaded(folder: Path, description: dict[str, Any]) -> Tokenizer:
     return load_tokenizer(folder, 2)
 
 
-class TestTokensOfTokenizersThatFallBackToBytes:
-    @pytest.fixture(scope="class")
-    def tokenizer(self, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-        return _loaded(tmp_path_factory.mktemp("fallback"), _falling_back())
+@pytest.fixture(scope="module")
+def falling_back(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return _loaded(tmp_path_factory.mktemp("fallback"), _falling_back())
 
+
+class TestTokensOfTokenizersThatFallBackToBytes:
     @settings(deadline=None)
     @given(st.text(st.sampled_from("ab é漢🏖<0x")))
-    def test_their_bytes_are_those_of_the_text(self, tokenizer: Tokenizer, text: str) -> None:
-        tokens = tokenizer.encode(text)
-        assert tokenizer.decode(tokens) == text
-        assert tokenizer.token_bytes[tokens].sum() == len(text.encode())
+    def test_their_bytes_are_those_of_the_text(self, falling_back: Tokenizer, text: str) -> None:
+        tokens = falling_back.encode(text)
+        assert falling_back.decode(tokens) == text
+        assert falling_back.token_bytes[tokens].sum() == len(text.encode())
 
     def test_those_that_lose_text_are_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidJobError, match="use a byte-level BPE"):
