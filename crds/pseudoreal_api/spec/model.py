@@ -209,7 +209,7 @@ class MixtureOfExperts(ApiModel):
         ge=1,
         le=1_000_000,
         description="count is the number of experts of a layer, over all prototypes; each is a feed-forward"
-        " layer as feedForward describes it.",
+        " layer as feedForward describes it, of another size if topK has one.",
     )
     prototypes: int = Field(
         1,
