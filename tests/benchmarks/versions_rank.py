@@ -70,7 +70,7 @@ def _engine(case: VersionCase, work: Work, ranks: Ranks, folder: Path) -> Engine
     blueprint = Blueprint(work.model, optimizer, units, torch.float32, compute, False, folder)
     engine = Engine(blueprint, open_mesh(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
-        weights = initial_weights(unit, index, layers, work.seed, torch.float32)
+        weights = initial_weights(unit, index, work.model, work.seed, torch.float32)
         if engine.has(index):
             engine.put(index, UnitState.fresh(weights, engine.extent(index)))
     return engine

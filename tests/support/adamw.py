@@ -1,18 +1,26 @@
-"""torch's own AdamW as the engine's optimizer is defined: with its bound, its betas, and no decay of vectors."""
+"""torch's own AdamW as the engine's optimizer is defined: with its bound, its betas, and no decay of vectors and
+excluded parameters."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from torch import nn
 
-EPSILON = 1e-8
 
-
-def adamw(parameters: Iterable[nn.Parameter], spec: Optimizer, rate: float, *, fused: bool = True) -> torch.optim.AdamW:
-    """Decays what has more than one dimension."""
-    everything = list(parameters)
-    decayed, others = ([p for p in everything if (p.ndim > 1) == decays] for decays in (True, False))
+def adamw(
+    parameters: Iterable[nn.Parameter],
+    spec: Optimizer,
+    rate: float,
+    *,
+    fused: bool = True,
+    excluded: Collection[nn.Parameter] = (),
+) -> torch.optim.AdamW:
+    """Decays what has more than one dimension, except what is excluded."""
+    everything, apart = list(parameters), {id(parameter) for parameter in excluded}
+    decayed, others = (
+        [p for p in everything if (p.ndim > 1 and id(p) not in apart) == decays] for decays in (True, False)
+    )
     return adamw_of_groups(decayed, others, spec, rate, fused)
 
 
@@ -24,4 +32,4 @@ def adamw_of_groups(
         {"params": list(others), "weight_decay": 0.0},
     ]
     betas = (float(spec.beta1), float(spec.beta2))
-    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=EPSILON, fused=fused)
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=float(spec.epsilon), fused=fused)

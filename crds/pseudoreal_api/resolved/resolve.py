@@ -263,6 +263,11 @@ def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
                 f"spec.phases[{phase.name}].offload.homes: there is no {unit}, as the phase has {blocks} blocks;"
                 f" the last is blocks.{blocks - 1}"
             )
+        if unit == "head" and spec.model.embeddings == "Tied":
+            raise UnresolvableJob(
+                f"spec.phases[{phase.name}].offload.homes: there is no head, as spec.model.embeddings is Tied: name"
+                " embedding, which the head is a part of"
+            )
 
 
 def _check_mixture(spec: PseudoRealJobSpec, phase: Phase) -> None:

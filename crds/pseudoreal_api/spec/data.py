@@ -51,6 +51,10 @@ class Source(TokenFiles):
     )
 
 
+BYTES = 256
+"""Number of tokens of the tokenizer Bytes."""
+
+
 class Validation(ApiModel):
     fraction: DecimalString = Field(
         "0.02",

@@ -13,6 +13,7 @@ Bias = Literal["None", "QueryKeyValue", "All"]
 QueryKeyNorm = Literal["None", "PerHead", "AllHeads"]
 Placement = Literal["Pre", "Post", "Both"]
 Activation = Literal["GELU", "SwiGLU"]
+InitialWeights = Literal["FanIn", "HuggingFace", "Megatron", "OLMo2", "TorchTitan"]
 
 Layers = Annotated[list[Annotated[int, Field(ge=0, le=9_999)]], Field(max_length=256)]
 """Some of the model's layers, counted from 0."""
@@ -249,6 +250,33 @@ class Model(ApiModel):
     hidden_size: int = Field(ge=2, le=1_000_000, description="hiddenSize is the width of the residual stream.")
     sequence_length: int = Field(
         ge=2, le=10_000_000, description="sequenceLength is the number of tokens in a training sequence."
+    )
+    vocabulary_size: Annotated[int, Since(4)] = Field(
+        256,
+        ge=1,
+        le=10_000_000,
+        description="vocabularySize is the number of rows of the embedding and of the head: at least the number of"
+        " tokens of the data, which is 256 where text is trained on as bytes. Rows beyond those take part in the loss"
+        " like any other.",
+    )
+    embeddings: Annotated[Literal["Separate", "Tied"], Since(4)] = Field(
+        "Separate",
+        description="embeddings says whether the embedding and the head are one matrix. Separate: two matrices, in a"
+        " unit each. Tied: one matrix, which is in one unit with the final norm, the unit embedding.",
+    )
+    initial_weights: Annotated[InitialWeights, Since(4)] = Field(
+        "FanIn",
+        description="initialWeights says how matrices begin, with L layers. FanIn: normal numbers with the standard"
+        " deviation fan-in^-1/2, divided by (2 L)^1/2 in matrices whose output is added to the residual stream; 1 in an"
+        " embedding of its own. HuggingFace: 0.02 everywhere. Megatron: 0.02, divided by (2 L)^1/2 in those matrices."
+        " OLMo2: 0.02, with nothing beyond three standard deviations. TorchTitan: as Megatron, but 1 in an embedding"
+        " of its own, hiddenSize^-1/2 in the head, with nothing beyond three standard deviations, and the matrix up"
+        " of SwiGLU is divided, too.",
+    )
+    logit_soft_cap: Annotated[DecimalString | None, Since(4)] = Field(
+        None,
+        description="logitSoftCap bounds the logits: each becomes logitSoftCap * tanh(logit / logitSoftCap). Omitted:"
+        " they are not bounded.",
     )
     attention: Attention = Field(description="attention describes the attention of each layer.")
     norm: Norm = Field(Norm(), description="norm describes the norms.")

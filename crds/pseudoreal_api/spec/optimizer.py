@@ -1,10 +1,11 @@
 """The optimizer, its learning-rate schedule, and the number formats."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import ApiModel, DecimalString
+from pseudoreal_api.base import SET, ApiModel, DecimalString
+from pseudoreal_api.wire.contract import Since
 
 ClippingMode = Literal["Global", "PerUnit", "None"]
 
@@ -25,7 +26,7 @@ class Clipping(ApiModel):
 
 
 class Optimizer(ApiModel):
-    """AdamW, with one learning-rate schedule that runs through all phases."""
+    """AdamW, with one learning-rate schedule that runs through all phases, and what it minimizes."""
 
     learning_rate: DecimalString = Field("3e-4", description="learningRate is the peak learning rate.")
     warmup_steps: int = Field(
@@ -48,10 +49,30 @@ class Optimizer(ApiModel):
     final_fraction: DecimalString = Field(
         "0.1", description="finalFraction is the learning rate at the end of the last phase, as a share of the peak."
     )
-    weight_decay: DecimalString = Field("0.1", description="weightDecay is the decoupled weight decay of all matrices.")
+    weight_decay: DecimalString = Field(
+        "0.1",
+        description="weightDecay is the decoupled weight decay of all matrices but those of decayExclusions. Biases and"
+        " the weights of norms do not decay.",
+    )
+    decay_exclusions: Annotated[list[Literal["Embedding", "Head"]], Since(4)] = Field(
+        [],
+        max_length=2,
+        description="decayExclusions are matrices that do not decay. Where model.embeddings are Tied, the one matrix is"
+        " the Embedding.",
+        json_schema_extra=SET,
+    )
     beta1: DecimalString = Field("0.9", description="beta1 is the decay rate of the first moment.")
     beta2: DecimalString = Field("0.95", description="beta2 is the decay rate of the second moment.")
+    epsilon: Annotated[DecimalString, Since(4)] = Field(
+        "1e-8", description="epsilon is added to the root of the second moment, which divides the first."
+    )
     clipping: Clipping = Field(Clipping(), description="clipping bounds the norm of the gradient.")
+    z_loss: Annotated[DecimalString, Since(4)] = Field(
+        "0",
+        description="zLoss is the factor of a term that is added to the loss: the mean over the tokens of the square of"
+        " the logarithm of the softmax's denominator. It keeps logits small; 1e-5 is usual. The loss that is"
+        " reported is without it.",
+    )
     non_finite: Literal["Fail", "Skip"] = Field(
         "Fail",
         description="nonFinite says what follows when a loss or a gradient is infinite or not a number. Fail: the"

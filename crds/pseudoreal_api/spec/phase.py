@@ -140,7 +140,8 @@ class UnitHome(ApiModel):
     unit: str = Field(
         pattern=r"^(embedding|head|blocks\.(0|[1-9][0-9]*))$",
         max_length=16,
-        description="unit is embedding, blocks.N, or head (the final norm and the head).",
+        description="unit is embedding, blocks.N, or head (the final norm and the head; where embeddings are Tied"
+        " they are part of embedding).",
     )
     home: Home = Field(description="home is where the unit's state lives.")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pseudoreal_api.names import HOST_NAME_CHARACTERS
+from pseudoreal_api.spec.data import BYTES
 from pseudoreal_api.spec.pod import RESERVED_ENV, RESERVED_ENV_PREFIXES
 
 # Jobs are named <job>-<phase>-<digest>-e<execution>; their pods' host names append -<index> and must be DNS labels of
@@ -197,6 +198,16 @@ SPEC_RULES = (
         "self.model.family",
     ),
     _job(
+        f"size(self.data.sources) > 0 || self.model.vocabularySize >= {BYTES}",
+        f"spec.model.vocabularySize %d must be at least {BYTES}: text is trained on as bytes",
+        "self.model.vocabularySize",
+    ),
+    _job(
+        "!has(self.model.logitSoftCap) || double(self.model.logitSoftCap) > 0.0",
+        "spec.model.logitSoftCap %s must be greater than 0; leave it out for logits without a bound",
+        "self.model.logitSoftCap",
+    ),
+    _job(
         "!has(self.model.experts) || self.model.experts.count % self.model.experts.prototypes == 0",
         "spec.model.experts.count %d must be a multiple of spec.model.experts.prototypes %d",
         "self.model.experts.count",
@@ -255,6 +266,17 @@ SPEC_RULES = (
         "spec.optimizer.beta1 %s and spec.optimizer.beta2 %s must be less than 1",
         "self.optimizer.beta1",
         "self.optimizer.beta2",
+    ),
+    _job(
+        "double(self.optimizer.epsilon) > 0.0",
+        "spec.optimizer.epsilon %s must be greater than 0: a parameter without a gradient would be divided by 0",
+        "self.optimizer.epsilon",
+    ),
+    _job(
+        "self.model.embeddings != 'Tied' || !('Head' in self.optimizer.decayExclusions)",
+        "spec.optimizer.decayExclusions has Head, but with spec.model.embeddings %s there is no head of its own; write"
+        " Embedding for the one matrix",
+        "self.model.embeddings",
     ),
     _job(
         "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",

@@ -104,6 +104,9 @@ class ProgressReport(BaseModel):
     tokens: int
     loss: float | None
     """Loss of the newest step that had a finite one."""
+    z_loss: float | None = None
+    """Mean of the z-loss over the tokens of this step, with its factor, which `loss` does not contain; None where the
+    job has none."""
     validation_loss: float | None = None
     """Validation loss in nats per token: in the log the newest one known, in metrics.jsonl only on lines where it was
     measured."""

@@ -14,7 +14,6 @@ from pseudoreal_api.spec.phase import Phase
 _SPARE = 2
 _LEAST = 2**30
 """Least bytes: files are rounded up, and a disk has its own needs."""
-_TOKENS = 256
 _WORDS = 5
 """Most words of the master type for each parameter: weight, two moments, gradient, a copy in the compute type."""
 
@@ -93,4 +92,5 @@ def _feed_forward(model: Model, spec: FeedForward) -> int:
 
 def _ends(model: Model) -> int:
     """Parameters of the embedding, and of the final norm with the head."""
-    return (2 * _TOKENS + 1) * model.hidden_size
+    matrices = 1 if model.embeddings == "Tied" else 2
+    return (matrices * model.vocabulary_size + 1) * model.hidden_size

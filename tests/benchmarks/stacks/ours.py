@@ -69,7 +69,7 @@ def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path) -> Engin
     blueprint = Blueprint(work.model, optimizer, units, torch.float32, torch.float32, False, folder)
     engine = Engine(blueprint, open_mesh(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
-        weights = initial_weights(unit, index, layers, work.seed, torch.float32)
+        weights = initial_weights(unit, index, work.model, work.seed, torch.float32)
         if engine.has(index):
             engine.put(index, UnitState.fresh(weights, engine.extent(index)))
     return engine

@@ -80,6 +80,13 @@ def test_a_pipeline_of_all_ranks() -> None:
             {"spec__data": TOKENS, "spec__phases__1__mixture": [{"source": "books", "weight": 1}]},
             r"phases\[real\].mixture: there is no source books in spec.data.sources, which has web, code",
         ),
+        (
+            {
+                "spec__model__embeddings": "Tied",
+                "spec__phases__0__offload": {"homes": [{"unit": "head", "home": "Host"}]},
+            },
+            r"phases\[pseudo\].offload.homes: there is no head, as spec.model.embeddings is Tied: name embedding",
+        ),
     ],
 )
 def test_what_cannot_run_says_what_to_change(changes: dict[str, Any], says: str) -> None:

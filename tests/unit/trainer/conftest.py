@@ -33,6 +33,8 @@ def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def engine_results(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[Result]]:
     """Result of each rank of the cases that the files of this run want: the ranks of a world start once for all."""
+    # Before any module's fixture: products of two threads have other bits than those of the reference.
+    torch.set_num_threads(1)
     return run_wanted(tmp_path_factory.mktemp("engine"))
 
 

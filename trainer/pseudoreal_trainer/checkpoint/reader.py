@@ -52,7 +52,7 @@ class Reader:
 
     def updates(self, name: str) -> int:
         """Number of optimizer steps of a tensor's unit."""
-        return self.manifest.updates.of(unit_of(name))
+        return self.manifest.updates.of(unit_of(name, self.manifest.model))
 
     def read(self, name: str, kind: Kind, begin: int, end: int) -> Array:
         """The elements begin..end-1 of the flattened tensor, in memory of their own."""

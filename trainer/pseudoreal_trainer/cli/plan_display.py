@@ -27,6 +27,7 @@ def show(console: Console, report: PhaseReport) -> None:
     console.print(_memory(report))
     if report.scratch_bytes is not None:
         say(f"kernels hold up to {readable_bytes(report.scratch_bytes)} of the device for themselves while a pass runs")
+    say(f"the loss is computed of {report.loss_chunk:,} tokens of a micro-batch at a time")
     console.print(_moved(report))
     say(
         f"a unit is fetched {report.fetches_per_unit} times a step at most, and its gradient reduced"

@@ -30,6 +30,7 @@ class Architecture:
 def architecture_of(model: Model) -> Architecture:
     """The architecture that computes what the model does. Raises NotExportable, which names the field that none has."""
     _refuse(model.feed_forward.activation != "SwiGLU", "feedForward.activation", model.feed_forward.activation)
+    _refuse(model.logit_soft_cap is not None, "logitSoftCap", model.logit_soft_cap)
     attention, placement = model.attention, model.norm.placement
     if placement == "Post" and attention.query_key_norm == "AllHeads":
         return _olmo2(model)

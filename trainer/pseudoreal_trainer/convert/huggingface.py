@@ -16,7 +16,6 @@ from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
 from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
-from pseudoreal_trainer.plan.units import VOCABULARY
 
 _OUTSIDE = {
     "model.embed_tokens.weight": "embedding.weight",
@@ -48,14 +47,15 @@ def _names(source: Reader, architecture: Architecture) -> dict[str, str]:
         for layer, block in enumerate(blocks)
         for theirs, ours in architecture.names(source.manifest.model, layer).items()
     }
-    return _OUTSIDE | inside
+    outside = {theirs: ours for theirs, ours in _OUTSIDE.items() if ours in source.names}
+    return outside | inside
 
 
 def _config(model: Model, architecture: Architecture, dtype: str) -> dict[str, Any]:
     return {
         "architectures": [architecture.class_name],
         "model_type": architecture.model_type,
-        "vocab_size": VOCABULARY,
+        "vocab_size": model.vocabulary_size,
         "hidden_size": model.hidden_size,
         "intermediate_size": model.feed_forward.size,
         "num_hidden_layers": model.layers,
@@ -68,7 +68,7 @@ def _config(model: Model, architecture: Architecture, dtype: str) -> dict[str, A
         "rope_parameters": _rotary(model.attention.rotary),
         "max_position_embeddings": model.sequence_length,
         "attention_bias": False,
-        "tie_word_embeddings": False,
+        "tie_word_embeddings": model.embeddings == "Tied",
         "bos_token_id": None,
         "eos_token_id": None,
         "dtype": dtype,

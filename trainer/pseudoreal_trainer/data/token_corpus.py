@@ -16,7 +16,6 @@ from pseudoreal_trainer.data.tokens.opening import token_files
 from pseudoreal_trainer.data.tokens.reader import Tokens
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.plan.units import VOCABULARY
 
 _PATTERNS = {"Native": "", "Megatron": "**/*.bin", "Nanotron": "**/*.ds", "NumPy": "**/*.npy", "Raw": "**/*.bin"}
 
@@ -79,5 +78,5 @@ def _folder(config: PhaseConfig, spec: Spec) -> StoragePath:
 
 
 def _open(config: PhaseConfig, name: str, files: TokenFiles) -> Source:
-    sequence, seed = config.model.sequence_length, config.data.seed
-    return open_source(name, files, sequence=sequence, vocabulary=VOCABULARY, seed=seed)
+    model, seed = config.model, config.data.seed
+    return open_source(name, files, sequence=model.sequence_length, vocabulary=model.vocabulary_size, seed=seed)

@@ -29,6 +29,8 @@ from pseudoreal_trainer.engine.updates import Agreement, Gradients, Reductions, 
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.forecast.memory.activations import most_stashed
 from pseudoreal_trainer.forecast.memory.crossing import takes_tokens
+from pseudoreal_trainer.model.head import soft_cap_of
+from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
@@ -50,7 +52,7 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
+from pseudoreal_trainer.plan.units import EXCLUDED, KINDS, Kind, Unit
 
 _AHEAD = 2
 """Number of passes that are called ahead: enough that the GPU never waits for the thread that calls them."""
@@ -102,6 +104,7 @@ class Engine:
             trace,
             master=blueprint.master,
             compute=blueprint.compute,
+            undecayed=[EXCLUDED[name] for name in blueprint.optimizer.decay_exclusions],
             folder=blueprint.offload_directory,
         )
         modules = Modules(blueprint.model, blueprint.units, blueprint.compute, compiled=blueprint.compiled)
@@ -123,7 +126,12 @@ class Engine:
             tokens=self._tokens,
             lanes=lanes,
             trace=trace,
-            master=blueprint.master,
+            loss=Loss(
+                dtype=blueprint.master,
+                chunk=mesh.layout.loss_chunk,
+                soft_cap=soft_cap_of(blueprint.model),
+                z_factor=float(blueprint.optimizer.z_loss),
+            ),
         )
 
     # Steps.
@@ -141,11 +149,11 @@ class Engine:
         return heartbeat.join(agreed, heartbeat.reductions)
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
-        """Micro-batch -> sum of the loss over its tokens, in nats. Empty on ranks without the head."""
+        """Micro-batch -> sum of the cross-entropy over its tokens, in nats. Empty on ranks without the head."""
         layout = replace(self._layout, micro_batches=micro_batches)
         run = PlanRun(batch, None)
         self._run(evaluation_plan(layout)[self.mesh.pipeline_rank], run)
-        return {m: float(loss) for m, loss in run.losses.items()}
+        return {m: float(losses.cross_entropy) for m, losses in run.losses.items()}
 
     def _run(self, plan: RankPlan, run: PlanRun) -> None:
         """Takes the records of a plan from first to last."""
@@ -195,7 +203,7 @@ class Engine:
                 self._reductions.tie(record)
             case Agree():
                 stop, finish = run.training_step.stop, run.training_step.finish
-                run.agreement = self._reductions.agree(record, run.loss_sum(), stop=stop, finish=finish)
+                run.agreement = self._reductions.agree(record, run.loss_sums(), stop=stop, finish=finish)
             case Update():
                 self._copies.updated[record.unit] = self._updates.update(record, run.training_step.rate)
             case _:

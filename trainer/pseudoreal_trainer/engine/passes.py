@@ -16,6 +16,7 @@ from pseudoreal_trainer.engine.stash import Key, StashedInputs
 from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.engine.updates import Agreement, Gradients
 from pseudoreal_trainer.forecast.memory.crossing import Shape
+from pseudoreal_trainer.model.loss import Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward
@@ -70,8 +71,8 @@ class PlanRun:
     """Gradient of the input of each position, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
     """The graphs of positions whose passes are not computed again."""
-    losses: dict[int, Tensor] = field(default_factory=dict)
-    """Micro-batch -> sum of the loss over its tokens in nats, a scalar; on the rank of the head."""
+    losses: dict[int, Losses] = field(default_factory=dict)
+    """Micro-batch -> sums over its tokens; on the rank of the head."""
     agreement: Future[Agreement] | None = None
     """What all ranks agree on for a training step, from the record Agree on."""
 
@@ -84,9 +85,9 @@ class PlanRun:
         """What is here of that which passes between pipeline ranks: inputs of positions, or their gradients."""
         return self.inputs if flow is Flow.ACTIVATION else self.gradients
 
-    def loss_sum(self) -> Tensor | None:
-        """The sum of the loss over this rank's tokens, a scalar; None without the head."""
-        return torch.stack(list(self.losses.values())).sum() if self.losses else None
+    def loss_sums(self) -> Losses | None:
+        """The sums over this rank's tokens; None without the head."""
+        return sum_of(list(self.losses.values())) if self.losses else None
 
 
 @dataclass(frozen=True)
@@ -100,8 +101,7 @@ class Passes:
     tokens: TokenBuffer
     lanes: Lanes
     trace: Trace
-    master: torch.dtype
-    """The type in which the loss is computed."""
+    loss: Loss
     tried: set[Shape] = field(default_factory=set)
     """Shapes of micro-batches whose passes were run on zeros."""
 
@@ -113,8 +113,8 @@ class Passes:
         lane = "evaluation" if run.training is None else "compute"
         with self.trace.executed(lane, record, self.lanes):
             if position == self.layout.head:
-                with torch.no_grad():
-                    run.losses[m] = self._loss_sum(run, run.inputs.pop((position, m)), m)
+                hidden, targets = run.inputs.pop((position, m)), self._targets(run, m)
+                run.losses[m] = Losses(self.loss.cross_entropy(self.modules.head, hidden, targets), None)
             else:
                 run.inputs[position + 1, m] = self._output(run, position, m)
 
@@ -124,15 +124,33 @@ class Passes:
         if position != self.layout.head:
             self._await(run, Flow.GRADIENT, position + 1, m)
         with self.trace.executed("compute", record, self.lanes):
-            source, output, gradient = self._graph(run, position, m)
-            parameters = self.modules.of(unit).parameters
-            sources = [source, *parameters] if position > 0 else parameters
-            gradients = torch.autograd.grad(output, sources, gradient)
-            if position > 0:
-                run.gradients[position, m] = gradients[0]
-            self.gradients.accumulate(unit, gradients[-len(parameters) :])
-            if run.probe is not None:
-                run.probe.accumulate(position, gradients[-len(parameters) :])
+            if position == self.layout.head:
+                self._through_the_head(run, unit, m)
+            else:
+                self._through(run, position, unit, m)
+
+    def _through(self, run: PlanRun, position: int, unit: int, m: int) -> None:
+        source, output, gradient = self._graph(run, position, m)
+        parameters = self.modules.of(unit).parameters
+        sources = [source, *parameters] if position > 0 else parameters
+        # The embedding's unit may be the head's as well, whose norm has no part in it.
+        gradients = torch.autograd.grad(output, sources, gradient, allow_unused=position == 0)
+        if position > 0:
+            run.gradients[position, m] = gradients[0]
+        self.gradients.accumulate(unit, gradients[-len(parameters) :])
+        if run.probe is not None:
+            run.probe.accumulate(position, gradients[-len(parameters) :])
+
+    def _through_the_head(self, run: PlanRun, unit: int, m: int) -> None:
+        parameters = self.modules.of(unit).parameters
+
+        def take(parameter: Tensor, gradient: Tensor) -> None:
+            self.gradients.accumulate(unit, [gradient if one is parameter else None for one in parameters])
+
+        source, head = self._take_input(run, self.layout.head, m), self.layout.head
+        run.losses[m], run.gradients[head, m] = self.loss.backward(
+            self.modules.head, source, self._targets(run, m), run.training_step.tokens, take
+        )
 
     def _bind(self, position: int) -> int:
         """Gives the position's module the weights of its unit, once they are here."""
@@ -161,23 +179,14 @@ class Passes:
         run.graphs[key] = Graph(source, output)
         return output.detach()
 
-    def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Input, [B, T, H] (of the embedding: tokens, [B, T]), output and the output's gradient, [B, T, H] each; at the
-        head the output is this rank's part of the loss, a scalar, and its gradient None. They are computed again,
-        unless they were kept."""
-        if position == self.layout.head:
-            return self._loss(run, m)
+    def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Input, [B, T, H] (of the embedding: tokens, [B, T]), output and the output's gradient, [B, T, H] each. They
+        are computed again, unless they were kept."""
         gradient = run.gradients.pop((position + 1, m))
         if (graph := run.graphs.pop((position, m), None)) is not None:
             return graph.input, graph.output, gradient
         source = self._tokens(run, m)[:, :-1] if position == 0 else self._take_input(run, position, m)
         return source, self._compute(position, source), gradient
-
-    def _loss(self, run: PlanRun, m: int) -> tuple[Tensor, Tensor, None]:
-        source = self._take_input(run, self.layout.head, m)
-        loss_sum = self._loss_sum(run, source, m)
-        run.losses[m] = loss_sum.detach()
-        return source, loss_sum / run.training_step.tokens, None
 
     def _take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
         """The input of a position, [B, T, H], for the backward pass, which is the last to need it."""
@@ -185,8 +194,9 @@ class Passes:
         source = run.inputs.pop((position, m)) if returned is None else returned
         return source.detach().requires_grad_()
 
-    def _loss_sum(self, run: PlanRun, hidden: Tensor, m: int) -> Tensor:
-        return self.modules.loss_sum(hidden, self._tokens(run, m)[:, 1:], self.master)
+    def _targets(self, run: PlanRun, m: int) -> Tensor:
+        """The targets of a micro-batch, [B, T]."""
+        return self._tokens(run, m)[:, 1:]
 
     def _tokens(self, run: PlanRun, m: int) -> Tensor:
         if m not in run.tokens:

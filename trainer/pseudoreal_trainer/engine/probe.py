@@ -17,8 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
-from pseudoreal_trainer.engine.updates import GrowingGradient
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.parts import parts_of
 from pseudoreal_trainer.plan.units import Unit
@@ -128,7 +128,7 @@ class Probe:
 
     def _reduced(self, position: int) -> Tensor:
         """This data rank's part of the position's gradient, summed over the data ranks, [shard]."""
-        flat = self._gradients.pop(position).flat
+        flat = self._gradients.pop(position).complete()
         if self._mesh.data is None:
             return flat
         part = torch.empty(len(flat) // self._mesh.layout.data, dtype=flat.dtype, device=flat.device)

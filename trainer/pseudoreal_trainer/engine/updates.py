@@ -24,6 +24,7 @@ import torch.distributed as dist
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
+from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -31,6 +32,7 @@ from pseudoreal_trainer.engine.side_work import SideWork
 from pseudoreal_trainer.engine.state.store import UnitStore
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
+from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Agree, Reduce, Tie, Update
 
@@ -41,31 +43,6 @@ _PART_ELEMENTS = 2**22
 """Elements of a gradient that pass through the device at a time: 16 MiB in float32."""
 
 REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
-
-
-@dataclass
-class GrowingGradient:
-    """A gradient to which micro-batch after micro-batch adds its part."""
-
-    flat: Tensor
-    """Memory for the gradient, [padded numel], in the master type; the first micro-batch overwrites what was in it."""
-    views: list[Tensor]
-    """Views of `flat`, one for each parameter, with its shape."""
-    buffer: Tensor | None = None
-    """The buffer that `flat` is a part of, to be given back; None: the gradient has memory of its own."""
-    _begun: bool = False
-
-    def add(self, gradients: Sequence[Tensor]) -> None:
-        """Adds the gradients of one micro-batch: one for each parameter, in their order and with their shapes, in the
-        compute type."""
-        for view, gradient in zip(self.views, gradients, strict=True):
-            if self._begun:
-                view.add_(gradient)
-            else:
-                view.copy_(gradient)
-        if not self._begun:
-            self.flat[sum(view.numel() for view in self.views) :].zero_()
-            self._begun = True
 
 
 @dataclass(frozen=True)
@@ -94,9 +71,8 @@ class Gradients:
         self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
         self._growing: dict[int, GrowingGradient] = {}
 
-    def accumulate(self, unit: int, gradients: Sequence[Tensor]) -> None:
-        """Adds one micro-batch's gradients of the unit's parameters, in the order and shapes of the parameters, in the
-        compute type."""
+    def accumulate(self, unit: int, gradients: Sequence[Tensor | None]) -> None:
+        """Adds one pass's gradients of the unit's parameters; see `GrowingGradient.add`."""
         if unit not in self._growing:
             self._growing[unit] = self._begin(unit)
         self._growing[unit].add(gradients)
@@ -104,10 +80,11 @@ class Gradients:
     def reduce(self, unit: int) -> Reduction:
         """Ends the gradient of a unit and starts its sum over the data ranks. All data ranks call this in the plan's
         order: the thread of reductions only waits for the sum."""
-        growing, grown = self._growing.pop(unit), self._lanes.mark()
+        growing = self._growing.pop(unit)
+        flat, grown = growing.complete(), self._lanes.mark()
         with self._lanes.on(Lane.COLLECTIVE):
             self._lanes.follow(grown)
-            result, work = self._sum(unit, growing.flat)
+            result, work = self._sum(unit, flat)
             return Reduction(unit, result, grown, work, self._lanes.mark(), growing.buffer)
 
     def _begin(self, unit: int) -> GrowingGradient:
@@ -149,6 +126,8 @@ class Agreement:
     """Whether some rank was asked to stop."""
     finish: bool
     """Whether some rank was asked to end the phase."""
+    z_loss_sum: float | None = None
+    """Sum of the z-loss over all tokens of the batch, in nats; None: it is not asked for."""
     left_out: tuple[int, ...] = ()
     """Units whose updates are left out, as something was not finite."""
 
@@ -164,7 +143,7 @@ class Reductions:
         self._spec, self._store, self._mesh, self._layout = spec, store, mesh, mesh.layout
         self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat.reductions
         self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, lanes.enter_thread)
-        self._skips = spec.non_finite == "Skip"
+        self._skips, self._has_z_loss = spec.non_finite == "Skip", float(spec.z_loss) > 0
         # What follows belongs to the step that is being reduced. Only the thread touches it.
         self._step = 0
         self._squares: dict[int, float] = {}
@@ -186,11 +165,10 @@ class Reductions:
         """Sums a unit's kept gradient over the pipeline ranks that use the unit."""
         self._thread.later(lambda: self._tie(record))
 
-    def agree(self, record: Agree, loss: Tensor | None, *, stop: bool, finish: bool) -> Future[Agreement]:
-        """Starts the agreement on a step. `loss`: this rank's part of the batch's sum, a scalar; None where it has no
-        head."""
+    def agree(self, record: Agree, losses: Losses | None, *, stop: bool, finish: bool) -> Future[Agreement]:
+        """Starts the agreement on a step. `losses`: this rank's part of the batch's sums; None where it has no head."""
         computed = self._lanes.mark()
-        return self._thread.later(lambda: self._agree(record, loss, computed, (stop, finish)))
+        return self._thread.later(lambda: self._agree(record, losses, computed, (stop, finish)))
 
     def scale(self, record: Update) -> Future[float | None]:
         """The factor that clipping multiplies the unit's gradient by; None: its update is left out."""
@@ -247,17 +225,20 @@ class Reductions:
             state.keep_gradient(gradient)
             self._squares[record.unit] = _square(gradient)
 
-    def _agree(self, record: Agree, loss: Tensor | None, computed: Mark, asked: tuple[bool, bool]) -> Agreement:
+    def _agree(self, record: Agree, losses: Losses | None, computed: Mark, asked: tuple[bool, bool]) -> Agreement:
         # This rank's own kernels are its work; from here on it waits for the other ranks.
         reach(computed)
         # On a lane: what is read on that of compute waits for all passes that are called already.
         with self._trace.span("agree", record), self._lanes.on(Lane.UPDATE):
             self._lanes.follow(computed)
             square = self._own_square() if self._layout.clipping == "Global" else 0.0
-            values = [0.0 if loss is None else float(loss), square, *map(float, asked)]
+            values = [0.0 if losses is None else float(losses.cross_entropy), square, *map(float, asked)]
+            if self._has_z_loss:
+                values.append(0.0 if losses is None or losses.z is None else float(losses.z))
             with self._heartbeat.waiting("agrees on the step"):
-                loss_sum, norm, stop, finish = self._summed(values, self._mesh.side_world)
-            agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0)
+                loss_sum, norm, stop, finish, *z_loss_sum = self._summed(values, self._mesh.side_world)
+            z = z_loss_sum[0] if self._has_z_loss else None
+            agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
             nobody = () if agreement.trains else tuple(range(self._layout.units))
             self._agreement = replace(agreement, left_out=nobody)
             return self._agreement

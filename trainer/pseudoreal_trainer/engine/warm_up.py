@@ -31,11 +31,12 @@ def warm_up(passes: Passes, batch: Batch, plan: RankPlan) -> None:
 
 
 def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
-    """Positions that together call every kernel: one for each module, with and without a window."""
-    kinds = {
-        (passes.modules.of(passes.layout.unit_of(position)), passes.modules.has_window(position - 1)): position
-        for position in positions
-    }
+    """Positions that together call every kernel: the ends, and a block of each kind, with and without a window."""
+    head = passes.layout.head
+    kinds: dict[object, int] = {}
+    for position in positions:
+        module, is_end = passes.modules.of(passes.layout.unit_of(position)), position in (0, head)
+        kinds[position if is_end else (module, passes.modules.has_window(position - 1))] = position
     return list(kinds.values())
 
 
@@ -46,10 +47,11 @@ def _try(passes: Passes, position: int, shape: Shape) -> None:
     module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
     tokens = torch.zeros(shape, dtype=torch.int64, device=device)
     hidden = torch.zeros((*shape, modules.hidden), dtype=modules.dtype, device=device, requires_grad=True)
+    if position == passes.layout.head:
+        passes.loss.backward(modules.head, hidden, tokens, 1, take=lambda *_: None)
+        return
     if position == 0:
         output, sources = modules.embed(tokens), list[Tensor](module.parameters)
-    elif position == passes.layout.head:
-        output, sources = modules.loss_sum(hidden, tokens, passes.master), [hidden, *module.parameters]
     else:
         output, sources = modules.block(hidden, position - 1), [hidden, *module.parameters]
     torch.autograd.grad(output, sources, torch.ones_like(output))

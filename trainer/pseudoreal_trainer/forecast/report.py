@@ -24,6 +24,7 @@ from pseudoreal_trainer.forecast.time.predict import idle_share, predict
 from pseudoreal_trainer.forecast.time.timeline import Timeline, timeline
 from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic, traffic_bytes
 from pseudoreal_trainer.plan.check import check_plan
+from pseudoreal_trainer.plan.chunks import chunk_length
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Fetch, Plan, Reduce
@@ -72,6 +73,8 @@ class PhaseReport(_Model):
     idle_share: float
     """Share of the step in which a pipeline rank waits, the mean of the ranks. Without a hardware profile a layer's
     backward pass counts as three forward passes, with recomputation, else two, and all else as nothing."""
+    loss_chunk: int
+    """Most tokens of a micro-batch whose logits are in memory at a time, on a rank."""
     tokens_per_step: int
     step_seconds: float | None
     """Seconds of a step. null: no hardware profile was given."""
@@ -119,6 +122,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
+        loss_chunk=chunk_length(sizes.most_tokens(layout.data), layout.loss_chunk),
         tokens_per_step=config.batch.sequences * config.model.sequence_length,
         step_seconds=prediction.timeline.seconds if prediction else None,
         tokens_to_hide=prediction.tokens_to_hide if prediction else {},
@@ -178,12 +182,11 @@ def _hints(layout: Layout) -> list[str]:
     """Hints on shared blocks in a pipeline."""
     if layout.pipeline == 1 or len(set(layout.layer_blocks)) == layout.layers:
         return []
-    if not layout.is_tied:
+    if not layout.tied_blocks:
         return ["each shared block is used on one pipeline rank only: its gradient needs no sum over them"]
     multiples = range(layout.pipeline, layout.layers, layout.pipeline)
     free = [str(blocks) for blocks in multiples if layout.layers % blocks == 0]
-    tied = sum(len(users) > 1 for users in layout.users)
-    summed = f"the gradients of {tied} shared blocks are summed over pipeline ranks in every step"
+    summed = f"the gradients of {layout.tied_blocks} shared blocks are summed over pipeline ranks in every step"
     if not free:
         return [summed]
     return [

@@ -8,7 +8,6 @@ import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
-from torch.nn import functional as F
 
 from pseudoreal_trainer.forecast.memory.graphs import Graphs
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
@@ -16,9 +15,10 @@ from pseudoreal_trainer.forecast.time.hardware import PassSpeed, Precision
 from pseudoreal_trainer.measure.scratch import scratch_share
 from pseudoreal_trainer.measure.timing import seconds_of
 from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.head import Head
+from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary
-from pseudoreal_trainer.model.transformer import Head
-from pseudoreal_trainer.plan.units import VOCABULARY, units_of
+from pseudoreal_trainer.plan.units import units_of
 
 _DTYPES: dict[Precision, torch.dtype] = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 _SEQUENCE = {"cuda": 2048, "cpu": 128}
@@ -80,7 +80,7 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
         source = torch.randn(
             cell.tokens // spec.sequence_length, spec.sequence_length, spec.hidden_size, dtype=dtype
         )  # [B, T, H]
-        targets = torch.randint(VOCABULARY, (cell.tokens,))
+        targets = torch.randint(spec.vocabulary_size, source.shape[:2])  # [B, T]
     rotation = rotary(spec, spec.sequence_length, source)
 
     def forward() -> Tensor:
@@ -88,12 +88,10 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
             hidden: Tensor = block(source, rotation)
             return hidden
 
-    def losses(hidden: Tensor) -> Tensor:
-        return F.cross_entropy(head(hidden).flatten(0, 1).float(), targets, reduction="sum")
-
     backward = _backward(block, source, lambda hidden: block(hidden, rotation), source)
     once, both = seconds_of(forward, device), seconds_of(backward, device)
-    whole = seconds_of(_backward(head, source, losses, None), device)
+    loss = Loss(torch.float32)
+    whole = seconds_of(lambda: loss.backward(head, source, targets, 1, take=lambda *_: None), device)
     flops = cell.flops
     sizes = replace(cell.sizes, device=device_type(device))
     return PassSpeed(
@@ -103,13 +101,13 @@ def measure_cell(cell: Cell, device: torch.device) -> PassSpeed:
         block_forward_flops_per_second=flops / once,
         # Of two runs that do not differ by the noise of the machine alone.
         block_backward_flops_per_second=2 * flops / max(both - once, both / 3),
-        head_flops_per_second=6 * VOCABULARY * cell.hidden * cell.tokens / whole,
+        head_flops_per_second=6 * spec.vocabulary_size * cell.hidden * cell.tokens / whole,
         scratch_share=scratch_share(backward, device, Graphs(sizes, cell.tokens).block_backward),
     )
 
 
 def _backward(
-    module: torch.nn.Module, source: Tensor, run: Callable[[Tensor], Tensor], gradient: Tensor | None
+    module: torch.nn.Module, source: Tensor, run: Callable[[Tensor], Tensor], gradient: Tensor
 ) -> Callable[[], object]:
     """A backward pass with the forward pass that it needs, as under recomputation."""
 

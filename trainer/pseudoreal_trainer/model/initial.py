@@ -1,34 +1,79 @@
 """The first weights of a unit, drawn from the job's seed and the unit's index alone, so that any rank can make them."""
 
+from dataclasses import dataclass
 from math import sqrt
+from typing import Literal
 
 import numpy as np
 import torch
+from pseudoreal_api.spec.model import Model
 from torch import Tensor
+from torch.nn.init import trunc_normal_
 
-from pseudoreal_trainer.plan.units import EMBEDDING, Parameter, Unit
+from pseudoreal_trainer.plan.units import Parameter, Unit
+
+_SMALL = 0.02
+_Role = Literal["embedding", "head", "residual", "up", "other"]
 
 
-def initial_weights(unit: Unit, index: int, layers: int, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
+def initial_weights(unit: Unit, index: int, model: Model, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Parameter -> its first values, on the CPU. Biases start at zero, norms at one, matrices with a normal
     distribution."""
     generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
-    return {parameter.name: _drawn(unit, parameter, layers, dtype, generator) for parameter in unit.parameters}
+    return {parameter.name: _drawn(parameter, model, dtype, generator) for parameter in unit.parameters}
 
 
-def _drawn(unit: Unit, parameter: Parameter, layers: int, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+def _drawn(parameter: Parameter, model: Model, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
     if not parameter.is_matrix:
         return (torch.zeros if parameter.is_bias else torch.ones)(parameter.shape, dtype=dtype)
-    std = _std(unit, parameter, layers)
-    return torch.empty(parameter.shape, dtype=dtype).normal_(std=std, generator=generator)
+    normal, values = _normal(parameter, model), torch.empty(parameter.shape, dtype=dtype)
+    if normal.bound is None:
+        return values.normal_(std=normal.std, generator=generator)
+    bound = normal.bound * normal.std
+    return trunc_normal_(values, std=normal.std, a=-bound, b=bound, generator=generator)
 
 
-def _std(unit: Unit, matrix: Parameter, layers: int) -> float:
-    """Standard deviation that keeps the size of the features through each matrix; the sum of all layers' outputs adds
-    up to about one (Radford et al. 2019, GPT-2: residual projections divided by the root of their number)."""
-    if unit.name == EMBEDDING:
-        return 1.0
-    std = 1.0 / sqrt(matrix.shape[1])
+@dataclass(frozen=True)
+class _Normal:
+    """A normal distribution around zero."""
+
+    std: float
+    bound: float | None = None
+    """Standard deviations beyond which there is nothing; None: it has no bound."""
+
+
+def _normal(matrix: Parameter, model: Model) -> _Normal:
+    """What a matrix is drawn from.
+
+    FanIn keeps the size of the features through each matrix, and the sum of all layers' outputs adds up to about one
+    (Radford et al. 2019, GPT-2: residual projections divided by the root of their number). The others are those of the
+    stacks of their names. TorchTitan divides by the number of the layer instead; a block that several layers share has
+    none.
+    """
+    role, fan_in, root = _role(matrix, model), 1.0 / sqrt(matrix.shape[1]), sqrt(2 * model.layers)
+    match model.initial_weights:
+        case "FanIn":
+            return _Normal(1.0 if role == "embedding" else fan_in / root if role == "residual" else fan_in)
+        case "HuggingFace":
+            return _Normal(_SMALL)
+        case "Megatron":
+            return _Normal(_SMALL / root if role == "residual" else _SMALL)
+        case "OLMo2":
+            return _Normal(_SMALL, bound=3.0)
+        case "TorchTitan" if role == "head":
+            return _Normal(fan_in, bound=3.0)
+        case "TorchTitan":
+            is_divided = role == "residual" or (role == "up" and model.feed_forward.activation == "SwiGLU")
+            return _Normal(1.0 if role == "embedding" else _SMALL / root if is_divided else _SMALL)
+
+
+def _role(matrix: Parameter, model: Model) -> _Role:
+    """The part of the model that the matrix plays. One that is embedding and head begins as a head: as an embedding, it
+    would make the first logits far too large."""
+    if matrix.name == "embedding.weight":
+        return "head" if model.embeddings == "Tied" else "embedding"
+    if matrix.name == "head.weight":
+        return "head"
     if matrix.name.endswith((".output.weight", ".down.weight")):
-        return std / sqrt(2 * layers)
-    return std
+        return "residual"
+    return "up" if matrix.name.endswith(".up.weight") else "other"

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pseudoreal_trainer.model.attention import window_mask
 from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
 from pseudoreal_trainer.model.rotary import rotary
-from pseudoreal_trainer.model.transformer import Embedding, Head
-from pseudoreal_trainer.plan.units import Unit
+from pseudoreal_trainer.plan.units import HEAD, Unit, block_of
 
 
 class UnitModule:
@@ -56,9 +55,11 @@ class Modules:
         layers = {model.has_experts(layer): layer for layer in range(model.layers)}
         with torch.device("meta"):
             blocks = {kind: Block(model, layer) for kind, layer in layers.items()}
-            embedding, head = Embedding(model), Head(model)
-        self._embedding, self._head = UnitModule(embedding, units[0]), UnitModule(head, units[-1])
-        with_parameters = {unit.has_experts: unit for unit in units[1:-1]}
+            embedding, head = ends_of(model)
+        self.head: Head | TiedEnds = head
+        self._embedding = UnitModule(embedding, units[0])
+        self._head = self._embedding if head is embedding else UnitModule(head, units[-1])
+        with_parameters = {unit.has_experts: unit for unit in units if block_of(unit.name) is not None}
         self._blocks = {kind: UnitModule(block, with_parameters[kind]) for kind, block in blocks.items()}
         """Whether a block has experts -> its module."""
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
@@ -67,10 +68,11 @@ class Modules:
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def of(self, unit: int) -> UnitModule:
-        """The module of a unit; all blocks of a kind have the same."""
+        """The module of a unit; all blocks of a kind have the same, and so have tied ends."""
         if unit == 0:
             return self._embedding
-        return self._head if unit == len(self._units) - 1 else self._blocks[self._units[unit].has_experts]
+        described = self._units[unit]
+        return self._head if described.name == HEAD else self._blocks[described.has_experts]
 
     def has_window(self, layer: int) -> bool:
         return self._model.window_of(layer) is not None
@@ -85,12 +87,6 @@ class Modules:
         run = self._run_block[self._model.has_experts(layer)]
         out: Tensor = run(hidden, self._rotation(hidden), self._mask(hidden, layer))
         return out
-
-    def loss_sum(self, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
-        """The head: hidden states [B, T, H] and targets [B, T] -> sum over all tokens of the negative log likelihood in
-        nats, a scalar, computed in `dtype`."""
-        logits = self._head.module(hidden)  # [B, T, 256]
-        return F.cross_entropy(logits.flatten(0, 1).to(dtype), targets.flatten(), reduction="sum")
 
     def _rotation(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         key = (hidden.shape[1], hidden.device)

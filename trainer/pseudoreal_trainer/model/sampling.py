@@ -1,6 +1,7 @@
 """Text from a model, byte by byte."""
 
 import torch
+from pseudoreal_api.spec.data import BYTES
 from torch import Tensor
 
 from pseudoreal_trainer.model.transformer import Transformer
@@ -12,11 +13,11 @@ TEMPERATURE = 0.8
 def generate(model: Transformer, prompt: bytes, count: int, sequence: int, seed: int = 0) -> bytes:
     """`count` bytes that go on from a prompt of at least one byte. The same seed gives the same text."""
     generator = torch.Generator().manual_seed(seed)
-    device = model.head.weight.device
+    device = model.embedding.weight.device
     text = bytearray(prompt)
     for _ in range(count):
         tokens = torch.tensor([list(text[-sequence:])], device=device)
-        text.append(_draw(model(tokens)[0, -1], generator))
+        text.append(_draw(model(tokens)[0, -1, :BYTES], generator))
     return bytes(text[len(prompt) :])
 
 

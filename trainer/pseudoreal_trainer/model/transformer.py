@@ -4,67 +4,45 @@ import torch
 from pseudoreal_api.spec.model import Model as ModelSpec
 from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pseudoreal_trainer.model.attention import window_mask
 from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.head import soft_cap_of, soft_capped
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.norm import norm
 from pseudoreal_trainer.model.rotary import rotary
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
-from pseudoreal_trainer.plan.units import VOCABULARY, units_of
+from pseudoreal_trainer.plan.units import units_of
 
 
 class Transformer(nn.Module):
-    """Byte embedding, layers, final norm, untied head. Layer l uses block `layer_blocks[l]`."""
+    """Embedding, layers, final norm, head. Layer l uses block `layer_blocks[l]`."""
 
     def __init__(self, spec: ModelSpec, sharing: Sharing) -> None:
         super().__init__()
         self.spec, self.layer_blocks = spec, blocks_of_layers(sharing, spec.layers)
-        self.embedding = nn.Embedding(VOCABULARY, spec.hidden_size)
+        self.embedding = nn.Embedding(spec.vocabulary_size, spec.hidden_size)
         self.blocks = nn.ModuleList(Block(spec, self.layer_blocks.index(b)) for b in range(sharing.blocks))
         self.norm = norm(spec, spec.hidden_size)
-        self.head = nn.Linear(spec.hidden_size, VOCABULARY, bias=False)
+        separate = spec.embeddings == "Separate"
+        self.head = nn.Linear(spec.hidden_size, spec.vocabulary_size, bias=False) if separate else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """The logits of the next token: tokens [B, T] -> [B, T, 256]."""
+        """The logits of the next token: tokens [B, T] -> [B, T, V]."""
         hidden = self.embedding(tokens)  # [B, T, H]
         length, window = tokens.shape[1], self.spec.attention.window
         rotation = rotary(self.spec, length, hidden)
         mask = None if window is None else window_mask(length, window.size, hidden)
         for layer, block in enumerate(self.layer_blocks):
             hidden = self.blocks[block](hidden, rotation, mask if self.spec.window_of(layer) else None)
-        logits: Tensor = self.head(self.norm(hidden))
-        return logits
-
-
-class Embedding(nn.Module):
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, spec.hidden_size)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The tokens' embeddings: [B, T] -> [B, T, H]."""
-        hidden: Tensor = self.embedding(tokens)
-        return hidden
-
-
-class Head(nn.Module):
-    """The final norm and the untied head."""
-
-    def __init__(self, spec: ModelSpec) -> None:
-        super().__init__()
-        self.norm = norm(spec, spec.hidden_size)
-        self.head = nn.Linear(spec.hidden_size, VOCABULARY, bias=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """The logits: [B, T, H] -> [B, T, 256]."""
-        logits: Tensor = self.head(self.norm(hidden))
-        return logits
+        matrix = self.embedding.weight if self.head is None else self.head.weight
+        return soft_capped(F.linear(self.norm(hidden), matrix), soft_cap_of(self.spec))
 
 
 def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype) -> Transformer:
     """The whole model with its first weights."""
     model = Transformer(spec, sharing).to(dtype)
     for index, unit in enumerate(units_of(spec, sharing)):
-        model.load_state_dict(initial_weights(unit, index, spec.layers, seed, dtype), strict=False)
+        model.load_state_dict(initial_weights(unit, index, spec, seed, dtype), strict=False)
     return model

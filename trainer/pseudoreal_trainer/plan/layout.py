@@ -29,6 +29,10 @@ class Layout:
     stash: bool = False
     """Whether boundary activations wait on the host."""
     clipping: ClippingMode = "Global"
+    ends_are_one: bool = False
+    """Whether the embedding is in one unit with the head."""
+    loss_chunk: int | None = None
+    """Most tokens of a micro-batch whose logits are in memory at a time. None: all."""
     measures: bool = False
     """Whether, in some steps, the gradients of layers that share a block are measured one by one."""
 
@@ -43,13 +47,13 @@ class Layout:
 
     @cached_property
     def units(self) -> int:
-        """Number of units: embedding, blocks, head."""
-        return max(self.layer_blocks) + 3
+        """Number of units: embedding, blocks, and the head unless it is one with the embedding."""
+        return max(self.layer_blocks) + (2 if self.ends_are_one else 3)
 
     def unit_of(self, position: int) -> int:
-        if position == 0:
-            return 0
-        return self.units - 1 if position == self.head else 1 + self.layer_blocks[position - 1]
+        if position in (0, self.head):
+            return 0 if position == 0 or self.ends_are_one else self.units - 1
+        return 1 + self.layer_blocks[position - 1]
 
     def position_above(self, position: int) -> int | None:
         """The next position whose layer uses the same block; None where there is none."""
@@ -152,9 +156,9 @@ class Layout:
         return self.clipping == "Global" or len(self.users[unit]) > 1
 
     @property
-    def is_tied(self) -> bool:
-        """Whether some block is used on several pipeline ranks."""
-        return any(len(ranks) > 1 for ranks in self.users)
+    def tied_blocks(self) -> int:
+        """Number of blocks that are used on several pipeline ranks."""
+        return sum(len(self.users[1 + block]) > 1 for block in {*self.layer_blocks})
 
     def world_rank(self, pipeline_rank: int, data_rank: int) -> int:
         """Number of a rank in the world. Data ranks are neighbours: what they exchange is the larger part."""

@@ -16,9 +16,6 @@ from pseudoreal_api.spec.phase import Sharing
 
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
-VOCABULARY = 256
-"""Number of different tokens: one for each byte."""
-
 Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
 """Kinds of the vectors that make up a unit's state."""
@@ -27,6 +24,8 @@ VECTOR = 16
 """Most elements that a processor handles at once; the rest of a range it rounds in another way."""
 
 EMBEDDING, HEAD = "embedding", "head"
+EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
+"""What `optimizer.decayExclusions` may name -> the unit whose only matrix that is."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +79,15 @@ class Unit:
 
 
 def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
-    """The embedding, the blocks, then the final norm with the head."""
-    layers = blocks_of_layers(sharing, model.layers)
-    return (
-        _unit(EMBEDDING, {"embedding.weight": (VOCABULARY, model.hidden_size)}),
-        *(_unit(block_name(block), _block(model, block, layers.index(block))) for block in range(sharing.blocks)),
-        _unit(HEAD, {"norm.weight": (model.hidden_size,), "head.weight": (VOCABULARY, model.hidden_size)}),
-    )
+    """The embedding, the blocks, then the final norm with the head. Where embeddings are tied, the first unit is the
+    last as well: it has the final norm, and the embedding's matrix is the head's."""
+    layers, matrix = blocks_of_layers(sharing, model.layers), (model.vocabulary_size, model.hidden_size)
+    embedding: Shapes = {"embedding.weight": matrix}
+    norm: Shapes = {"norm.weight": (model.hidden_size,)}
+    between = [_unit(block_name(b), _block(model, b, layers.index(b))) for b in range(sharing.blocks)]
+    if model.embeddings == "Tied":
+        return (_unit(EMBEDDING, embedding | norm), *between)
+    return (_unit(EMBEDDING, embedding), *between, _unit(HEAD, norm | {"head.weight": matrix}))
 
 
 def block_name(block: int) -> str:
@@ -99,12 +100,12 @@ def block_of(name: str) -> int | None:
     return int(rest.partition(".")[0]) if first == "blocks" else None
 
 
-def unit_of(name: str) -> str:
-    """Name of the unit that a tensor belongs to."""
+def unit_of(name: str, model: Model) -> str:
+    """Name of the unit that a tensor of the model belongs to."""
     block = block_of(name)
     if block is not None:
         return block_name(block)
-    return EMBEDDING if name.startswith(f"{EMBEDDING}.") else HEAD
+    return EMBEDDING if model.embeddings == "Tied" or name.startswith(f"{EMBEDDING}.") else HEAD
 
 
 def in_block(name: str, block: int) -> str:

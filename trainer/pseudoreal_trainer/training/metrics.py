@@ -159,6 +159,7 @@ class Reporter:
             "total_steps": config.total_steps,
             "tokens": progress.tokens,
             "loss": progress.loss,
+            "z_loss": progress.z_loss,
             "validation_loss": progress.validation_loss,
             "learning_rate": phase_rate(config, progress.step, progress.begin),
             "tokens_per_second": config.batch.sequences * config.model.sequence_length / pace,

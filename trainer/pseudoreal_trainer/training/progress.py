@@ -32,6 +32,8 @@ class Progress:
     gradient_norm: float | None = None
     """L2 norm of the newest step's gradient before clipping; None where clipping does not need it, and where it is not
     finite."""
+    z_loss: float | None = None
+    """Mean z-loss of the newest step, nats per token; None where the job has none, and before the first step."""
     start_validation_loss: float | None = None
     """Validation loss before the phase's first step, nats per token; None until it is measured."""
     validation_loss: float | None = None
@@ -89,6 +91,7 @@ class Progress:
             self.loss = loss
         is_known = config.optimizer.clipping.mode == "Global" and isfinite(agreed.norm)
         self.gradient_norm = agreed.norm if is_known else None
+        self.z_loss = None if agreed.z_loss_sum is None else agreed.z_loss_sum / _tokens(config)
         if agreed.trains:
             self.updates = self.updates.and_one(left_out)
 
@@ -124,7 +127,12 @@ class Progress:
 
 def loss_of(agreed: Agreement, config: PhaseConfig) -> float:
     """The training loss of a step, nats per token of the whole batch."""
-    return agreed.loss_sum / (config.batch.sequences * config.model.sequence_length)
+    return agreed.loss_sum / _tokens(config)
+
+
+def _tokens(config: PhaseConfig) -> int:
+    """Tokens of a step's batch."""
+    return config.batch.sequences * config.model.sequence_length
 
 
 def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:

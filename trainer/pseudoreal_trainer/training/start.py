@@ -20,13 +20,14 @@ from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.forecast.memory.sizes import Device
-from pseudoreal_trainer.model.compute import compute_dtype, master_dtype
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import parts_of
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
 from pseudoreal_trainer.training.progress import Progress
+
+_DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def first_progress(config: PhaseConfig, origin: Origin) -> Progress:
@@ -56,8 +57,8 @@ def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[E
         model=config.model,
         optimizer=config.optimizer,
         units=units_of(config.model, config.sharing),
-        master=master_dtype(config.precision),
-        compute=compute_dtype(config.precision),
+        master=torch.float64 if config.precision.compute == "float64" else torch.float32,
+        compute=_DTYPES[config.precision.compute],
         compiled=compiles(config, ranks),
         offload_directory=Path(config.offload_directory),
     )
@@ -94,7 +95,7 @@ def load_weights(model: Transformer, checkpoint: Reader) -> None:
 
 def _fresh(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
     unit = engine.units[index]
-    weights = initial_weights(unit, index, config.model.layers, config.data.seed, engine.master_dtype)
+    weights = initial_weights(unit, index, config.model, config.data.seed, engine.master_dtype)
     return UnitState.fresh(weights, extent)
 
 

@@ -52,6 +52,14 @@ def test_transformers_computes_the_same_logits(shared: Reader, tmp_path: Path) -
     assert isinstance(_assert_same_logits(shared, tmp_path), LlamaForCausalLM)
 
 
+def test_tied_embeddings_are_one_matrix_there_too(job_body: Any, config: Any, train: Any, tmp_path: Path) -> None:
+    """With more rows than tokens."""
+    model = {"feedForward": SWIGLU, "embeddings": "Tied", "vocabularySize": 300}
+    theirs = _assert_same_logits(_trained(model, job_body, config, train, tmp_path), tmp_path)
+    assert theirs.lm_head.weight is theirs.model.embed_tokens.weight
+    assert theirs.lm_head.weight.shape == (300, 16)
+
+
 def test_one_prototype_is_a_mixtral(mixture: Reader, tmp_path: Path) -> None:
     from transformers import MixtralForCausalLM
 
@@ -120,6 +128,10 @@ REFUSED = [
     (
         {"feedForward": SWIGLU, "experts": {"count": 4, "prototypes": 2}},
         "model.experts.prototypes is 2, and a Mixtral has one router over all experts of a layer; export this one as",
+    ),
+    (
+        {"feedForward": SWIGLU, "logitSoftCap": "30"},
+        "model.logitSoftCap is 30, and transformers has no model with that beside the rest of this one; export",
     ),
 ]
 

@@ -96,6 +96,15 @@ class Case:
     precision: str = "float64"
     next_sharing: tuple[int, Any] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
+    vocabulary: int = 256
+    tied: bool = False
+    """Whether the embedding's matrix is the head's as well."""
+    loss_chunk: int | None = None
+    soft_cap: str | None = None
+    z_loss: str = "0"
+    epsilon: str = "1e-8"
+    exclusions: tuple[Any, ...] = ()
+    """Matrices that do not decay."""
 
     @property
     def world(self) -> int:
@@ -119,6 +128,9 @@ class Case:
             "sequenceLength": 6,
             "feedForward": {"size": 24, "activation": self.activation},
             "experts": experts,
+            "vocabularySize": self.vocabulary,
+            "embeddings": "Tied" if self.tied else "Separate",
+            "logitSoftCap": self.soft_cap,
         }
         return Model.model_validate(fields | OPTIONS[self.options])
 
@@ -129,12 +141,17 @@ class Case:
     @property
     def optimizer(self) -> OptimizerSpec:
         norm = {"Global": "0.5", "PerUnit": "0.2", "None": "1.0"}[self.clipping]
-        return OptimizerSpec(clipping=Clipping(mode=self.clipping, norm=norm))
+        return OptimizerSpec(
+            clipping=Clipping(mode=self.clipping, norm=norm),
+            z_loss=self.z_loss,
+            epsilon=self.epsilon,
+            decay_exclusions=list(self.exclusions),
+        )
 
     @property
     def layout(self) -> Layout:
         names: dict[str, Home] = {"d": "Device", "h": "Host", "D": "Disk"}
-        units = self.sharing.blocks + 2
+        units = self.sharing.blocks + (1 if self.tied else 2)
         homes = tuple(names[letter] for _, letter in zip(range(units), cycle(self.homes), strict=False))
         return Layout(
             layer_blocks=blocks_of_layers(self.sharing, self.layers),
@@ -148,6 +165,8 @@ class Case:
             recompute=self.recompute,
             stash=self.stash,
             clipping=self.clipping,
+            ends_are_one=self.tied,
+            loss_chunk=self.loss_chunk,
             measures=self.next_sharing is not None,
         )
 

@@ -33,18 +33,22 @@ class SkippingCase(Case):
 
 
 def spoilt(case: Case) -> AbstractContextManager[object]:
-    """Inside, the last data rank spoils the gradients of the first micro-batch of FAULTS."""
+    """Inside, the last data rank spoils what comes first of the gradients of FAULTS: a block's of a micro-batch, and
+    that of the head's matrix."""
     accumulate, seen = Gradients.accumulate, Counter[tuple[int, int]]()
     names = {"blocks.1": min(2, case.layout.units - 2), "head": case.layout.units - 1}
 
-    def spoil(self: Gradients, unit: int, gradients: Sequence[Tensor]) -> None:
+    def spoil(self: Gradients, unit: int, gradients: Sequence[Tensor | None]) -> None:
         step = self._trace._step
         seen[step, unit] += 1
         if step in FAULTS and seen[step, unit] == 1 and self._mesh.data_rank == case.data - 1:
             name, value = FAULTS[step]
             if names[name] == unit:
-                gradients = [gradient.clone() for gradient in gradients]
-                gradients[0].view(-1)[3] = value
+                first, *others = gradients
+                assert first is not None, "matrices come first"
+                changed = first.clone()
+                changed.view(-1)[3] = value
+                gradients = [changed, *others]
         accumulate(self, unit, gradients)
 
     return patch.object(Gradients, "accumulate", spoil)

@@ -2,6 +2,7 @@
 
 import torch
 from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.plan.units import unit_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -13,7 +14,7 @@ def batch_of(case: Case, step: int) -> Tensor:
     """[micro-batches, sequences of a micro-batch over all data ranks, T + 1]"""
     generator = torch.Generator().manual_seed(1000 + step)
     shape = (case.micro_batches, SEQUENCES_OF_A_MICRO_BATCH, case.model.sequence_length + 1)
-    return torch.randint(0, 256, shape, generator=generator)
+    return torch.randint(0, case.vocabulary, shape, generator=generator)
 
 
 def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
@@ -23,7 +24,7 @@ def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
 
 
 def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
-    """The loss of each step, and the weights after the last."""
+    """The cross-entropy of each step, and the weights after the last."""
     model, optimizer = model_and_optimizer(case)
     losses = []
     for step in range(STEPS):
@@ -36,14 +37,15 @@ def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
 def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]:
     dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
     model = build_model(case.model, case.sharing, seed=3, dtype=dtype)
-    return model, adamw(model.parameters(), case.optimizer, RATE)
+    excluded = [p for n, p in model.named_parameters() if n.startswith(tuple(f"{e.lower()}." for e in case.exclusions))]
+    return model, adamw(model.parameters(), case.optimizer, RATE, excluded=excluded)
 
 
 def set_gradients(model: Transformer, case: Case, step: int) -> float:
-    """Sets the gradients of a step's batch: its loss."""
+    """Sets the gradients of a step's batch: its cross-entropy."""
     batch = batch_of(case, step)
     tokens = batch[:, :, 1:].numel()
-    parts = [_gradients(model, part_of(batch, d, case.data), tokens) for d in range(case.data)]
+    parts = [_gradients(model, case, part_of(batch, d, case.data), tokens) for d in range(case.data)]
     for index, parameter in enumerate(model.parameters()):
         # Partial sums of the data ranks, added up in their order.
         parameter.grad = torch.stack([gradients[index] for _, gradients in parts]).sum(dim=0)
@@ -60,15 +62,17 @@ def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
     return float(F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum"))
 
 
-def _gradients(model: Transformer, part: Tensor, tokens: int) -> tuple[float, list[Tensor]]:
-    """Sum of the losses and gradients of one data rank's sequences, micro-batch after micro-batch."""
+def _gradients(model: Transformer, case: Case, part: Tensor, tokens: int) -> tuple[float, list[Tensor]]:
+    """Sum of the cross-entropies and gradients of one data rank's sequences, micro-batch after micro-batch."""
     model.zero_grad()
     sums = []
     for windows in part:
         logits = model(windows[:, :-1])
         loss_sum = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
-        (loss_sum / tokens).backward()
         sums.append(loss_sum.detach())
+        if case.z_loss != "0":
+            loss_sum = loss_sum + float(case.z_loss) * logits.exp().sum(-1).log().square().sum()
+        (loss_sum / tokens).backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     return float(torch.stack(sums).sum()), gradients
 
@@ -78,7 +82,6 @@ def _clip(model: Transformer, case: Case) -> None:
     if case.clipping == "Global":
         nn.utils.clip_grad_norm_(model.parameters(), norm)
     elif case.clipping == "PerUnit":
-        head = [*model.norm.parameters(), *model.head.parameters()]
-        units = [model.embedding.parameters(), *(block.parameters() for block in model.blocks), head]
-        for unit in units:
-            nn.utils.clip_grad_norm_(list(unit), norm)
+        names = {name: unit_of(name, case.model) for name, _ in model.named_parameters()}
+        for unit in {*names.values()}:
+            nn.utils.clip_grad_norm_([p for name, p in model.named_parameters() if names[name] == unit], norm)

@@ -198,7 +198,7 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     trace.records = True
     engine = Engine(blueprint, open_mesh(case.layout, ranks), trace)
     for index, unit in enumerate(units):
-        weights = initial_weights(unit, index, case.layers, SEED, master)
+        weights = initial_weights(unit, index, case.model, SEED, master)
         if engine.has(index):
             engine.put(index, UnitState.fresh(weights, engine.extent(index)))
     return engine

@@ -34,6 +34,10 @@ ONE_RANK = [
     Case(experts=6, prototypes=2, activation="SwiGLU", blocks=2, homes="h", window=1),
     Case(experts=6, prototypes=2, clipping="PerUnit", stash=True),
     *(Case(options=kind, homes="hD", window=1, blocks=2, clipping="PerUnit") for kind in KINDS),
+    # Micro-batches have 24 tokens: chunks of 8 and of 5, the last one shorter.
+    *(Case(vocabulary=300, loss_chunk=most, homes=homes, z_loss="1e-3") for most, homes in ((8, "d"), (5, "hD"))),
+    Case(loss_chunk=1, soft_cap="2", z_loss="1e-3", clipping="Global"),
+    *(Case(epsilon="1e-3", exclusions=names, homes="dhD") for names in (("Embedding",), ("Embedding", "Head"))),
 ]
 TWO_RANKS = [
     *(Case(data=2, sharding=sharding, micro_batches=n) for sharding in SHARDINGS for n in (1, 8)),
@@ -53,6 +57,9 @@ TWO_RANKS = [
     Case(pipeline=2, experts=4, micro_batches=8, order="1F1B"),
     *(Case(data=2, sharding="Full", options=kind, homes="dhD", clipping="Global") for kind in KINDS),
     *(Case(pipeline=2, options=kind, homes="D", order="1F1B", recompute=False) for kind in KINDS),
+    Case(pipeline=2, vocabulary=300, loss_chunk=7, soft_cap="2", z_loss="1e-3", homes="hD", clipping="PerUnit"),
+    Case(data=2, sharding="Full", vocabulary=300, loss_chunk=5, z_loss="1e-3", clipping="Global", stash=True),
+    Case(data=2, sharding="Full", exclusions=("Head",), epsilon="1e-3", homes="Dd"),
 ]
 FOUR_RANKS = [
     *(Case(data=4, sharding=sharding, clipping="Global") for sharding in SHARDINGS),

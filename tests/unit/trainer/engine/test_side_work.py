@@ -15,6 +15,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state.store import GrowthBuffers
 from pseudoreal_trainer.engine.updates import Gradients, Reductions, Updates
+from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
@@ -71,7 +72,7 @@ class _Rank:
         self.reductions = Reductions(self.case.optimizer, store, mesh, lanes, trace)
         self.updates = Updates(self.case.optimizer, store, self.reductions, mesh, lanes, trace)
         self.reductions.begin(1)
-        self.reductions.agree(Agree(), torch.tensor(1.0), stop=False, finish=False)
+        self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), stop=False, finish=False)
 
     def backward(self, unit: int) -> None:
         """And what follows it in a plan whose clipping is not global."""

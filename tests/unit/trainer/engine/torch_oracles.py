@@ -60,6 +60,7 @@ class Stage(nn.Module):
         self.spec = model.spec
         self.embedding = model.embedding if layers.start == 0 else None
         self.blocks = nn.ModuleList(model.blocks[model.layer_blocks[layer]] for layer in layers)
+        assert model.head is not None
         self.head = nn.Sequential(model.norm, model.head) if layers.stop == len(model.layer_blocks) else None
 
     def forward(self, source: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ def layouts(draw: st.DrawFn) -> Layout:
         recompute=recompute,
         stash=recompute and draw(st.booleans()),
         clipping=draw(st.sampled_from(["Global", "PerUnit", "None"])),
+        ends_are_one=draw(st.booleans()),
     )
     homes: st.SearchStrategy[Home] = st.sampled_from(["Device", "Host", "Disk"])
     layout = replace(layout, homes=tuple(draw(homes) for _ in range(layout.units)))

@@ -7,7 +7,7 @@ import pytest
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.plan.units import block_of, in_block, units_of
+from pseudoreal_trainer.plan.units import block_of, in_block, unit_of, units_of
 
 SMALL = {"layers": 2, "hiddenSize": 8, "attention": {"heads": 2}, "sequenceLength": 4, "feedForward": {"size": 12}}
 M6_10T = {
@@ -33,13 +33,19 @@ def test_ten_trillion_parameters() -> None:
     assert 48 * shared.numel == pytest.approx(10.05e12, rel=1e-3)
 
 
+@pytest.mark.parametrize("embeddings", ["Separate", "Tied"])
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize("experts", MIXTURES, ids=str)
-def test_units_have_the_parameters_of_the_model(experts: dict[str, Any] | None, activation: str) -> None:
-    spec = model(SMALL, experts=experts, feedForward={"size": 12, "activation": activation})
-    ours = {p.name: p.shape for unit in units_of(spec, Sharing(blocks=2)) for p in unit.parameters}
+def test_units_have_the_parameters_of_the_model(
+    experts: dict[str, Any] | None, activation: str, embeddings: str
+) -> None:
+    feed_forward = {"size": 12, "activation": activation}
+    spec = model(SMALL, experts=experts, feedForward=feed_forward, embeddings=embeddings, vocabularySize=300)
+    units = units_of(spec, Sharing(blocks=2))
+    ours = {p.name: p.shape for unit in units for p in unit.parameters}
     theirs = {name: tuple(value.shape) for name, value in Transformer(spec, Sharing(blocks=2)).state_dict().items()}
     assert ours == theirs
+    assert all(unit_of(p.name, spec) == unit.name for unit in units for p in unit.parameters)
 
 
 OPTIONS: list[dict[str, Any]] = [

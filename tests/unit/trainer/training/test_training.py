@@ -21,40 +21,58 @@ from tests.unit.trainer.data.slow_permutation import permuted
 STEPS = 6
 
 
-def _reference(config: PhaseConfig, text: bytes) -> tuple[list[float], list[float], dict[str, torch.Tensor]]:
-    """Ordinary torch: the losses and the norms of all steps, and the weights at the end."""
+def _reference(
+    config: PhaseConfig, text: bytes
+) -> tuple[list[float], list[float], list[float], dict[str, torch.Tensor]]:
+    """Ordinary torch: the losses, z-losses and norms of all steps, and the weights at the end."""
     sequence, batch = config.model.sequence_length, config.batch
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
     optimizer = adamw(model.parameters(), config.optimizer, 0.0)
     samples = (len(text) - 1) // sequence
     order = np.array([permuted(index, samples, config.data.seed, 0) for index in range(samples)])
-    losses, norms = [], []
+    losses, z_losses, norms = [], [], []
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, step + 1, config.total_steps)
         optimizer.zero_grad()
-        total = torch.zeros((), dtype=torch.float64)
+        total = z_total = torch.zeros((), dtype=torch.float64)
         for micro in np.split(order[step * batch.sequences : (step + 1) * batch.sequences], batch.micro_batches):
             windows = torch.tensor([list(text[w * sequence : (w + 1) * sequence + 1]) for w in micro])
-            loss = F.cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
-            torch.autograd.backward(loss / (batch.sequences * sequence))
-            total += loss.detach()
+            logits = model(windows[:, :-1]).flatten(0, 1)
+            loss = F.cross_entropy(logits, windows[:, 1:].flatten(), reduction="sum")
+            z_loss = float(config.optimizer.z_loss) * logits.exp().sum(-1).log().square().sum()
+            torch.autograd.backward((loss + z_loss) / (batch.sequences * sequence))
+            total, z_total = total + loss.detach(), z_total + z_loss.detach()
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
         optimizer.step()
         losses.append(total.item() / (batch.sequences * sequence))
-    return losses, norms, model.state_dict()
+        z_losses.append(z_total.item() / (batch.sequences * sequence))
+    return losses, z_losses, norms, model.state_dict()
 
 
-def test_losses_and_weights_are_those_of_a_plain_loop(config: Any, corpus_folder: Path, train: Any) -> None:
+@pytest.mark.parametrize(
+    ("model", "z_loss"),
+    [({}, "0"), ({"vocabularySize": 300, "embeddings": "Tied", "logitSoftCap": "5"}, "1e-3")],
+    ids=str,
+)
+def test_losses_and_weights_are_those_of_a_plain_loop(
+    model: dict[str, Any], z_loss: str, job_body: Any, config: Any, corpus_folder: Path, train: Any
+) -> None:
+    job_body["spec"]["model"] |= model
+    job_body["spec"]["optimizer"]["zLoss"] = z_loss
     phase = config(0)
     train(phase)
     text = b"".join((corpus_folder / name).read_bytes() for name in ("a.txt", "b.txt"))
-    losses, norms, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
+    losses, z_losses, norms, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
     # The norm that clips is summed unit by unit, so its last bit may differ.
     assert [line["loss"] for line in metrics(phase)] == pytest.approx(losses, rel=1e-13)
     assert [line["gradient_norm"] for line in metrics(phase)] == pytest.approx(norms, rel=1e-12)
+    found = [line["z_loss"] for line in metrics(phase)]
+    assert found == ([None] * STEPS if z_loss == "0" else pytest.approx(z_losses, rel=1e-13))
+    assert {*newest_of(phase).names} == {*weights}
     for name, array in newest_of(phase).whole().items():
-        np.testing.assert_allclose(array, weights[name].numpy(), rtol=0, atol=1e-13)
+        # AdamW divides by the root of the second moment, which makes much of small differences.
+        np.testing.assert_allclose(array, weights[name].numpy(), rtol=0, atol=1e-12 if model else 1e-13)
 
 
 def test_the_loss_falls_over_both_phases(job_body: Any, config: Any, train_job: Any) -> None:
@@ -68,7 +86,11 @@ def test_the_loss_falls_over_both_phases(job_body: Any, config: Any, train_job: 
     assert message.validation_loss < message.start_validation_loss - 0.3
 
 
-def test_delinking_does_not_change_the_validation_loss(config: Any, train_job: Any) -> None:
+@pytest.mark.parametrize("embeddings", ["Separate", "Tied"])
+def test_delinking_does_not_change_the_validation_loss(
+    embeddings: str, job_body: Any, config: Any, train_job: Any
+) -> None:
+    job_body["spec"]["model"]["embeddings"] = embeddings
     message = train_job("work")
     end = CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed("pseudo")[-1]
     assert message.start_validation_loss == end.validation_loss

@@ -33,7 +33,6 @@ the next, and calling three kernels takes a few per cent of their time. tests/be
 much faster that is depends on how many cores share the memory: between nothing and the ratio of the bytes, 1.4."""
 _LEAST_PIECE = 1 << 14
 """Least elements for which waking another thread is worth its time."""
-_EPSILON = 1e-8
 
 
 @dataclass(frozen=True)
@@ -238,7 +237,7 @@ class _Kernel:
             beta1=float(self.spec.beta1),
             beta2=float(self.spec.beta2),
             weight_decay=decay,
-            eps=_EPSILON,
+            eps=float(self.spec.epsilon),
             amsgrad=False,
             maximize=False,
         )

@@ -3,7 +3,7 @@ step."""
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -68,10 +68,12 @@ class UnitStore:
         *,
         master: torch.dtype,
         compute: torch.dtype,
+        undecayed: Collection[str] = (),
         folder: Path,
     ) -> None:
-        """`folder`: where the file of units on disk is made. Raises TrainingError where a home has no room."""
-        layout = mesh.layout
+        """`undecayed`: names of units none of whose parameters decay. `folder`: where the file of units on disk is
+        made. Raises TrainingError where a home has no room."""
+        layout, self._undecayed = mesh.layout, undecayed
         self.units, self._mesh, self._layout, self._master, self._compute = units, mesh, layout, master, compute
         self._rank, self._local = mesh.pipeline_rank, layout.local_units(mesh.pipeline_rank)
         # Batches are not kept: of how many sequences they are does not matter.
@@ -116,7 +118,8 @@ class UnitStore:
     def _extent(self, unit: int) -> Extent:
         described, layout = self.units[unit], self._layout
         shard = described.shard(self._mesh.data_rank if layout.shards > 1 else 0, layout.shards)
-        decayed = min(max(described.decayed - shard.start, 0), len(shard))
+        whole = 0 if described.name in self._undecayed else described.decayed
+        decayed = min(max(whole - shard.start, 0), len(shard))
         return Extent(shard.start, len(shard), decayed, self._master, self._compute)
 
     def _vectors_on_host(self, unit: int) -> Vectors:

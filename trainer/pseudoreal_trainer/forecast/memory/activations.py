@@ -34,7 +34,7 @@ def activation_peak(layout: Layout, sizes: Sizes, rank: int, records: RankPlan) 
 class _Walk:
     def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
         self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
-        self._graphs = graphs_by_position(sizes, tokens)
+        self._graphs = graphs_by_position(sizes, tokens, layout.loss_chunk)
         self._held = self.peak = 0
         """Bytes of the device that are held, and the most so far."""
 

@@ -27,7 +27,8 @@ def sequences_at_once(layout: Layout, sizes: Sizes) -> int:
 
 def evaluation_peak(layout: Layout, sizes: Sizes, records: RankPlan) -> int:
     """Most bytes of a rank's activations at a time in an evaluation plan whose micro-batches are single sequences."""
-    graphs, boundary = graphs_by_position(sizes, tokens := sizes.model.sequence_length), sizes.boundary(tokens)
+    tokens = sizes.model.sequence_length
+    graphs, boundary = graphs_by_position(sizes, tokens, layout.loss_chunk), sizes.boundary(tokens)
     held = peak = 0
     for record in records:
         match record:

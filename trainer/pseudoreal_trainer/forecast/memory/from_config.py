@@ -8,6 +8,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.forecast.memory.homes import bounds_of, budget_shortfalls, choose_homes
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.chunks import most_tokens
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from pseudoreal_trainer.plan.units import units_of
@@ -35,6 +36,8 @@ def best_layout(config: PhaseConfig, device: Device) -> Layout:
         recompute=config.activations.keep == "Inputs",
         stash=config.activations.home == "Host",
         clipping=config.optimizer.clipping.mode,
+        ends_are_one=config.model.embeddings == "Tied",
+        loss_chunk=most_tokens(config.model.vocabulary_size, master_bytes(config.precision.compute)),
         measures=config.measure is not None or config.until.gradient_correlation is not None,
     )
     return replace(layout, homes=choose_homes(config.offload, layout, phase_sizes(config, device)))
@@ -49,4 +52,5 @@ def phase_sizes(config: PhaseConfig, device: Device) -> Sizes:
         micro_batch=config.batch.sequences // config.batch.micro_batches,
         checkpoint_buffer=bytes_of(config.checkpoint.buffer_bytes),
         device=device,
+        has_z_loss=float(config.optimizer.z_loss) > 0,
     )

@@ -14,6 +14,8 @@ from functools import cached_property
 
 from pseudoreal_trainer.forecast.memory.kept import Kept, Table, total
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.memory.tensors import Tensors
+from pseudoreal_trainer.plan.chunks import chunk_length
 
 _PROJECTIONS = tuple(f".attention.{name}." for name in ("query", "key", "value"))
 _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_norm.")
@@ -22,6 +24,9 @@ _FIRST_NORMS = (".attention_norm.", ".attention.query_norm.", ".attention.key_no
 @dataclass(frozen=True)
 class Graphs(Kept):
     """Passes over some tokens: what they keep, and what they need."""
+
+    most: int | None = None
+    """Most tokens of a chunk of the loss; None: there is one chunk."""
 
     @property
     def boundary(self) -> int:
@@ -41,38 +46,48 @@ class Graphs(Kept):
             self._at_the_norms_of_queries_and_keys,
             self._at_the_last_projection,
             self._at_the_first_norm,
-            self._as_gradients_are_added(self._unit, {"output [B, T, H]": self.boundary}),
+            self._as_gradients_are_added,
         ]
         return max(moments)
 
     @cached_property
     def head_backward(self) -> int:
         """Most bytes at a time of the final norm, the head and the loss behind it, counted as in `block_backward`."""
-        t = self._tensors
-        at_the_loss = {
-            "log-probabilities [N, V], master": t.logits,
-            "their gradient [N, V], master": t.logits,
-            "gradient of the logits [N, V], master": t.logits,
-            "input of the head [B, T, H]": t.hidden,
-        }
-        at_the_product = {
-            "input of the head [B, T, H]": t.hidden,
-            "gradient of the logits [N, V]": t.compute_logits,
-            "gradient of the input of the head [B, T, H]": t.hidden,
-            "gradient of the head [V, H]": t.parameters(-1, lambda name: name.startswith("head.")),
-        }
-        at_the_norm = {"gradients of all parameters": t.parameters(-1)}
+        t, chunk = self._tensors, self._of_chunk
+        features = {"input of the head [B, T, H], whose place its gradient takes": t.hidden}
+        made = {"gradient of the chunk [c, H]": chunk.hidden, "gradient of the head [V, H]": t.vocabulary}
+        at_the_product = made | {"gradient of the logits [c, V]": chunk.compute_logits}
+        as_it_is_added = made | {"gradient of the head [V, H], master": t.cast_vocabulary}
+        # On a GPU the features' gradient is counted as that of the norm's output.
+        at_the_norm = {"gradient of the norm's weight [H]": t.norm_weight} | ({} if t.is_fused else features)
         return max(
-            total(self._cast_input, self._norm, at_the_loss),
-            total(self._cast_input, self._norm, at_the_product),
+            total(self._cast_input, self._norm, features, self._logits),
+            total(self._cast_input, self._norm, features, at_the_product),
+            total(self._cast_input, self._norm, features, as_it_is_added),
             total(self._cast_input, self._norm_backward, at_the_norm),
-            self._as_gradients_are_added(-1, {}),
         )
+
+    @property
+    def _logits(self) -> Table:
+        """What is as wide as the vocabulary where it is the most, [c, V] each, master."""
+        logits = self._of_chunk.logits
+        names = ["log-probabilities", "their gradient", "gradient of the logits"]
+        if self.sizes.has_z_loss:
+            # Behind it its backward pass is first; the log-probabilities wait meanwhile.
+            names = ["log-probabilities", "logits", "logits less their log-sum-exp", "probabilities", "gradient"]
+        if self.sizes.model.logit_soft_cap is not None:
+            names.append("hyperbolic tangents")
+        return {f"{name} [c, V], master": logits for name in names}
 
     @cached_property
     def embedding_backward(self) -> int:
         t = self._tensors
-        return t.parameters(0) + max(t.hidden, t.cast(0))
+        return t.vocabulary + max(t.hidden, t.cast_vocabulary)
+
+    @cached_property
+    def _of_chunk(self) -> Tensors:
+        """The tensors of c tokens, a chunk of the loss."""
+        return Tensors(self.sizes, chunk_length(self.tokens, self.most))
 
     # What lives at those moments of a block's backward pass that may need the most.
 
@@ -198,19 +213,21 @@ class Graphs(Kept):
             "gradient of the input by the squares, wide": wide,
         }
 
-    def _as_gradients_are_added(self, unit: int, left: Table) -> int:
+    @property
+    def _as_gradients_are_added(self) -> int:
         """At the end, as the parameters' gradients are added to the unit's."""
         t = self._tensors
         table = {
+            "output [B, T, H]": t.hidden,
             "gradient of the input [B, T, H]": t.hidden,
-            "gradients of all parameters": t.parameters(unit),
-            "the largest of them, master": t.cast(unit),
+            "gradients of all parameters": t.parameters(self._unit),
+            "the largest of them, master": t.cast(self._unit),
         }
-        return total(left, table)
+        return total(table)
 
 
-def graphs_by_position(sizes: Sizes, tokens: int) -> list[Graphs]:
-    """The passes of each position over some tokens."""
+def graphs_by_position(sizes: Sizes, tokens: int, most: int | None = None) -> list[Graphs]:
+    """The passes of each position over some tokens. `most`: most tokens of a chunk of the loss."""
     kinds: dict[tuple[bool, bool], Graphs] = {}
-    layers = [kinds.setdefault(sizes.kind(i), Graphs(sizes, tokens, i)) for i in range(sizes.model.layers)]
+    layers = [kinds.setdefault(sizes.kind(i), Graphs(sizes, tokens, i, most)) for i in range(sizes.model.layers)]
     return [layers[0], *layers, layers[-1]]

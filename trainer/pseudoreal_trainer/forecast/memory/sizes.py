@@ -32,6 +32,7 @@ class Sizes:
     device: Device = "cpu"
     threads: int = 1
     """Number of threads of a rank, for one operation on the host."""
+    has_z_loss: bool = False
 
     @property
     def has_own_copies(self) -> bool:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.plan.units import VOCABULARY
 
 _EFFICIENT_BLOCK = 32
 """Tokens of a block (kAlignLSE of torch's efficient attention)."""
@@ -87,12 +86,23 @@ class Tensors:
     @property
     def compute_logits(self) -> int:
         """[B * T, V], compute."""
-        return self.of(self.tokens * VOCABULARY, self.sizes.compute_bytes)
+        return self.of(self.tokens * self.sizes.model.vocabulary_size, self.sizes.compute_bytes)
 
     @property
     def logits(self) -> int:
         """[B * T, V], master."""
-        return self.of(self.tokens * VOCABULARY, self.sizes.master_bytes)
+        return self.of(self.tokens * self.sizes.model.vocabulary_size, self.sizes.master_bytes)
+
+    @property
+    def norm_weight(self) -> int:
+        """[H], compute."""
+        return self.of(self.sizes.model.hidden_size, self.sizes.compute_bytes)
+
+    @property
+    def vocabulary(self) -> int:
+        """[V, H], compute."""
+        model = self.sizes.model
+        return self.of(model.vocabulary_size * model.hidden_size, self.sizes.compute_bytes)
 
     def parameters(self, unit: int, counts: Callable[[str], bool] = lambda name: True) -> int:  # noqa: ARG005
         """Gradients of those of a unit's parameters whose names `counts` accepts, compute."""
@@ -102,9 +112,15 @@ class Tensors:
     def cast(self, unit: int) -> int:
         """The gradient of the unit's largest parameter, master, where the CPU makes it in order to add it. A GPU casts
         as it adds."""
-        if self.is_fused or not self.sizes.has_own_copies:
-            return 0
-        return self.sizes.master_bytes * max(parameter.numel for parameter in self.sizes.units[unit].parameters)
+        return self._cast(max(parameter.numel for parameter in self.sizes.units[unit].parameters))
+
+    @property
+    def cast_vocabulary(self) -> int:
+        """[V, H], master, likewise."""
+        return self._cast(self.sizes.model.vocabulary_size * self.sizes.model.hidden_size)
+
+    def _cast(self, elements: int) -> int:
+        return 0 if self.is_fused or not self.sizes.has_own_copies else elements * self.sizes.master_bytes
 
     @property
     def wide_bytes(self) -> int:

@@ -6,6 +6,7 @@ from typing import Literal, Protocol
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Precision, Transfer, collectives_for, pass_speed
 from pseudoreal_trainer.forecast.time.traffic import Traffic, moved
+from pseudoreal_trainer.plan.chunks import chunk_length
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import (
     Agree,
@@ -21,7 +22,6 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.units import VOCABULARY
 
 Load = Traffic | Literal["optimizer"]
 """What takes time in a step besides compute."""
@@ -93,6 +93,7 @@ class MeasuredCosts:
         # One data rank of each pipeline rank is simulated; the others do the same at the same time.
         self.cores = None if profile.overlaps else self._speeds.ranks / layout.data
         self._tokens = sizes.most_tokens(layout.data)
+        self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
         groups = {layout.data, *map(len, layout.users)} - {1}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
@@ -173,7 +174,8 @@ class MeasuredCosts:
         if position == 0:
             return self._sizes.boundary(self._tokens) / self._speeds.memory_bytes_per_second
         if position == layout.head:
-            return 6 * VOCABULARY * self._sizes.model.hidden_size * self._tokens / passes.head_flops_per_second
+            model = self._sizes.model
+            return 6 * model.vocabulary_size * model.hidden_size * self._tokens / passes.head_flops_per_second
         flops = self._sizes.pass_flops(self._tokens, position - 1)
         forward = flops / passes.block_forward_flops_per_second
         if not isinstance(record, Backward):
@@ -181,10 +183,11 @@ class MeasuredCosts:
         return 2 * flops / passes.block_backward_flops_per_second + (forward if layout.recompute else 0.0)
 
     def _accumulation(self, record: Compute) -> float:
-        """Seconds in which a backward pass adds its parameters' gradients to the unit's: two are read, one is
-        written."""
+        """Seconds in which a backward pass adds its parameters' gradients to the unit's: two are read, one is written;
+        at the head once for each chunk of the loss."""
         if not isinstance(record, Backward):
             return 0.0
         elements = self._sizes.units[self._layout.unit_of(record.position)].numel
         touched = elements * (self._sizes.compute_bytes + 2 * self._sizes.master_bytes)
-        return touched / self._speeds.memory_bytes_per_second
+        times = self._chunks if record.position == self._layout.head else 1
+        return times * touched / self._speeds.memory_bytes_per_second

@@ -28,7 +28,7 @@ is in the name counts."""
 
 def step_operations(sizes: Sizes, tokens: int) -> int:
     """Floating-point operations of the model for a training step on so many tokens."""
-    head = 2 * tokens * sizes.units[-1].decayed
+    head = 2 * tokens * sizes.model.vocabulary_size * sizes.model.hidden_size
     layers = sum(sizes.block_flops(tokens, layer) for layer in range(sizes.model.layers))
     return 3 * (layers + head)
 

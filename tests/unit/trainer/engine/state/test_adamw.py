@@ -12,7 +12,7 @@ from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
 
-SPEC, RATE, SCALE = Optimizer(), 1e-2, 0.3
+SPEC, RATE, SCALE = Optimizer(epsilon="1e-4"), 1e-2, 0.3
 PIECE = 1 << 14
 
 
@@ -41,7 +41,7 @@ def three_passes(slices: Slices, steps: int, scale: float) -> None:
             beta2=float(SPEC.beta2),
             lr=RATE,
             weight_decay=decay,
-            eps=1e-8,
+            eps=1e-4,
             maximize=False,
         )
     if slices.compute is not None:

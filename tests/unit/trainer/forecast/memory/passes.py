@@ -9,10 +9,10 @@ from pseudoreal_trainer.forecast.memory.graphs import Graphs
 from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.model.attention import window_mask
 from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.head import Embedding, Head, soft_cap_of
+from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary
-from pseudoreal_trainer.model.transformer import Embedding, Head
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from tests.unit.trainer.plan.cases import make_sizes
 
@@ -29,7 +29,7 @@ def graphs(
     activation: str,
     experts: dict[str, Any] | None = None,
     device: Device = "cpu",
-    **options: dict[str, Any],
+    **options: Any,
 ) -> Graphs:
     """No expert is ever full. `options`: further fields of the model."""
     hidden, inner, rows, length = shape
@@ -106,22 +106,19 @@ class EndPasses:
     def __init__(self, found: Graphs, compute: str) -> None:
         spec, dtype = found.sizes.model, DTYPES[compute]
         rows = found.tokens // spec.sequence_length
-        self.compute = compute
-        self.tokens = torch.randint(256, (rows, spec.sequence_length))
+        self.loss = Loss(MASTERS[compute], found.most, soft_cap_of(spec), 1e-3 if found.sizes.has_z_loss else 0.0)
+        self.tokens = torch.randint(spec.vocabulary_size, (rows, spec.sequence_length))
         self.head, self.embedding = Head(spec).to(dtype), Embedding(spec).to(dtype)
         self.source = torch.randn(rows, spec.sequence_length, spec.hidden_size, dtype=dtype)
         self.of_head, self.of_embedding = masters_of(self.head, compute), masters_of(self.embedding, compute)
 
     def of_the_head(self) -> object:
-        inner = self.source.detach().requires_grad_()
-        # The logits have no name, as in the engine: they go before the backward pass.
-        loss = self._loss(self.head(inner).flatten(0, 1).to(MASTERS[self.compute]))
-        of_input, *gradients = torch.autograd.grad(loss, [inner, *self.head.parameters()])
-        add(self.of_head, gradients)
-        return of_input
+        totals: dict[Tensor, Tensor] = dict(zip(self.head.parameters(), self.of_head, strict=True))
 
-    def _loss(self, logits: Tensor) -> Tensor:
-        return F.cross_entropy(logits, self.tokens.flatten(), reduction="sum") / 7
+        def take(parameter: Tensor, gradient: Tensor) -> None:
+            totals[parameter].add_(gradient)
+
+        return self.loss.backward(self.head, self.source, self.tokens, 7, take)[1]
 
     def of_the_embedding(self) -> None:
         gradients = torch.autograd.grad(self.embedding(self.tokens), list(self.embedding.parameters()), self.source)

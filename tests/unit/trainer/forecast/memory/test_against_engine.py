@@ -32,6 +32,8 @@ LINKED = [
     Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
     Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
     Case(data=2, sharding="Full", homes="dhD", options="Qwen3MoE", clipping="Global"),
+    Case(tied=True, pipeline=2, homes="D", clipping="Global"),
+    Case(tied=True, data=2, sharding="Full", homes="hD"),
 ]
 want(LINKED)
 ONE_RANK = [
@@ -44,6 +46,8 @@ ONE_RANK = [
     Case(precision="float32", clipping="PerUnit", layers=8, micro_batches=12),
     Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
     *(Case(precision="float32", micro_batches=6, homes="hd", options=name) for name in ("Qwen2", "OLMo2", "Qwen3MoE")),
+    Case(precision="float32", micro_batches=6, vocabulary=3000, loss_chunk=8),
+    Case(precision="bfloat16", micro_batches=6, vocabulary=3000, loss_chunk=7, homes="h", tied=True),
 ]
 
 

@@ -12,6 +12,7 @@ def test_everything_that_a_phase_says_of_its_layout(
     job_body: dict[str, Any], config: Callable[..., PhaseConfig]
 ) -> None:
     job_body["spec"]["optimizer"]["clipping"] = {"mode": "PerUnit"}
+    job_body["spec"]["model"] |= {"vocabularySize": 50_304, "embeddings": "Tied"}
     job_body["spec"]["phases"][1] |= {
         "sharing": {"blocks": 2, "pattern": "Segment"},
         "workers": 6,
@@ -27,11 +28,13 @@ def test_everything_that_a_phase_says_of_its_layout(
         micro_batches=2,
         order="1F1B",
         sharding="Gradients",
-        homes=("Host", "Host", "Disk", "Host"),
+        homes=("Host", "Host", "Disk"),
         window=3,
         recompute=True,
         stash=True,
         clipping="PerUnit",
+        ends_are_one=True,
+        loss_chunk=2**28 // (50_304 * 8),
     )
 
 
@@ -40,11 +43,21 @@ def test_sizes_in_the_precision_of_the_phase(job_body: dict[str, Any], config: C
     for compute in ("bfloat16", "float32", "float64"):
         job_body["spec"]["precision"]["compute"] = compute
         sizes = phase_sizes(config(1), "cpu")
+        assert not sizes.has_z_loss
         found.append((sizes.compute_bytes, sizes.master_bytes))
         assert sizes.checkpoint_buffer == 256 << 20
         # 6 sequences, as two micro-batches, over two data ranks: two and one.
         assert (sizes.micro_batch, sizes.most_tokens(2)) == (3, 2 * 16)
     assert found == [(2, 4), (4, 4), (8, 8)]
+    job_body["spec"]["optimizer"]["zLoss"] = "1e-5"
+    assert phase_sizes(config(1), "cpu").has_z_loss
+
+
+def test_a_vocabulary_of_bytes_is_never_cut(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> None:
+    """Unless a rank's micro-batch has as many tokens as none has."""
+    for compute, tokens in (("bfloat16", 262_144), ("float32", 262_144), ("float64", 131_072)):
+        job_body["spec"]["precision"]["compute"] = compute
+        assert phase_layout(config(0), "cpu").loss_chunk == tokens
 
 
 def test_a_phase_that_does_not_fit_is_an_invalid_job(

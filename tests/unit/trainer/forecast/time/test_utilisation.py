@@ -1,5 +1,7 @@
 """Operations of a step, against those that torch counts."""
 
+from typing import Literal
+
 import pytest
 import torch
 from pseudoreal_api.spec.model import Attention, FeedForward, Model, Window
@@ -16,17 +18,21 @@ WINDOW = Window(size=7, layers=[1])
 
 
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
+@pytest.mark.parametrize("embeddings", ["Separate", "Tied"])
 @pytest.mark.parametrize("window", [None, WINDOW])
 @pytest.mark.parametrize("heads", [Attention(heads=2), Attention(heads=4, key_value_heads=2, head_size=12)])
 def test_they_are_those_that_torch_counts_but_for_pairs_that_do_not_count(
-    heads: Attention, window: Window | None, activation: str
+    heads: Attention, window: Window | None, embeddings: Literal["Separate", "Tied"], activation: str
 ) -> None:
+    """A matrix that is embedding and head counts once."""
     model = Model(
         layers=3,
         hidden_size=32,
         attention=heads.model_copy(update={"window": window}),
         sequence_length=24,
         feed_forward=FeedForward.model_validate({"size": 80, "activation": activation}),
+        vocabulary_size=300,
+        embeddings=embeddings,
     )
     sharing, sequences = Sharing(blocks=1), 2
     tokens = torch.randint(0, 256, (sequences, model.sequence_length + 1))

@@ -1,0 +1,129 @@
+"""The loss of a micro-batch, chunk by chunk of its tokens, so that the logits of all of them are never in memory.
+
+A chunk goes through the head to its loss and back at once, and leaves the gradients of its features and of the head's
+matrix (as in TorchTitan's ChunkedLossWrapper). The norm before it is one pass over all tokens. Where a micro-batch is
+one chunk, every operation is that of a plain backward pass, in its order.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pseudoreal_trainer.model.head import soft_capped
+from pseudoreal_trainer.plan.chunks import chunk_length
+
+IGNORED = -100
+"""Target of a token that has no part in the loss, as in `F.cross_entropy`."""
+
+Take = Callable[[Tensor, Tensor], None]
+"""Takes in a part of a parameter's gradient, in the parameter's shape and in the compute type."""
+
+
+class Output(Protocol):
+    """What stands behind the last layer."""
+
+    norm: nn.RMSNorm
+
+    @property
+    def matrix(self) -> Tensor:
+        """The head's matrix, [V, H]."""
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Sums over tokens in nats, each a scalar in the type of the loss."""
+
+    cross_entropy: Tensor
+    z: Tensor | None
+    """The z-loss, times its factor; None: it is not asked for."""
+
+    @property
+    def total(self) -> Tensor:
+        return self.cross_entropy if self.z is None else self.cross_entropy + self.z
+
+    def detach(self) -> "Losses":
+        return Losses(self.cross_entropy.detach(), None if self.z is None else self.z.detach())
+
+    def __add__(self, other: "Losses") -> "Losses":
+        z = None if self.z is None or other.z is None else self.z + other.z
+        return Losses(self.cross_entropy + other.cross_entropy, z)
+
+
+@dataclass(frozen=True)
+class Loss:
+    dtype: torch.dtype
+    """The type in which the loss is computed and summed."""
+    chunk: int | None = None
+    """Most tokens of a chunk; None: there is one chunk."""
+    soft_cap: float | None = None
+    """Bound of the logits; None: there is none."""
+    z_factor: float = 0.0
+    """Factor of the z-loss, the sum of the squares of the logits' log-sum-exp (PaLM, arXiv 2204.02311, section 5)."""
+
+    @torch.no_grad()
+    def cross_entropy(self, head: Output, hidden: Tensor, targets: Tensor) -> Tensor:
+        """The cross-entropy alone, without gradients: hidden states [B, T, H], targets [B, T] -> sum over the tokens, a
+        scalar."""
+        features = head.norm(hidden).flatten(0, 1)  # [N, H]
+        sums = [
+            F.cross_entropy(self._logits(part, head.matrix), wanted, reduction="sum")
+            for part, wanted in zip(self._cut(features), self._cut(targets.flatten()), strict=True)
+        ]
+        return reduce(add, sums)
+
+    def backward(
+        self, head: Output, hidden: Tensor, targets: Tensor, divisor: float, take: Take
+    ) -> tuple[Losses, Tensor]:
+        """The sums over the tokens, and the gradient of the hidden states, [B, T, H], by the total over `divisor`.
+
+        hidden [B, T, H], targets [B, T]. The gradients of the head's parameters go to `take` as they are made.
+        """
+        hidden = hidden.detach().requires_grad_()
+        features = head.norm(hidden)  # [B, T, H]
+        # Nothing reads a chunk's features after its own pass, so their gradient takes their place.
+        parts = features.detach()
+        losses = [
+            self._backward_of_chunk(head.matrix, part, wanted, divisor, take)
+            for part, wanted in zip(self._cut(parts.flatten(0, 1)), self._cut(targets.flatten()), strict=True)
+        ]
+        of_hidden, of_norm = torch.autograd.grad(features, [hidden, head.norm.weight], parts)
+        take(head.norm.weight, of_norm)
+        return reduce(add, losses), of_hidden
+
+    def _backward_of_chunk(self, matrix: Tensor, part: Tensor, targets: Tensor, divisor: float, take: Take) -> Losses:
+        """The sums over a chunk's tokens. part: features [c, H], replaced by their gradient; targets [c]."""
+        features = part.detach().requires_grad_()
+        losses = self._of_chunk(features, matrix, targets)
+        of_features, of_matrix = torch.autograd.grad(losses.total / divisor, [features, matrix])
+        part.copy_(of_features)
+        take(matrix, of_matrix)
+        return losses.detach()
+
+    def _of_chunk(self, features: Tensor, matrix: Tensor, targets: Tensor) -> Losses:
+        """The sums over a chunk's tokens: features [c, H], the head's matrix [V, H], targets [c]."""
+        logits = self._logits(features, matrix)
+        cross_entropy = F.cross_entropy(logits, targets, reduction="sum")
+        if not self.z_factor:
+            return Losses(cross_entropy, None)
+        counted = (targets != IGNORED).to(self.dtype)  # [c]
+        return Losses(cross_entropy, self.z_factor * (counted * logits.logsumexp(dim=-1).square()).sum())
+
+    def _logits(self, features: Tensor, matrix: Tensor) -> Tensor:
+        """The logits of a chunk in the type of the loss: [c, H] -> [c, V]."""
+        return soft_capped(F.linear(features, matrix).to(self.dtype), self.soft_cap)
+
+    def _cut(self, tokens: Tensor) -> tuple[Tensor, ...]:
+        """The chunks of what there is for each token, [N, ...]; one empty chunk of no tokens."""
+        return torch.split(tokens, chunk_length(len(tokens), self.chunk))
+
+
+def sum_of(losses: Sequence[Losses]) -> Losses:
+    """The sums of micro-batches together."""
+    z = [one.z for one in losses if one.z is not None]
+    return Losses(torch.stack([one.cross_entropy for one in losses]).sum(), torch.stack(z).sum() if z else None)
