@@ -10,7 +10,7 @@ from pseudoreal_trainer.data.tokens.arrays import raw_files
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
 from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, native_files, write_index
 
-from tests.unit.trainer.data.tokens.test_foreign import FIVE, MEGATRON_INDEX
+from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
 
 MIB = 1 << 20
 

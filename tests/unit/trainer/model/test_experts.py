@@ -16,8 +16,8 @@ from pseudoreal_trainer.model.rotary import rotary
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.unit.trainer.model.waiting import HostReads, Waits
 
 HIDDEN, INNER, LENGTH = 8, 12, 10
 MIXTURES: list[dict[str, Any]] = [
@@ -224,43 +224,13 @@ def test_sequences_do_not_take_each_others_room() -> None:
         torch.testing.assert_close(model(TOKENS[row : row + 1])[0], together[row], rtol=0, atol=1e-13)
 
 
-class _HostReads(TorchFunctionMode):
-    """Names of calls that read a tensor's values on the host; on a GPU each waits for all that was launched."""
-
-    METHODS = frozenset({"tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__", "cpu"})
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = getattr(func, "__name__", "")
-        if name in self.METHODS:
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
-
-
-class _Waits(TorchDispatchMode):
-    """Names of operations that, on CUDA, wait for the device to learn the size of their result or a value."""
-
-    OPERATIONS = ("_local_scalar_dense", "bincount", "nonzero", "unique", "masked_select", "repeat_interleave.Tensor")
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.found += [name for name in self.OPERATIONS if f"aten.{name}" in str(func)]
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize("experts", MIXTURES, ids=str)
 def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(experts: dict[str, Any]) -> None:
     block, hidden = _block(_spec(experts)), _features().requires_grad_()
-    with _HostReads() as reads, _Waits() as waits:
+    with HostReads() as reads, Waits() as waits:
         out = _mixed(block, hidden)
     assert (reads.found, waits.found) == (["tolist"], [])
-    with _HostReads() as reads, _Waits() as waits:
+    with HostReads() as reads, Waits() as waits:
         out.sum().backward()
     assert (reads.found, waits.found) == ([], []), "the backward pass reads nothing"
 

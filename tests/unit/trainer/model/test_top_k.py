@@ -12,7 +12,7 @@ from pseudoreal_trainer.model.modules import UnitModule
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor, nn
 
-from tests.unit.trainer.model.test_experts import _HostReads, _Waits
+from tests.unit.trainer.model.waiting import HostReads, Waits
 from tests.unit.trainer.model.widened import widened
 
 HIDDEN, INNER, LENGTH = 16, 24, 10
@@ -107,10 +107,10 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
 
 def test_a_pass_waits_for_the_device_once() -> None:
     block, hidden = _block(_spec(sharedExperts=1)), _features().requires_grad_()
-    with _HostReads() as reads, _Waits() as waits:
+    with HostReads() as reads, Waits() as waits:
         out = block._mixed(hidden)
     assert (reads.found, waits.found) == (["tolist"], [])
-    with _HostReads() as reads, _Waits() as waits:
+    with HostReads() as reads, Waits() as waits:
         out.sum().backward()
     assert (reads.found, waits.found) == ([], []), "the backward pass reads nothing"
 

@@ -19,7 +19,7 @@ from pseudoreal_trainer.data.tokens.spans import ObjectSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 from tests.unit.trainer.checkpoint.storage.object_server import Bucket, forget_clients, make_bucket, serving, use
-from tests.unit.trainer.data.tokens.test_foreign import FIVE, MEGATRON_INDEX
+from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
 
 BLOCK, AT_ONCE, MOST = 16, 5, 4
 

@@ -6,7 +6,7 @@ from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, write_inde
 from pseudoreal_trainer.data.tokens.opening import Format, token_files
 from pseudoreal_trainer.errors import InvalidJobError
 
-from tests.unit.trainer.data.tokens.test_foreign import FIVE, MEGATRON_INDEX, NUMPY_HEADER
+from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX, NUMPY_HEADER
 
 
 def _write_native(folder: Path) -> None:
