@@ -27,7 +27,7 @@ def _one_thread() -> None:
 @pytest.fixture(autouse=True)
 def _short_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """The text at the end of a phase takes longer than a small phase itself."""
-    monkeypatch.setattr(events, "SAMPLE_BYTES", 1)
+    monkeypatch.setattr(events, "SAMPLE_TOKENS", 1)
 
 
 @pytest.fixture(scope="session")

@@ -69,22 +69,45 @@ def _say_success(console: Console, directory: RunDirectory, display: Display) ->
 
 @main.command(cls=checkpoint_command.Command)
 @click.argument("checkpoint", type=checkpoint_command.CHECKPOINT)
-@click.option("--prompt", default="\n", help="Text to go on from; at least one byte.")
-@click.option("--bytes", "count", default=300, show_default=True, type=click.IntRange(min=1))
-def sample(checkpoint: checkpoint_command.Opened, prompt: str, count: int) -> None:
+@click.option("--prompt", default="\n", help="Text to go on from.")
+@click.option("--tokens", "count", default=300, show_default=True, type=click.IntRange(min=1))
+@click.option("--tokenizer", "path", help="tokenizer.json or its folder, of a model of token files. Default: bytes.")
+@click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(min=0), help="0: no chance.")
+@click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True))
+@click.option("--seed", default=0, show_default=True)
+def sample(
+    checkpoint: checkpoint_command.Opened,
+    prompt: str,
+    count: int,
+    path: str | None,
+    temperature: float,
+    top_p: float,
+    seed: int,
+) -> None:
     """Print text that the model in the folder or s3:// URL CHECKPOINT writes."""
-    from pseudoreal_trainer.model.sampling import generate, readable
+    from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, load_tokenizer
+    from pseudoreal_trainer.model.sampling import Sampling, generate, readable
     from pseudoreal_trainer.model.transformer import Transformer
     from pseudoreal_trainer.training.start import load_weights
 
-    if not prompt:
-        raise click.UsageError("the prompt is empty; give it a byte at least")
     manifest = checkpoint.manifest
+    if manifest.consumed is not None and path is None:
+        raise click.UsageError("the model was trained on token files; name their tokenizer with --tokenizer")
+    tokenizer = load_tokenizer(path or BYTES)
+    if tokenizer.vocabulary > manifest.model.vocabulary_size:
+        raise click.UsageError(
+            f"the tokenizer has {tokenizer.vocabulary:,} tokens and the model {manifest.model.vocabulary_size:,}; give"
+            " the one that made its token files"
+        )
+    tokens = tokenizer.encode(prompt).tolist()
+    if not tokens:
+        raise click.UsageError("the prompt is empty; give it a character at least")
     checkpoint.store.verify(manifest)
     model = Transformer(manifest.model, manifest.sharing)
     load_weights(model, checkpoint.reader)
-    text = generate(model, prompt.encode(), count, manifest.model.sequence_length)
-    click.echo(prompt + readable(text))
+    sampling = Sampling(tokenizer.vocabulary, temperature, top_p, seed)
+    written = generate(model, tokens, count, manifest.model.sequence_length, sampling)
+    click.echo(prompt + readable(tokenizer.decode(written)))
 
 
 @main.command()

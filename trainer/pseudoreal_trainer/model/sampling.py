@@ -1,33 +1,56 @@
-"""Text from a model, byte by byte."""
+"""Tokens that a model writes, one after the other."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
-from pseudoreal_api.spec.data import BYTES
 from torch import Tensor
 
 from pseudoreal_trainer.model.transformer import Transformer
 
-TEMPERATURE = 0.8
+
+@dataclass(frozen=True)
+class Sampling:
+    vocabulary: int
+    """Tokens that may be drawn: those below it. Rows of the head beyond the tokenizer's tokens never are."""
+    temperature: float = 0.8
+    """The logits are divided by it. 0: the most probable token is taken."""
+    top_p: float = 1.0
+    """Only the most probable tokens are drawn that make up this share together (Holtzman et al. 2020, nucleus
+    sampling)."""
+    seed: int = 0
 
 
 @torch.no_grad()
-def generate(model: Transformer, prompt: bytes, count: int, sequence: int, seed: int = 0) -> bytes:
-    """`count` bytes that go on from a prompt of at least one byte. The same seed gives the same text."""
-    generator = torch.Generator().manual_seed(seed)
+def generate(model: Transformer, prompt: Sequence[int], count: int, sequence: int, sampling: Sampling) -> list[int]:
+    """`count` tokens that go on from a prompt of at least one. The same seed gives the same tokens."""
+    generator = torch.Generator().manual_seed(sampling.seed)
     device = model.embedding.weight.device
-    text = bytearray(prompt)
+    tokens = [*prompt]
     for _ in range(count):
-        tokens = torch.tensor([list(text[-sequence:])], device=device)
-        text.append(_draw(model(tokens)[0, -1, :BYTES], generator))
-    return bytes(text[len(prompt) :])
+        context = torch.tensor([tokens[-sequence:]], device=device)
+        tokens.append(_draw(model(context)[0, -1, : sampling.vocabulary], sampling, generator))
+    return tokens[len(prompt) :]
 
 
-def readable(text: bytes) -> str:
+def readable(text: str) -> str:
     """The text as a terminal can show it: a model that has learnt little writes control characters, too."""
-    decoded = text.decode(errors="replace")
-    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in decoded)
+    return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
-def _draw(logits: Tensor, generator: torch.Generator) -> int:
-    """A token drawn by the probabilities of the logits, [256]."""
-    probabilities = torch.softmax(logits.double().cpu() / TEMPERATURE, dim=0)
+def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """A token drawn by the logits, [V]."""
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    probabilities = torch.softmax(logits.double().cpu() / sampling.temperature, dim=0)
+    if sampling.top_p < 1:
+        probabilities = _nucleus(probabilities, sampling.top_p)
     return int(torch.multinomial(probabilities, 1, generator=generator).item())
+
+
+def _nucleus(probabilities: Tensor, share: float) -> Tensor:
+    """The probabilities, [V], of the fewest tokens that have at least `share` of them together; those of others are
+    0."""
+    ordered, tokens = probabilities.sort(descending=True, stable=True)
+    before = ordered.cumsum(0) - ordered
+    return probabilities.index_fill(0, tokens[before >= share], 0.0)

@@ -11,18 +11,19 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.data.baseline import order2_nats
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
+from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.engine.updates import Agreement
-from pseudoreal_trainer.model.sampling import generate, readable
+from pseudoreal_trainer.model.sampling import Sampling, generate, readable
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.training.progress import Progress, loss_of
 from pseudoreal_trainer.training.saving import Saved
 from pseudoreal_trainer.training.start import load_weights
 from pseudoreal_trainer.training.validation import Validation, with_context
 
-SAMPLE_BYTES = 300
-_PROMPT_BYTES = 64
+SAMPLE_TOKENS = 300
+_PROMPT_TOKENS = 64
 _SAMPLED_BYTES = 256 << 20
 """Largest checkpoint from which a sample is drawn."""
 
@@ -100,15 +101,25 @@ def log_saved(saved: Saved) -> None:
 
 def log_sample(config: PhaseConfig, corpus: Corpus | TokenCorpus, store: CheckpointStore) -> None:
     """Logs a text that the trained model writes. Large models write none: this rank may not have the memory for all
-    their weights. Nor do those of token files, whose tokenizer the trainer does not know."""
+    their weights. Nor do those of token files whose tokenizer the job does not name."""
     manifest = store.committed(config.phase)[-1]
-    if isinstance(corpus, TokenCorpus) or manifest.bytes > _SAMPLED_BYTES:
+    tokenizer = corpus.tokenizer if isinstance(corpus, TokenCorpus) else ByteTokenizer()
+    if tokenizer is None or manifest.bytes > _SAMPLED_BYTES:
         return
     model = Transformer(config.model, config.sharing)
     load_weights(model, store.reader(manifest))
-    prompt = corpus.validation[:_PROMPT_BYTES].tobytes()
-    text = generate(model, prompt, SAMPLE_BYTES, config.model.sequence_length, config.data.seed)
-    log.info("sample", phase=config.phase, prompt=readable(prompt), text=readable(text))
+    prompt = _prompt(corpus)
+    sampling = Sampling(tokenizer.vocabulary, seed=config.data.seed)
+    written = generate(model, prompt, SAMPLE_TOKENS, config.model.sequence_length, sampling)
+    texts = {"prompt": tokenizer.decode(prompt), "text": tokenizer.decode(written)}
+    log.info("sample", phase=config.phase, **{name: readable(text) for name, text in texts.items()})
+
+
+def _prompt(corpus: Corpus | TokenCorpus) -> list[int]:
+    """The first tokens of the validation text."""
+    text = next(iter(corpus.sets.values()))[0] if isinstance(corpus, TokenCorpus) else corpus.validation
+    prompt: list[int] = text[:_PROMPT_TOKENS].tolist()
+    return prompt
 
 
 def log_finished(config: PhaseConfig, manifest: Manifest, seconds: float) -> None:

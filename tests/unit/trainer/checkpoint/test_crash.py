@@ -41,7 +41,7 @@ def _visit(job: _Job, visited: Callable[[str], None]) -> None:
     from pseudoreal_trainer.training.phase import train_phase
 
     torch.set_num_threads(1)
-    events.SAMPLE_BYTES = 1
+    events.SAMPLE_TOKENS = 1
     folder, append, fsync = str(Path(job[0].work_directory) / "checkpoints"), TensorWriter.append, os.fsync
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:

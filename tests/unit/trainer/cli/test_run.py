@@ -92,7 +92,7 @@ def test_a_run_is_stopped_resumed_and_ends_as_if_it_had_not_been(
         for name, array in expected.items():
             np.testing.assert_allclose(found[name], array, rtol=0, atol=tolerance)
 
-    shown = CliRunner().invoke(main, ["sample", str(work / "checkpoints" / f"real-{STEPS + 20:08d}"), "--bytes", "5"])
+    shown = CliRunner().invoke(main, ["sample", str(work / "checkpoints" / f"real-{STEPS + 20:08d}"), "--tokens", "5"])
     assert shown.exit_code == 0, shown.output
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
@@ -226,12 +227,17 @@ def test_files_of_another_tokenizer_are_refused(job: Any, config: Any, train: An
         index = read_index(tmp_path / "tokens" / name)
         sha256 = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
         write_index(tmp_path / "tokens" / name, index.model_copy(update={"tokenizer": sha256}))
-    train(config(0))
+    with structlog.testing.capture_logs() as said:
+        train(config(0))
     assert metrics(config(0))[-1]["bits_per_byte"].keys() == {"wiki", "books"}
+    (sample,) = [line for line in said if line["event"] == "sample"]
+    assert len(sample["prompt"]) > 0, "it is decoded"
 
 
 def test_where_the_tokenizer_is_not_named_there_are_no_bits_per_byte(config: Any, train: Any, tmp_path: Path) -> None:
     web = tmp_path / "tokens" / "web"
     write_index(web, read_index(web).model_copy(update={"tokenizer": "1" * 64}))
-    train(config(0))
+    with structlog.testing.capture_logs() as said:
+        train(config(0))
     assert metrics(config(0))[-1]["bits_per_byte"] is None
+    assert not [line for line in said if line["event"] == "sample"]

@@ -375,7 +375,7 @@ def test_export_and_sample_take_urls(local: CheckpointStore, saved: Bucket, tmp_
     assert _invoke("export", theirs, "--format", "safetensors", "--output", str(tmp_path / "theirs")).exit_code == 0
     file = "model.safetensors"
     assert (tmp_path / "out" / file).read_bytes() == (tmp_path / "theirs" / file).read_bytes()
-    assert _invoke("sample", _checkpoint(saved), "--bytes", "3").exit_code == 0
+    assert _invoke("sample", _checkpoint(saved), "--tokens", "3").exit_code == 0
 
 
 def test_verify_names_the_object_and_the_last_good_checkpoint(saved: Bucket) -> None:
