@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
+_FREQUENCIES = "ROPE_INIT_FUNCTIONS"
+
 
 @cache
 def widened(name: str) -> ModuleType:
@@ -23,7 +25,10 @@ def widened(name: str) -> ModuleType:
     assert module.__file__ is not None, "it is a file"
     text = Path(module.__file__).read_text()
     text = re.sub(r"torch\.float32\b|torch\.float\b", "torch.float64", text).replace(".float()", ".double()")
+    before = getattr(module, _FREQUENCIES, {})
     exec(compile(text, module.__file__, "exec"), module.__dict__)
+    # Modules that were imported before hold the dictionary itself, and make frequencies anew with it.
+    before |= getattr(module, _FREQUENCIES, {})
     return module
 
 
