@@ -100,6 +100,7 @@ def test_a_commit_that_fails(job: Callable[[str, str], _Job]) -> None:
 def test_every_failure_of_a_step(home: str, clipping: str, job: Callable[[str, str], _Job]) -> None:
     found = job(home, clipping)
     calls = found.calls()
-    assert {name for name, _ in calls} >= {"all_reduce", "reduce_scatter", "all_gather", *SAVES[:3]}
+    # The copies of a capture may all be made before the step begins.
+    assert {name for name, _ in calls} >= {"all_reduce", "reduce_scatter", "all_gather", SAVES[0], SAVES[2]}
     for name, number in calls:
         found.check(name, number)
