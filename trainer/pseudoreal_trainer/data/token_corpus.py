@@ -52,19 +52,25 @@ def open_corpus(config: PhaseConfig) -> Corpus | TokenCorpus:
 
 
 def _tokenizer(config: PhaseConfig, files: Mapping[str, TokenFiles]) -> Tokenizer | None:
-    """The tokenizer that the job names. Bytes are the default, so files of another tokenizer only mean that theirs is
-    not named."""
-    asked = config.data.tokenizer
-    tokenizer = load_tokenizer(BYTES if asked.path is None else Path(config.data.path) / asked.path)
+    """The tokenizer that the job names. Bytes are the default, so files that do not say that they are bytes only mean
+    that theirs is not named."""
+    path = config.data.tokenizer.path
+    if path is None:
+        tokenizer: Tokenizer = load_tokenizer(BYTES)
+        return tokenizer if all(found.tokenizer == tokenizer.sha256 for found in files.values()) else None
+    tokenizer = load_tokenizer(Path(config.data.path) / path)
     others = [name for name, found in files.items() if found.tokenizer not in (None, tokenizer.sha256)]
-    if not others:
-        return tokenizer
-    if asked.type == "Bytes":
-        return None
-    raise InvalidJobError(
-        f"{others[0]} was prepared with another tokenizer than spec.data.tokenizer.path {asked.path}, which has the"
-        f" SHA-256 {tokenizer.sha256[:16]}…; prepare it with this one, or name the other"
-    )
+    if others:
+        raise InvalidJobError(
+            f"{others[0]} was prepared with another tokenizer than spec.data.tokenizer.path {path}, which has the"
+            f" SHA-256 {tokenizer.sha256[:16]}…; prepare it with this one, or name the other"
+        )
+    if tokenizer.vocabulary > config.model.vocabulary_size:
+        raise InvalidJobError(
+            f"spec.model.vocabularySize {config.model.vocabulary_size} must be at least {tokenizer.vocabulary}, the"
+            f" number of tokens of spec.data.tokenizer.path {path}"
+        )
+    return tokenizer
 
 
 def _files(config: PhaseConfig, spec: Spec) -> TokenFiles:

@@ -41,7 +41,7 @@ class AheadOfTraining:
         self._step: dict[Part, Tokens] = {}
 
     def windows(self, first: int, end: int) -> Tokens:
-        while (first, end) not in self._step:
+        if (first, end) not in self._step:
             self._step = self._begun().take(self._cursor)
             self._cursor += self._stride
         return self._step[first, end]

@@ -12,6 +12,7 @@ from pseudoreal_trainer.data.stream import Indices, spread_starts, take_windows
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokenizer.token_bytes import bits_per_byte
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.forecast.memory.evaluation import sequences_at_once
 from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
 from pseudoreal_trainer.forecast.memory.sizes import Device
@@ -74,7 +75,14 @@ def phase_validations(
 
 
 def _text_bytes(corpus: TokenCorpus, windows: NDArray[Any]) -> int | None:
-    return None if corpus.tokenizer is None else int(corpus.tokenizer.token_bytes[windows[:, 1:]].sum())
+    if corpus.tokenizer is None:
+        return None
+    if windows.max() >= corpus.tokenizer.vocabulary:
+        raise InvalidJobError(
+            f"a validation set has the token {windows.max()}, and spec.data.tokenizer has only"
+            f" {corpus.tokenizer.vocabulary:,}: name the tokenizer that made the files"
+        )
+    return int(corpus.tokenizer.token_bytes[windows[:, 1:]].sum())
 
 
 def with_context(corpus: Corpus, sequence: int, most: int) -> Bytes:

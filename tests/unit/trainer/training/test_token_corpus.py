@@ -205,9 +205,8 @@ def test_a_source_that_is_not_there_is_named(job: Any, config: Any, train: Any) 
         train(config(0))
 
 
-def test_files_of_another_tokenizer_are_refused(job: Any, config: Any, train: Any, tmp_path: Path) -> None:
-    """This one has the same tokens, and another file."""
-    folder = tmp_path / "tokens" / "tokenizer"
+def write_tokenizer(folder: Path, sha256_to: Path | None = None) -> None:
+    """Bytes as a tokenizer.json. `sha256_to`: where the token files then say that it made them."""
     folder.mkdir()
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     vocabulary = {character: byte for byte, character in enumerate(BYTE_CHARACTERS)}
@@ -220,13 +219,25 @@ def test_files_of_another_tokenizer_are_refused(job: Any, config: Any, train: An
     }
     (folder / "tokenizer.json").write_text(json.dumps(description))
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": BYTE_CHARACTERS[0]}))
+    sha256 = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
+    for name in SIZES if sha256_to else ():
+        files = (sha256_to or folder) / name
+        write_index(files, read_index(files).model_copy(update={"tokenizer": sha256}))
+
+
+def test_files_of_another_tokenizer_are_refused(job: Any, config: Any, train: Any, tmp_path: Path) -> None:
+    """This one has the same tokens, and another file."""
+    write_tokenizer(tmp_path / "tokens" / "tokenizer")
     job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
     with pytest.raises(InvalidJobError, match=r"web was prepared with another tokenizer than spec.data.tok"):
         train(config(0))
-    for name in SIZES:
-        index = read_index(tmp_path / "tokens" / name)
-        sha256 = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
-        write_index(tmp_path / "tokens" / name, index.model_copy(update={"tokenizer": sha256}))
+
+
+def test_with_a_tokenizer_there_are_bits_per_byte_and_a_sample(
+    job: Any, config: Any, train: Any, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path / "tokens" / "tokenizer", sha256_to=tmp_path / "tokens")
+    job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
     with structlog.testing.capture_logs() as said:
         train(config(0))
     assert metrics(config(0))[-1]["bits_per_byte"].keys() == {"wiki", "books"}
@@ -241,3 +252,43 @@ def test_where_the_tokenizer_is_not_named_there_are_no_bits_per_byte(config: Any
         train(config(0))
     assert metrics(config(0))[-1]["bits_per_byte"] is None
     assert not [line for line in said if line["event"] == "sample"]
+
+
+@pytest.fixture
+def foreign(job: Any, tmp_path: Path) -> Any:
+    """The job with files that do not say which tokenizer made them, of more tokens than there are bytes."""
+    for name in SIZES:
+        (tmp_path / "raw" / name).mkdir(parents=True)
+        (tokens_of(name) * 3).astype("<u2").tofile(tmp_path / "raw" / name / "tokens.bin")
+    files = {name: {"name": name, "format": "Raw", "dtype": "uint16"} for name in SIZES}
+    job["spec"]["data"] |= {"path": str(tmp_path / "raw"), "sources": [files["web"], files["code"]]}
+    job["spec"]["data"]["validation"]["sets"] = [files["wiki"]]
+    job["spec"]["model"]["vocabularySize"] = 768
+    return job
+
+
+@pytest.mark.usefixtures("foreign")
+def test_files_of_an_unknown_tokenizer_are_trained_on_without_bits_per_byte(config: Any, train: Any) -> None:
+    train(config(0))
+    assert metrics(config(0))[-1]["validation_losses"].keys() == {"wiki"}
+    assert metrics(config(0))[-1]["bits_per_byte"] is None
+
+
+def test_a_tokenizer_that_cannot_have_made_them_is_refused(
+    foreign: Any, config: Any, train: Any, tmp_path: Path
+) -> None:
+    write_tokenizer(tmp_path / "raw" / "tokenizer")
+    foreign["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
+    with pytest.raises(InvalidJobError, match=r"validation set has the token \d{3}, and spec.data.tokenizer has"):
+        train(config(0))
+
+
+def test_a_model_without_rows_for_all_tokens_is_refused(foreign: Any, config: Any, train: Any, tmp_path: Path) -> None:
+    """Also where the files happen to have none of the tokens without a row."""
+    for name in SIZES:
+        (tokens_of(name) % 100).astype("<u2").tofile(tmp_path / "raw" / name / "tokens.bin")
+    write_tokenizer(tmp_path / "raw" / "tokenizer")
+    foreign["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
+    foreign["spec"]["model"]["vocabularySize"] = 200
+    with pytest.raises(InvalidJobError, match=r"vocabularySize 200 must be at least 256"):
+        train(config(0))

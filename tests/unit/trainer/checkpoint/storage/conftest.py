@@ -1,32 +1,12 @@
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 
-from tests.unit.trainer.checkpoint.storage.object_server import (
-    UID,
-    Bucket,
-    forget_clients,
-    make_bucket,
-    serving,
-    store_of,
-    use,
-)
+from tests.unit.trainer.checkpoint.storage.object_server import UID, Bucket, bucket, endpoint, store_of
 
-
-@pytest.fixture(scope="package")
-def endpoint() -> Iterator[str]:
-    with serving() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    use(endpoint, monkeypatch)
-    yield make_bucket()
-    forget_clients()
+__all__ = ["bucket", "endpoint"]
 
 
 @pytest.fixture

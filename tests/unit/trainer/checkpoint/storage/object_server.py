@@ -99,3 +99,16 @@ def make_bucket() -> Bucket:
 def store_of(bucket: Bucket) -> CheckpointStore:
     """The checkpoints of the job of `job_body`."""
     return CheckpointStore(storage_path(f"{bucket.url}/{FOLDER}"), UID)
+
+
+@pytest.fixture(scope="session")
+def endpoint() -> Iterator[str]:
+    with serving() as url:
+        yield url
+
+
+@pytest.fixture
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+    use(endpoint, monkeypatch)
+    yield make_bucket()
+    forget_clients()

@@ -1,6 +1,6 @@
 """Windows from object storage: with a storage made up for many cases, and with a server that speaks S3."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.data.tokens.spans import ObjectSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
-from tests.unit.trainer.checkpoint.storage.object_server import Bucket, forget_clients, make_bucket, serving, use
+from tests.unit.trainer.checkpoint.storage.object_server import Bucket
 from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
 
 BLOCK, AT_ONCE, MOST = 16, 5, 4
@@ -96,19 +96,6 @@ def test_an_object_that_is_cut_is_named(storage: _Storage) -> None:
     storage.contents[RUNS[1].file] = bytes(10)
     with pytest.raises(TrainingError, match=r"s3://b/1 of the token files has not the 33 bytes"):
         _read(ObjectSpans(RUNS), [(1, 0, 5)])
-
-
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    with serving() as url:
-        yield url
-
-
-@pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
-    use(endpoint, monkeypatch)
-    yield make_bucket()
-    forget_clients()
 
 
 def test_native_files_in_a_bucket_are_those_on_a_disk(bucket: Bucket, tmp_path: Path) -> None:
