@@ -127,6 +127,9 @@ class Manifest(ApiModel):
     consumed: dict[str, int] | None = Field(
         None, description="Samples consumed of each source, from the job's start. None: the corpus is text."
     )
+    mixture_begin: int | None = Field(
+        None, description="The global cursor at which the mixture of the phase began. None: the corpus is text."
+    )
     loss: float | None = Field(None, description="Training loss of the newest step with a finite one.")
     start_validation_loss: float | None = Field(None, description="Before the phase's first step, once measured.")
     validation_loss: float | None = Field(None, description="The newest of this phase.")

@@ -49,6 +49,8 @@ class Progress:
     skipped: Skipped = field(default_factory=Skipped)
     consumed: dict[str, int] | None = None
     """Samples consumed of each source, from the job's start, as the newest manifest has them. None: it is text."""
+    mixture_begin: int | None = None
+    """Cursor at which the mixture of the phase began. None: it begins now, or the corpus is text."""
     parent: str | None = None
     """Name of the newest checkpoint, which may still be on its way to the disk."""
 
@@ -72,6 +74,7 @@ class Progress:
             updates=manifest.updates,
             skipped=manifest.skipped,
             consumed=manifest.consumed,
+            mixture_begin=manifest.mixture_begin,
             parent=manifest.name,
             begin=manifest.phase_begin,
             optimizer_state=manifest.optimizer_state,
@@ -111,6 +114,7 @@ class Progress:
             tokens=self.tokens,
             global_cursor=self.cursor,
             consumed=self.consumed,
+            mixture_begin=self.mixture_begin,
             loss=self.loss,
             start_validation_loss=self.start_validation_loss,
             validation_loss=self.validation_loss,

@@ -104,15 +104,16 @@ def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Pr
 
 
 def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:
+    """The samples of the phase. Where its mixture begins, `progress` is told so."""
     weights = config.mixtures[0].weights
-    done = (progress.step - progress.begin) * config.batch.sequences
     consumed = progress.consumed or {}
     if progress.cursor and not consumed:
         # Another job began it, on text.
         consumed = {"": progress.cursor}
-    if done == 0:
+    if progress.mixture_begin is None or progress.step == progress.begin:
+        progress.mixture_begin = progress.cursor
         return stretch(progress.cursor, weights, consumed)
-    return continued(progress.cursor, progress.cursor - done, weights, consumed)
+    return continued(progress.cursor, progress.mixture_begin, weights, consumed)
 
 
 def _check_epochs(config: PhaseConfig, corpus: TokenCorpus, progress: Progress, first: Stretch) -> None:

@@ -35,10 +35,12 @@ def first_progress(config: PhaseConfig, origin: Origin) -> Progress:
     if isinstance(origin, Anew):
         return Progress()
     progress = Progress.saved_in(origin.checkpoint.manifest)
-    if isinstance(origin, Continued) and config.phase_steps == config.total_steps:
-        # The last phase of another job may be trained longer; an earlier one is done.
-        return replace(progress, ending=Ending())
-    return progress
+    if not isinstance(origin, Continued):
+        return progress
+    # The sources, the mixture and the batch of another job may be others.
+    progress = replace(progress, mixture_begin=None)
+    # The last phase of another job may be trained longer; an earlier one is done.
+    return replace(progress, ending=Ending()) if config.phase_steps == config.total_steps else progress
 
 
 def device_kind(ranks: Ranks) -> Device:

@@ -42,6 +42,7 @@ def _manifest(config: PhaseConfig) -> Manifest:
         tokens=864,
         global_cursor=54,
         consumed={"web": 50, "code": 4},
+        mixture_begin=36,
         loss=3.5,
         start_validation_loss=3.75,
         validation_loss=3.25,

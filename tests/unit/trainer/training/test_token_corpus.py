@@ -292,3 +292,21 @@ def test_a_model_without_rows_for_all_tokens_is_refused(foreign: Any, config: An
     foreign["spec"]["model"]["vocabularySize"] = 200
     with pytest.raises(InvalidJobError, match=r"vocabularySize 200 must be at least 256"):
         train(config(0))
+
+
+def test_a_job_goes_on_from_anothers_checkpoint_with_another_mixture_and_batch(
+    job: Any, config: Any, train: Any
+) -> None:
+    """In the midst of its phase, and is stopped itself in the midst of it."""
+    assert train(config(0, "tiny-11111111"), iter([False, False, True]).__next__).step == 3
+    job["spec"]["checkpoint"]["continueFrom"] = "tiny-11111111"
+    job["metadata"]["uid"] = "22222222-3333"
+    job["spec"]["data"]["sources"] = [{"name": "code"}, {"name": "wiki"}]
+    job["spec"]["phases"][0]["batch"]["sequences"] = 4
+    phase = config(0, "tiny-22222222")
+    assert train(phase, lambda: True).step == 4
+    assert train(phase).step == 6
+    store = CheckpointStore(Path(phase.work_directory), "22222222-3333")
+    # 18 samples of the other job: 3 periods of web and code, and 3 more; then 12 of its own, half of each source.
+    consumed = [manifest.consumed for manifest in store.committed()]
+    assert consumed[-1] == {"web": 11, "code": 7 + 6, "wiki": 6}
