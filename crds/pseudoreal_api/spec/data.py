@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel, list_map
+from pseudoreal_api.base import ATOMIC, VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel, list_map
 from pseudoreal_api.wire.contract import Since
 
 
@@ -55,6 +55,25 @@ BYTES = 256
 """Number of tokens of the tokenizer Bytes."""
 
 
+Prompt = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class Samples(ApiModel):
+    """Texts that the model writes while it is trained."""
+
+    prompts: Annotated[list[Prompt], Field(min_length=1, max_length=16)] = Field(
+        description="prompts are the texts that the model goes on from, each by itself.", json_schema_extra=ATOMIC
+    )
+    tokens: int = Field(
+        32,
+        ge=1,
+        le=1024,
+        description="tokens is the number of tokens that are written behind each prompt. Each one costs as much as the"
+        " validation loss of one sequence for every prompt.",
+    )
+    seed: int = Field(0, ge=0, le=2**31, description="seed determines which of the probable tokens are written.")
+
+
 class Validation(ApiModel):
     fraction: DecimalString = Field(
         "0.02",
@@ -79,6 +98,11 @@ class Validation(ApiModel):
         description="sets are files of tokens that validation losses are measured on, one after the other. The loss of"
         " the first one is the job's. They stand beside sources.",
         json_schema_extra=list_map("name"),
+    )
+    samples: Samples | None = Field(
+        None,
+        description="samples are written at each validation, and stand beside its loss in metrics.jsonl. Omitted: none"
+        " are.",
     )
 
 

@@ -92,6 +92,16 @@ class CheckpointCost(BaseModel):
     """Upper bound on the seconds that training on the first rank stood still for the checkpoint."""
 
 
+class Sample(BaseModel):
+    """A text that the model in training wrote."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    prompt: str
+    text: str
+    """What it wrote behind the prompt."""
+
+
 class ProgressReport(BaseModel):
     """One line of metrics.jsonl, and one progress line of the log. The keys are stable."""
 
@@ -116,6 +126,9 @@ class ProgressReport(BaseModel):
     bits_per_byte: dict[str, float] | None = None
     """The same in bits per byte of the text, which compares tokenizers; None where the tokenizer is not known. A text
     is one set with the name text."""
+    samples: list[Sample] | None = None
+    """What the model wrote behind the prompts of data.validation.samples, on lines of metrics.jsonl where validation
+    losses were measured; None where the job has none."""
     learning_rate: float
     tokens_per_second: float
     seconds: float

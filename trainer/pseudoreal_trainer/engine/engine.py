@@ -141,7 +141,7 @@ class Engine:
         left out, when it is known which are; updates go on into the next call."""
         self.trace.begin(step)
         self._reductions.begin(step)
-        run = PlanRun(batch, training, probe)
+        run = PlanRun(batch, training, probe=probe)
         self._run(self._plan if probe is None else self._measuring_plan, run)
         assert run.agreement is not None, "a training plan agrees"
         agreed = self._reductions.end() if self._may_leave_out_units else run.agreement
@@ -150,10 +150,20 @@ class Engine:
 
     def evaluate(self, batch: Batch, micro_batches: int) -> dict[int, float]:
         """Micro-batch -> sum of the cross-entropy over its tokens, in nats. Empty on ranks without the head."""
-        layout = replace(self._layout, micro_batches=micro_batches)
         run = PlanRun(batch, None)
-        self._run(evaluation_plan(layout)[self.mesh.pipeline_rank], run)
+        self._evaluate(run, micro_batches)
         return {m: float(losses.cross_entropy) for m, losses in run.losses.items()}
+
+    def logits(self, batch: Batch, positions: Sequence[int]) -> dict[int, Tensor]:
+        """Micro-batch -> logits of the token that follows the one at its position, [V], in the type of the loss. The
+        micro-batches, as many as positions, have one sequence each. Empty on ranks without the head."""
+        run = PlanRun(batch, None, reads=positions)
+        self._evaluate(run, len(positions))
+        return run.logits
+
+    def _evaluate(self, run: PlanRun, micro_batches: int) -> None:
+        layout = replace(self._layout, micro_batches=micro_batches)
+        self._run(evaluation_plan(layout)[self.mesh.pipeline_rank], run)
 
     def _run(self, plan: RankPlan, run: PlanRun) -> None:
         """Takes the records of a plan from first to last."""

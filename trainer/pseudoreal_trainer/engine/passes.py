@@ -1,5 +1,6 @@
 """The passes of a rank: forward, backward, and what they leave for each other. Only the main thread is here."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -61,6 +62,9 @@ class PlanRun:
     batch: Batch
     training: Training | None
     """What a training step needs; None: evaluation, which has forward passes alone."""
+    reads: Sequence[int] | None = None
+    """In an evaluation, for each micro-batch the position of the token whose logits are wanted, of its only sequence;
+    None: losses are wanted."""
     probe: Probe | None = None
     """The probe of a measuring plan; None: nothing is measured."""
     tokens: dict[int, Tensor] = field(default_factory=dict)
@@ -73,6 +77,8 @@ class PlanRun:
     """The graphs of positions whose passes are not computed again."""
     losses: dict[int, Losses] = field(default_factory=dict)
     """Micro-batch -> sums over its tokens; on the rank of the head."""
+    logits: dict[int, Tensor] = field(default_factory=dict)
+    """Micro-batch -> the logits that are wanted, [V]; on the rank of the head."""
     agreement: Future[Agreement] | None = None
     """What all ranks agree on for a training step, from the record Agree on."""
 
@@ -113,8 +119,7 @@ class Passes:
         lane = "evaluation" if run.training is None else "compute"
         with self.trace.executed(lane, record, self.lanes):
             if position == self.layout.head:
-                hidden, targets = run.inputs.pop((position, m)), self._targets(run, m)
-                run.losses[m] = Losses(self.loss.cross_entropy(self.modules.head, hidden, targets), None)
+                self._evaluate_the_head(run, m)
             else:
                 run.inputs[position + 1, m] = self._output(run, position, m)
 
@@ -128,6 +133,13 @@ class Passes:
                 self._through_the_head(run, unit, m)
             else:
                 self._through(run, position, unit, m)
+
+    def _evaluate_the_head(self, run: PlanRun, m: int) -> None:
+        hidden, head = run.inputs.pop((self.layout.head, m)), self.modules.head  # [B, T, H]
+        if run.reads is None:
+            run.losses[m] = Losses(self.loss.cross_entropy(head, hidden, self._targets(run, m)), None)
+        else:
+            run.logits[m] = self.loss.logits(head, hidden[:, run.reads[m]])[0]
 
     def _through(self, run: PlanRun, position: int, unit: int, m: int) -> None:
         source, output, gradient = self._graph(run, position, m)

@@ -77,6 +77,11 @@ class Loss:
         ]
         return reduce(add, sums)
 
+    @torch.no_grad()
+    def logits(self, head: Output, hidden: Tensor) -> Tensor:
+        """The logits of single tokens: hidden states [N, H] -> [N, V]."""
+        return self._logits(head.norm(hidden), head.matrix)
+
     def backward(
         self, head: Output, hidden: Tensor, targets: Tensor, divisor: float, take: Take
     ) -> tuple[Losses, Tensor]:

@@ -29,7 +29,7 @@ def generate(model: Transformer, prompt: Sequence[int], count: int, sequence: in
     tokens = [*prompt]
     for _ in range(count):
         context = torch.tensor([tokens[-sequence:]], device=device)
-        tokens.append(_draw(model(context)[0, -1, : sampling.vocabulary], sampling, generator))
+        tokens.append(draw(model(context)[0, -1], sampling, generator))
     return tokens[len(prompt) :]
 
 
@@ -38,8 +38,9 @@ def readable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in text)
 
 
-def _draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
-    """A token drawn by the logits, [V]."""
+def draw(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
+    """A token drawn by the logits, [V], of which those of no token are left out."""
+    logits = logits[: sampling.vocabulary]
     if sampling.temperature == 0:
         return int(logits.argmax())
     probabilities = torch.softmax(logits.double().cpu() / sampling.temperature, dim=0)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.messages import Sample
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
@@ -113,6 +114,11 @@ def log_sample(config: PhaseConfig, corpus: Corpus | TokenCorpus, store: Checkpo
     written = generate(model, prompt, SAMPLE_TOKENS, config.model.sequence_length, sampling)
     texts = {"prompt": tokenizer.decode(prompt), "text": tokenizer.decode(written)}
     log.info("sample", phase=config.phase, **{name: readable(text) for name, text in texts.items()})
+
+
+def log_samples(step: int, samples: Sequence[Sample]) -> None:
+    """What the model wrote at a validation."""
+    log.info("samples", step=step, texts=[readable(sample.prompt + sample.text) for sample in samples])
 
 
 def _prompt(corpus: Corpus | TokenCorpus) -> list[int]:

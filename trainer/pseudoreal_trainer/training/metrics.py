@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.wire.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport
+from pseudoreal_api.wire.messages import PROGRESS_EVENT, CheckpointCost, ProgressReport, Sample
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, storage_path
@@ -21,7 +21,7 @@ from pseudoreal_trainer.training.kept_metrics import METRICS_FILE, KeptMetrics
 from pseudoreal_trainer.training.schedule import phase_rate
 from pseudoreal_trainer.training.sinks.background import finish
 from pseudoreal_trainer.training.sinks.opening import open_sinks
-from pseudoreal_trainer.training.sinks.sink import figures_of
+from pseudoreal_trainer.training.sinks.sink import figures_of, texts_of
 
 if TYPE_CHECKING:  # it imports torch, for which a command that only looks at the file would wait
     from pseudoreal_trainer.training.gauges import Gauges
@@ -98,6 +98,7 @@ class Reporter:
         self._logged = -_LOG_SECONDS
         self._saved: CheckpointCost | None = None
         self._correlations: list[float] | None = None
+        self._samples: list[Sample] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -123,15 +124,18 @@ class Reporter:
         """Notes the cosines between gradients of neighbouring layers, for the next line."""
         self._correlations = list(correlations)
 
+    def wrote(self, samples: Sequence[Sample]) -> None:
+        """Notes what the model wrote, for the next line."""
+        self._samples = list(samples)
+
     def step(self, progress: "Progress", *, validated: bool, important: bool) -> None:
         """`validated`: the validation loss was measured after this very step."""
         report, line = self._report(progress), self._line(progress, validated=validated)
         self._file.write(line.model_dump_json() + os.linesep)
         if self._kept is not None:
             self._kept.add(line.model_dump_json())
-        figures = figures_of(line)
         for sink in self._sinks:
-            sink.log(progress.step, figures)
+            sink.log(progress.step, figures_of(line), texts_of(line))
         now = time.monotonic()
         if important or validated or now - self._logged >= _LOG_SECONDS:
             self._logged = now
@@ -142,8 +146,12 @@ class Reporter:
     def _line(self, progress: "Progress", *, validated: bool) -> ProgressReport:
         """The report as a line, which says what was noted since the line before, and losses only where they were
         measured."""
-        known: dict[str, Any] = {"checkpoint": self._saved, "gradient_correlations": self._correlations}
-        self._saved = self._correlations = None
+        known: dict[str, Any] = {
+            "checkpoint": self._saved,
+            "gradient_correlations": self._correlations,
+            "samples": self._samples,
+        }
+        self._saved = self._correlations = self._samples = None
         if not validated:
             return self._report(progress, validation_loss=None, **known)
         sets = {name: loss for name, loss in progress.validation_losses.items() if name}

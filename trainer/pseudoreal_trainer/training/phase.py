@@ -39,7 +39,7 @@ from pseudoreal_trainer.training.saving import Saved, Saver
 from pseudoreal_trainer.training.schedule import phase_rate
 from pseudoreal_trainer.training.sinks.opening import check_packages
 from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine
-from pseudoreal_trainer.training.validation import Validation, phase_validations
+from pseudoreal_trainer.training.validation import Prompts, Validation, phase_prompts, phase_validations
 
 log = structlog.get_logger()
 
@@ -82,12 +82,13 @@ def train_phase(
             Saver(engine, store, fence, config.checkpoint, resumed) as saver,
         ):
             validations = phase_validations(config, corpus, layout, device_kind(ranks))
+            prompts = phase_prompts(config, corpus, next(iter(validations.values())).at_once)
             meter = Meter(ranks.heartbeat, lambda: reading.waited_seconds)
             gauges = phase_gauges(config, ranks)
             reporter = Reporter(config, meter, gauges, progress.step, pod) if ranks.is_first else None
             with reporter or nullcontext():
                 phase = _Phase(
-                    config, corpus, reading, store, engine, saver, validations, progress, meter, reporter, pod
+                    config, corpus, reading, store, engine, saver, validations, prompts, progress, meter, reporter, pod
                 )
                 phase.begin(origin)
                 return phase.end(stopped=phase.train(stop))
@@ -130,6 +131,8 @@ class _Phase:
     saver: Saver
     validations: Mapping[str, Validation]
     """Validations by the names of their sets; the first is the job's."""
+    prompts: Prompts | None
+    """What the model goes on from at validations; None: it writes nothing."""
     progress: Progress
     meter: Meter
     reporter: Reporter | None
@@ -174,6 +177,7 @@ class _Phase:
             if validated:
                 progress.validation_loss = self._validated()
                 progress.ending = rules.after_loss(progress)
+                self._write()
             over = rules.is_over(progress)
             if self.reporter:
                 important = over or agreed.stop or progress.step == first
@@ -232,6 +236,16 @@ class _Phase:
         bits = {name: validation.bits_per_byte(losses[name]) for name, validation in self.validations.items()}
         self.progress.bits_per_byte = {name: each for name, each in bits.items() if each is not None}
         return next(iter(losses.values()))
+
+    def _write(self) -> None:
+        """Lets the model go on from the prompts, if there are any."""
+        if self.prompts is None:
+            return
+        self.engine.mesh.ranks.heartbeat.working("writes samples")
+        samples = self.prompts.samples(self.engine)
+        if self.reporter:
+            events.log_samples(self.progress.step, samples)
+            self.reporter.wrote(samples)
 
     def _save(self, *, complete: bool = False) -> Manifest:
         """Begins to save a checkpoint, and waits for its commit if the spec says so."""

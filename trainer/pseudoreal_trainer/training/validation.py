@@ -1,21 +1,27 @@
-"""The validation loss: the same windows, one by one, summed in the same order, on any number of ranks."""
+"""Validation: losses of the same windows, one by one, summed in the same order, on any number of ranks; and samples."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from numpy.typing import NDArray
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.messages import Sample
 
 from pseudoreal_trainer.data.corpus import Bytes, Corpus
 from pseudoreal_trainer.data.stream import Indices, spread_starts, take_windows
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokenizer.token_bytes import bits_per_byte
+from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer, Tokenizer
 from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.turns import turns
+from pseudoreal_trainer.engine.writing import write
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.forecast.memory.evaluation import sequences_at_once
 from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
 from pseudoreal_trainer.forecast.memory.sizes import Device
+from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.training.batches import WindowBatch
 
@@ -43,18 +49,37 @@ class Validation:
     def measure(self, engine: Engine) -> float:
         """The validation loss, nats per token; the same bits on every rank. Every rank calls this."""
         mesh = engine.mesh
-        last = len(self.windows) - 1
         sums = torch.zeros(len(self.windows), dtype=torch.float64, device=mesh.device)
-        for first in range(0, -(-len(self.windows) // mesh.layout.data), self.at_once):
-            turns = range(first, min(first + self.at_once, -(-len(self.windows) // mesh.layout.data)))
-            # Data ranks without a window in the last turn measure one once more: all take part in every collective.
-            own = [min(turn * mesh.layout.data + mesh.data_rank, last) for turn in turns]
-            batch = WindowBatch([self.windows[index] for index in own])
-            for turn, loss in engine.evaluate(batch, len(own)).items():
-                if (first + turn) * mesh.layout.data + mesh.data_rank <= last:
-                    sums[own[turn]] = loss
+        for own in turns(len(self.windows), mesh.layout.data, mesh.data_rank, self.at_once):
+            batch = WindowBatch([self.windows[turn.index] for turn in own])
+            for m, loss in engine.evaluate(batch, len(own)).items():
+                if own[m].counts:
+                    sums[own[m].index] = loss
         # Every entry is zero on all ranks but one, so the order of this reduction cannot matter.
         return float(sum(mesh.ranks.sum_(sums).tolist())) / self.tokens
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Texts that the model goes on from at each validation."""
+
+    texts: Sequence[str]
+    tokens: Sequence[Sequence[int]]
+    """The same as tokens, at least one each."""
+    count: int
+    """Tokens that are written behind each."""
+    seed: int
+    tokenizer: Tokenizer
+    sequence: int
+    at_once: int
+    """Prompts that a rank evaluates in one run of the engine."""
+
+    def samples(self, engine: Engine) -> list[Sample]:
+        """What the present weights write; the same on every rank. Every rank calls this."""
+        sampling = Sampling(self.tokenizer.vocabulary, seed=self.seed)
+        written = write(engine, self.tokens, self.count, self.sequence, sampling, self.at_once)
+        texts = map(self.tokenizer.decode, written)
+        return [Sample(prompt=prompt, text=text) for prompt, text in zip(self.texts, texts, strict=True)]
 
 
 def window_starts(corpus: Corpus, sequence: int, most: int) -> Indices:
@@ -72,6 +97,26 @@ def phase_validations(
     starts = window_starts(corpus, config.model.sequence_length, config.data.validation.sequences)
     windows = take_windows(corpus.validation, starts, config.model.sequence_length)
     return {"": Validation(windows, at_once, text_bytes=windows[:, 1:].size)}
+
+
+def phase_prompts(config: PhaseConfig, corpus: Corpus | TokenCorpus, at_once: int) -> Prompts | None:
+    """The prompts that the job has; None: it has none. Raises InvalidJobError where they cannot become tokens."""
+    spec = config.data.validation.samples
+    if spec is None:
+        return None
+    tokenizer = corpus.tokenizer if isinstance(corpus, TokenCorpus) else ByteTokenizer()
+    if tokenizer is None:
+        raise InvalidJobError(
+            "spec.data.validation.samples has prompts, and the tokenizer of the token files is not known; name it in"
+            " spec.data.tokenizer, or remove samples"
+        )
+    tokens = [tokenizer.encode(text).tolist() for text in spec.prompts]
+    if not all(tokens):
+        raise InvalidJobError(
+            f"spec.data.validation.samples: the tokenizer makes no token of the prompt"
+            f" {spec.prompts[tokens.index([])]!r}; change it"
+        )
+    return Prompts(spec.prompts, tokens, spec.tokens, spec.seed, tokenizer, config.model.sequence_length, at_once)
 
 
 def _text_bytes(corpus: TokenCorpus, windows: NDArray[Any]) -> int | None:

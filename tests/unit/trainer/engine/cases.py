@@ -8,12 +8,18 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Clipping
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Home, Sharing
+from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
 STEPS = 5
 SEQUENCES_OF_A_MICRO_BATCH = 4
 RATE = 1e-2
+PROMPTS = [[5], [7, 1, 200], [9, 9, 4, 8, 2, 6, 1, 3]]
+"""Fewer tokens than a sequence has, and more."""
+WRITTEN = 5
+"""Tokens that are written behind each prompt."""
+SAMPLING = Sampling(200, temperature=1.0, seed=11)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

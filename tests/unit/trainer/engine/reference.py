@@ -1,13 +1,14 @@
 """The plain reference: one process, ordinary autograd, torch.optim.AdamW; nothing of the engine."""
 
 import torch
+from pseudoreal_trainer.model.sampling import draw
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from pseudoreal_trainer.plan.units import unit_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.support.adamw import adamw
-from tests.unit.trainer.engine.cases import RATE, SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
+from tests.unit.trainer.engine.cases import PROMPTS, RATE, SAMPLING, SEQUENCES_OF_A_MICRO_BATCH, STEPS, WRITTEN, Case
 
 
 def batch_of(case: Case, step: int) -> Tensor:
@@ -60,6 +61,24 @@ def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
     windows = batch_of(case, 0).flatten(0, 1)
     logits = model(windows[:, :-1])
     return float(F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum"))
+
+
+@torch.no_grad()
+def write(case: Case, weights: dict[str, Tensor]) -> list[list[int]]:
+    """Tokens behind each of PROMPTS, by a plain loop over whole sequences with zeros behind the text, as what experts
+    do depends on their length."""
+    model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
+    model.load_state_dict(weights)
+    return [_behind(model, prompt, SAMPLING.seed + number) for number, prompt in enumerate(PROMPTS)]
+
+
+def _behind(model: Transformer, prompt: list[int], seed: int) -> list[int]:
+    length, text, generator = model.spec.sequence_length, [*prompt], torch.Generator().manual_seed(seed)
+    for _ in range(WRITTEN):
+        seen = text[-length:]
+        logits = model(torch.tensor([seen + [0] * (length - len(seen))]))[0, len(seen) - 1]
+        text.append(draw(logits, SAMPLING, generator))
+    return text[len(prompt) :]
 
 
 def _gradients(model: Transformer, case: Case, part: Tensor, tokens: int) -> tuple[float, list[Tensor]]:

@@ -13,13 +13,14 @@ from pseudoreal_trainer.engine.probe import LayerGradients
 from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.writing import write
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.modules import views
 from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
 from torch import Tensor
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.cases import RATE, STEPS, Case
+from tests.unit.trainer.engine.cases import PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
 from tests.unit.trainer.engine.reference import batch_of, part_of
 
 SEED = 3
@@ -27,6 +28,7 @@ _LIMIT_SECONDS = 1800.0
 """For all cases of one number of ranks together, which take a minute and a half on two processors."""
 _wanted: dict[Case, None] = {}
 _observed: set[Case] = set()
+_writing: set[Case] = set()
 
 
 @dataclass
@@ -51,6 +53,8 @@ class Result:
     """For each step, units that were not updated."""
     evaluation: float = 0.0
     """Sum of the losses of the first batch with the last weights; on the rank of the head."""
+    written: list[list[int]] = field(default_factory=list)
+    """Tokens behind each of PROMPTS, with the last weights; of cases for which they are wanted."""
 
 
 class CaseBatch:
@@ -64,11 +68,13 @@ class CaseBatch:
         return self._part[micro_batch]
 
 
-def want(cases: Iterable[Case], *, events: bool = False) -> None:
-    """The fixture `engine_results` has them. `events`: with what happened in them, which takes much memory."""
+def want(cases: Iterable[Case], *, events: bool = False, written: bool = False) -> None:
+    """The fixture `engine_results` has them. `events`: with what happened in them, which takes much memory. `written`:
+    with what they write behind PROMPTS."""
     found = [*cases]
     _wanted.update(dict.fromkeys(found))
     _observed.update(found if events else ())
+    _writing.update(found if written else ())
 
 
 def run_wanted(folder: Path) -> dict[Case, list[Result]]:
@@ -93,34 +99,45 @@ def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case
 
 def _spawn(world: int, cases: list[Case], folder: Path, device: str) -> None:
     if world == 1:
-        _rank(0, world, cases, folder, device, _observed)
+        _rank(0, world, cases, folder, device, _observed, _writing)
     else:
         backend = "nccl" if device == "cuda" else "gloo"
         run_ranks(
-            _rank, world, world, cases, folder, device, _observed & {*cases}, backend=backend, limit=_LIMIT_SECONDS
+            _rank,
+            world,
+            world,
+            cases,
+            folder,
+            device,
+            _observed & {*cases},
+            _writing & {*cases},
+            backend=backend,
+            limit=_LIMIT_SECONDS,
         )
 
 
-def _rank(rank: int, world: int, cases: list[Case], folder: Path, device: str, observed: set[Case]) -> None:
+def _rank(
+    rank: int, world: int, cases: list[Case], folder: Path, device: str, observed: set[Case], writing: set[Case]
+) -> None:
     if device == "cuda":
         torch.cuda.set_device(rank)
     ranks = Ranks(rank, world, torch.device(device, rank) if device == "cuda" else torch.device(device))
-    results = [_named(case, ranks, folder) for case in cases]
+    results = [_named(case, ranks, folder, writes=case in writing) for case in cases]
     for case, result in zip(cases, results, strict=True):
         if case not in observed:
             result.events.clear()
     torch.save(results, folder / f"{world}-{rank}.pt")
 
 
-def _named(case: Case, ranks: Ranks, folder: Path) -> Result:
+def _named(case: Case, ranks: Ranks, folder: Path, *, writes: bool) -> Result:
     try:
-        return run_case(case, ranks, folder)
+        return run_case(case, ranks, folder, writes=writes)
     except Exception as error:
         # The other ranks wait for this one: it must end, and they with it.
         raise RuntimeError(f"case {case.name}") from error
 
 
-def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) -> Result:
+def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, writes: bool = False) -> Result:
     engine = make_engine(case, ranks, folder, compiled=compiled)
     result = Result()
     data_rank = ranks.rank % case.data
@@ -138,6 +155,8 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) 
     result.events = list(engine.trace.events)
     result.state_bytes = {str(what): size for what, size in engine.state_bytes().items()}
     result.evaluation = sum(engine.evaluate(CaseBatch(case, 0, data_rank, ranks.device), case.micro_batches).values())
+    if writes:
+        result.written = write(engine, PROMPTS, WRITTEN, case.model.sequence_length, SAMPLING, at_once=2)
     result.captured = captured(engine)
     engine.close()
     if ranks.world == 1:

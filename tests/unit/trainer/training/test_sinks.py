@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from itertools import count
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.training import metrics as training_metrics
 from pseudoreal_trainer.training.sinks import background, opening
 from pseudoreal_trainer.training.sinks.background import Background, finish
-from pseudoreal_trainer.training.sinks.sink import Figures
+from pseudoreal_trainer.training.sinks.sink import Figures, Texts
 
 from tests.support.checkpoints import metrics
 
@@ -31,6 +32,7 @@ def crashed(job_body: Any, config: Any, train: Any) -> Callable[..., PhaseConfig
 
     def run(sink: dict[str, Any]) -> PhaseConfig:
         job_body["spec"]["logging"] = {"sinks": [sink]}
+        job_body["spec"]["data"]["validation"]["samples"] = {"prompts": ["and *the*", "king"], "tokens": 3}
         job_body["spec"]["phases"][0]["until"]["step"] = 11
         calls = count(1)
 
@@ -70,6 +72,16 @@ def expected(phase: PhaseConfig) -> dict[str, dict[int, float]]:
     return {name: {line["step"]: line[key] for line in lines} for name, key in FIGURES.items()}
 
 
+def written(phase: PhaseConfig) -> dict[str, dict[int, str]]:
+    """Name -> step -> what the model wrote, with its prompt."""
+    found: dict[str, dict[int, str]] = {}
+    for line in metrics(phase):
+        for number, sample in enumerate(line["samples"] or []):
+            found.setdefault(f"samples/{number}", {})[line["step"]] = sample["prompt"] + sample["text"]
+    assert {name: [*texts] for name, texts in found.items()} == {"samples/0": [4, 8, 11], "samples/1": [4, 8, 11]}
+    return found
+
+
 def test_tensorboard_shows_each_step_once(crashed: Callable[..., PhaseConfig]) -> None:
     phase = crashed({"type": "TensorBoard"})
     shown = shown_by_tensorboard(Path(phase.work_directory) / "tensorboard")
@@ -77,11 +89,15 @@ def test_tensorboard_shows_each_step_once(crashed: Callable[..., PhaseConfig]) -
         assert shown[name] == pytest.approx(values, rel=1e-6), "event files have float32"
     validated = {line["step"]: line["validation_loss"] for line in metrics(phase) if line["validation_loss"]}
     assert shown["validation/loss"] == pytest.approx(validated, rel=1e-6)
+    for name, texts in written(phase).items():
+        found = shown[f"{name}/text_summary"]
+        assert found == {step: indent(text, "    ", lambda _: True) for step, text in texts.items()}
 
 
-def shown_by_tensorboard(folder: Path) -> dict[str, dict[int, float]]:
-    """Name -> step -> value, as TensorBoard shows it: a start of a writer hides what came before from its step on."""
-    shown: dict[str, dict[int, float]] = {}
+def shown_by_tensorboard(folder: Path) -> dict[str, dict[int, Any]]:
+    """Name -> step -> number or text, as TensorBoard shows it: a start of a writer hides what came before from its step
+    on."""
+    shown: dict[str, dict[int, Any]] = {}
     for file in sorted(folder.iterdir()):
         for event in events_in(file):
             if event.session_log.status == event.session_log.START:
@@ -89,7 +105,8 @@ def shown_by_tensorboard(folder: Path) -> dict[str, dict[int, float]]:
             for value in event.summary.value:
                 steps = shown.setdefault(value.tag, {})
                 assert event.step not in steps, f"step {event.step} of {value.tag} stands there twice"
-                steps[event.step] = value.simple_value
+                texts = [text.decode() for text in value.tensor.string_val]
+                steps[event.step] = texts[0] if texts else value.simple_value
     return shown
 
 
@@ -122,28 +139,56 @@ def test_mlflow_has_each_step_once(
         history = client.get_metric_history(run.info.run_id, name)
         assert len(history) == len(values)
         assert {metric.step: metric.value for metric in history} == values
+    for name, texts in written(phase).items():
+        artifacts = {Path(file.path).name: file.path for file in client.list_artifacts(run.info.run_id, name)}
+        assert sorted(artifacts) == [f"{step:08d}.txt" for step in texts]
+        for step, text in texts.items():
+            file = client.download_artifacts(run.info.run_id, artifacts[f"{step:08d}.txt"], str(tmp_path))
+            assert Path(file).read_text() == text
 
 
 def test_weights_and_biases_are_written_offline(crashed: Callable[..., PhaseConfig]) -> None:
     phase = crashed({"type": "WeightsAndBiases", "weightsAndBiases": {"project": "tests", "mode": "Offline"}})
     files = sorted((Path(phase.work_directory) / "wandb").glob("offline-run-*/run-*.wandb"))
     assert [file.stem for file in files] == [f"run-{phase.job.uid}"] * 2, "one run at the service, of two executions"
-    written: dict[int, dict[str, float]] = {}
+    taken: dict[int, dict[str, Any]] = {}
     for file in files:
         for step, figures in records_in(file):
             # The service keeps what it heard first.
-            written.setdefault(step, figures)
+            taken.setdefault(step, figures)
     for name, values in expected(phase).items():
-        assert {step: figures[name] for step, figures in written.items()} == values
+        assert {step: figures[name] for step, figures in taken.items()} == values
+    for name, texts in written(phase).items():
+        tables = {step: figures[name] for step, figures in taken.items() if name in figures}
+        found = {step: json.loads(media(phase, table["path"]).read_text())["data"] for step, table in tables.items()}
+        assert found == {step: [[text]] for step, text in texts.items()}
 
 
-def records_in(file: Path) -> Iterator[tuple[int, dict[str, float]]]:
-    """Steps and figures of a file that `wandb sync` reads."""
+def media(phase: PhaseConfig, path: str) -> Path:
+    """The file of a table, which `wandb sync` sends. Two executions that make a step have the same one."""
+    file, *_ = (Path(phase.work_directory) / "wandb").glob(f"offline-run-*/files/{path}")
+    return file
+
+
+def records_in(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Steps, and figures and tables, of a file that `wandb sync` reads."""
     messages: Any = import_module("wandb.proto.wandb_internal_pb2")
     for content in leveldb_records(file.read_bytes()[7:]):
         history = messages.Record.FromString(content).history
         if history.item:
-            yield history.step.num, {one.key or one.nested_key[0]: json.loads(one.value_json) for one in history.item}
+            yield history.step.num, nested(history.item)
+
+
+def nested(items: Any) -> dict[str, Any]:
+    """The items of a record, of which some have a path of keys."""
+    found: dict[str, Any] = {}
+    for item in items:
+        *path, last = [item.key] if item.key else item.nested_key
+        place = found
+        for key in path:
+            place = place.setdefault(key, {})
+        place[last] = json.loads(item.value_json)
+    return found
 
 
 def leveldb_records(content: bytes) -> Iterator[bytes]:
@@ -163,7 +208,7 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
 
 
 class Broken:
-    def log(self, step: int, _: Figures) -> None:
+    def log(self, step: int, *_: Figures | Texts) -> None:
         if step == 3:
             raise OSError("the disk of the service is full")
 
@@ -189,7 +234,7 @@ class Slow:
     def __init__(self, go: threading.Event) -> None:
         self.go, self.taken = go, list[int]()
 
-    def log(self, step: int, _: Figures) -> None:
+    def log(self, step: int, *_: Figures | Texts) -> None:
         self.go.wait()
         self.taken.append(step)
 
@@ -203,7 +248,7 @@ def test_nobody_waits_for_a_slow_one(monkeypatch: pytest.MonkeyPatch) -> None:
     sink = Background("slow", lambda: slow, most_waiting=3)
     with structlog.testing.capture_logs() as said:
         for step in range(1, 9):
-            sink.log(step, {})
+            sink.log(step, {}, {})
         monkeypatch.setattr(background, "CLOSE_SECONDS", 0.0)
         finish([sink])
     assert said[0]["event"] == "sink_left_steps_out"

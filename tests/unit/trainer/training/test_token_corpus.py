@@ -238,9 +238,11 @@ def test_with_a_tokenizer_there_are_bits_per_byte_and_a_sample(
 ) -> None:
     write_tokenizer(tmp_path / "tokens" / "tokenizer", sha256_to=tmp_path / "tokens")
     job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
+    job["spec"]["data"]["validation"]["samples"] = {"prompts": ["And"], "tokens": 3}
     with structlog.testing.capture_logs() as said:
         train(config(0))
     assert metrics(config(0))[-1]["bits_per_byte"].keys() == {"wiki", "books"}
+    assert [each["prompt"] for each in metrics(config(0))[-1]["samples"]] == ["And"]
     (sample,) = [line for line in said if line["event"] == "sample"]
     assert len(sample["prompt"]) > 0, "it is decoded"
 
@@ -272,6 +274,13 @@ def test_files_of_an_unknown_tokenizer_are_trained_on_without_bits_per_byte(conf
     train(config(0))
     assert metrics(config(0))[-1]["validation_losses"].keys() == {"wiki"}
     assert metrics(config(0))[-1]["bits_per_byte"] is None
+
+
+@pytest.mark.usefixtures("foreign")
+def test_prompts_need_the_tokenizer(job: Any, config: Any, train: Any) -> None:
+    job["spec"]["data"]["validation"]["samples"] = {"prompts": ["And"]}
+    with pytest.raises(InvalidJobError, match=r"samples has prompts, and the tokenizer of the token files is not kno"):
+        train(config(0))
 
 
 def test_a_tokenizer_that_cannot_have_made_them_is_refused(

@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 import structlog
 
-from pseudoreal_trainer.training.sinks.sink import Figures, Sink
+from pseudoreal_trainer.training.sinks.sink import Figures, Sink, Texts
 
 CLOSE_SECONDS = 15.0
 """Seconds that all sinks together have for what is left when a phase ends: a pod that is asked to end has little
@@ -22,15 +22,15 @@ class Background:
     def __init__(self, name: str, open_: Callable[[], Sink], most_waiting: int = _MOST_WAITING) -> None:
         """`open_`: makes the sink, in the thread, as it may wait for a service."""
         self._name, self._open, self._most = name, open_, most_waiting
-        self._waiting: SimpleQueue[tuple[int, Figures] | None] = SimpleQueue()
+        self._waiting: SimpleQueue[tuple[int, Figures, Texts] | None] = SimpleQueue()
         self._left_out = 0
         self._thread = threading.Thread(target=self._run, name=f"sink {name}", daemon=True)
         self._thread.start()
 
-    def log(self, step: int, figures: Figures) -> None:
+    def log(self, step: int, figures: Figures, texts: Texts) -> None:
         """Never waits. What a sink cannot take that was given up, or is too far behind, is left out there."""
         if self._waiting.qsize() < self._most:
-            self._waiting.put((step, figures))
+            self._waiting.put((step, figures, texts))
         else:
             self._left_out += 1
 

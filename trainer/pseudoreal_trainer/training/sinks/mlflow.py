@@ -5,7 +5,7 @@ import time
 from pseudoreal_api.resolved.config import JobIdentity
 from pseudoreal_api.spec.logging import MLflow as Spec
 
-from pseudoreal_trainer.training.sinks.sink import Figures
+from pseudoreal_trainer.training.sinks.sink import Figures, Texts
 
 PACKAGE = "mlflow"
 _UID, _NAME = "pseudoreal_uid", "mlflow.runName"
@@ -28,13 +28,15 @@ class MLflow:
         self._newest = max((metric.step for metric in known), default=0)
         """The newest step that it has: those that are made anew after a fault are the same."""
 
-    def log(self, step: int, figures: Figures) -> None:
+    def log(self, step: int, figures: Figures, texts: Texts) -> None:
         from mlflow.entities import Metric
 
         if step <= self._newest:
             return
         now = int(1000 * time.time())
         self._client.log_batch(self._run, [Metric(name, figure, now, step) for name, figure in figures.items()])
+        for name, text in texts.items():
+            self._client.log_text(self._run, text, f"{name}/{step:08d}.txt")
         self._newest = step
 
     def close(self) -> None:

@@ -6,14 +6,20 @@ from typing import Protocol
 from pseudoreal_api.wire.messages import ProgressReport
 
 Figures = Mapping[str, float]
+Texts = Mapping[str, str]
 
 
 class Sink(Protocol):
-    def log(self, step: int, figures: Figures) -> None:
-        """Takes the figures of a step; the steps come in their order."""
+    def log(self, step: int, figures: Figures, texts: Texts) -> None:
+        """Takes the figures of a step, and what the model wrote; the steps come in their order."""
 
     def close(self) -> None:
         """Sends what is left."""
+
+
+def texts_of(line: ProgressReport) -> Texts:
+    """Prompts and what the model wrote behind them, where a line has any."""
+    return {f"samples/{n}": f"{each.prompt}{each.text}" for n, each in enumerate(line.samples or [])}
 
 
 def figures_of(line: ProgressReport) -> Figures:

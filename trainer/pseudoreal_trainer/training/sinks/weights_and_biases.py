@@ -5,7 +5,7 @@ from pathlib import Path
 from pseudoreal_api.resolved.config import JobIdentity
 from pseudoreal_api.spec.logging import WeightsAndBiases as Spec
 
-from pseudoreal_trainer.training.sinks.sink import Figures
+from pseudoreal_trainer.training.sinks.sink import Figures, Texts
 
 PACKAGE = "wandb"
 
@@ -27,8 +27,11 @@ class WeightsAndBiases:
             resume="allow",
         )
 
-    def log(self, step: int, figures: Figures) -> None:
-        self._run.log(dict(figures), step=step)
+    def log(self, step: int, figures: Figures, texts: Texts) -> None:
+        import wandb
+
+        tables = {name: wandb.Table(columns=["text"], data=[[text]]) for name, text in texts.items()}
+        self._run.log({**figures, **tables}, step=step)
 
     def close(self) -> None:
         self._run.finish()

@@ -1,0 +1,59 @@
+"""Samples from fixed prompts at validations: in the metrics, the same after a restart, and without any other effect."""
+
+from typing import Any
+
+import pytest
+import structlog
+from pseudoreal_trainer.model.sampling import Sampling, generate
+from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.training.start import load_weights
+
+from tests.support.checkpoints import assert_same, metrics, newest_of
+
+PROMPTS = ["and the", "lord ünto"]
+TOKENS, SEED = 7, 5
+
+
+@pytest.fixture
+def prompted(job_body: Any) -> Any:
+    validation = job_body["spec"]["data"]["validation"]
+    validation["samples"] = {"prompts": PROMPTS, "tokens": TOKENS, "seed": SEED}
+    return validation
+
+
+@pytest.mark.usefixtures("prompted")
+def test_the_last_ones_are_what_the_checkpoint_writes(config: Any, train: Any) -> None:
+    with structlog.testing.capture_logs() as said:
+        train(config(0))
+    lines = metrics(config(0))
+    assert [line["step"] for line in lines if line["samples"]] == [4, 6], "where the validation loss is"
+    phase = config(0)
+    model = Transformer(phase.model, phase.sharing).double()
+    load_weights(model, newest_of(phase))
+    expected = []
+    for number, prompt in enumerate(PROMPTS):
+        sampling = Sampling(256, seed=SEED + number)
+        written = generate(model, [*prompt.encode()], TOKENS, phase.model.sequence_length, sampling)
+        expected.append({"prompt": prompt, "text": bytes(written).decode(errors="replace")})
+    assert lines[-1]["samples"] == expected
+    assert lines[3]["samples"] != expected, "the weights were others"
+    assert [line["step"] for line in said if line["event"] == "samples"] == [4, 6]
+
+
+def test_they_change_nothing_else(prompted: Any, config: Any, train: Any) -> None:
+    train(config(0, "with"))
+    del prompted["samples"]
+    train(config(0, "without"))
+    assert_same(newest_of(config(0, "with")), newest_of(config(0, "without")))
+    for key in ("loss", "validation_loss", "gradient_norm", "global_cursor"):
+        values = [[line[key] for line in metrics(config(0, work))] for work in ("with", "without")]
+        assert values[0] == values[1]
+
+
+@pytest.mark.usefixtures("prompted")
+def test_a_run_that_was_stopped_writes_the_same(config: Any, train: Any) -> None:
+    train(config(0, "undisturbed"))
+    assert train(config(0), iter([False, False, False, True]).__next__).step == 4
+    train(config(0, execution=2))
+    written = [[line["samples"] for line in metrics(config(0, work))] for work in ("undisturbed", "work")]
+    assert written[0] == written[1]

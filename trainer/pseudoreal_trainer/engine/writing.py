@@ -1,0 +1,76 @@
+"""Text that the model writes while it is trained, in whatever layout and homes.
+
+Each token is one evaluation of all prompts: each in a pass of its own, as long as a training sequence, as windows of a
+validation are. So it needs no more memory than they, no other shape is compiled or tried, and the same weights write
+the same tokens on any number of ranks. What stands behind a prompt's last token cannot be seen from it, except by
+experts, which count it against their capacity.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pseudoreal_trainer.engine.engine import Engine
+from pseudoreal_trainer.engine.turns import turns
+from pseudoreal_trainer.forecast.memory.crossing import Shape
+from pseudoreal_trainer.model.sampling import Sampling, draw
+
+
+@dataclass(frozen=True)
+class _Contexts:
+    """What is seen of texts when their next tokens are written: a micro-batch each."""
+
+    texts: Sequence[Sequence[int]]
+    sequence: int
+
+    def shape(self, micro_batch: int) -> Shape:  # noqa: ARG002
+        return 1, self.sequence
+
+    def tokens(self, micro_batch: int) -> Tensor:
+        """The last tokens of a text, and zeros behind them: [1, T + 1]."""
+        seen = torch.tensor(self.texts[micro_batch][-self.sequence :])
+        return torch.nn.functional.pad(seen, (0, self.sequence + 1 - len(seen)))[None]
+
+    @property
+    def lasts(self) -> list[int]:
+        """The positions of their last tokens."""
+        return [min(len(text), self.sequence) - 1 for text in self.texts]
+
+
+def write(
+    engine: Engine, prompts: Sequence[Sequence[int]], count: int, sequence: int, sampling: Sampling, at_once: int
+) -> list[list[int]]:
+    """`count` tokens behind each prompt of at least one token; the same on every rank. Every rank calls this.
+
+    `sequence`: length of a training sequence. `at_once`: prompts that a rank evaluates in one run of the engine.
+    """
+    texts = [[*prompt] for prompt in prompts]
+    # One for each prompt, so that what is written behind one depends neither on the others nor on the ranks.
+    generators = [torch.Generator().manual_seed(sampling.seed + number) for number in range(len(texts))]
+    for _ in range(count):
+        for text, token in zip(texts, _next(engine, texts, sequence, sampling, generators, at_once), strict=True):
+            text.append(token)
+    return [text[len(prompt) :] for text, prompt in zip(texts, prompts, strict=True)]
+
+
+def _next(
+    engine: Engine,
+    texts: Sequence[Sequence[int]],
+    sequence: int,
+    sampling: Sampling,
+    generators: Sequence[torch.Generator],
+    at_once: int,
+) -> list[int]:
+    """The next token of each text; the same on every rank."""
+    mesh = engine.mesh
+    drawn = torch.zeros(len(texts), dtype=torch.int64, device=mesh.device)
+    for own in turns(len(texts), mesh.layout.data, mesh.data_rank, at_once):
+        contexts = _Contexts([texts[turn.index] for turn in own], sequence)
+        for m, logits in engine.logits(contexts, contexts.lasts).items():
+            if own[m].counts:
+                drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])
+    # Every entry is zero on all ranks but one.
+    tokens: list[int] = mesh.ranks.sum_(drawn).tolist()
+    return tokens
