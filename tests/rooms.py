@@ -40,8 +40,8 @@ TRAINER = Package(
     (
         *("", "plan", "forecast.memory", "forecast.time", "forecast", "heartbeat", "pod", "model"),
         *("checkpoint.storage", "data.tokenizer", "data.tokens", "data", "data.prepare.formats", "data.prepare"),
-        *("checkpoint", "engine.ranks", "engine.state", "engine"),
-        *("preflight", "training.sinks", "training", "measure", "convert", "cli"),
+        *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
+        *("preflight", "training.sinks", "training", "measure", "cli"),
     ),
     ("__main__",),
 )

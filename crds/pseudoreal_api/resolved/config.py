@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from pseudoreal_api.base import ApiModel, Quantity
-from pseudoreal_api.spec.checkpoint import CheckpointMode
+from pseudoreal_api.spec.checkpoint import CheckpointMode, StartFrom
 from pseudoreal_api.spec.data import Data
 from pseudoreal_api.spec.logging import Logging
 from pseudoreal_api.spec.model import Model
@@ -139,6 +139,11 @@ class PhaseConfig(_Kept):
         None,
         description="Folder of checkpoints/ of the job that this one continues; used where the job's own has none"
         " newer.",
+    )
+    start_from: Annotated[StartFrom | None, Since(4)] = Field(
+        None,
+        description="spec.checkpoint.startFrom, with the path resolved, in the first phase. None: without a checkpoint"
+        " the phase begins with random weights.",
     )
 
     @property

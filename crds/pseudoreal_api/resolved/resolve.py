@@ -96,6 +96,7 @@ def phase_config(
         work_directory=work_directory,
         object_storage=object_storage(job),
         continues=_continued(job, work_directory),
+        start_from=spec.checkpoint.start_from if index == 0 else None,
     )
 
 

@@ -1,10 +1,10 @@
-"""Where checkpoints are kept, how often they are saved, and which are kept."""
+"""Where checkpoints are kept, how often they are saved, which are kept, and what a job begins with."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import ApiModel, Quantity, foreign_object
+from pseudoreal_api.base import ATOMIC, VOLUME_SOURCE, ApiModel, Quantity, foreign_object
 
 CheckpointMode = Literal["Async", "Sync"]
 
@@ -89,6 +89,60 @@ class Storage(ApiModel):
         return (self.volume or VolumeStorage()) if self.type == "Volume" else None
 
 
+class HuggingFaceWeights(ApiModel):
+    """A checkpoint as `save_pretrained` of transformers writes it."""
+
+    path: str = Field(
+        min_length=1,
+        max_length=4096,
+        description="path is the folder of config.json and the safetensors files in the trainer pod, or an s3:// URL. A"
+        " relative path means the trainer image's working directory; under `pseudoreal run` it means the folder of the"
+        " job file.",
+    )
+    volume: dict[str, Any] | None = Field(
+        None,
+        description="volume is a Kubernetes volume source (for instance persistentVolumeClaim) that is mounted"
+        " read-only at path in the pods of the first phase; path must then be absolute. Omitted: the folder is on"
+        " another volume of the pods, in the image, or in object storage.",
+        json_schema_extra=VOLUME_SOURCE,
+    )
+
+
+class BlockOrigins(ApiModel):
+    """Which layers the blocks of a first phase with sharing begin as."""
+
+    type: Literal["Evenly", "Lower", "Listed", "Average"] = Field(
+        "Evenly",
+        description="type is the rule. Evenly: layers at equal distances, the first and the last one included. Lower:"
+        " the first layers. Listed: those in layers. Average: the mean of all layers that share the block; it is meant"
+        " for layers with a common ancestor, as neurons of others stand in another order in each. It has no meaning"
+        " where each layer has a block of its own: then each begins as itself.",
+    )
+    layers: Annotated[list[Annotated[int, Field(ge=0, le=9_999)]], Field(max_length=256)] = Field(
+        [],
+        description="layers are, for each block in turn, the layer that it begins as, counted from 0. Empty with every"
+        " type but Listed.",
+        json_schema_extra=ATOMIC,
+    )
+
+
+class StartFrom(ApiModel):
+    type: Literal["HuggingFace"] = Field(description="type says which of the fields below is set.")
+    hugging_face: HuggingFaceWeights | None = Field(
+        None, description="huggingFace names a checkpoint of transformers. Omitted with every type but HuggingFace."
+    )
+    blocks: BlockOrigins = Field(
+        BlockOrigins(),
+        description="blocks says what the blocks of a first phase begin as whose layers share blocks.",
+    )
+
+    @property
+    def mounted(self) -> HuggingFaceWeights | None:
+        """The weights, where they have a volume of their own."""
+        found = self.hugging_face
+        return None if found is None or found.volume is None else found
+
+
 class Checkpoint(ApiModel):
     storage: Storage = Field(
         Storage(), description="storage is where checkpoints are kept between executions and phases."
@@ -99,7 +153,12 @@ class Checkpoint(ApiModel):
         pattern=r"^[a-z]([-a-z0-9]*[a-z0-9])?-[0-9a-f]{8}$",
         description="continueFrom is the folder of another job in the same storage, as JOB-UID8: each phase goes on"
         " from that job's newest checkpoint of the phase of the same name. It is meant for a job that ended"
-        " too early; model and sharing must be the same. Omitted: the job begins with random weights.",
+        " too early; model and sharing must be the same. Omitted: the job begins as startFrom says.",
+    )
+    start_from: StartFrom | None = Field(
+        None,
+        description="startFrom names weights that the first phase begins with, at step 0 and with moments of zero."
+        " Omitted: it begins with random weights.",
     )
     every_steps: int = Field(
         500, ge=1, le=1_000_000_000, description="everySteps is the number of training steps between two checkpoints."

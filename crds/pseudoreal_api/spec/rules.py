@@ -84,6 +84,8 @@ _NAMED_CLAIM = "(has(self.checkpoint.storage.volume) && has(self.checkpoint.stor
 _ONE_LIST = "[size(r.onExitCodes), size(r.onPodConditions), size(r.onReasons)].exists_one(n, n > 0)"
 
 _DESCRIBED = "has(s.weightsAndBiases) == (s.type == 'WeightsAndBiases') && has(s.mlflow) == (s.type == 'MLflow')"
+_START = "self.checkpoint.startFrom"
+_FIRST_BLOCKS = _blocks("self.phases[0]")
 _ATTENTION, _ROTARY, _SCALING = (f"self.model.attention{path}" for path in ("", ".rotary", ".rotary.scaling"))
 _EXPERTS = "self.model.experts"
 # The next layer that uses the block of layer l of the phase p; behind the last one comes the first.
@@ -401,6 +403,49 @@ SPEC_RULES = (
         " names one; remove one of them",
         "self.checkpoint.storage.volume.retentionPolicy",
         "self.checkpoint.storage.volume.claimName",
+    ),
+    _job(
+        f"!has({_START}) || has({_START}.huggingFace)",
+        "spec.checkpoint.startFrom.type %s needs spec.checkpoint.startFrom.huggingFace; set it",
+        f"{_START}.type",
+    ),
+    _job(
+        f"!has({_START}) || !has(self.checkpoint.continueFrom)",
+        "spec.checkpoint.continueFrom is %s, and spec.checkpoint.startFrom names other weights to begin with; remove"
+        " one of them",
+        "self.checkpoint.continueFrom",
+    ),
+    _job(
+        f"!has({_START}) || !has({_START}.huggingFace) || !has({_START}.huggingFace.volume)"
+        f" || {_START}.huggingFace.path.startsWith('/')",
+        "spec.checkpoint.startFrom.huggingFace.path %s must be absolute, as"
+        " spec.checkpoint.startFrom.huggingFace.volume is mounted there",
+        f"{_START}.huggingFace.path",
+    ),
+    _job(
+        f"!has({_START}) || ({_START}.blocks.type == 'Listed') == (size({_START}.blocks.layers) > 0)",
+        "spec.checkpoint.startFrom.blocks.type is %s: Listed needs spec.checkpoint.startFrom.blocks.layers, and no"
+        " other type has them",
+        f"{_START}.blocks.type",
+    ),
+    _job(
+        f"!has({_START}) || {_START}.blocks.layers.all(l, l < self.model.layers)",
+        "spec.checkpoint.startFrom.blocks.layers: there is no layer %d, as spec.model.layers is %d and the first is 0",
+        f"{_START}.blocks.layers.filter(l, l >= self.model.layers)[0]",
+        "self.model.layers",
+    ),
+    _job(
+        f"!has({_START}) || size({_START}.blocks.layers) == 0 || {_FIRST_BLOCKS} < self.model.layers",
+        "spec.checkpoint.startFrom.blocks.layers: the phase %s shares no blocks, so that each layer begins as itself;"
+        " remove spec.checkpoint.startFrom.blocks",
+        "self.phases[0].name",
+    ),
+    _job(
+        f"!has({_START}) || size({_START}.blocks.layers) == 0 || size({_START}.blocks.layers) == {_FIRST_BLOCKS}",
+        "spec.checkpoint.startFrom.blocks.layers has %d layers, and the phase %s has %d blocks; name a layer for each",
+        f"size({_START}.blocks.layers)",
+        "self.phases[0].name",
+        _FIRST_BLOCKS,
     ),
     _job(
         f"self.logging.sinks.all(s, {_DESCRIBED})",

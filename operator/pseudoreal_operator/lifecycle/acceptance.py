@@ -79,7 +79,9 @@ def check(spec: PseudoRealJobSpec) -> None:
 def _check_size(spec: PseudoRealJobSpec) -> None:
     """Bounds the size of a pod: every pod is a copy, and the operator reads all pods of a job at once. Raises
     ValueError."""
-    volumes = [spec.data.volume, *(phase.offload.volume for phase in spec.phases)]
+    start = spec.checkpoint.start_from
+    weights = start.mounted if start else None
+    volumes = [spec.data.volume, weights and weights.volume, *(phase.offload.volume for phase in spec.phases)]
     size = len(spec.pod.to_json()) + sum(len(json.dumps(volume)) for volume in volumes if volume)
     size += max(len(phase.pod.to_json()) for phase in spec.phases)
     if size > POD_BYTES:

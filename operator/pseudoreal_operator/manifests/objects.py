@@ -26,7 +26,7 @@ from pseudoreal_api.names import (
 )
 from pseudoreal_api.resolved.config import DelinkConfig, DiscardConfig, PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config, rank_counts
-from pseudoreal_api.spec.checkpoint import VolumeStorage
+from pseudoreal_api.spec.checkpoint import HuggingFaceWeights, VolumeStorage
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase, Resources
 from pseudoreal_api.status.status import PseudoRealJobStatus
@@ -79,7 +79,13 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
         rendezvous_port=rendezvous_port(job),
         network=job.spec.network,
         disk=_disk(job, phase) if phase.offload.may_use_disk else None,
+        weights=_weights(job) if stage.index == 0 else None,
     )
+
+
+def _weights(job: PseudoRealJob) -> HuggingFaceWeights | None:
+    start = job.spec.checkpoint.start_from
+    return start.mounted if start else None
 
 
 def _disk(job: PseudoRealJob, phase: Phase) -> Json:

@@ -24,6 +24,7 @@ from pseudoreal_api.names import (
     file_annotation,
     network_name,
 )
+from pseudoreal_api.spec.checkpoint import HuggingFaceWeights
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.network import Network
 from pseudoreal_api.spec.phase import Phase, Resources
@@ -50,6 +51,7 @@ class PodPlan:
 
     `files` are those in CONFIG_DIRECTORY, by name. `rendezvous_id` is None for a delink: it is one process, and its
     network is the default one. `disk` is the volume source for offloaded state, or None where no state can be on disk.
+    `weights` are those that the stage may begin with, if they have a volume.
     """
 
     name: str
@@ -64,6 +66,7 @@ class PodPlan:
     rendezvous_port: int = RENDEZVOUS_PORT
     network: Network = field(default_factory=Network)
     disk: Json | None = None
+    weights: HuggingFaceWeights | None = None
 
     @property
     def trains(self) -> bool:
@@ -235,6 +238,8 @@ def _volumes(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json
     ]
     if spec.data.volume:
         volumes.append({**spec.data.volume, "name": "data"})
+    if plan.weights is not None:
+        volumes.append({**(plan.weights.volume or {}), "name": "weights"})
     if plan.disk is not None:
         volumes.append({**plan.disk, "name": "offload"})
     reports = report_volumes(settings) if plan.trains else []
@@ -250,6 +255,8 @@ def _mounts(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]
     ]
     if spec.data.volume:
         mounts.append({"name": "data", "mountPath": spec.data.path, "readOnly": True})
+    if plan.weights is not None:
+        mounts.append({"name": "weights", "mountPath": plan.weights.path, "readOnly": True})
     if plan.disk is not None:
         mounts.append({"name": "offload", "mountPath": OFFLOAD_DIRECTORY})
     reports = report_mounts(settings) if plan.trains else []

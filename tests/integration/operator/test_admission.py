@@ -86,6 +86,7 @@ def test_the_operator_s_account_deletes_only_pods_of_jobs(ask: Ask) -> None:
 
 TOKEN = {"name": "t", "projected": {"sources": [{"serviceAccountToken": {"path": "t"}}]}}
 HOST = {"hostPath": {"path": "/"}}
+WEIGHTS = {"type": "HuggingFace", "huggingFace": {"path": "/weights", "volume": HOST}}
 
 
 @pytest.mark.parametrize(
@@ -97,6 +98,7 @@ HOST = {"hostPath": {"path": "/"}}
         ({"volumes": [{"name": "h"} | HOST]}, {}, "no volume of a job may be a hostPath"),
         ({}, {"spec__data": {"path": "/d", "volume": HOST}}, "no volume of a job may be a hostPath"),
         ({}, {"spec__phases__1__offload": {"home": "Disk", "volume": HOST}}, "no volume of a job may be a hostPath"),
+        ({}, {"spec__checkpoint__startFrom": WEIGHTS}, "no volume of a job may be a hostPath"),
         ({"hostPID": True}, {}, "no container of a job may be privileged"),
         ({"containers": [{"name": "trainer", "securityContext": {"privileged": True}}]}, {}, "may be privileged"),
         ({"initContainers": [{"name": "i", "securityContext": {"privileged": True}}]}, {}, "may be privileged"),

@@ -141,6 +141,9 @@ class Manifest(ApiModel):
     optimizer_state: OptimizerState | None = Field(
         None, description="What the delink that began this phase did to the moments of blocks. None: the first phase."
     )
+    imported: dict[str, Any] | None = Field(
+        None, description="config.json of the weights that the job began with. None: they were random."
+    )
     updates: Updates = Updates(others=0, blocks=0)
     skipped: Skipped = Skipped()
     link: Link | None = Field(None, description="Where the tensors are, if not in this folder.")

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Anew:
-    """Fresh weights: the job's first phase has no checkpoint yet."""
+    """Fresh weights, or those that spec.checkpoint.startFrom names: the job's first phase has no checkpoint yet."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from pseudoreal_trainer.checkpoint.storage.storage import Content, storage_of
 
 Array = NDArray[Any]
 
-_NAMES = {"float64": "F64", "float32": "F32"}
+_NAMES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_ITEM_BYTES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 100_000_000
@@ -33,12 +34,12 @@ class Form:
 
     shape: tuple[int, ...]
     dtype: str
-    """The type, as numpy names it."""
+    """The type, as torch names it."""
 
     @property
     def size(self) -> int:
         """Size in bytes."""
-        return prod(self.shape) * np.dtype(self.dtype).itemsize
+        return prod(self.shape) * _ITEM_BYTES[self.dtype]
 
 
 class TensorWriter:
@@ -93,19 +94,51 @@ class TensorFile:
     """Reads ranges of flattened tensors. Raises ValueError or OSError when the file is not of this format."""
 
     def __init__(self, path: StoragePath) -> None:
+        self.path = path
         self._content = storage_of(path).content()
         length = int.from_bytes(_bytes(self._content, 0, _LENGTH_BYTES), "little")
         if length > _MOST_HEADER_BYTES:
             raise ValueError(f"{path} is not a safetensors file: its header would have {length:,} bytes")
         self._entries: dict[str, Any] = json.loads(_bytes(self._content, _LENGTH_BYTES, length))
+        if not isinstance(self._entries, dict):
+            raise ValueError(f"{path} is not a safetensors file: its header is no JSON object")
         self._begin = _LENGTH_BYTES + length
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in self._entries if name != "__metadata__"]
+
+    def form(self, name: str) -> Form:
+        """What the header says of a tensor. Raises ValueError where the type is none that is read, or the header makes
+        no sense."""
+        entry = self._entries[name]
+        try:
+            begin, end = map(int, entry["data_offsets"])
+            shape, dtype = tuple(map(int, entry["shape"])), str(entry["dtype"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.path.name} has a header without sense, of {name}: {error!r}") from error
+        if dtype not in _DTYPES:
+            raise ValueError(f"tensor {name} is {dtype}; the types that are read are {', '.join(_DTYPES)}")
+        form = Form(shape, _DTYPES[dtype])
+        if begin < 0 or end - begin != form.size:
+            raise ValueError(f"tensor {name} has {end - begin:,} bytes and the shape {[*shape]}")
+        return form
+
+    def end(self, name: str) -> int:
+        """Number of the byte of the file behind a tensor whose form is known."""
+        return self._begin + int(self._entries[name]["data_offsets"][1])
 
     def read_into(self, name: str, begin: int, out: Array) -> None:
         """Fills `out`, which is contiguous, with the elements from `begin` on."""
         entry = self._entries[name]
         if _DTYPES[entry["dtype"]] != out.dtype.name:
             raise ValueError(f"{name} is {entry['dtype']} in its file, not {out.dtype.name} as its manifest says")
-        start = self._begin + entry["data_offsets"][0]
+        self.bytes_into(name, begin, out)
+
+    def bytes_into(self, name: str, begin: int, out: Array) -> None:
+        """Fills `out`, which is contiguous and whose items are as large as the tensor's elements, with the bytes of the
+        elements from `begin` on."""
+        start = self._begin + self._entries[name]["data_offsets"][0]
         self._content.read_into(start + begin * out.itemsize, out.view(np.uint8))
 
 

@@ -6,13 +6,14 @@ cannot be done.
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
 import click
-from pseudoreal_api.base import DnsLabel
+from pseudoreal_api.base import DnsLabel, Quantity
+from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.spec.phase import OptimizerState, Sharing
 from pseudoreal_api.wire.messages import ExitCode
 from pydantic import TypeAdapter, ValidationError
@@ -28,6 +29,10 @@ from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath, 
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, manifests_in, read_manifest
 from pseudoreal_trainer.convert.formats import FORMATS, NotExportable
+from pseudoreal_trainer.convert.huggingface import Options
+from pseudoreal_trainer.convert.tokenizer_files import Source
+from pseudoreal_trainer.data.tokenizer.kept import kept_tokenizer, tokenizer_file
+from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.quantity import readable_bytes
 
@@ -189,27 +194,65 @@ def delink(
     click.echo(str(target))
 
 
+def _file_size(_: click.Context, __: click.Parameter, text: str) -> int:
+    try:
+        found = bytes_of(TypeAdapter(Quantity).validate_python(text))
+    except ValueError as error:
+        raise click.BadParameter(f"{text} is no number of bytes such as 5G or 500M") from error
+    if found < 1:
+        raise click.BadParameter("a file has at least one byte")
+    return found
+
+
+def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> Source | None:
+    if text is None:
+        return None
+    if text == "bytes":
+        return "bytes"
+    file = tokenizer_file(Path(text))
+    if not file.is_file():
+        raise click.BadParameter(f"there is no {file}")
+    return file
+
+
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--format", "name", type=click.Choice([*FORMATS]), required=True)
 @click.option("--output", type=click.Path(path_type=Path, file_okay=False), required=True, help="A folder to make.")
-def export(checkpoint: Opened, name: str, output: Path) -> None:
+@click.option("--dtype", type=click.Choice(["bfloat16", "float32"]), help="Default: the checkpoint's own, float32.")
+@click.option("--file-size", default="5G", show_default=True, callback=_file_size, help="Most bytes of a file.")
+@click.option("--tokenizer", callback=_tokenizer_file, help="tokenizer.json, its folder, or bytes. Default: the job's.")
+def export(
+    checkpoint: Opened,
+    name: str,
+    output: Path,
+    dtype: str | None,
+    file_size: int,
+    tokenizer: Source | None,
+) -> None:
     """Write the weights of the checkpoint in the folder CHECKPOINT for other programs.
 
-    huggingface: a folder that transformers loads as a Llama model, tokenizer included. safetensors: one file with the
-    tensors under their own names. dcp: what torch.distributed.checkpoint loads.
+    huggingface: a folder that transformers loads as a model of its own, tokenizer included; --dtype, --file-size and
+    --tokenizer are for it. safetensors: one file with the tensors under their own names. dcp: what
+    torch.distributed.checkpoint loads.
     """
+    options = Options(dtype, file_size, tokenizer)
+    if name != "huggingface" and options != Options():
+        raise click.UsageError("--dtype, --file-size and --tokenizer are for --format huggingface")
     try:
         _refuse_existing(output)
         checkpoint.store.verify(checkpoint.manifest)
         output.mkdir(parents=True)
-        FORMATS[name](checkpoint.reader, output, _tracked)
+        with kept_tokenizer(checkpoint.store.work_directory) as kept:
+            FORMATS[name](checkpoint.reader, output, _tracked, replace(options, tokenizer=tokenizer or kept))
     except NotExportable as error:
         # Said before anything is written.
         output.rmdir()
         _refuse(error)
     except ValueError as error:
         _refuse(error)
+    if name == "huggingface" and not (output / TOKENIZER_FILE).exists():
+        click.echo("no tokenizer is written: give that of the token files, by --tokenizer", err=True)
     click.echo(str(output))
 
 

@@ -71,7 +71,7 @@ def _say_success(console: Console, directory: RunDirectory, display: Display) ->
 @click.argument("checkpoint", type=checkpoint_command.CHECKPOINT)
 @click.option("--prompt", default="\n", help="Text to go on from.")
 @click.option("--tokens", "count", default=300, show_default=True, type=click.IntRange(min=1))
-@click.option("--tokenizer", "path", help="tokenizer.json or its folder, of a model of token files. Default: bytes.")
+@click.option("--tokenizer", "path", help="tokenizer.json or its folder. Default: the job's.")
 @click.option("--temperature", default=0.8, show_default=True, type=click.FloatRange(min=0), help="0: no chance.")
 @click.option("--top-p", default=1.0, show_default=True, type=click.FloatRange(0, 1, min_open=True))
 @click.option("--seed", default=0, show_default=True)
@@ -85,15 +85,17 @@ def sample(
     seed: int,
 ) -> None:
     """Print text that the model in the folder or s3:// URL CHECKPOINT writes."""
+    from pseudoreal_trainer.data.tokenizer.kept import kept_tokenizer
     from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, load_tokenizer
     from pseudoreal_trainer.model.sampling import Sampling, generate, readable
     from pseudoreal_trainer.model.transformer import Transformer
     from pseudoreal_trainer.training.start import load_weights
 
     manifest = checkpoint.manifest
-    if manifest.consumed is not None and path is None:
-        raise click.UsageError("the model was trained on token files; name their tokenizer with --tokenizer")
-    tokenizer = load_tokenizer(path or BYTES)
+    with kept_tokenizer(checkpoint.store.work_directory) as kept:
+        if manifest.consumed is not None and path is None and kept is None:
+            raise click.UsageError("the model was trained on token files; name their tokenizer with --tokenizer")
+        tokenizer = load_tokenizer(path or kept or BYTES)
     if tokenizer.vocabulary > manifest.model.vocabulary_size:
         raise click.UsageError(
             f"the tokenizer has {tokenizer.vocabulary:,} tokens and the model {manifest.model.vocabulary_size:,}; give"

@@ -7,10 +7,11 @@ import yaml
 from pseudoreal_api.base import KIND, ApiModel
 from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable
 from pseudoreal_api.spec.check import InvalidJob, check_job
-from pseudoreal_api.spec.checkpoint import Storage
+from pseudoreal_api.spec.checkpoint import Checkpoint, Storage
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pydantic.alias_generators import to_camel
 
+from pseudoreal_trainer.checkpoint.storage.path import SCHEME
 from pseudoreal_trainer.data.corpus import corpus_files
 from pseudoreal_trainer.errors import InvalidJobError
 
@@ -21,15 +22,26 @@ _POD = ("resources", "pod")
 
 
 def read_job(path: Path) -> PseudoRealJob:
-    """The one job in the file, checked, with a relative data.path resolved against the file's folder.
+    """The one job in the file, checked, with relative paths of text and weights resolved against the file's folder.
 
     Raises InvalidJobError with one sentence a line.
     """
     job = parse_job(path)
-    data = job.spec.data.model_copy(update={"path": str(path.resolve().parent / job.spec.data.path)})
+    folder = path.resolve().parent
+    data = job.spec.data.model_copy(update={"path": str(folder / job.spec.data.path)})
     if not data.sources:
         corpus_files(data)
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"data": data})})
+    changes = {"data": data, "checkpoint": _with_weights(job.spec.checkpoint, folder)}
+    return job.model_copy(update={"spec": job.spec.model_copy(update=changes)})
+
+
+def _with_weights(checkpoint: Checkpoint, folder: Path) -> Checkpoint:
+    """The same, with a relative path of weights to start from resolved against the folder."""
+    start = checkpoint.start_from
+    if start is None or start.hugging_face is None or start.hugging_face.path.startswith(SCHEME):
+        return checkpoint
+    weights = start.hugging_face.model_copy(update={"path": str(folder / start.hugging_face.path)})
+    return checkpoint.model_copy(update={"start_from": start.model_copy(update={"hugging_face": weights})})
 
 
 def parse_job(path: Path) -> PseudoRealJob:
@@ -57,6 +69,8 @@ def notice(spec: PseudoRealJobSpec) -> str:
     """A phrase that lists what the file asks for and a local run ignores."""
     ignored = [f"spec.{to_camel(field)}" for field in _CLUSTER_ONLY if _is_set(spec, field)]
     ignored += ["spec.data.volume"] if spec.data.volume is not None else []
+    start = spec.checkpoint.start_from
+    ignored += ["spec.checkpoint.startFrom.huggingFace.volume"] if start is not None and start.mounted else []
     ignored += [f"spec.phases[{p.name}].{field}" for field in _POD for p in spec.phases if _is_set(p, field)]
     ignored += _ignored_storage(spec.checkpoint.storage)
     ignored += [f"spec.phases[{p.name}].offload.volume" for p in spec.phases if p.offload.volume is not None]

@@ -1,4 +1,5 @@
-"""Checkpoints for other programs: the formats in which they keep weights, and the names that they give them.
+"""Weights of other programs, and checkpoints for them: the formats in which they keep weights, their names, and what
+their configurations mean.
 
 Our own format is in `checkpoint`.
 """

@@ -1,6 +1,8 @@
-"""Which model of `transformers` computes what ours does, and its names for a layer's tensors."""
+"""Which model of `transformers` computes what ours does, and its names for our tensors: the same table for weights that
+are read and for those that are written. No tensor is changed on its way: files hold experts one by one, and halves of
+rotary pairs as ours."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -8,8 +10,17 @@ from pseudoreal_api.spec.model import MixtureOfExperts, Model, TopK
 
 from pseudoreal_trainer.convert.errors import NotExportable
 
+HEAD = "lm_head.weight"
+"""Their name of the head, of which a model with tied embeddings has none."""
+
 Names = Mapping[str, str]
-"""Their names -> ours, for tensors of a layer."""
+"""Their names -> ours."""
+
+_OUTSIDE = {
+    "model.embed_tokens.weight": "embedding.weight",
+    "model.norm.weight": "norm.weight",
+    HEAD: "head.weight",
+}
 
 
 @dataclass(frozen=True)
@@ -22,15 +33,27 @@ class Architecture:
     """Entries of its config.json beyond those that all have."""
     in_dense_layer: Names = field(default_factory=dict)
 
-    def names(self, model: Model, layer: int) -> Names:
-        """Names of this layer."""
+    def names(self, model: Model, blocks: Sequence[int]) -> Names:
+        """Names of all tensors. `blocks`: the block of each layer; layers that share one get a copy each."""
+        outside = {theirs: ours for theirs, ours in _OUTSIDE.items() if theirs != HEAD or model.embeddings != "Tied"}
+        inside = {
+            f"model.layers.{layer}.{theirs}": f"blocks.{block}.{ours}"
+            for layer, block in enumerate(blocks)
+            for theirs, ours in self._of_layer(model, layer).items()
+        }
+        return outside | inside
+
+    def _of_layer(self, model: Model, layer: int) -> Names:
         return self.in_layer if model.experts is None or model.has_experts(layer) else self.in_dense_layer
 
 
-def architecture_of(model: Model) -> Architecture:
-    """The architecture that computes what the model does. Raises NotExportable, which names the field that none has."""
+def architecture_of(model: Model, model_type: str | None = None) -> Architecture:
+    """The architecture that computes what the model does; with `model_type`, that one of those that do. Raises
+    NotExportable, which names the field that none has."""
     _refuse(model.feed_forward.activation != "SwiGLU", "feedForward.activation", model.feed_forward.activation)
     _refuse(model.logit_soft_cap is not None, "logitSoftCap", model.logit_soft_cap)
+    if model_type is not None:
+        return _MODEL_TYPES[model_type](model)
     attention, placement = model.attention, model.norm.placement
     if placement == "Post" and attention.query_key_norm == "AllHeads":
         return _olmo2(model)
@@ -51,14 +74,13 @@ def _llama(model: Model) -> Architecture:
 
 
 def _mistral(model: Model) -> Architecture:
-    """A Mistral has its window in every layer, and no bias."""
+    """A Mistral has its window in every layer, if it has one, and no bias."""
     window = model.attention.window
-    assert window is not None, "without one it is a Llama"
-    _refuse(window.layers is not None, "attention.window.layers", window.layers)
+    _refuse(bool(window and window.layers), "attention.window.layers", window and window.layers)
     _refuse(model.attention.bias != "None", "attention.bias", model.attention.bias)
     _refuse_bias(model)
     names = _attention(model) | _feed_forward(model)
-    return Architecture("MistralForCausalLM", "mistral", names, {"sliding_window": window.size})
+    return Architecture("MistralForCausalLM", "mistral", names, {"sliding_window": window.size if window else None})
 
 
 def _qwen2(model: Model) -> Architecture:
@@ -153,6 +175,17 @@ def _qwen3_moe(model: Model, experts: MixtureOfExperts, top_k: TopK) -> Architec
     names |= _experts("mlp.experts", experts.count, matrices)
     dense = _attention(model) | _feed_forward(model)
     return Architecture("Qwen3MoeForCausalLM", "qwen3_moe", names, config, dense)
+
+
+_MODEL_TYPES: Mapping[str, Callable[[Model], Architecture]] = {
+    "llama": _llama,
+    "mistral": _mistral,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "olmo2": _olmo2,
+    "mixtral": _mixture,
+    "qwen3_moe": _mixture,
+}
 
 
 def _refuse(is_missing: bool, field: str, value: object) -> None:

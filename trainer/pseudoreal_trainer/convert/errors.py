@@ -1,2 +1,6 @@
 class NotExportable(ValueError):
     """A model that the format cannot express; the text says why."""
+
+
+class Unfit(ValueError):
+    """Weights of another program that this job cannot begin with; the text says why."""

@@ -7,10 +7,10 @@ from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.errors import NotExportable as NotExportable
-from pseudoreal_trainer.convert.huggingface import write_huggingface
+from pseudoreal_trainer.convert.huggingface import Options, write_huggingface
 
 
-def write_safetensors(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
+def write_safetensors(source: Reader, folder: Path, tracked: Tracked[str], _: Options) -> None:
     names = list(source.names)
     writer = TensorWriter(folder / "model.safetensors", {n: Form(source.shape(n), source.dtype) for n in names})
     for name in tracked(names, "writing"):
@@ -18,7 +18,7 @@ def write_safetensors(source: Reader, folder: Path, tracked: Tracked[str]) -> No
     writer.finish()
 
 
-def write_dcp(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
+def write_dcp(source: Reader, folder: Path, tracked: Tracked[str], _: Options) -> None:
     """Writes a folder that torch.distributed.checkpoint loads. Its index is a pickle, as this format wants it; nothing
     of ours reads one."""
     import torch
@@ -29,7 +29,7 @@ def write_dcp(source: Reader, folder: Path, tracked: Tracked[str]) -> None:
     save(weights, storage_writer=FileSystemWriter(folder), no_dist=True)
 
 
-FORMATS: dict[str, Callable[[Reader, Path, Tracked[str]], None]] = {
+FORMATS: dict[str, Callable[[Reader, Path, Tracked[str], Options], None]] = {
     "huggingface": write_huggingface,
     "safetensors": write_safetensors,
     "dcp": write_dcp,

@@ -17,6 +17,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.stream import rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
+from pseudoreal_trainer.data.tokenizer.kept import keep_tokenizer
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.probe import LayerGradients, Probe
@@ -38,7 +39,7 @@ from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpu
 from pseudoreal_trainer.training.saving import Saved, Saver
 from pseudoreal_trainer.training.schedule import phase_rate
 from pseudoreal_trainer.training.sinks.opening import check_packages
-from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine
+from pseudoreal_trainer.training.start import compiles, device_kind, fill, first_progress, open_engine, open_imported
 from pseudoreal_trainer.training.validation import Prompts, Validation, phase_prompts, phase_validations
 
 log = structlog.get_logger()
@@ -61,6 +62,7 @@ def train_phase(
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)
+        keep_tokenizer(config)
     ranks.heartbeat.working("compares the corpus of all ranks")
     agree_on_corpus(corpus.identity, ranks)
     ranks.heartbeat.working("verifies checkpoints")
@@ -70,13 +72,14 @@ def train_phase(
         log.info("phase_already_complete", phase=config.phase, checkpoint=manifest.name)
         return _termination("Succeeded", config, manifest, store)
     check_corpus(corpus.identity, origin)
+    imported = open_imported(config, origin, checks=ranks.is_first)
     ranks.heartbeat.working("makes the engine")
     layout = phase_layout(config, device_kind(ranks))
     with open_engine(config, layout, ranks) as engine:
         ranks.heartbeat.working("loads weights")
-        fill(engine, config, origin)
+        fill(engine, config, origin, imported)
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
-        progress = first_progress(config, origin)
+        progress = first_progress(config, origin, imported)
         with (
             open_reading(config, corpus, progress, engine.mesh) as reading,
             Saver(engine, store, fence, config.checkpoint, resumed) as saver,

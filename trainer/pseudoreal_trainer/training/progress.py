@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import Any
 
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import OptimizerState
@@ -59,6 +60,8 @@ class Progress:
     """Step at which the phase began."""
     optimizer_state: OptimizerState | None = None
     """What the delink that began the phase did to the moments of blocks. None: the first phase."""
+    imported: dict[str, Any] | None = None
+    """config.json of the weights that the job began with. None: they were random."""
 
     @classmethod
     def saved_in(cls, manifest: Manifest) -> "Progress":
@@ -78,6 +81,7 @@ class Progress:
             parent=manifest.name,
             begin=manifest.phase_begin,
             optimizer_state=manifest.optimizer_state,
+            imported=manifest.imported,
         )
 
     def advance(self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str]) -> None:
@@ -124,6 +128,7 @@ class Progress:
             delinked=False,
             parent=self.parent,
             optimizer_state=self.optimizer_state,
+            imported=self.imported,
             updates=self.updates,
             skipped=self.skipped,
         )

@@ -1,12 +1,13 @@
 """The start of a phase: it makes the engine and fills it with fresh weights or those of a checkpoint, in whatever
 layout that was saved."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import structlog
 import torch
 from numpy.typing import NDArray
 from pseudoreal_api.resolved.config import PhaseConfig
@@ -15,6 +16,8 @@ from torch import Tensor
 from pseudoreal_trainer.checkpoint.manifest import Ending
 from pseudoreal_trainer.checkpoint.origin import Anew, Continued, Origin
 from pseudoreal_trainer.checkpoint.reader import Reader
+from pseudoreal_trainer.checkpoint.storage.path import storage_path
+from pseudoreal_trainer.convert.weights import Weights, open_weights
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -23,17 +26,34 @@ from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.parts import parts_of
+from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
 from pseudoreal_trainer.training.progress import Progress
+
+log = structlog.get_logger()
 
 _DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def first_progress(config: PhaseConfig, origin: Origin) -> Progress:
+def open_imported(config: PhaseConfig, origin: Origin, *, checks: bool) -> Weights | None:
+    """The weights of another program that the phase begins with; None: there are none, or there is a checkpoint.
+
+    One rank `checks` all of them, the others what they read. Raises InvalidJobError where they do not fit.
+    """
+    start = config.start_from
+    if start is None or start.hugging_face is None or not isinstance(origin, Anew):
+        return None
+    weights = open_weights(storage_path(start.hugging_face.path), config.model, config.sharing, start.blocks)
+    if checks:
+        weights.check()
+        log.info("weights_imported", folder=str(weights.folder), model_type=weights.config["model_type"])
+    return weights
+
+
+def first_progress(config: PhaseConfig, origin: Origin, imported: Weights | None = None) -> Progress:
     """How far the phase is before this execution's first step."""
     if isinstance(origin, Anew):
-        return Progress()
+        return Progress(imported=None if imported is None else imported.config)
     progress = Progress.saved_in(origin.checkpoint.manifest)
     if not isinstance(origin, Continued):
         return progress
@@ -80,15 +100,18 @@ def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[E
         trace.close()
 
 
-def fill(engine: Engine, config: PhaseConfig, origin: Origin) -> None:
-    """Puts this rank's part of the state in its homes; each rank reads only what it holds."""
+def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights | None = None) -> None:
+    """Puts this rank's part of the state in its homes; each rank reads only what it holds. `imported`: weights that a
+    phase begins with that begins anew."""
     for index, unit in enumerate(engine.units):
         if engine.has(index):
             extent = engine.extent(index)
-            if isinstance(origin, Anew):
-                engine.put(index, _fresh(engine, config, index, extent))
-            else:
+            if not isinstance(origin, Anew):
                 engine.put(index, _loaded(unit, extent, origin.checkpoint))
+            elif imported is not None:
+                engine.put(index, _imported(unit, extent, imported, engine.master_dtype))
+            else:
+                engine.put(index, _fresh(engine, config, index, extent))
 
 
 def load_weights(model: Transformer, checkpoint: Reader) -> None:
@@ -107,12 +130,29 @@ def _loaded(unit: Unit, extent: range, start: Reader) -> UnitState:
     )
 
 
+def _imported(unit: Unit, extent: range, weights: Weights, dtype: torch.dtype) -> UnitState:
+    name = str(dtype).removeprefix("torch.")
+
+    def read(part: Part) -> NDArray[Any]:
+        return weights.read(part.name, part.begin, part.end, name)
+
+    zeros = torch.zeros(len(extent), dtype=dtype)
+    return UnitState({kind: _joined(unit, extent, dtype, read) if kind == "weights" else zeros for kind in KINDS}, 0)
+
+
 def _vector(unit: Unit, extent: range, start: Reader, kind: Kind) -> Tensor:
-    """One vector of a unit's state, [length of the extent]; zeros behind the unit's end."""
-    parts = parts_of(unit, extent)
-    read: list[NDArray[Any]] = [start.read(part.name, kind, part.begin, part.end) for part in parts]
-    found = torch.zeros(len(extent), dtype=getattr(torch, start.dtype))
-    for part, array in zip(parts, read, strict=True):
-        offset = part.offset - extent.start
+    """One vector of a unit's state, [length of the extent]."""
+
+    def read(part: Part) -> NDArray[Any]:
+        return start.read(part.name, kind, part.begin, part.end)
+
+    return _joined(unit, extent, getattr(torch, start.dtype), read)
+
+
+def _joined(unit: Unit, extent: range, dtype: torch.dtype, read: Callable[[Part], NDArray[Any]]) -> Tensor:
+    """What is read of the parts of an extent, [length of the extent]; zeros behind the unit's end."""
+    found = torch.zeros(len(extent), dtype=dtype)
+    for part in parts_of(unit, extent):
+        offset, array = part.offset - extent.start, read(part)
         found[offset : offset + len(array)] = torch.from_numpy(array)
     return found

@@ -226,6 +226,24 @@ def test_state_that_is_never_on_disk_has_no_volume(offload: Json) -> None:
     assert "/offload" not in {mount["mountPath"] for mount in container(**changes)["volumeMounts"]}
 
 
+def test_weights_are_mounted_where_they_are_begun_with() -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "llama"}}
+    weights = {"path": "/weights", "volume": claim}
+    changes = {"spec__checkpoint__startFrom": {"type": "HuggingFace", "huggingFace": weights}}
+    first = Stage(0, "pseudo", StageKind.TRAIN)
+    assert {"name": "weights"} | claim in pod(first, **changes)["volumes"]
+    assert {"name": "weights", "mountPath": "/weights", "readOnly": True} in container(first, **changes)["volumeMounts"]
+    config = config_of(made(first, **changes)["Job"])
+    assert isinstance(config, PhaseConfig)
+    assert config.start_from is not None
+    # Later phases begin with what their delinks made.
+    for later in (TRAIN, DELINK):
+        assert "weights" not in {volume["name"] for volume in pod(later, **changes)["volumes"]}
+    config = config_of(made(TRAIN, **changes)["Job"])
+    assert isinstance(config, PhaseConfig)
+    assert config.start_from is None
+
+
 def test_gpus() -> None:
     limits = {"nvidia.com/gpu": 4, "memory": "16Gi"}
     changes = {"spec__phases__1__resources": {"limits": limits}, "spec__phases__1__batch": {"sequences": 8}}

@@ -185,14 +185,7 @@ def _pair(family: Family) -> tuple[Transformer, nn.Module, dict[str, str]]:
     for parameter in ours.parameters():
         if parameter.ndim == 1:
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    names = {
-        "model.embed_tokens.weight": "embedding.weight",
-        "model.norm.weight": "norm.weight",
-        "lm_head.weight": "head.weight",
-    }
-    for layer in range(LAYERS):
-        in_layer = architecture_of(family.model).names(family.model, layer)
-        names |= {f"model.layers.{layer}.{n}": f"blocks.{layer}.{o}" for n, o in in_layer.items()}
+    names = {**architecture_of(family.model).names(family.model, range(LAYERS))}
     theirs = family.of_transformers()
     places = _published(family, theirs, lambda parameter: parameter.data)
     assert places.keys() == names.keys()

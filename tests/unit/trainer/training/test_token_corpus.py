@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import shutil
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 import structlog
 import torch
+from click.testing import CliRunner
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
 from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
@@ -245,6 +248,33 @@ def test_with_a_tokenizer_there_are_bits_per_byte_and_a_sample(
     assert [each["prompt"] for each in metrics(config(0))[-1]["samples"]] == ["And"]
     (sample,) = [line for line in said if line["event"] == "sample"]
     assert len(sample["prompt"]) > 0, "it is decoded"
+
+
+def test_the_tokenizer_is_kept_with_the_checkpoints(job: Any, config: Any, train: Any, tmp_path: Path) -> None:
+    """For texts and exports, when nobody has the files of the job any more."""
+    folder = tmp_path / "tokens" / "tokenizer"
+    write_tokenizer(folder, sha256_to=tmp_path / "tokens")
+    job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
+    job["spec"]["model"]["feedForward"]["activation"] = "SwiGLU"
+    train(config(0))
+    kept = (folder / "tokenizer.json").read_text()
+    for file in folder.iterdir():
+        file.unlink()
+    checkpoint = str(tmp_path / "work" / "checkpoints" / "pseudo-00000006")
+    written = CliRunner().invoke(main, ["sample", checkpoint, "--prompt", "In", "--tokens", "3"])
+    assert (written.exit_code, written.output[:2]) == (0, "In")
+    export = ["export", checkpoint, "--format", "huggingface", "--output"]
+    assert CliRunner().invoke(main, [*export, str(tmp_path / "exported")]).exit_code == 0
+    assert (tmp_path / "exported" / "tokenizer.json").read_text() == kept
+    assert "eos_token" in (tmp_path / "exported" / "tokenizer_config.json").read_text()
+    shutil.rmtree(tmp_path / "work" / "tokenizer")
+    written = CliRunner().invoke(main, ["sample", checkpoint, "--prompt", "In"])
+    assert (written.exit_code, "name their tokenizer with --tokenizer" in written.output) == (2, True)
+    without = CliRunner().invoke(main, [*export, str(tmp_path / "without")])
+    assert (without.exit_code, "no tokenizer is written" in without.output) == (0, True)
+    assert not (tmp_path / "without" / "tokenizer.json").exists()
+    assert CliRunner().invoke(main, [*export, str(tmp_path / "bytes"), "--tokenizer", "bytes"]).exit_code == 0
+    assert (tmp_path / "bytes" / "tokenizer.json").exists()
 
 
 def test_where_the_tokenizer_is_not_named_there_are_no_bits_per_byte(config: Any, train: Any, tmp_path: Path) -> None:

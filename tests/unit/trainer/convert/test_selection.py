@@ -1,0 +1,158 @@
+"""What blocks begin as whose layers share them."""
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_api.spec.checkpoint import BlockOrigins
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.checkpoint.delink import delink
+from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.convert.errors import Unfit
+from pseudoreal_trainer.convert.selection import layers_of_blocks
+from pseudoreal_trainer.errors import InvalidJobError
+from structlog.testing import capture_logs
+
+from tests.unit.trainer.convert.published import FAMILIES, LAYERS, begin, begin_with, layer_tensor, tensors
+
+
+def _model(layers: int, **fields: Any) -> Model:
+    sizes = {"layers": layers, "hiddenSize": 8, "attention": {"heads": 1}, "sequenceLength": 8}
+    return Model.model_validate(sizes | {"feedForward": {"size": 8}} | fields)
+
+
+def _chosen(of: int, blocks: int, pattern: str = "Cycle", **origins: Any) -> list[tuple[int, ...]]:
+    """`of`: number of the model's layers."""
+    sharing = Sharing.model_validate({"blocks": blocks, "pattern": pattern})
+    return [*layers_of_blocks(BlockOrigins.model_validate(origins), _model(of), sharing)]
+
+
+KNOWN = [
+    ({"type": "Evenly"}, 18, 9, "Cycle", [0, 2, 4, 6, 9, 11, 13, 15, 17]),
+    ({"type": "Evenly"}, 8, 4, "Segment", [0, 2, 5, 7]),
+    ({"type": "Evenly"}, 8, 1, "Cycle", [0]),
+    ({"type": "Lower"}, 8, 4, "Segment", [0, 1, 2, 3]),
+    ({"type": "Listed", "layers": [7, 0]}, 8, 2, "Cycle", [7, 0]),
+]
+
+
+@pytest.mark.parametrize(("origins", "layers", "blocks", "pattern", "expected"), KNOWN)
+def test_known_choices(origins: dict[str, Any], layers: int, blocks: int, pattern: str, expected: list[int]) -> None:
+    assert _chosen(layers, blocks, pattern, **origins) == [(layer,) for layer in expected]
+
+
+def test_the_mean_is_of_the_layers_that_share_the_block() -> None:
+    assert _chosen(6, 2, "Cycle", type="Average") == [(0, 2, 4), (1, 3, 5)]
+    assert _chosen(6, 2, "Segment", type="Average") == [(0, 1, 2), (3, 4, 5)]
+
+
+@given(st.integers(2, 12), st.integers(2, 12))
+def test_even_layers_keep_the_first_and_the_last_and_nearly_equal_distances(blocks: int, times: int) -> None:
+    layers = blocks * times
+    chosen = [layer for (layer,) in _chosen(layers, blocks, type="Evenly")]
+    assert (chosen[0], chosen[-1]) == (0, layers - 1)
+    steps = {later - earlier for earlier, later in pairwise(chosen)}
+    assert max(steps) - min(steps) <= 1
+
+
+@pytest.mark.parametrize("kind", ["Evenly", "Lower", "Average"])
+@pytest.mark.parametrize("pattern", ["Cycle", "Segment"])
+def test_layers_of_their_own_begin_as_themselves(kind: str, pattern: str) -> None:
+    assert _chosen(6, 6, pattern, type=kind) == [(layer,) for layer in range(6)]
+
+
+def test_a_block_does_not_begin_as_a_layer_of_another_kind() -> None:
+    experts = {"type": "TopK", "count": 4, "topK": {"perToken": 2}, "denseLayers": [0, 2]}
+    model, sharing = _model(4, experts=experts), Sharing(blocks=2)
+    assert layers_of_blocks(BlockOrigins(type="Lower"), model, sharing) == ((0,), (1,))
+    assert layers_of_blocks(BlockOrigins(type="Average"), model, sharing) == ((0, 2), (1, 3))
+    says = "block 1 would begin as layer 2, a dense one, and layer 1, which uses it, is one with experts"
+    with pytest.raises(Unfit, match=says):
+        layers_of_blocks(BlockOrigins(type="Listed", layers=[0, 2]), model, sharing)
+
+
+@pytest.fixture
+def shared(job_body: Any, tmp_path: Path) -> Any:
+    """A function that makes the job one of 4 layers on 2 blocks that begins with a Mistral; it takes the rule."""
+    FAMILIES["Mistral"].saved(tmp_path / "theirs")
+
+    def prepare(**blocks: Any) -> None:
+        start = {"blocks": blocks} if blocks else {}
+        begin_with(tmp_path / "theirs", FAMILIES["Mistral"], job_body, **start)
+        job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
+
+    return prepare
+
+
+NAMES = {"self_attn.k_proj.weight": "attention.key.weight", "input_layernorm.weight": "attention_norm.weight"}
+
+
+@pytest.mark.parametrize(
+    ("blocks", "layers"),
+    [({}, [0, 3]), ({"type": "Lower"}, [0, 1]), ({"type": "Listed", "layers": [2, 2]}, [2, 2])],
+)
+def test_blocks_begin_as_the_layers_that_were_chosen(
+    blocks: dict[str, Any], layers: list[int], shared: Any, config: Any, tmp_path: Path
+) -> None:
+    shared(**blocks)
+    checkpoint = begin(config(0))
+    theirs = tensors(tmp_path / "theirs")
+    for block, layer in enumerate(layers):
+        for name, ours in NAMES.items():
+            assert np.array_equal(checkpoint.tensor(f"blocks.{block}.{ours}"), layer_tensor(theirs, layer, name))
+    assert np.array_equal(checkpoint.tensor("norm.weight"), theirs["model.norm.weight"].float().numpy())
+
+
+def test_blocks_begin_as_means_with_a_warning(shared: Any, config: Any, tmp_path: Path) -> None:
+    shared(type="Average")
+    with capture_logs() as logs:
+        checkpoint = begin(config(0))
+    theirs = tensors(tmp_path / "theirs")
+    for block in (0, 1):
+        for name, ours in NAMES.items():
+            first, second = (layer_tensor(theirs, layer, name).astype(np.float64) for layer in (block, block + 2))
+            expected = ((first + second) / 2).astype(np.float32)
+            assert np.array_equal(checkpoint.tensor(f"blocks.{block}.{ours}"), expected)
+    (warning,) = [line for line in logs if line["event"] == "layers_averaged"]
+    assert (warning["log_level"], warning["blocks"]) == ("warning", [[0, 2], [1, 3]])
+
+
+def test_the_mean_of_layers_that_were_delinked_is_the_block_again(
+    job_body: Any, config: Any, train: Any, delink_of: Any, tmp_path: Path
+) -> None:
+    """Exactly: delinked, exported, and taken back into a phase with sharing, in a sum of three equal layers too."""
+    from click.testing import CliRunner
+    from pseudoreal_trainer.cli.command import main
+
+    job_body["spec"]["model"] = FAMILIES["Mistral"].model | {"layers": 6}
+    job_body["spec"]["precision"] = {"compute": "float32"}
+    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
+    train(config(0))
+    delink(delink_of(1))
+    before = CheckpointStore(tmp_path / "work", "11111111-2222").newest("real")
+    assert before is not None
+    folder = str(before.checkpoints / before.manifest.name)
+    arguments = ["export", folder, "--format", "huggingface", "--output", str(tmp_path / "exported")]
+    assert CliRunner().invoke(main, arguments).exit_code == 0
+    begin_with(tmp_path / "exported", FAMILIES["Mistral"], job_body, blocks={"type": "Average"})
+    job_body["spec"]["model"] = FAMILIES["Mistral"].model | {"layers": 6}
+    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
+    again = begin(config(0, "again"))
+    shared_before = CheckpointStore(tmp_path / "work", "11111111-2222").newest("pseudo")
+    assert shared_before is not None
+    for name, array in shared_before.whole().items():
+        assert np.array_equal(again.tensor(name), array), name
+
+
+def test_the_job_is_refused_where_kinds_differ(job_body: Any, config: Any, tmp_path: Path) -> None:
+    family = FAMILIES["Qwen3 MoE"]
+    family.saved(tmp_path / "theirs")
+    begin_with(tmp_path / "theirs", family, job_body, blocks={"type": "Listed", "layers": [0, LAYERS - 2]})
+    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
+    with pytest.raises(InvalidJobError, match="block 1 would begin as layer 2, a dense one"):
+        begin(config(0))

@@ -1,0 +1,183 @@
+"""What a config.json of `transformers` says of its model, in fields of spec.model.
+
+Where it says nothing, the default is that of the class of its model_type, which differs from published files and from
+ours (transformers 5.23, models/*/configuration_*.py). An entry that nobody here knows is refused: it may change what
+the model computes.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pseudoreal_api.spec.model import Placement, QueryKeyNorm
+
+from pseudoreal_trainer.convert.entries import Entries
+from pseudoreal_trainer.convert.errors import Unfit
+from pseudoreal_trainer.convert.facts import Facts, windows
+from pseudoreal_trainer.convert.rotary import joined_parameters, rotary_facts
+
+Json = dict[str, Any]
+
+_SAYS_NOTHING = {
+    *("_name_or_path", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache"),
+    *("initializer_range", "pretraining_tp", "max_position_embeddings", "max_window_layers", "model_type"),
+    *("bos_token_id", "eos_token_id", "pad_token_id", "output_router_logits", "router_aux_loss_coef"),
+}
+"""Entries that change nothing in what the model computes from its weights."""
+
+_FIXED = {"hidden_act": "silu", "attention_dropout": 0, "router_jitter_noise": 0, "use_mrope": False}
+"""Entries with the one value that we compute."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """What is the same in all models of a model_type, and what its class takes where a config.json says nothing."""
+
+    bias: Literal["Entry", "QueryKeyValue", "None"]
+    """Entry: attention_bias says whether all projections have one."""
+    query_key_norm: QueryKeyNorm = "None"
+    placement: Placement = "Pre"
+    key_value_heads: int | None = None
+    head_size: int | None = None
+    epsilon: float = 1e-6
+    base: float = 10_000.0
+    window: Literal["None", "Always", "Switched", "ByLayer"] = "None"
+    """Always: sliding_window in every layer. Switched: the same, if use_sliding_window. ByLayer: in some layers."""
+    window_size: int | None = 4096
+    has_mlp_bias: bool = False
+    """Whether mlp_bias says if the matrices of the feed-forward part have a bias."""
+    experts: Literal["None", "Mixtral", "Qwen3MoE"] = "None"
+
+
+KINDS: Mapping[str, _Kind] = {
+    "llama": _Kind("Entry", has_mlp_bias=True),
+    "mistral": _Kind("None", key_value_heads=8, window="Always"),
+    "qwen2": _Kind("QueryKeyValue", key_value_heads=32, window="ByLayer"),
+    "qwen3": _Kind("Entry", "PerHead", key_value_heads=32, head_size=128, window="ByLayer"),
+    "olmo2": _Kind("Entry", "AllHeads", "Post", epsilon=1e-5),
+    "mixtral": _Kind(
+        "None", key_value_heads=8, epsilon=1e-5, base=1e6, window="Always", window_size=None, experts="Mixtral"
+    ),
+    "qwen3_moe": _Kind("Entry", "PerHead", key_value_heads=4, window="Switched", experts="Qwen3MoE"),
+}
+
+
+def published_facts(config: Json) -> Facts:
+    """The facts of the model. Raises Unfit."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or model_type not in KINDS:
+        raise Unfit(f"config.json has the model_type {model_type}; those that can be read are {', '.join(KINDS)}")
+    try:
+        return _facts(model_type, Entries(config))
+    except (AttributeError, TypeError) as error:
+        raise Unfit(f"config.json has an entry of another type than a {model_type} has: {error}") from error
+
+
+def _facts(model_type: str, entries: Entries) -> Facts:
+    kind = KINDS[model_type]
+    layers = entries.whole("num_hidden_layers")
+    facts = _shape(entries, kind, layers)
+    facts |= windows(_windows(entries, kind, layers))
+    facts |= rotary_facts(joined_parameters(entries, kind.base))
+    facts |= _feed_forward(entries, kind, layers)
+    for name, value in _FIXED.items():
+        if (found := entries.get(name, value)) != value:
+            raise Unfit(f"config.json has {name} {found}; the only one that is computed is {value}")
+    if unknown := [name for name in entries.rest() if name not in _SAYS_NOTHING]:
+        raise Unfit(
+            f"config.json has the entries {', '.join(unknown)}, which a {model_type} is not known to have; they may"
+            " change what it computes; remove those that do not"
+        )
+    return facts
+
+
+def _shape(entries: Entries, kind: _Kind, layers: int) -> Facts:
+    hidden, heads = entries.whole("hidden_size"), entries.whole("num_attention_heads")
+    return {
+        "layers": layers,
+        "hiddenSize": hidden,
+        "vocabularySize": entries.whole("vocab_size"),
+        "embeddings": "Tied" if entries.get("tie_word_embeddings", False) else "Separate",
+        "logitSoftCap": None,
+        "attention.heads": heads,
+        "attention.keyValueHeads": _key_value_heads(entries, kind) or heads,
+        "attention.headSize": entries.whole("head_dim", kind.head_size or hidden // heads),
+        "attention.bias": _bias(entries, kind),
+        "attention.queryKeyNorm": kind.query_key_norm,
+        "norm.placement": kind.placement,
+        "norm.epsilon": entries.number("rms_norm_eps", kind.epsilon),
+        "feedForward.activation": "SwiGLU",
+    }
+
+
+def _key_value_heads(entries: Entries, kind: _Kind) -> int | None:
+    """None: as many as there are heads, which is what null means. A missing entry means the default of the class."""
+    found: int | None = entries.get("num_key_value_heads", kind.key_value_heads)
+    return found
+
+
+def _bias(entries: Entries, kind: _Kind) -> str:
+    has_bias = bool(entries.get("attention_bias", False))
+    if kind.bias == "Entry":
+        return "All" if has_bias else "None"
+    if has_bias:
+        raise Unfit("config.json has attention_bias true, and transformers computes none in this model_type")
+    return kind.bias
+
+
+def _windows(entries: Entries, kind: _Kind, layers: int) -> list[int | None]:
+    """The window of each layer."""
+    if kind.window == "None":
+        return [None] * layers
+    size: int | None = entries.get("sliding_window", kind.window_size)
+    if kind.window != "Always" and not entries.get("use_sliding_window", False):
+        size = None
+    if kind.window != "ByLayer":
+        return [size] * layers
+    first = entries.get("max_window_layers", 28)
+    kinds = entries.get("layer_types", None)
+    if kinds is None:
+        return [size if layer >= first else None for layer in range(layers)]
+    if len(kinds) != layers or not {*kinds} <= {"sliding_attention", "full_attention"}:
+        raise Unfit(f"config.json has the layer_types {kinds}; it must be full or sliding_attention for each layer")
+    return [size if each == "sliding_attention" else None for each in kinds]
+
+
+def _feed_forward(entries: Entries, kind: _Kind, layers: int) -> Facts:
+    size = entries.whole("intermediate_size")
+    has_bias = kind.has_mlp_bias and entries.get("mlp_bias", False)
+    facts: Facts = {"feedForward.bias": "All" if has_bias else "None"}
+    if kind.experts == "Mixtral":
+        count = _count(entries, 8)
+        return facts | _top_k(count, entries.whole("num_experts_per_tok", 2), size, "Renormalised", [])
+    if kind.experts == "None":
+        return facts | {"feedForward.size": size}
+    step, only = entries.whole("decoder_sparse_step", 1), entries.get("mlp_only_layers", None) or []
+    dense = [layer for layer in range(layers) if layer in only or (layer + 1) % step]
+    per_token, width = entries.whole("num_experts_per_tok", 8), entries.whole("moe_intermediate_size", 768)
+    weights = "Renormalised" if entries.get("norm_topk_prob", False) else "Scores"
+    facts |= {"feedForward.size": size} if dense else {}
+    return facts | _top_k(_count(entries, 128), per_token, width, weights, dense)
+
+
+def _count(entries: Entries, default: int) -> int:
+    """The number of experts: transformers 5 gives `num_local_experts` and `num_experts` the same meaning."""
+    names = ("num_experts", "num_local_experts")
+    found = {value for name in names if (value := entries.get(name, None)) is not None} or {default}
+    if len(found) > 1:
+        raise Unfit("config.json says num_experts and num_local_experts, and they differ; make them the same")
+    return int(found.pop())
+
+
+def _top_k(count: int, per_token: int, size: int, weights: str, dense: list[int]) -> Facts:
+    return {
+        "experts.type": "TopK",
+        "experts.count": count,
+        "experts.denseLayers": dense,
+        "experts.topK.perToken": per_token,
+        "experts.topK.size": size,
+        "experts.topK.score": "Softmax",
+        "experts.topK.weights": weights,
+        "experts.topK.scale": 1.0,
+        "experts.topK.sharedExperts": 0,
+    }

@@ -1,0 +1,60 @@
+"""Which layers of existing weights the blocks of a phase begin as, where its layers share blocks. Pure.
+
+Bae et al. 2024 (arXiv 2410.20672, section 3) compare the first layers, layers at equal distances, and the mean of those
+that share a block. None keeps the function: what follows trains it again.
+"""
+
+from collections.abc import Iterator
+
+from pseudoreal_api.spec.checkpoint import BlockOrigins
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
+
+from pseudoreal_trainer.convert.errors import Unfit
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
+
+Layers = tuple[int, ...]
+
+
+def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> tuple[Layers, ...]:
+    """Entry b has the layers whose mean block b begins as. Raises Unfit where a block would begin as a layer of another
+    kind, dense or with experts, than those that use it."""
+    used_by = blocks_of_layers(sharing, model.layers)
+    found = tuple(_chosen(origins, model.layers, sharing, used_by))
+    for block, layers in enumerate(found):
+        user = used_by.index(block)
+        for layer in layers:
+            if model.has_experts(layer) != model.has_experts(user):
+                raise Unfit(
+                    f"block {block} would begin as layer {layer}, {_kind(model, layer)}, and layer {user}, which uses"
+                    f" it, is {_kind(model, user)}; name layers of its kind in"
+                    " spec.checkpoint.startFrom.blocks.layers, with the type Listed"
+                )
+    return found
+
+
+def _chosen(origins: BlockOrigins, layers: int, sharing: Sharing, used_by: Layers) -> Iterator[Layers]:
+    blocks = range(sharing.blocks)
+    if sharing.blocks == layers:
+        # Each layer has a block of its own, and begins as itself.
+        yield from ((used_by.index(block),) for block in blocks)
+        return
+    match origins.type:
+        case "Evenly":
+            yield from ((_evenly(block, sharing.blocks, layers),) for block in blocks)
+        case "Lower":
+            yield from ((block,) for block in blocks)
+        case "Listed":
+            yield from ((layer,) for layer in origins.layers)
+        case "Average":
+            yield from (tuple(layer for layer in range(layers) if used_by[layer] == block) for block in blocks)
+
+
+def _evenly(block: int, blocks: int, layers: int) -> int:
+    """The layer at block / (blocks - 1) of the way from the first to the last, rounded half up; of one block the
+    first."""
+    return (2 * block * (layers - 1) + (blocks - 1)) // (2 * (blocks - 1)) if blocks > 1 else 0
+
+
+def _kind(model: Model, layer: int) -> str:
+    return "one with experts" if model.has_experts(layer) else "a dense one"

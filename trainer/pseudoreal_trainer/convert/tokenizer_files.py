@@ -1,0 +1,59 @@
+"""The tokenizer beside exported weights: that of bytes in the format of the `tokenizers` library, or a copy of a
+tokenizer.json with the files that belong to it."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
+from pseudoreal_trainer.data.tokenizer.kept import BESIDE, TOKENIZER_CONFIG
+from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
+
+Source = Path | Literal["bytes"]
+"""A tokenizer.json, or the name of the tokenizer of bytes."""
+
+
+def write_tokenizer(folder: Path, tokenizer: Source | None) -> None:
+    """Writes the files of the tokenizer; of None nothing. Raises OSError."""
+    if tokenizer is None:
+        return
+    if tokenizer == "bytes":
+        _write(folder / TOKENIZER_FILE, _bytes())
+    else:
+        shutil.copyfile(tokenizer, folder / TOKENIZER_FILE)
+        for name in BESIDE:
+            if (beside := tokenizer.parent / name).exists():
+                shutil.copyfile(beside, folder / name)
+    if not (folder / TOKENIZER_CONFIG).exists():
+        _write(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
+
+
+def _bytes() -> dict[str, Any]:
+    """A byte-level BPE without merges, where token b is byte b."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "vocab": {character: byte for byte, character in enumerate(BYTE_CHARACTERS)},
+            "merges": [],
+        },
+    }
+
+
+def _write(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")

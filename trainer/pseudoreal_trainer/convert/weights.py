@@ -1,0 +1,230 @@
+"""The tensors of a Hugging Face checkpoint, by our names. Nothing of it is used that does not fit, and nothing that was
+in it is left out in silence."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import structlog
+from pseudoreal_api.spec.checkpoint import BlockOrigins
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.phase import Sharing
+
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
+from pseudoreal_trainer.convert.architectures import HEAD, Architecture, architecture_of
+from pseudoreal_trainer.convert.errors import NotExportable, Unfit
+from pseudoreal_trainer.convert.facts import differences, facts_of
+from pseudoreal_trainer.convert.precision import empty, widened
+from pseudoreal_trainer.convert.published import published_facts
+from pseudoreal_trainer.convert.selection import layers_of_blocks
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.plan.units import block_of, in_block, units_of
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_COMPUTED = ".rotary_emb.inv_freq"
+"""End of the names of tensors that older releases of transformers saved and that follow from the config."""
+_MOST_NAMED = 5
+"""Number of tensors that a message names."""
+
+log = structlog.get_logger()
+
+
+def open_weights(folder: StoragePath, model: Model, sharing: Sharing, origins: BlockOrigins) -> "Weights":
+    """The weights in the folder, for the blocks of a phase. Raises InvalidJobError where they are not the model's."""
+    with _refusing(folder):
+        config = _json(folder / CONFIG)
+        if clauses := differences(facts_of(model), published_facts(config)):
+            raise Unfit(f"{'; '.join(clauses)}; make spec.model say what config.json does")
+        architecture = _architecture(model, config)
+        blocks = layers_of_blocks(origins, model, sharing)
+        sources = _sources(model, architecture, blocks)
+        weights = Weights(folder, config, _shapes(model, architecture), sources, blocks)
+        weights.check_names()
+        return weights
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The tensors of a folder. A rank opens the files that it reads from, and of these reads no more than their headers
+    and the elements that it asks for."""
+
+    folder: StoragePath
+    config: dict[str, Any]
+    """What config.json holds."""
+    shapes: Mapping[str, tuple[int, ...]]
+    """Their name of each tensor that there must be -> shape."""
+    sources: Mapping[str, tuple[str, ...]]
+    """Our name of each tensor of the phase -> theirs, whose mean it is."""
+    blocks: tuple[tuple[int, ...], ...]
+    """The layers whose mean each block begins as."""
+
+    def read(self, name: str, begin: int, end: int, dtype: str) -> Array:
+        """The elements begin..end-1 of a flattened tensor of ours. Raises InvalidJobError."""
+        with _refusing(self.folder):
+            first, *others = (self._read(theirs, begin, end, dtype) for theirs in self.sources[name])
+            if not others:
+                return first
+            # In float64 the sum of equal float32 numbers is exact, so that their mean is the number itself.
+            total = sum((each.astype(np.float64) for each in others), first.astype(np.float64))
+            return np.asarray(total / (1 + len(others))).astype(dtype)
+
+    def check(self) -> None:
+        """Opens all files, and compares what their headers say of every tensor; warns of means. One rank does this for
+        all. Raises InvalidJobError."""
+        with _refusing(self.folder):
+            for file in sorted({*self._places.values()}):
+                self._file(file)
+        if any(len(layers) > 1 for layers in self.blocks):
+            log.warning(
+                "layers_averaged",
+                blocks=[[*layers] for layers in self.blocks],
+                why="heads and neurons of layers that were trained apart are in another order each, so that a mean of"
+                " them is no model; measure the first loss beside that of type Evenly",
+            )
+
+    def check_names(self) -> None:
+        """Raises Unfit where a tensor is missing or has no place in the model."""
+        found = self._places.keys()
+        if missing := [name for name in self.shapes if name not in found]:
+            raise Unfit(f"the tensors {_listed(missing)} are missing")
+        if foreign := sorted(name for name in found - self.shapes.keys() if not self._is_implied(name)):
+            raise Unfit(
+                f"the tensors {_listed(foreign)} have no place in the model, so that it would not compute what it was"
+                " trained to"
+            )
+
+    def _is_implied(self, name: str) -> bool:
+        """Whether the tensor follows from others: the head of tied embeddings, which is compared where it is read."""
+        return name.endswith(_COMPUTED) or name == HEAD
+
+    def _read(self, theirs: str, begin: int, end: int, dtype: str) -> Array:
+        found = self._stored(theirs, begin, end, dtype)
+        if self._has_copy(theirs) and not np.array_equal(found, self._stored(HEAD, begin, end, dtype), equal_nan=True):
+            raise Unfit(f"{HEAD} differs from {theirs}, and config.json says that they are one; remove one of them")
+        return found
+
+    def _has_copy(self, theirs: str) -> bool:
+        """Whether the tensor is that of tied embeddings, and was saved a second time as the head."""
+        return "head.weight" not in self.sources and HEAD in self._places and theirs == self._embedding
+
+    @property
+    def _embedding(self) -> str:
+        return self.sources["embedding.weight"][0]
+
+    def _stored(self, theirs: str, begin: int, end: int, dtype: str) -> Array:
+        file = self._file(self._places[theirs])
+        form = file.form(theirs)
+        if form.dtype == "float64" and dtype != "float64":
+            raise Unfit(f"{theirs} is float64, and would be rounded; save the weights in float32")
+        numbers = empty(end - begin, form.dtype)
+        file.bytes_into(theirs, begin, numbers)
+        return widened(numbers, form.dtype, dtype)
+
+    @cached_property
+    def _places(self) -> dict[str, str]:
+        """Their name of each tensor that is there -> file, as the index says; without one all are in one file. Where
+        there are both, transformers reads the one file, too."""
+        if storage_of(self.folder / SINGLE).exists():
+            return dict.fromkeys(_opened(self.folder / SINGLE).names, SINGLE)
+        index = _json(self.folder / INDEX).get("weight_map")
+        if not isinstance(index, dict) or not all(isinstance(f, str) and "/" not in f for f in index.values()):
+            raise Unfit(f"{INDEX} has no weight_map that names a file of the folder for each tensor")
+        return index
+
+    def _file(self, name: str) -> TensorFile:
+        if name not in self._files:
+            file = _opened(self.folder / name)
+            self._check_file(name, file)
+            self._files[name] = file
+        return self._files[name]
+
+    @cached_property
+    def _files(self) -> dict[str, TensorFile]:
+        return {}
+
+    def _check_file(self, name: str, file: TensorFile) -> None:
+        """Raises Unfit where the file does not hold what the index and the model say."""
+        size = storage_of(file.path).size()
+        found, expected = {*file.names}, {tensor for tensor, place in self._places.items() if place == name}
+        if found != expected:
+            raise Unfit(f"{name} and {INDEX} do not agree on the tensors {_listed(sorted(found ^ expected))}")
+        shapes = {HEAD: self.shapes[self._embedding], **self.shapes}
+        for tensor in sorted(found & shapes.keys()):
+            if (shape := file.form(tensor).shape) != shapes[tensor]:
+                raise Unfit(f"{tensor} has the shape {[*shape]}, and in the model {[*shapes[tensor]]}")
+            if file.end(tensor) > size:
+                raise Unfit(f"{name} has {size:,} bytes, and {tensor} ends behind them: it is cut short; restore it")
+
+
+def _architecture(model: Model, config: Mapping[str, Any]) -> Architecture:
+    try:
+        architecture = architecture_of(model, config["model_type"])
+    except NotExportable as error:
+        raise Unfit(str(error)) from error
+    named = config.get("architectures") or [architecture.class_name]
+    if named != [architecture.class_name]:
+        raise Unfit(f"config.json has the architectures {named}; the one that can be read is {architecture.class_name}")
+    return architecture
+
+
+def _shapes(model: Model, architecture: Architecture) -> dict[str, tuple[int, ...]]:
+    """Their names -> shapes."""
+    units = units_of(model, Sharing(blocks=model.layers))
+    shapes = {parameter.name: parameter.shape for unit in units for parameter in unit.parameters}
+    names = architecture.names(model, range(model.layers))
+    assert {*names.values()} == shapes.keys(), "the table names every tensor of the model"
+    return {theirs: shapes[ours] for theirs, ours in names.items()}
+
+
+def _sources(
+    model: Model, architecture: Architecture, blocks: tuple[tuple[int, ...], ...]
+) -> dict[str, tuple[str, ...]]:
+    """Our names -> theirs. `blocks`: the layers that each block begins as."""
+    theirs = {ours: theirs for theirs, ours in architecture.names(model, range(model.layers)).items()}
+    found: dict[str, tuple[str, ...]] = {ours: (name,) for ours, name in theirs.items() if block_of(ours) is None}
+    for block, layers in enumerate(blocks):
+        for ours in [name for name in theirs if block_of(name) == layers[0]]:
+            found[in_block(ours, block)] = tuple(theirs[in_block(ours, layer)] for layer in layers)
+    return found
+
+
+@contextmanager
+def _refusing(folder: StoragePath) -> Iterator[None]:
+    """A context whose errors name the folder. Raises InvalidJobError for what must be changed, and TrainingError for
+    what another try may find otherwise."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise InvalidJobError(f"spec.checkpoint.startFrom: {folder} is no Hugging Face checkpoint: {error}") from error
+    except OSError as error:
+        raise TrainingError(f"the weights in {folder} cannot be read: {error}") from error
+    except ValueError as error:
+        raise InvalidJobError(f"spec.checkpoint.startFrom: the weights in {folder} do not fit: {error}") from error
+
+
+def _json(path: StoragePath) -> dict[str, Any]:
+    try:
+        found = json.loads(storage_of(path).read())
+    except ValueError as error:
+        raise Unfit(f"{path.name} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Unfit(f"{path.name} is no JSON object")
+    return found
+
+
+def _opened(path: StoragePath) -> TensorFile:
+    try:
+        return TensorFile(path)
+    except ValueError as error:
+        raise Unfit(f"{path.name} is no safetensors file: {error}") from error
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

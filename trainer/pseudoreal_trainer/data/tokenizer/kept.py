@@ -1,0 +1,60 @@
+"""The tokenizer of a job, kept beside its checkpoints: `<work directory>/tokenizer/`. Without it nobody can tell what
+the tokens of the model mean."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pseudoreal_api.resolved.config import PhaseConfig
+
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
+from pseudoreal_trainer.errors import TrainingError
+
+TOKENIZER_CONFIG = "tokenizer_config.json"
+BESIDE = (TOKENIZER_CONFIG, "special_tokens_map.json", "generation_config.json", "chat_template.jinja")
+"""Files that say how texts of the tokenizer begin and end."""
+_KEPT = "tokenizer"
+_FILES = (TOKENIZER_FILE, *BESIDE, "config.json")
+"""Files that are kept; the last one may name the token that ends a document."""
+
+
+def tokenizer_file(path: Path) -> Path:
+    """The file of a tokenizer, by its path or that of its folder."""
+    return path / TOKENIZER_FILE if path.is_dir() else path
+
+
+def keep_tokenizer(config: PhaseConfig) -> None:
+    """Copies the tokenizer.json of the job, if its tokenizer is one, with the files that belong to it. Raises
+    TrainingError."""
+    if config.data.tokenizer.path is None:
+        return
+    file = tokenizer_file(Path(config.data.path) / config.data.tokenizer.path)
+    folder = storage_path(config.storage) / _KEPT
+    try:
+        storage_of(folder).make_folder()
+        for name in _FILES:
+            source = file if name == TOKENIZER_FILE else file.parent / name
+            if source.exists():
+                storage_of(folder / name).replace(source.read_text())
+    except OSError as error:
+        raise TrainingError(f"the tokenizer {file} cannot be kept in {folder}: {error}") from error
+
+
+@contextmanager
+def kept_tokenizer(work_directory: StoragePath) -> Iterator[Path | None]:
+    """A context with the tokenizer.json of the job in this folder, in a file; None: its tokens are bytes, or nobody has
+    named the tokenizer. Raises OSError."""
+    folder = work_directory / _KEPT
+    if not storage_of(folder / TOKENIZER_FILE).exists():
+        yield None
+    elif isinstance(folder, Path):
+        yield folder / TOKENIZER_FILE
+    else:
+        with TemporaryDirectory() as local:
+            for name in _FILES:
+                if storage_of(folder / name).exists():
+                    (Path(local) / name).write_bytes(storage_of(folder / name).read())
+            yield Path(local) / TOKENIZER_FILE
