@@ -14,6 +14,7 @@ import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.state import memory
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
+from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
 _ROUNDS, _WARM_UP = 15, 1
 _RATE, _CLIP = 1e-3, 0.999
@@ -29,7 +30,14 @@ def _seconds(act: Callable[[], object]) -> float:
 def compare(length: int, piece: int) -> tuple[list[float], list[float]]:
     """Seconds of each round, three passes and one, for bfloat16 computed with float32 masters."""
     weights, first, second, gradient = (torch.rand(length) for _ in range(4))
-    slices = Slices(weights, first, second, gradient, torch.empty(length, dtype=torch.bfloat16), length)
+    slices = Slices(
+        weights,
+        first,
+        second,
+        gradient,
+        torch.empty(length, dtype=torch.bfloat16),
+        (UpdateRange(0, length, decay=0.1),),
+    )
     spec, steps, optimizer = Optimizer(), torch.tensor(2.0), AdamW()
     three: list[float] = []
     one: list[float] = []

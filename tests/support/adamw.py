@@ -7,6 +7,8 @@ import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from torch import nn
 
+from tests.support.tensor_groups import figures_of
+
 
 def adamw(
     parameters: Iterable[nn.Parameter],
@@ -33,3 +35,11 @@ def adamw_of_groups(
     ]
     betas = (float(spec.beta1), float(spec.beta2))
     return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=float(spec.epsilon), fused=fused)
+
+
+def adamw_of_tensors(parameters: Iterable[tuple[str, nn.Parameter]], spec: Optimizer, rate: float) -> torch.optim.AdamW:
+    """Each tensor as a group of its own, with its figures by its name."""
+    figures = [(parameter, figures_of(name, spec)) for name, parameter in parameters]
+    groups = [{"params": [p], "lr": rate * factor, "weight_decay": decay} for p, (factor, decay) in figures]
+    betas = (float(spec.beta1), float(spec.beta2))
+    return torch.optim.AdamW(groups, lr=rate, betas=betas, eps=float(spec.epsilon), fused=True)

@@ -198,6 +198,20 @@ class TopK(ApiModel):
         description="sharedExperts is the number of further experts of the same size that every token goes to, with"
         " the weight 1.",
     )
+    bias_update_rate: Annotated[DecimalString | None, Since(4)] = Field(
+        None,
+        description="biasUpdateRate gives each expert a balancing bias, which is added to its score when experts are"
+        " chosen and is in no weight. After each step the bias of an expert with fewer tokens than the mean grows by"
+        " the rate, that of one with more shrinks by it, and the mean of all is taken off, as in DeepSeek-V3, which"
+        " had 0.001. With 0 biases stay as they are. Omitted: there are none.",
+    )
+    auxiliary_loss: Annotated[DecimalString, Since(4)] = Field(
+        "0",
+        description="auxiliaryLoss is the factor of a term that is added to the loss: for each layer and in the mean"
+        " over the sequences, count times the sum over the experts of the expert's share of the sequence's choices and"
+        " of its scores. It is 1, times the factor, where experts are in balance. The loss that is reported is without"
+        " it.",
+    )
 
 
 class MixtureOfExperts(ApiModel):
@@ -319,13 +333,17 @@ class Model(ApiModel):
     def shared_expert(self) -> FeedForward | None:
         """The form of all shared experts, which are one feed-forward part as wide as all of them; None: there are
         none."""
-        count = self.experts.top_k.shared_experts if self.experts and self.experts.top_k else 0
+        count = self.top_k.shared_experts if self.top_k else 0
         return self.feed_forward.model_copy(update={"size": count * self._expert_size}) if count else None
 
     @property
     def _expert_size(self) -> int:
-        top_k = self.experts.top_k if self.experts else None
-        return top_k.size if top_k and top_k.size else self.feed_forward.size
+        return self.top_k.size if self.top_k and self.top_k.size else self.feed_forward.size
+
+    @property
+    def top_k(self) -> TopK | None:
+        """How tokens find experts, where that is by top k."""
+        return self.experts.top_k if self.experts else None
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers

@@ -4,10 +4,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from pseudoreal_api.base import SET, ApiModel, DecimalString
+from pseudoreal_api.base import SET, ApiModel, DecimalString, list_map
 from pseudoreal_api.wire.contract import Since
 
 ClippingMode = Literal["Global", "PerUnit", "None"]
+TensorGroup = Literal["Embedding", "Head", "Attention", "FeedForward", "Experts", "Router", "Norms", "Biases"]
 
 
 class Clipping(ApiModel):
@@ -22,6 +23,27 @@ class Clipping(ApiModel):
         "1.0",
         description="norm is the largest norm that a gradient (PerUnit: a unit's gradient) may have; a larger one"
         " is scaled down to it.",
+    )
+
+
+class Multiplier(ApiModel):
+    """What is different for some of the tensors."""
+
+    tensors: TensorGroup = Field(
+        description="tensors names them. Embedding, Head: that matrix; where model.embeddings are Tied, the one matrix"
+        " is the Embedding. Attention: the matrices of attention. FeedForward: those of feed-forward parts without"
+        " experts. Experts: those of experts, shared ones included. Router: the router's. Norms: the weights of norms."
+        " Biases: what projections add; a balancing bias is not one of them."
+    )
+    learning_rate: DecimalString = Field(
+        "1",
+        description="learningRate multiplies their learning rate, in every step of the schedule. With 0 they stay as"
+        " they are.",
+    )
+    weight_decay: DecimalString = Field(
+        "1",
+        description="weightDecay multiplies their weight decay, which takes weightDecay times the learning rate off a"
+        " weight in a step, both multiplied.",
     )
 
 
@@ -60,6 +82,11 @@ class Optimizer(ApiModel):
         description="decayExclusions are matrices that do not decay. Where model.embeddings are Tied, the one matrix is"
         " the Embedding.",
         json_schema_extra=SET,
+    )
+    multipliers: Annotated[list[Multiplier], Field(max_length=8), Since(4)] = Field(
+        [],
+        description="multipliers give groups of tensors another learning rate or weight decay than the others.",
+        json_schema_extra=list_map("tensors"),
     )
     beta1: DecimalString = Field("0.9", description="beta1 is the decay rate of the first moment.")
     beta2: DecimalString = Field("0.95", description="beta2 is the decay rate of the second moment.")

@@ -96,6 +96,13 @@ _NEXT_OF_BLOCK = (
 )
 _MIXED = f"{_EXPERTS}.denseLayers.filter(l, !({_NEXT_OF_BLOCK} in {_EXPERTS}.denseLayers))"
 
+_LACKS = (
+    "((m.tensors == 'Head' && self.model.embeddings == 'Tied')"
+    " || (m.tensors in ['Experts', 'Router'] && !has(self.model.experts))"
+    f" || (m.tensors == 'FeedForward' && has(self.model.experts) && size({_EXPERTS}.denseLayers) == 0))"
+)
+_NEVER_DECAYS = "(m.tensors in ['Norms', 'Biases'] && double(m.weightDecay) != 1.0)"
+
 SPEC_RULES = (
     _job(
         f"has({_ATTENTION}.headSize) || self.model.hiddenSize % (2 * {_ATTENTION}.heads) == 0",
@@ -279,6 +286,17 @@ SPEC_RULES = (
         "spec.optimizer.decayExclusions has Head, but with spec.model.embeddings %s there is no head of its own; write"
         " Embedding for the one matrix",
         "self.model.embeddings",
+    ),
+    _job(
+        f"self.optimizer.multipliers.all(m, !{_LACKS})",
+        "spec.optimizer.multipliers[%s]: spec.model has none of these tensors; remove it. A tied head is the Embedding",
+        f"self.optimizer.multipliers.filter(m, {_LACKS})[0].tensors",
+    ),
+    _job(
+        f"self.optimizer.multipliers.all(m, !{_NEVER_DECAYS})",
+        "spec.optimizer.multipliers[%s].weightDecay %s must be left out: these tensors do not decay",
+        f"self.optimizer.multipliers.filter(m, {_NEVER_DECAYS})[0].tensors",
+        f"self.optimizer.multipliers.filter(m, {_NEVER_DECAYS})[0].weightDecay",
     ),
     _job(
         "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",

@@ -117,6 +117,16 @@ class ProgressReport(BaseModel):
     z_loss: float | None = None
     """Mean of the z-loss over the tokens of this step, with its factor, which `loss` does not contain; None where the
     job has none."""
+    auxiliary_loss: float | None = None
+    """Auxiliary loss of all layers with its factor, in the mean over the sequences of this step, which `loss` does not
+    contain; None where the job has none."""
+    expert_load_max: float | None = None
+    """Tokens of the expert with the most as a multiple of the mean over its layer's experts, in the layer where that is
+    largest, of this step; 1 is balance. None where there are no experts by top k."""
+    expert_load_mean: float | None = None
+    """The same in the mean over the layers with experts."""
+    idle_experts: float | None = None
+    """Share of the experts of all layers that had no token in this step."""
     validation_loss: float | None = None
     """Validation loss in nats per token: in the log the newest one known, in metrics.jsonl only on lines where it was
     measured."""

@@ -118,6 +118,8 @@ def _mixture(model: Model) -> Architecture:
     _refuse_bias(model)
     if experts.top_k is None:
         return _one_prototype(model, experts)
+    rate = experts.top_k.bias_update_rate
+    _refuse(rate is not None, "experts.topK.biasUpdateRate", rate)
     _refuse(experts.top_k.score != "Softmax", "experts.topK.score", experts.top_k.score)
     _refuse(float(experts.top_k.scale) != 1, "experts.topK.scale", experts.top_k.scale)
     _refuse(experts.top_k.shared_experts > 0, "experts.topK.sharedExperts", experts.top_k.shared_experts)

@@ -52,7 +52,7 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.units import EXCLUDED, KINDS, Kind, Unit
+from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 
 _AHEAD = 2
 """Number of passes that are called ahead: enough that the GPU never waits for the thread that calls them."""
@@ -99,18 +99,18 @@ class Engine:
         lanes = self._lanes = Lanes(mesh.device)
         store = self._store = UnitStore(
             blueprint.model,
+            blueprint.optimizer,
             blueprint.units,
             mesh,
             trace,
             master=blueprint.master,
             compute=blueprint.compute,
-            undecayed=[EXCLUDED[name] for name in blueprint.optimizer.decay_exclusions],
             folder=blueprint.offload_directory,
         )
         modules = Modules(blueprint.model, blueprint.units, blueprint.compute, compiled=blueprint.compiled)
         self._copies = Copies(store, mesh, lanes, trace)
         self._gradients = Gradients(store, modules, mesh, lanes, trace)
-        self._reductions = Reductions(blueprint.optimizer, store, mesh, lanes, trace)
+        self._reductions = Reductions(blueprint.optimizer, store, mesh, lanes, trace, blueprint.model.top_k)
         self._updates = Updates(blueprint.optimizer, store, self._reductions, mesh, lanes, trace)
         self._messages = Messages(mesh, blueprint.compute, trace)
         self._stashed = StashedInputs(lanes, trace, store.memory, mesh.device)
@@ -138,13 +138,16 @@ class Engine:
 
     def train(self, batch: Batch, training: Training, step: int, probe: Probe | None = None) -> Agreement:
         """Trains one step, measured with `probe`. It returns when its loss is known and, where single updates may be
-        left out, when it is known which are; updates go on into the next call."""
+        left out or experts are chosen by top k, when it is known which are and how many tokens these got; updates go on
+        into the next call."""
         self.trace.begin(step)
         self._reductions.begin(step)
         run = PlanRun(batch, training, probe=probe)
         self._run(self._plan if probe is None else self._measuring_plan, run)
         assert run.agreement is not None, "a training plan agrees"
-        agreed = self._reductions.end() if self._may_leave_out_units else run.agreement
+        loads = self._loads(run)
+        is_agreed = loads is None and not self._may_leave_out_units
+        agreed = run.agreement if is_agreed else self._reductions.end(loads)
         heartbeat = self.mesh.ranks.heartbeat
         return heartbeat.join(agreed, heartbeat.reductions)
 
@@ -241,6 +244,16 @@ class Engine:
         if stashes:
             numel = max(sequences * length for sequences, length in shapes) * self._blueprint.model.hidden_size
             self._stashed.prepare(most_stashed(plan), numel, self._blueprint.compute)
+
+    def _loads(self, run: PlanRun) -> Tensor | None:
+        """What this rank's passes learned of experts by top k, [layers with experts, experts + 1], with zeros for
+        layers of other ranks; None where there are no such experts."""
+        model = self._blueprint.model
+        if model.experts is None or model.top_k is None:
+            return None
+        none = torch.zeros(model.experts.count + 1, dtype=torch.float64, device=self.mesh.device)
+        layers = [layer for layer in range(model.layers) if model.has_experts(layer)]
+        return torch.stack([run.loads.get(layer + 1, none) for layer in layers])
 
     @property
     def _may_leave_out_units(self) -> bool:

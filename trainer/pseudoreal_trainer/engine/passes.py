@@ -19,6 +19,7 @@ from pseudoreal_trainer.engine.updates import Agreement, Gradients
 from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.loss import Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
+from pseudoreal_trainer.model.top_k import Tally
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward
 
@@ -52,7 +53,10 @@ class Graph:
     """A block's pass with everything that its backward pass needs."""
 
     input: Tensor
+    """[B, T, H]; of the embedding: tokens, [B, T]."""
     output: Tensor
+    """[B, T, H]"""
+    tally: Tally | None = None
 
 
 @dataclass
@@ -75,6 +79,9 @@ class PlanRun:
     """Gradient of the input of each position, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
     """The graphs of positions whose passes are not computed again."""
+    loads: dict[int, Tensor] = field(default_factory=dict)
+    """Position with experts by top k -> number of tokens of each, and its auxiliary loss, summed over the micro-batches
+    so far, [experts + 1], float64."""
     losses: dict[int, Losses] = field(default_factory=dict)
     """Micro-batch -> sums over its tokens; on the rank of the head."""
     logits: dict[int, Tensor] = field(default_factory=dict)
@@ -90,6 +97,10 @@ class PlanRun:
     def crossing(self, flow: Flow) -> dict[Key, Tensor]:
         """What is here of that which passes between pipeline ranks: inputs of positions, or their gradients."""
         return self.inputs if flow is Flow.ACTIVATION else self.gradients
+
+    def count(self, position: int, sums: Tensor) -> None:
+        """Adds what a pass learned of its experts, [experts + 1]."""
+        self.loads[position] = self.loads[position] + sums if position in self.loads else sums
 
     def loss_sums(self) -> Losses | None:
         """The sums over this rank's tokens; None without the head."""
@@ -142,16 +153,22 @@ class Passes:
             run.logits[m] = self.loss.logits(head, hidden[:, run.reads[m]])[0]
 
     def _through(self, run: PlanRun, position: int, unit: int, m: int) -> None:
-        source, output, gradient = self._graph(run, position, m)
-        parameters = self.modules.of(unit).parameters
-        sources = [source, *parameters] if position > 0 else parameters
+        graph, gradient = self._graph(run, position, m)
+        module, tally = self.modules.of(unit), graph.tally
+        sources = [*([graph.input] if position > 0 else []), *module.trained, *([tally.sums] if tally else [])]
         # The embedding's unit may be the head's as well, whose norm has no part in it.
-        gradients = torch.autograd.grad(output, sources, gradient, allow_unused=position == 0)
+        gradients = [*torch.autograd.grad(graph.output, sources, gradient, allow_unused=position == 0)]
         if position > 0:
-            run.gradients[position, m] = gradients[0]
-        self.gradients.accumulate(unit, gradients[-len(parameters) :])
+            run.gradients[position, m] = gradients.pop(0)
+        sums = gradients.pop() if tally else None
         if run.probe is not None:
-            run.probe.accumulate(position, gradients[-len(parameters) :])
+            run.probe.accumulate(position, gradients)
+        if sums is not None:
+            run.count(position, sums)
+            if len(module.parameters) > len(module.trained):
+                # What the balancing bias follows from is summed as gradients are.
+                gradients.append(sums[:-1])
+        self.gradients.accumulate(unit, gradients)
 
     def _through_the_head(self, run: PlanRun, unit: int, m: int) -> None:
         parameters = self.modules.of(unit).parameters
@@ -187,18 +204,22 @@ class Passes:
             return output
         source = run.inputs.pop(key).requires_grad_()
         with self.copies.saving():
-            output = self._compute(position, source)
-        run.graphs[key] = Graph(source, output)
-        return output.detach()
+            graph = self._training_pass(run, position, source)
+        run.graphs[key] = graph
+        return graph.output.detach()
 
-    def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Input, [B, T, H] (of the embedding: tokens, [B, T]), output and the output's gradient, [B, T, H] each. They
-        are computed again, unless they were kept."""
+    def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Graph, Tensor]:
+        """The graph of a position, computed again unless it was kept, and the gradient of its output, [B, T, H]."""
         gradient = run.gradients.pop((position + 1, m))
         if (graph := run.graphs.pop((position, m), None)) is not None:
-            return graph.input, graph.output, gradient
+            return graph, gradient
         source = self._tokens(run, m)[:, :-1] if position == 0 else self._take_input(run, position, m)
-        return source, self._compute(position, source), gradient
+        return self._training_pass(run, position, source), gradient
+
+    def _training_pass(self, run: PlanRun, position: int, source: Tensor) -> Graph:
+        tokens = run.training_step.tokens
+        tally = self.modules.tally(position - 1, tokens, source.device) if position > 0 else None
+        return Graph(source, self._compute(position, source, tally), tally)
 
     def _take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
         """The input of a position, [B, T, H], for the backward pass, which is the last to need it."""
@@ -215,5 +236,5 @@ class Passes:
             run.tokens[m] = self.tokens.bring(run.batch.tokens(m))
         return run.tokens[m]
 
-    def _compute(self, position: int, source: Tensor) -> Tensor:
-        return self.modules.embed(source) if position == 0 else self.modules.block(source, position - 1)
+    def _compute(self, position: int, source: Tensor, tally: Tally | None = None) -> Tensor:
+        return self.modules.embed(source) if position == 0 else self.modules.block(source, position - 1, tally)

@@ -183,7 +183,8 @@ class GroupSquares:
         for group, values in zip(self._groups, squares, strict=True):
             if group.is_shared == are_shared:
                 for parameter, value in zip(self._units[group.unit].parameters, values, strict=False):
-                    found.setdefault(parameter.name, []).append(value)
+                    if not parameter.is_balancing:
+                        found.setdefault(parameter.name, []).append(value)
         return {name: sum(values) / len(values) for name, values in found.items()}
 
     def _set(self, row: int, squares: Tensor) -> None:

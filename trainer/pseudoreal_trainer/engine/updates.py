@@ -21,9 +21,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from pseudoreal_api.spec.model import TopK
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
+from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
@@ -51,16 +53,14 @@ class Reduction:
 
     unit: int
     result: Tensor
-    """This rank's part of the sum, [length of its state], in the master type. It may be read when `work` is done, after
-    `mark`."""
+    """This rank's part of the sum, [length], in the master type; to be read when `work` is done, after `mark`."""
     grown: Mark
     """The mark after which the passes of this rank have made the gradient: before the sum over the ranks begins."""
     work: dist.Work | None
     mark: Mark
     """The mark after which the gradient is summed."""
     buffer: Tensor | None
-    """The buffer that the result lies in or was summed from, to be given back; None: the gradient has memory of its
-    own."""
+    """The buffer that the result lies in or was summed from, to be given back; None: it has memory of its own."""
 
 
 class Gradients:
@@ -130,6 +130,8 @@ class Agreement:
     """Sum of the z-loss over all tokens of the batch, in nats; None: it is not asked for."""
     left_out: tuple[int, ...] = ()
     """Units whose updates are left out, as something was not finite."""
+    load: ExpertLoad | None = None
+    """How tokens spread over experts by top k; None without these."""
 
     @property
     def trains(self) -> bool:
@@ -139,8 +141,17 @@ class Agreement:
 class Reductions:
     """The thread that ends gradients: it waits for their sums, keeps them, and agrees with the other ranks."""
 
-    def __init__(self, spec: OptimizerSpec, store: UnitStore, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
+    def __init__(
+        self,
+        spec: OptimizerSpec,
+        store: UnitStore,
+        mesh: Mesh,
+        lanes: Lanes,
+        trace: Trace,
+        top_k: TopK | None = None,
+    ) -> None:
         self._spec, self._store, self._mesh, self._layout = spec, store, mesh, mesh.layout
+        self._bias_update_rate = float(top_k.bias_update_rate or 0) if top_k else 0.0
         self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat.reductions
         self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, lanes.enter_thread)
         self._skips, self._has_z_loss = spec.non_finite == "Skip", float(spec.z_loss) > 0
@@ -174,9 +185,12 @@ class Reductions:
         """The factor that clipping multiplies the unit's gradient by; None: its update is left out."""
         return self._thread.later(lambda: self._scale(record.unit))
 
-    def end(self) -> Future[Agreement]:
-        """Ends a step in which single units may be left out: the agreement, once all its gradients are summed."""
-        return self._thread.later(self._ended)
+    def end(self, loads: Tensor | None) -> Future[Agreement]:
+        """Ends a step in which single units may be left out, or tokens are counted: the agreement, once all its
+        gradients are summed. `loads`: this rank's sums, [layers with experts, experts + 1]; None where there are no
+        experts by top k."""
+        computed = self._lanes.mark()
+        return self._thread.later(lambda: self._ended(loads, computed))
 
     def close(self) -> None:
         self._thread.close()
@@ -192,7 +206,7 @@ class Reductions:
             with self._trace.span("reduce", record), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
                 self._await(record, reduction)
                 if len(self._layout.users[record.unit]) == 1:
-                    self._squares[record.unit] = _square(reduction.result)
+                    self._take_in(record.unit, reduction.result)
                 if after is not None:
                     after.result()
                 state.keep_gradient(reduction.result)
@@ -222,8 +236,16 @@ class Reductions:
             with self._heartbeat.waiting(f"sums unit {record.unit} over pipeline ranks"):
                 sum_by_parts(gradient, self._mesh.device, self._mesh.ties[users])
             self._trace.move("collective", gradient.nbytes * 2 * (len(users) - 1) // len(users))
+            self._take_in(record.unit, gradient)
             state.keep_gradient(gradient)
-            self._squares[record.unit] = _square(gradient)
+
+    def _take_in(self, unit: int, gradient: Tensor) -> None:
+        """Notes the square of this rank's part of a gradient that is summed over all ranks, [length]. In place of the
+        tokens of experts it gets the change of their balancing bias, which is no part of the norm."""
+        balancing = self._store.states[unit].extent.balancing
+        self._squares[unit] = _square(gradient[: balancing.start])
+        if len(bias := gradient[balancing]):
+            bias.copy_(change_of_bias(bias, self._bias_update_rate))
 
     def _agree(self, record: Agree, losses: Losses | None, computed: Mark, asked: tuple[bool, bool]) -> Agreement:
         # This rank's own kernels are its work; from here on it waits for the other ranks.
@@ -285,15 +307,19 @@ class Reductions:
             raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
         self._left_out.add(unit)
 
-    def _ended(self) -> Agreement:
+    def _ended(self, loads: Tensor | None, computed: Mark) -> Agreement:
         agreement = self._agreement
         assert agreement is not None, "a step agrees"
         if not agreement.trains:
             return agreement
         mine = [float(self._is_counted_here(unit)) for unit in range(self._layout.units)]
-        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting("agrees on what is left out"):
-            counts = self._summed(mine, self._mesh.side_world)
-        return replace(agreement, left_out=tuple(unit for unit, count in enumerate(counts) if count))
+        reach(computed)
+        with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
+            tokens = [] if loads is None else loads.flatten().tolist()
+            sums = self._summed([*mine, *tokens], self._mesh.side_world)
+        left_out = tuple(unit for unit, count in enumerate(sums[: len(mine)]) if count)
+        load = None if loads is None else ExpertLoad.of(sums[len(mine) :], layers=len(loads))
+        return replace(agreement, left_out=left_out, load=load)
 
     def _is_counted_here(self, unit: int) -> bool:
         return unit in self._left_out and self._layout.users[unit][0] == self._mesh.pipeline_rank

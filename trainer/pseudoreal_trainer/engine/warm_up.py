@@ -51,7 +51,9 @@ def _try(passes: Passes, position: int, shape: Shape) -> None:
         passes.loss.backward(modules.head, hidden, tokens, 1, take=lambda *_: None)
         return
     if position == 0:
-        output, sources = modules.embed(tokens), list[Tensor](module.parameters)
+        output, sources = modules.embed(tokens), list[Tensor](module.trained)
     else:
-        output, sources = modules.block(hidden, position - 1), [hidden, *module.parameters]
+        tally = modules.tally(position - 1, 1, device)
+        output = modules.block(hidden, position - 1, tally)
+        sources = [hidden, *module.trained, *([tally.sums] if tally else [])]
     torch.autograd.grad(output, sources, torch.ones_like(output))

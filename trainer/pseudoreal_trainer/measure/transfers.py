@@ -17,6 +17,7 @@ from pseudoreal_trainer.engine.state.memory import AdamW, Slices
 from pseudoreal_trainer.engine.state.pinned import allocator_for
 from pseudoreal_trainer.forecast.time.hardware import Collectives, Transfer
 from pseudoreal_trainer.measure.timing import line_through, seconds_of, seconds_together
+from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
 _SMALL = 2**14
 """Bytes of the smaller of two transfers."""
@@ -58,7 +59,7 @@ def update_seconds_per_element(device: torch.device, ranks: int) -> float:
     weights, first, second, gradient = (torch.ones(elements, device=device) for _ in range(4))
     compute = torch.empty(elements, dtype=torch.bfloat16, device=device)
     adamw, steps = AdamW(), torch.ones((), device=device)
-    slices = Slices(weights, first, second, gradient, compute, decayed=elements)
+    slices = Slices(weights, first, second, gradient, compute, (UpdateRange(0, elements, decay=0.1),))
     return seconds_of(lambda: adamw.update(Optimizer(), slices, steps, 1e-3, _CLIP), device) / elements
 
 

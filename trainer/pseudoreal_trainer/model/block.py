@@ -7,7 +7,7 @@ from pseudoreal_trainer.model.attention import Attention
 from pseudoreal_trainer.model.experts import Experts, Router
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.norm import norm
-from pseudoreal_trainer.model.top_k import TopKExperts
+from pseudoreal_trainer.model.top_k import Tally, TopKExperts
 
 
 class Block(nn.Module):
@@ -26,21 +26,29 @@ class Block(nn.Module):
         else:
             self.ffn = FeedForward(spec.hidden_size, spec.feed_forward)
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None = None) -> Tensor:
-        """The block's output: [B, T, H] -> [B, T, H]. `mask`: that of a window, [T, T]; None: there is none."""
+    def forward(
+        self,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+        tally: Tally | None = None,
+    ) -> Tensor:
+        """The block's output: [B, T, H] -> [B, T, H]. `mask`: that of a window, [T, T]; None: there is none. `tally`:
+        of a training pass through experts by top k."""
         # What is added has no name, so that nothing holds it longer than the sum.
         hidden = hidden + _applied(
             self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask)
         )
-        return hidden + _applied(self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden)))
+        return hidden + _applied(self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally))
 
-    def _fed_forward(self, features: Tensor) -> Tensor:
-        out: Tensor = self._mixed(features) if self.is_mixture else self.ffn(features)
+    def _fed_forward(self, features: Tensor, tally: Tally | None) -> Tensor:
+        out: Tensor = self._mixed(features, tally) if self.is_mixture else self.ffn(features)
         return out
 
-    def _mixed(self, features: Tensor) -> Tensor:
+    def _mixed(self, features: Tensor, tally: Tally | None = None) -> Tensor:
         """The output of the experts: [B, T, H] -> [B, T, H]."""
-        mixed: Tensor = self.experts(features, self.router(features))
+        tallies = () if tally is None else (tally,)
+        mixed: Tensor = self.experts(features, self.router(features), *tallies)
         return mixed if self.shared is None else mixed + self.shared(features)
 
 

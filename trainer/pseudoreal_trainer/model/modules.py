@@ -11,6 +11,7 @@ from pseudoreal_trainer.model.attention import window_mask
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
 from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.top_k import Tally
 from pseudoreal_trainer.plan.units import HEAD, Unit, block_of
 
 
@@ -24,6 +25,8 @@ class UnitModule:
         names = [parameter.name.removeprefix(prefix) for parameter in unit.parameters]
         self._shapes = [parameter.shape for parameter in unit.parameters]
         self.parameters = [_without_storage(module, name) for name in names]
+        self.trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        """Those that gradients train: all but a balancing bias, which is the last."""
 
     @property
     def numel(self) -> int:
@@ -82,11 +85,18 @@ class Modules:
         hidden: Tensor = self._embedding.module(tokens)
         return hidden
 
-    def block(self, hidden: Tensor, layer: int) -> Tensor:
+    def block(self, hidden: Tensor, layer: int, tally: Tally | None = None) -> Tensor:
         """The block that is bound, as this layer uses it: [B, T, H] -> [B, T, H]."""
-        run = self._run_block[self._model.has_experts(layer)]
-        out: Tensor = run(hidden, self._rotation(hidden), self._mask(hidden, layer))
+        run, tallies = self._run_block[self._model.has_experts(layer)], () if tally is None else (tally,)
+        out: Tensor = run(hidden, self._rotation(hidden), self._mask(hidden, layer), *tallies)
         return out
+
+    def tally(self, layer: int, divisor: int, device: torch.device) -> Tally | None:
+        """A tally for a training pass of this layer; None where it has no experts by top k."""
+        experts = self._model.experts
+        if experts is None or self._model.top_k is None or not self._model.has_experts(layer):
+            return None
+        return Tally.empty(experts.count, divisor, device)
 
     def _rotation(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         key = (hidden.shape[1], hidden.device)
@@ -120,6 +130,6 @@ def _prefix(unit: Unit) -> str:
 def _without_storage(module: nn.Module, name: str) -> nn.Parameter:
     """Puts an empty parameter in the place of the one with this name."""
     owner, _, leaf = name.rpartition(".")
-    parameter = nn.Parameter(torch.empty(0))
+    parameter = nn.Parameter(torch.empty(0), requires_grad=module.get_parameter(name).requires_grad)
     setattr(module.get_submodule(owner), leaf, parameter)
     return parameter

@@ -1,25 +1,55 @@
 """Experts of which each token goes to the few that the router scores highest, as in Mixtral (arXiv 2401.04088) and
-DeepSeek (arXiv 2412.19437). None is ever full, so no token depends on another."""
+DeepSeek (arXiv 2412.19437). None is ever full, so no token depends on another.
 
+Two things keep experts in balance. A bias is added to the scores where experts are chosen, and nowhere else; between
+steps it changes by the number of tokens that each expert got. An auxiliary loss of each sequence has a gradient.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
 from pseudoreal_api.spec.model import Model, TopK
 from torch import Tensor, nn, ones_like, zeros
+from torch.autograd.function import once_differentiable
 
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What a training pass learns of its experts. It comes out of the backward pass, as if it were the gradient of
+    `sums`: so it travels with the pass, and a pass that is computed again counts once."""
+
+    sums: Tensor
+    """Zeros, [experts + 1], float64; the gradient is the number of tokens of each expert, and behind them the
+    auxiliary loss, summed over tokens."""
+    divisor: int
+    """Tokens of the whole batch, by which its loss is divided before the backward pass."""
+
+    @classmethod
+    def empty(cls, experts: int, divisor: int, device: torch.device) -> "Tally":
+        return cls(zeros(experts + 1, dtype=torch.float64, device=device, requires_grad=True), divisor)
+
+
 class TopKExperts(nn.ModuleList):
     def __init__(self, spec: Model, top_k: TopK, count: int) -> None:
         super().__init__(FeedForward(spec.hidden_size, spec.expert) for _ in range(count))
-        self._spec = top_k
+        self._spec, self._factor = top_k, float(top_k.auxiliary_loss)
+        has_bias = top_k.bias_update_rate is not None
+        self.balancing_bias = nn.Parameter(zeros(count), requires_grad=False) if has_bias else None
 
-    def forward(self, hidden: Tensor, logits: Tensor) -> Tensor:
+    def forward(self, hidden: Tensor, logits: Tensor, tally: Tally | None = None) -> Tensor:
         """The weighted sum of the outputs of each token's experts: hidden [B, T, H], logits [B, T, experts] -> [B, T,
         H]."""
-        weights, chosen = _chosen(self._spec, logits.flatten(0, 1))  # [N, k] both
+        scores = self._scores(logits)  # [B, T, experts]
+        weights, chosen = self._chosen(scores.flatten(0, 1))  # [N, k] both
         choices = chosen.shape[1]
         order = chosen.flatten().argsort(stable=True)  # [N * k], those of the first expert, then the second's, ...
-        counts = _counts(chosen, len(self))
+        counts = _counts(chosen.flatten(), len(self))
+        if tally is not None:
+            weights = _Tallied.apply(weights, tally.sums, self._auxiliary_loss(scores), counts, tally.divisor)
         # The only place where the host waits for the device.
         sizes: list[int] = counts.tolist()
         # A copy of each token for each choice, and each once in `order`: so no sum in the backward pass depends on the
@@ -30,17 +60,51 @@ class TopKExperts(nn.ModuleList):
         out: Tensor = (placed * weights.to(made.dtype)[..., None]).sum(dim=1)
         return out.view_as(hidden)
 
+    def _scores(self, logits: Tensor) -> Tensor:
+        return logits.softmax(dim=-1) if self._spec.score == "Softmax" else logits.sigmoid()
 
-def _chosen(spec: TopK, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """For each token the weights and the numbers of its experts, [N, k]; logits [N, experts]."""
-    scores = logits.softmax(dim=-1) if spec.score == "Softmax" else logits.sigmoid()
-    weights, chosen = scores.topk(spec.per_token, dim=-1)
-    if spec.weights == "Renormalised":
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return weights * float(spec.scale), chosen
+    def _chosen(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """For each token the weights and the numbers of its experts, [N, k]; scores [N, experts]."""
+        if self.balancing_bias is None:
+            weights, chosen = scores.topk(self._spec.per_token, dim=-1)
+        else:
+            chosen = (scores.detach() + self.balancing_bias).topk(self._spec.per_token, dim=-1).indices
+            weights = scores.gather(-1, chosen)
+        if self._spec.weights == "Renormalised":
+            weights = weights / weights.sum(dim=-1, keepdim=True)
+        return weights * float(self._spec.scale), chosen
+
+    def _auxiliary_loss(self, scores: Tensor) -> Tensor:
+        """The auxiliary loss of DeepSeek-V3 (arXiv 2412.19437, equations 17 to 20) times its factor, summed over the
+        tokens of all sequences: scores [B, T, experts] -> a scalar. The choices are those without the balancing bias,
+        as there. It is of each sequence, so micro-batches and ranks do not matter."""
+        if not self._factor:
+            return scores.new_zeros(())
+        chances = scores if self._spec.score == "Softmax" else scores / scores.sum(dim=-1, keepdim=True)
+        chosen = scores.detach().topk(self._spec.per_token, dim=-1).indices.flatten(1)  # [B, T * k]
+        shares = _counts(chosen, len(self)).to(scores.dtype) / chosen.shape[1]  # [B, experts]
+        return self._factor * len(self) * (shares * chances.sum(dim=1)).sum()
 
 
-def _counts(chosen: Tensor, experts: int) -> Tensor:
-    """How many tokens choose each expert, [experts]. Nothing is read back from the device: `bincount` would be."""
-    choices = chosen.flatten()
-    return zeros(experts, dtype=choices.dtype, device=choices.device).scatter_add(0, choices, ones_like(choices))
+class _Tallied(torch.autograd.Function):
+    """The weights as they are, [N, k]. In the backward pass the auxiliary loss joins the batch's, and the tally gets
+    its sums."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, _: Tensor, loss: Tensor, counts: Tensor, divisor: int) -> Tensor:
+        ctx.save_for_backward(torch.cat([counts.double(), loss.double()[None]]))
+        ctx.divisor, ctx.dtype = divisor, loss.dtype
+        return weights.view_as(weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (sums,) = ctx.saved_tensors
+        return gradient, sums, sums.new_full((), 1 / ctx.divisor, dtype=ctx.dtype), None, None
+
+
+def _counts(choices: Tensor, experts: int) -> Tensor:
+    """How often each expert is chosen: choices [..., n] -> [..., experts]. Nothing is read back from the device:
+    `bincount` would be."""
+    none = zeros((*choices.shape[:-1], experts), dtype=choices.dtype, device=choices.device)
+    return none.scatter_add(-1, choices, ones_like(choices))

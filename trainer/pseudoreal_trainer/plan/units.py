@@ -3,7 +3,8 @@
 A block's experts are part of its unit.
 
 A unit's parameters form one flat vector: the matrices first, then biases and the weights of norms, because weight decay
-acts on the former only and is so one range of the vector, wherever shards cut it.
+acts on the former only and is so one range of the vector, wherever shards cut it. Last comes a balancing bias, which no
+gradient trains; no shard cuts it, as its update is one of all experts together.
 """
 
 from dataclasses import dataclass
@@ -39,8 +40,13 @@ class Parameter:
         return prod(self.shape)
 
     @property
+    def is_balancing(self) -> bool:
+        """Whether it is the bias that balances experts, which changes by the number of tokens that each one gets."""
+        return self.name.endswith(".balancing_bias")
+
+    @property
     def is_bias(self) -> bool:
-        return self.name.endswith(".bias")
+        return self.name.endswith(".bias") or self.is_balancing
 
     @property
     def is_matrix(self) -> bool:
@@ -59,9 +65,10 @@ class Unit:
         return sum(parameter.numel for parameter in self.parameters)
 
     @cached_property
-    def decayed(self) -> int:
-        """Number of elements at the start of the flat vector on which weight decay acts."""
-        return sum(parameter.numel for parameter in self.parameters if parameter.is_matrix)
+    def trained(self) -> int:
+        """Number of elements at the start of the flat vector that gradients train; behind them is the balancing bias,
+        where there is one."""
+        return sum(parameter.numel for parameter in self.parameters if not parameter.is_balancing)
 
     @cached_property
     def has_experts(self) -> bool:
@@ -74,8 +81,13 @@ class Unit:
 
     def shard_length(self, ranks: int) -> int:
         """Elements of each rank's part: a whole number of the processor's vectors, so that the update of an element
-        does not depend on the cuts."""
-        return self.numel if ranks == 1 else -(-self.numel // (ranks * VECTOR)) * VECTOR
+        does not depend on the cuts, and so many that none of them cuts the balancing bias."""
+        if ranks == 1:
+            return self.numel
+        length = -(-self.numel // (ranks * VECTOR)) * VECTOR
+        while self.trained // length < (self.numel - 1) // length:
+            length += VECTOR
+        return length
 
 
 def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
@@ -133,6 +145,8 @@ def _block(model: Model, block: int, layer: int) -> Shapes:
 def _experts(model: Model) -> Shapes:
     assert model.experts is not None, "the layer has experts"
     shapes: Shapes = {"router.weight": (model.experts.count, model.hidden_size)}
+    if model.top_k and model.top_k.bias_update_rate is not None:
+        shapes["experts.balancing_bias"] = (model.experts.count,)
     for expert in range(model.experts.count):
         shapes |= _feed_forward(model.hidden_size, model.expert, f"experts.{expert}")
     return shapes | (_feed_forward(model.hidden_size, model.shared_expert, "shared") if model.shared_expert else {})
@@ -165,4 +179,4 @@ def _feed_forward(hidden: int, spec: FeedForward, name: str) -> Shapes:
 
 def _unit(name: str, shapes: Shapes) -> Unit:
     parameters = [Parameter(*item) for item in shapes.items()]
-    return Unit(name, tuple(sorted(parameters, key=lambda parameter: not parameter.is_matrix)))
+    return Unit(name, tuple(sorted(parameters, key=lambda one: (not one.is_matrix, one.is_balancing))))

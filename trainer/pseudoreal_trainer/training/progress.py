@@ -10,6 +10,7 @@ from pseudoreal_api.spec.phase import OptimizerState
 
 from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement, Random, Skipped, Updates
 from pseudoreal_trainer.data.corpus import CorpusIdentity
+from pseudoreal_trainer.engine.balance import ExpertLoad
 from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 
@@ -35,6 +36,11 @@ class Progress:
     finite."""
     z_loss: float | None = None
     """Mean z-loss of the newest step, nats per token; None where the job has none, and before the first step."""
+    load: ExpertLoad | None = None
+    """How the newest step's tokens spread over experts by top k; None without these, before the first step, and where
+    the loss was not finite."""
+    auxiliary_loss: float | None = None
+    """Mean auxiliary loss of the newest step, nats per token; None where the job has none, and as above."""
     start_validation_loss: float | None = None
     """Validation loss before the phase's first step, nats per token; None until it is measured."""
     validation_loss: float | None = None
@@ -99,6 +105,8 @@ class Progress:
         is_known = config.optimizer.clipping.mode == "Global" and isfinite(agreed.norm)
         self.gradient_norm = agreed.norm if is_known else None
         self.z_loss = None if agreed.z_loss_sum is None else agreed.z_loss_sum / _tokens(config)
+        self.load = agreed.load
+        self.auxiliary_loss = _auxiliary_loss(agreed, config)
         if agreed.trains:
             self.updates = self.updates.and_one(left_out)
 
@@ -137,6 +145,13 @@ class Progress:
 def loss_of(agreed: Agreement, config: PhaseConfig) -> float:
     """The training loss of a step, nats per token of the whole batch."""
     return agreed.loss_sum / _tokens(config)
+
+
+def _auxiliary_loss(agreed: Agreement, config: PhaseConfig) -> float | None:
+    top_k = config.model.top_k
+    if agreed.load is None or top_k is None or float(top_k.auxiliary_loss) == 0:
+        return None
+    return agreed.load.auxiliary_loss_sum / _tokens(config)
 
 
 def _tokens(config: PhaseConfig) -> int:

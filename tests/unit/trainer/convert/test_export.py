@@ -130,6 +130,10 @@ REFUSED = [
         "model.experts.prototypes is 2, and a Mixtral has one router over all experts of a layer; export this one as",
     ),
     (
+        {"feedForward": SWIGLU, "experts": TOP_K | {"topK": {"perToken": 2, "biasUpdateRate": "0.001"}}},
+        "model.experts.topK.biasUpdateRate is 0.001, and transformers has no model with that beside the rest of this",
+    ),
+    (
         {"feedForward": SWIGLU, "logitSoftCap": "30"},
         "model.logitSoftCap is 30, and transformers has no model with that beside the rest of this one; export",
     ),

@@ -1,11 +1,12 @@
 """What the engine is tried with: a small model under many layouts."""
 
+import json
 from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
 from pseudoreal_api.spec.model import Model
-from pseudoreal_api.spec.optimizer import Clipping
+from pseudoreal_api.spec.optimizer import Clipping, Multiplier
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Home, Sharing
 from pseudoreal_trainer.model.sampling import Sampling
@@ -72,6 +73,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
             "denseLayers": [1, 3],
         },
     },
+    "in balance": {
+        "feedForward": {"size": 20},
+        "experts": {
+            "type": "TopK",
+            "count": 7,
+            "topK": {"perToken": 3, "size": 6, "score": "Sigmoid", "biasUpdateRate": "0.03", "auxiliaryLoss": "0.2"},
+            "denseLayers": [1, 3],
+        },
+    },
 }
 """Name -> fields of the model that differ from those of a plain case."""
 
@@ -99,6 +109,8 @@ class Case:
     prototypes: int = 1
     options: str = ""
     """Name of an entry of OPTIONS."""
+    drawn: str = ""
+    """Further fields of the model, as JSON."""
     precision: str = "float64"
     next_sharing: tuple[int, Any] | None = None
     """Blocks and pattern of the next phase; None: nothing is measured."""
@@ -111,6 +123,8 @@ class Case:
     epsilon: str = "1e-8"
     exclusions: tuple[Any, ...] = ()
     """Matrices that do not decay."""
+    multipliers: tuple[tuple[Any, str, str], ...] = ()
+    """Groups of tensors, with what multiplies their learning rate and their weight decay."""
 
     @property
     def world(self) -> int:
@@ -138,7 +152,7 @@ class Case:
             "embeddings": "Tied" if self.tied else "Separate",
             "logitSoftCap": self.soft_cap,
         }
-        return Model.model_validate(fields | OPTIONS[self.options])
+        return Model.model_validate(fields | OPTIONS[self.options] | json.loads(self.drawn or "{}"))
 
     @property
     def sharing(self) -> Sharing:
@@ -152,6 +166,7 @@ class Case:
             z_loss=self.z_loss,
             epsilon=self.epsilon,
             decay_exclusions=list(self.exclusions),
+            multipliers=[Multiplier(tensors=t, learning_rate=r, weight_decay=d) for t, r, d in self.multipliers],
         )
 
     @property

@@ -7,7 +7,8 @@ from pseudoreal_trainer.plan.units import unit_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.support.adamw import adamw
+from tests.support.adamw import adamw, adamw_of_tensors
+from tests.support.routers import Routers
 from tests.unit.trainer.engine.cases import PROMPTS, RATE, SAMPLING, SEQUENCES_OF_A_MICRO_BATCH, STEPS, WRITTEN, Case
 
 
@@ -27,11 +28,12 @@ def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
 def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
     """The cross-entropy of each step, and the weights after the last."""
     model, optimizer = model_and_optimizer(case)
-    losses = []
+    routers, losses = Routers(model), []
     for step in range(STEPS):
-        losses.append(set_gradients(model, case, step))
-        _clip(model, case)
+        losses.append(set_gradients(model, case, step, routers))
+        clip(model, case)
         optimizer.step()
+        routers.balance()
     return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
 
 
@@ -39,15 +41,22 @@ def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]
     dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
     model = build_model(case.model, case.sharing, seed=3, dtype=dtype)
     excluded = [p for n, p in model.named_parameters() if n.startswith(tuple(f"{e.lower()}." for e in case.exclusions))]
-    return model, adamw(model.parameters(), case.optimizer, RATE, excluded=excluded)
+    optimizer = adamw(model.parameters(), case.optimizer, RATE, excluded=excluded)
+    if case.multipliers:
+        optimizer = adamw_of_tensors(
+            ((n, p) for n, p in model.named_parameters() if p.requires_grad), case.optimizer, RATE
+        )
+    return model, optimizer
 
 
-def set_gradients(model: Transformer, case: Case, step: int) -> float:
+def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | None = None) -> float:
     """Sets the gradients of a step's batch: its cross-entropy."""
+    if routers is not None:
+        routers.begin()
     batch = batch_of(case, step)
     tokens = batch[:, :, 1:].numel()
-    parts = [_gradients(model, case, part_of(batch, d, case.data), tokens) for d in range(case.data)]
-    for index, parameter in enumerate(model.parameters()):
+    parts = [_gradients(model, case, part_of(batch, d, case.data), tokens, routers) for d in range(case.data)]
+    for index, parameter in enumerate(p for p in model.parameters() if p.requires_grad):
         # Partial sums of the data ranks, added up in their order.
         parameter.grad = torch.stack([gradients[index] for _, gradients in parts]).sum(dim=0)
     return sum(loss for loss, _ in parts) / tokens
@@ -81,7 +90,9 @@ def _behind(model: Transformer, prompt: list[int], seed: int) -> list[int]:
     return text[len(prompt) :]
 
 
-def _gradients(model: Transformer, case: Case, part: Tensor, tokens: int) -> tuple[float, list[Tensor]]:
+def _gradients(
+    model: Transformer, case: Case, part: Tensor, tokens: int, routers: Routers | None
+) -> tuple[float, list[Tensor]]:
     """Sum of the cross-entropies and gradients of one data rank's sequences, micro-batch after micro-batch."""
     model.zero_grad()
     sums = []
@@ -91,12 +102,14 @@ def _gradients(model: Transformer, case: Case, part: Tensor, tokens: int) -> tup
         sums.append(loss_sum.detach())
         if case.z_loss != "0":
             loss_sum = loss_sum + float(case.z_loss) * logits.exp().sum(-1).log().square().sum()
+        if routers is not None:
+            loss_sum = loss_sum + routers.take()
         (loss_sum / tokens).backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     return float(torch.stack(sums).sum()), gradients
 
 
-def _clip(model: Transformer, case: Case) -> None:
+def clip(model: Transformer, case: Case) -> None:
     norm = float(case.optimizer.clipping.norm)
     if case.clipping == "Global":
         nn.utils.clip_grad_norm_(model.parameters(), norm)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from pseudoreal_trainer.checkpoint.pieces import spans_of
+from pseudoreal_trainer.engine.balance import ExpertLoad
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.probe import LayerGradients
@@ -51,6 +52,8 @@ class Result:
     state_bytes: dict[str, int] = field(default_factory=dict)
     left_out: list[tuple[int, ...]] = field(default_factory=list)
     """For each step, units that were not updated."""
+    loads: list[ExpertLoad | None] = field(default_factory=list)
+    """For each step."""
     evaluation: float = 0.0
     """Sum of the losses of the first batch with the last weights; on the rank of the head."""
     written: list[list[int]] = field(default_factory=list)
@@ -151,6 +154,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
         engine.settle()
         result.losses.append(agreement.loss_sum / tokens)
         result.left_out.append(agreement.left_out)
+        result.loads.append(agreement.load)
         result.moved.append({str(link): size for link, size in engine.trace.moved.items()})
     result.events = list(engine.trace.events)
     result.state_bytes = {str(what): size for what, size in engine.state_bytes().items()}

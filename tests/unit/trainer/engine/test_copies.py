@@ -21,6 +21,7 @@ from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Drop, Fetch, Read
 from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import Case
@@ -77,7 +78,7 @@ def _store(
 
 
 def _host_state(numel: int, value: float) -> MemoryState:
-    extent = Extent(0, numel, 0, torch.float64, torch.float64)
+    extent = Extent(0, numel, (UpdateRange(0, numel),), torch.float64, torch.float64)
     weights = torch.full((numel,), value, dtype=torch.float64)
     return MemoryState(extent, Vectors(weights, weights, torch.zeros_like(weights)), AdamW(), PassingBuffers([]))
 

@@ -20,7 +20,12 @@ SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 KINDS = [name for name in OPTIONS if name]
 """Kinds of layers besides the plain one."""
 
+MULTIPLIERS = (("Embedding", "0.1", "0"), ("Attention", "2", "0.5"), ("Norms", "3", "1"), ("Experts", "0", "1"))
+"""Experts stay as they are."""
+
 ONE_RANK = [
+    *(Case(multipliers=MULTIPLIERS, options="Qwen3MoE", homes=h, clipping="Global") for h in ("d", "hD")),
+    Case(multipliers=MULTIPLIERS, options="all biases and norms", blocks=2, homes="Dh", window=1),
     *(Case(micro_batches=n, order=order) for n in (1, 2, 8) for order in ORDERS),
     *(Case(homes=homes, window=window) for homes in ("h", "D", "dhD") for window in (1, 2, 3)),
     *(Case(homes=homes, recompute=False, order=order) for homes in ("d", "h", "D") for order in ("Layered", "1F1B")),
@@ -40,6 +45,11 @@ ONE_RANK = [
     *(Case(epsilon="1e-3", exclusions=names, homes="dhD") for names in (("Embedding",), ("Embedding", "Head"))),
 ]
 TWO_RANKS = [
+    *(
+        Case(data=2, sharding=sharding, multipliers=MULTIPLIERS, options="Mixtral", homes="dD")
+        for sharding in SHARDINGS
+    ),
+    Case(pipeline=2, multipliers=MULTIPLIERS, tied=True, blocks=1, clipping="PerUnit"),
     *(Case(data=2, sharding=sharding, micro_batches=n) for sharding in SHARDINGS for n in (1, 8)),
     *(Case(data=2, sharding=sharding, homes="hDd", clipping="Global") for sharding in SHARDINGS),
     *(Case(data=2, sharding="Full", order=order, window=1, clipping="PerUnit") for order in ORDERS),
@@ -76,6 +86,7 @@ BITWISE = [
     Case(precision="float32"),
     *(Case(precision="float32", order=order, micro_batches=8) for order in ORDERS),
     Case(precision="float32", homes="hD", window=1, stash=True),
+    Case(precision="float32", homes="dhD", multipliers=(("Head", "0.5", "3"), ("Attention", "2", "1"))),
     Case(precision="float32", recompute=False, homes="D"),
     Case(precision="float32", micro_batches=1, blocks=1),
     *(Case(precision="float32", data=2, sharding=sharding, homes="dhD") for sharding in SHARDINGS),

@@ -1,5 +1,6 @@
 """Gradients of single layers, measured while they share blocks, against plain autograd on copies of the layers."""
 
+import json
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,8 @@ from tests.unit.trainer.engine.cases import STEPS, Case
 from tests.unit.trainer.engine.running import SEED, Result, want
 
 OWN = (4, "Cycle")
+BALANCED = {"type": "TopK", "count": 4, "topK": {"perToken": 2, "biasUpdateRate": "0.1"}}
+"""A balancing bias has no gradient."""
 MEASURED = [
     Case(blocks=1, next_sharing=OWN),
     Case(blocks=1, next_sharing=OWN, recompute=False, clipping="Global"),
@@ -24,6 +27,7 @@ MEASURED = [
     Case(blocks=2, pattern="Cycle", next_sharing=OWN, order="1F1B"),
     Case(blocks=1, next_sharing=OWN, data=2),
     Case(blocks=2, next_sharing=OWN, data=2, options="Qwen3MoE"),
+    Case(blocks=2, next_sharing=OWN, data=2, drawn=json.dumps({"experts": BALANCED})),
     Case(blocks=1, next_sharing=(2, "Cycle"), data=2, sharding="Full", homes="h", clipping="PerUnit"),
     *(
         Case(blocks=1, next_sharing=OWN, pipeline=2, order=order)
@@ -96,7 +100,7 @@ def test_all_ranks_have_the_same(case: Case, engine_results: dict[Case, list[Res
     assert len(engine_results[case][0].measured) == STEPS
 
 
-@pytest.mark.parametrize("case", MEASURED[:8], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", MEASURED[:9], ids=lambda case: case.name)
 def test_measuring_changes_nothing(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     losses, weights = reference.train(case)
     assert engine_results[case][0].losses == pytest.approx(losses, rel=1e-12, abs=1e-12)

@@ -13,11 +13,13 @@ from pseudoreal_trainer.engine.ranks.lanes import Lanes
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.state.memory import Extent
 from pseudoreal_trainer.engine.state.store import GrowthBuffers
 from pseudoreal_trainer.engine.updates import Gradients, Reductions, Updates
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 
 from tests.unit.trainer.engine.cases import Case
@@ -25,6 +27,7 @@ from tests.unit.trainer.engine.cases import Case
 CPU = torch.device("cpu")
 LENGTH, BUFFERS = 4, 2
 PATIENCE = 60.0
+EXTENT = Extent(0, LENGTH, (UpdateRange(0, LENGTH),), torch.float32, torch.float32)
 
 
 @dataclass
@@ -35,7 +38,7 @@ class _State:
     log: list[tuple[str, int]]
     kept: threading.Event = field(default_factory=threading.Event)
     may_update: threading.Event = field(default_factory=threading.Event)
-    extent: Any = field(default_factory=lambda: Mock(length=LENGTH, master=torch.float32))
+    extent: Extent = EXTENT
     failure: BaseException | None = None
 
     def gradient_memory(self) -> None:

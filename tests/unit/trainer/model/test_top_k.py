@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
-from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.model import Model, TopK
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model import grouped
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.modules import UnitModule
+from pseudoreal_trainer.model.top_k import Tally, TopKExperts
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor, nn
 
@@ -71,16 +72,15 @@ def _deepseek(block: Block) -> nn.Module:
     }
     shared: Any = block.shared
     state |= {f"shared_experts.{n}_proj.weight": getattr(shared, n).weight for n in ("gate", "up", "down")}
-    theirs.load_state_dict({name: value.detach() for name, value in state.items()} | _zero_bias(theirs), strict=True)
+    bias: Any = block.experts.balancing_bias
+    state |= {name: torch.zeros(6) if bias is None else bias for name, _ in theirs.named_buffers()}
+    theirs.load_state_dict({name: value.detach() for name, value in state.items()}, strict=True)
     return theirs
 
 
-def _zero_bias(theirs: nn.Module) -> dict[str, Tensor]:
-    return {name: torch.zeros_like(value) for name, value in theirs.named_buffers()}
-
-
-def test_scores_of_their_own_with_shared_experts_are_those_of_deepseek() -> None:
-    block = _block(_spec(score="Sigmoid", scale="2.5", sharedExperts=2))
+@pytest.mark.parametrize("balance", [{}, {"biasUpdateRate": "0.1"}], ids=["no bias", "a bias"])
+def test_scores_of_their_own_with_shared_experts_are_those_of_deepseek(balance: Any) -> None:
+    block = _block(_spec(score="Sigmoid", scale="2.5", sharedExperts=2, **balance))
     theirs = _deepseek(block)
     results = []
     for compute in (block._mixed, theirs):
@@ -134,3 +134,66 @@ def test_experts_in_groups_are_those_one_by_one(dtype: torch.dtype, monkeypatch:
     for one_by_one, together in zip(*found, strict=True):
         most = one_by_one.abs().max().item()
         torch.testing.assert_close(together, one_by_one, rtol=tolerance, atol=tolerance * most)
+
+
+def test_a_bias_chooses_experts_and_weighs_none() -> None:
+    block = _block(_spec(score="Sigmoid", biasUpdateRate="0.1"))
+    bias: Any = block.experts.balancing_bias
+    bias.data = torch.tensor([9.0, 0, 9, 0, 0, 9]).double()
+    tally = Tally.empty(6, 1, torch.device("cpu"))
+    (sums,) = torch.autograd.grad(block._mixed(_features(), tally).sum(), [tally.sums])
+    assert sums.tolist() == [3 * LENGTH, 0, 3 * LENGTH, 0, 0, 3 * LENGTH, 0]
+    shifted = block._mixed(_features())
+    bias.data += 5
+    assert torch.equal(block._mixed(_features()), shifted)
+
+
+@pytest.mark.parametrize("score", ["Softmax", "Sigmoid"])
+def test_the_auxiliary_loss_is_that_of_each_sequence(score: str) -> None:
+    """It joins the loss over the tokens of the batch, and its value comes out beside the tokens of the experts."""
+    spec, found = _spec(score=score, auxiliaryLoss="0.3", biasUpdateRate="0.1"), []
+    for is_plain in (False, True):
+        block, hidden = _block(spec), _features().requires_grad_()
+        sources = [hidden, block.router.weight]
+        tally = Tally.empty(6, 30, torch.device("cpu"))
+        if is_plain:
+            out, loss = block._mixed(hidden), _auxiliary_loss(score, block.router(hidden))
+            found.append([*torch.autograd.grad(out.sum() + loss / 30, sources), loss])
+        else:
+            *gradients, sums = torch.autograd.grad(block._mixed(hidden, tally).sum(), [*sources, tally.sums])
+            found.append([*gradients, sums[-1]])
+    for ours, expected in zip(*found, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-13, atol=1e-13)
+
+
+def _auxiliary_loss(score: str, logits: Tensor) -> Tensor:
+    """Summed over tokens, with the factor 0.3: logits [B, T, 6] -> a scalar."""
+    total = torch.zeros(())
+    for sequence in logits:
+        scores = sequence.softmax(dim=-1) if score == "Softmax" else sequence.sigmoid()
+        chosen = torch.stack([token.sort(descending=True).indices[:3] for token in scores])
+        frequencies = [6 / (3 * LENGTH) * (chosen == expert).double().sum() for expert in range(6)]
+        means = (scores / scores.sum(dim=1, keepdim=True)).mean(dim=0)
+        total = total + 0.3 * LENGTH * sum(f * p for f, p in zip(frequencies, means, strict=True))
+    return total
+
+
+def test_experts_in_balance_have_an_auxiliary_loss_of_its_factor() -> None:
+    """Sequences of 10 tokens and 5 experts of which each token takes 2: each expert gets 4, with equal scores."""
+    experts = TopKExperts(_spec(), TopK(per_token=2, auxiliary_loss="0.5"), 5)
+    logits = torch.zeros(1, 10, 5, dtype=torch.float64)
+    for token in range(10):
+        logits[0, token, [token % 5, (token + 1) % 5]] = 1e-12
+    assert float(experts._auxiliary_loss(logits.softmax(dim=-1))) == pytest.approx(10 * 0.5, rel=1e-11)
+
+
+def test_tokens_are_counted_exactly_in_bfloat16() -> None:
+    """Which has no odd numbers beyond 256."""
+    torch.manual_seed(0)
+    block = Block(_spec(biasUpdateRate="0.1")).bfloat16()
+    hidden = torch.randn(2, 1001, HIDDEN, dtype=torch.bfloat16)
+    tally = Tally.empty(6, 1, torch.device("cpu"))
+    (sums,) = torch.autograd.grad(block._mixed(hidden, tally).sum(), [tally.sums])
+    assert int(sums.sum()) == 3 * 2002
+    chosen = block.router(hidden).softmax(dim=-1).flatten(0, 1).argsort(dim=-1, descending=True)[:, :3]
+    assert sums[:-1].tolist() == [int((chosen == expert).sum()) for expert in range(6)]

@@ -4,10 +4,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.plan.units import block_of, in_block, unit_of, units_of
+from pseudoreal_trainer.plan.units import Unit, block_of, in_block, unit_of, units_of
+from pseudoreal_trainer.plan.update_ranges import update_ranges
 
 SMALL = {"layers": 2, "hiddenSize": 8, "attention": {"heads": 2}, "sequenceLength": 4, "feedForward": {"size": 12}}
 M6_10T = {
@@ -53,6 +57,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"attention": {"heads": 2, "bias": "QueryKeyValue", "queryKeyNorm": "PerHead"}, "norm": {"placement": "Both"}},
     {"attention": {"heads": 2, "bias": "All", "queryKeyNorm": "AllHeads"}, "norm": {"placement": "Post"}},
     {"feedForward": {"size": 12, "bias": "All"}, "experts": {"count": 2}},
+    {"experts": {"type": "TopK", "count": 3, "topK": {"perToken": 1, "biasUpdateRate": "0.1", "sharedExperts": 1}}},
 ]
 
 
@@ -70,7 +75,8 @@ def test_biases_and_norms_do_not_decay(options: dict[str, Any]) -> None:
     for unit in units_of(model(SMALL, **options), Sharing(blocks=2)):
         decays = [len(parameter.shape) > 1 for parameter in unit.parameters]
         assert decays == sorted(decays, reverse=True)
-        assert unit.decayed == sum(p.numel for p, is_decayed in zip(unit.parameters, decays, strict=True) if is_decayed)
+        expected = sum(p.numel for p, is_decayed in zip(unit.parameters, decays, strict=True) if is_decayed)
+        assert _decayed(unit) == expected
 
 
 @pytest.mark.parametrize("experts", MIXTURES, ids=str)
@@ -78,7 +84,35 @@ def test_matrices_come_first(experts: dict[str, Any] | None) -> None:
     block = units_of(model(SMALL, experts=experts), Sharing(blocks=2))[2]
     ranks = [len(parameter.shape) for parameter in block.parameters]
     assert ranks == sorted(ranks, reverse=True)
-    assert block.numel - block.decayed == Counter(ranks)[1] * 8 == 2 * 8
+    assert block.numel - _decayed(block) == Counter(ranks)[1] * 8 == 2 * 8
+
+
+def _decayed(unit: Unit) -> int:
+    """Number of elements at the start of the vector that decay."""
+    ranges = [one for one in update_ranges(unit, Optimizer()) if one.decay]
+    assert all(one.begin == 0 for one in ranges)
+    return sum(one.end for one in ranges)
+
+
+BALANCED = {"type": "TopK", "topK": {"perToken": 1, "biasUpdateRate": "0.001"}}
+
+
+@given(st.integers(1, 40), st.integers(1, 3), st.integers(1, 70))
+def test_no_shard_cuts_the_bias_that_balances_experts(count: int, hidden: int, ranks: int) -> None:
+    sizes = {"hiddenSize": 2 * hidden, "attention": {"heads": 1}, "feedForward": {"size": 3}}
+    unit = units_of(model(SMALL, experts=BALANCED | {"count": count}, **sizes), Sharing(blocks=1))[1]
+    assert unit.parameters[-1].name == "blocks.0.experts.balancing_bias"
+    shards = [unit.shard(rank, ranks) for rank in range(ranks)]
+    assert [index for shard in shards for index in shard][: unit.numel] == list(range(unit.numel))
+    assert all(len(shard) % 16 == 0 or ranks == 1 for shard in shards)
+    bias = range(unit.numel - count, unit.numel)
+    assert sum(bias.start in shard and bias.stop - 1 in shard for shard in shards) == 1
+
+
+def test_a_bias_that_balances_experts_costs_large_shards_nothing() -> None:
+    large = {"hiddenSize": 512, "attention": {"heads": 8}, "feedForward": {"size": 333}}
+    unit = units_of(model(SMALL, experts=BALANCED | {"count": 64}, **large), Sharing(blocks=1))[1]
+    assert unit.shard_length(64) == -(-unit.numel // (64 * 16)) * 16
 
 
 def test_an_expert_has_its_place_in_every_block() -> None:

@@ -15,44 +15,68 @@ from torch.nn import functional as F
 
 from tests.support.adamw import adamw
 from tests.support.checkpoints import assert_same, metrics, newest_of
+from tests.support.routers import Routers
 from tests.unit.trainer.checkpoint.by_hand import save
 from tests.unit.trainer.data.slow_permutation import permuted
 
 STEPS = 6
 
 
-def _reference(
-    config: PhaseConfig, text: bytes
-) -> tuple[list[float], list[float], list[float], dict[str, torch.Tensor]]:
-    """Ordinary torch: the losses, z-losses and norms of all steps, and the weights at the end."""
+Figures = dict[str, list[float]]
+"""Key of metrics.jsonl -> what it says of each step."""
+
+
+def _reference(config: PhaseConfig, text: bytes) -> tuple[Figures, dict[str, torch.Tensor]]:
+    """Ordinary torch: the figures of all steps, and the weights at the end."""
     sequence, batch = config.model.sequence_length, config.batch
     model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
     optimizer = adamw(model.parameters(), config.optimizer, 0.0)
     samples = (len(text) - 1) // sequence
     order = np.array([permuted(index, samples, config.data.seed, 0) for index in range(samples)])
-    losses, z_losses, norms = [], [], []
+    routers, found = Routers(model), Figures()
     for step in range(STEPS):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(config.optimizer, step + 1, config.total_steps)
         optimizer.zero_grad()
+        routers.begin()
         total = z_total = torch.zeros((), dtype=torch.float64)
         for micro in np.split(order[step * batch.sequences : (step + 1) * batch.sequences], batch.micro_batches):
             windows = torch.tensor([list(text[w * sequence : (w + 1) * sequence + 1]) for w in micro])
             logits = model(windows[:, :-1]).flatten(0, 1)
             loss = F.cross_entropy(logits, windows[:, 1:].flatten(), reduction="sum")
             z_loss = float(config.optimizer.z_loss) * logits.exp().sum(-1).log().square().sum()
-            torch.autograd.backward((loss + z_loss) / (batch.sequences * sequence))
+            torch.autograd.backward((loss + z_loss + routers.take()) / (batch.sequences * sequence))
             total, z_total = total + loss.detach(), z_total + z_loss.detach()
-        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item())
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
         optimizer.step()
-        losses.append(total.item() / (batch.sequences * sequence))
-        z_losses.append(z_total.item() / (batch.sequences * sequence))
-    return losses, z_losses, norms, model.state_dict()
+        routers.balance()
+        tokens = batch.sequences * sequence
+        figures = {"loss": total.item() / tokens, "gradient_norm": norm, "z_loss": z_total.item() / tokens}
+        if routers.counts:
+            shares = [(counts.max() / counts.double().mean()).item() for counts in routers.counts]
+            figures |= {"expert_load_max": max(shares), "expert_load_mean": sum(shares) / len(shares)}
+            figures["idle_experts"] = torch.stack(routers.counts).eq(0).double().mean().item()
+            figures["auxiliary_loss"] = routers.auxiliary_loss / tokens
+        for key, figure in figures.items():
+            found.setdefault(key, []).append(figure)
+    return found, model.state_dict()
+
+
+EXPERTS = {
+    "type": "TopK",
+    "count": 5,
+    "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.02", "auxiliaryLoss": "0.1"},
+}
+OF_EXPERTS = {"expert_load_max", "expert_load_mean", "idle_experts", "auxiliary_loss"}
 
 
 @pytest.mark.parametrize(
     ("model", "z_loss"),
-    [({}, "0"), ({"vocabularySize": 300, "embeddings": "Tied", "logitSoftCap": "5"}, "1e-3")],
+    [
+        ({}, "0"),
+        ({"vocabularySize": 300, "embeddings": "Tied", "logitSoftCap": "5"}, "1e-3"),
+        ({"experts": EXPERTS}, "1e-3"),
+    ],
     ids=str,
 )
 def test_losses_and_weights_are_those_of_a_plain_loop(
@@ -63,12 +87,13 @@ def test_losses_and_weights_are_those_of_a_plain_loop(
     phase = config(0)
     train(phase)
     text = b"".join((corpus_folder / name).read_bytes() for name in ("a.txt", "b.txt"))
-    losses, z_losses, norms, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
-    # The norm that clips is summed unit by unit, so its last bit may differ.
-    assert [line["loss"] for line in metrics(phase)] == pytest.approx(losses, rel=1e-13)
-    assert [line["gradient_norm"] for line in metrics(phase)] == pytest.approx(norms, rel=1e-12)
-    found = [line["z_loss"] for line in metrics(phase)]
-    assert found == ([None] * STEPS if z_loss == "0" else pytest.approx(z_losses, rel=1e-13))
+    expected, weights = _reference(phase, text[: len(text) - round(len(text) / 10)])
+    for key, figures in expected.items():
+        found = [line[key] for line in metrics(phase)]
+        # The norm that clips is summed unit by unit, so its last bit may differ.
+        wanted = pytest.approx(figures, rel=1e-12 if key == "gradient_norm" else 1e-13)
+        assert found == ([None] * STEPS if (key, z_loss) == ("z_loss", "0") else wanted), key
+    assert all(line[key] is None for line in metrics(phase) for key in OF_EXPERTS - {*expected})
     assert {*newest_of(phase).names} == {*weights}
     for name, array in newest_of(phase).whole().items():
         # AdamW divides by the root of the second moment, which makes much of small differences.
@@ -86,20 +111,21 @@ def test_the_loss_falls_over_both_phases(job_body: Any, config: Any, train_job: 
     assert message.validation_loss < message.start_validation_loss - 0.3
 
 
-@pytest.mark.parametrize("embeddings", ["Separate", "Tied"])
+@pytest.mark.parametrize("model", [{}, {"embeddings": "Tied"}, {"experts": EXPERTS}], ids=str)
 def test_delinking_does_not_change_the_validation_loss(
-    embeddings: str, job_body: Any, config: Any, train_job: Any
+    model: dict[str, Any], job_body: Any, config: Any, train_job: Any
 ) -> None:
-    job_body["spec"]["model"]["embeddings"] = embeddings
+    job_body["spec"]["model"] |= model
     message = train_job("work")
     end = CheckpointStore(Path(config(0).work_directory), "11111111-2222").committed("pseudo")[-1]
     assert message.start_validation_loss == end.validation_loss
 
 
-@pytest.mark.parametrize("stop_after", [1, 3, 8])
+@pytest.mark.parametrize(("stop_after", "experts"), [(1, None), (3, None), (8, None), (3, EXPERTS)])
 def test_a_job_that_was_stopped_ends_as_if_it_had_not_been(
-    stop_after: int, job_body: Any, config: Any, train: Any
+    stop_after: int, experts: Any, job_body: Any, config: Any, train: Any
 ) -> None:
+    job_body["spec"]["model"]["experts"] = experts
     job_body["spec"]["phases"][0]["until"]["step"] = 11
     whole, parts = config(0, "whole"), config(0, "parts")
     train(whole)

@@ -19,6 +19,7 @@ from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.forecast.memory.crossing import PAGE
 from pseudoreal_trainer.forecast.memory.memory import CHUNK_ELEMENTS, CHUNKS_AT_A_TIME, PORTION_ROOM, aligned
 from pseudoreal_trainer.plan.units import Kind
+from pseudoreal_trainer.plan.update_ranges import cut
 
 Section = Kind | Literal["compute", "gradient"]
 _PURPOSES: dict[Section, Purpose] = {
@@ -247,8 +248,8 @@ class DiskState(State):
         if "compute" in self._stretches:
             stretch = self._stretches["compute"].chunk(begin)
             compute = stretch.view(self._disk.chunks[turn % CHUNKS_AT_A_TIME]["compute"])
-        decayed = min(max(self.extent.decayed - begin, 0), len(weights))
-        slices = Slices(weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, decayed)
+        ranges = cut(self.extent.ranges, begin, end)
+        slices = Slices(weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges)
         self._disk.adamw.update(figures.spec, slices, self.steps, figures.rate, figures.scale)
 
     def _write_chunk(self, begin: int, turn: int) -> None:

@@ -9,9 +9,9 @@ one begins. What is left is 30 bytes: the gradient once (4), weights and moments
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Barrier
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ from pseudoreal_trainer.engine.ranks.lanes import Mark
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.forecast.memory.memory import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR, Kind
+from pseudoreal_trainer.plan.update_ranges import UpdateRange
 
 Purpose = Literal["weights", "moments", "gradients"]
 """What bytes are kept for. Weights are counted in both types."""
@@ -41,10 +42,16 @@ class Extent:
 
     begin: int
     length: int
-    decayed: int
-    """Number of elements at its start on which weight decay acts."""
+    ranges: tuple[UpdateRange, ...]
+    """How its elements are updated, counted from `begin`; all of them."""
     master: torch.dtype
     compute: torch.dtype
+
+    @property
+    def balancing(self) -> slice:
+        """The elements of the balancing bias; none where there is no such bias."""
+        balancing = [one.elements for one in self.ranges if one.is_balancing]
+        return balancing[0] if balancing else slice(self.length, self.length)
 
 
 class State(ABC):
@@ -183,7 +190,7 @@ class MemoryState(State):
 
     def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
         weights, first, second = self._kinds.values()
-        slices = Slices(weights, first, second, self.gradient(), self._own_copy, self.extent.decayed)
+        slices = Slices(weights, first, second, self.gradient(), self._own_copy, self.extent.ranges)
         try:
             self._adamw.update(spec, slices, self.steps, rate, scale)
         finally:
@@ -208,8 +215,8 @@ class Slices:
     compute: Tensor | None
     """Memory for the new weights in the compute type; None: the weights are computed with as they are. Nothing else
     lies in it, as one thread writes to it while others read their parts of the gradient."""
-    decayed: int
-    """Number of elements at the start on which weight decay acts."""
+    ranges: tuple[UpdateRange, ...]
+    """How their elements are updated; all of them."""
 
 
 @dataclass(frozen=True)
@@ -222,21 +229,21 @@ class _Kernel:
     rate: float
     scale: float
 
-    def __call__(self, slices: Slices, gradient: Tensor, begin: int, end: int, decay: float) -> None:
-        """Updates elements from `begin` on. `gradient`: that of the range alone, scaled."""
+    def __call__(self, slices: Slices, gradient: Tensor, part: UpdateRange) -> None:
+        """Updates the elements of a range. `gradient`: that of the range alone, scaled."""
         # What torch.optim.AdamW(fused=True) calls. The class loads torch's compiler when it is made, and the function
         # around this kernel takes longer than the kernel takes for a piece.
         torch._fused_adamw_(
-            [slices.weights[begin:end]],
+            [slices.weights[part.elements]],
             [gradient],
-            [slices.first_moment[begin:end]],
-            [slices.second_moment[begin:end]],
+            [slices.first_moment[part.elements]],
+            [slices.second_moment[part.elements]],
             [],
             [self.number],
-            lr=self.rate,
+            lr=self.rate * part.rate,
             beta1=float(self.spec.beta1),
             beta2=float(self.spec.beta2),
-            weight_decay=decay,
+            weight_decay=part.decay,
             eps=float(self.spec.epsilon),
             amsgrad=False,
             maximize=False,
@@ -260,6 +267,7 @@ class AdamW:
         Every element is updated by itself, so it does not matter how a vector is cut into ranges: to the bit where each
         range begins at a multiple of the processor's vectors, whose rests are rounded in another way.
         """
+        slices = _balanced(slices)
         kernel = _Kernel(spec, steps + 1, rate, scale)
         is_one_kernel = scale == 1.0 and slices.compute is None
         if slices.weights.device.type == "cpu" and not is_one_kernel:
@@ -268,7 +276,7 @@ class AdamW:
             _whole(kernel, slices)
 
     def _in_pieces(self, kernel: _Kernel, slices: Slices) -> None:
-        pieces = deque(_pieces(kernel.spec, slices, self._threads))
+        pieces = deque(_pieces(slices.ranges, self._threads))
         if self._pool is None or len(pieces) == 1:
             self._work(kernel, slices, pieces, 0)
             return
@@ -279,15 +287,15 @@ class AdamW:
         for future in done:
             future.result()
 
-    def _work(self, kernel: _Kernel, slices: Slices, pieces: deque[tuple[int, int, float]], worker: int) -> None:
+    def _work(self, kernel: _Kernel, slices: Slices, pieces: deque[UpdateRange], worker: int) -> None:
         while pieces:
             try:
-                begin, end, decay = pieces.popleft()
+                piece = pieces.popleft()
             except IndexError:
                 return  # another thread took the last one
-            kernel(slices, self._scaled(slices.gradient[begin:end], kernel.scale, worker), begin, end, decay)
+            kernel(slices, self._scaled(slices.gradient[piece.elements], kernel.scale, worker), piece)
             if slices.compute is not None:
-                slices.compute[begin:end].copy_(slices.weights[begin:end])
+                slices.compute[piece.elements].copy_(slices.weights[piece.elements])
 
     def _scaled(self, gradient: Tensor, scale: float, worker: int) -> Tensor:
         """The piece's gradient times `scale`, written beside it, to memory that stays in the cache; written over the
@@ -300,32 +308,35 @@ class AdamW:
         return torch.mul(gradient, scale, out=self._scratch[key][: len(gradient)])
 
 
+def _balanced(slices: Slices) -> Slices:
+    """Changes a balancing bias, and returns what is left to AdamW. Clipping has no part in it."""
+    for one in slices.ranges:
+        if one.is_balancing:
+            slices.weights[one.elements].add_(slices.gradient[one.elements])
+            if slices.compute is not None:
+                slices.compute[one.elements].copy_(slices.weights[one.elements])
+    return replace(slices, ranges=tuple(one for one in slices.ranges if not one.is_balancing))
+
+
 def _whole(kernel: _Kernel, slices: Slices) -> None:
     """Updates all elements kernel after kernel: for a device, where memory is fast and calling kernels takes the
     time."""
     if kernel.scale != 1.0:
         slices.gradient.mul_(kernel.scale)
-    for begin, end, decay in _ranges(kernel.spec, slices):
-        kernel(slices, slices.gradient[begin:end], begin, end, decay)
+    for part in slices.ranges:
+        kernel(slices, slices.gradient[part.elements], part)
     if slices.compute is not None:
         slices.compute.copy_(slices.weights)
 
 
-def _ranges(spec: OptimizerSpec, slices: Slices) -> Iterator[tuple[int, int, float]]:
-    """The ranges of one weight decay: begin, end and decay."""
-    for begin, end, decay in ((0, slices.decayed, spec.weight_decay), (slices.decayed, len(slices.weights), 0.0)):
-        if begin < end:
-            yield begin, end, float(decay)
-
-
-def _pieces(spec: OptimizerSpec, slices: Slices, threads: int) -> Iterator[tuple[int, int, float]]:
-    """The ranges cut into pieces: begin, end and decay. They are cut at whole vectors of the processor, counted from
-    where a range begins, so no piece but the last of a range has a rest."""
-    for begin, end, decay in _ranges(spec, slices):
-        share = -(-(end - begin) // (threads * VECTOR)) * VECTOR
+def _pieces(ranges: Sequence[UpdateRange], threads: int) -> Iterator[UpdateRange]:
+    """The ranges cut into pieces. They are cut at whole vectors of the processor, counted from where a range begins, so
+    no piece but the last of a range has a rest."""
+    for one in ranges:
+        share = -(-(one.end - one.begin) // (threads * VECTOR)) * VECTOR
         length = min(PIECE, max(share, _LEAST_PIECE))
-        for start in range(begin, end, length):
-            yield start, min(start + length, end), decay
+        for start in range(one.begin, one.end, length):
+            yield replace(one, begin=start, end=min(start + length, one.end))
 
 
 def _single_threaded(threads: int) -> ThreadPoolExecutor:

@@ -3,12 +3,13 @@ step."""
 
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 import torch
 from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
@@ -20,6 +21,7 @@ from pseudoreal_trainer.forecast.memory.crossing import crossing
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.units import Unit
+from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
 
 class GrowthBuffers:
@@ -62,18 +64,17 @@ class UnitStore:
     def __init__(
         self,
         model: Model,
+        optimizer: OptimizerSpec,
         units: Sequence[Unit],
         mesh: Mesh,
         trace: Trace,
         *,
         master: torch.dtype,
         compute: torch.dtype,
-        undecayed: Collection[str] = (),
         folder: Path,
     ) -> None:
-        """`undecayed`: names of units none of whose parameters decay. `folder`: where the file of units on disk is
-        made. Raises TrainingError where a home has no room."""
-        layout, self._undecayed = mesh.layout, undecayed
+        """`folder`: where the file of units on disk is made. Raises TrainingError where a home has no room."""
+        layout, self._optimizer = mesh.layout, optimizer
         self.units, self._mesh, self._layout, self._master, self._compute = units, mesh, layout, master, compute
         self._rank, self._local = mesh.pipeline_rank, layout.local_units(mesh.pipeline_rank)
         # Batches are not kept: of how many sequences they are does not matter.
@@ -118,9 +119,8 @@ class UnitStore:
     def _extent(self, unit: int) -> Extent:
         described, layout = self.units[unit], self._layout
         shard = described.shard(self._mesh.data_rank if layout.shards > 1 else 0, layout.shards)
-        whole = 0 if described.name in self._undecayed else described.decayed
-        decayed = min(max(whole - shard.start, 0), len(shard))
-        return Extent(shard.start, len(shard), decayed, self._master, self._compute)
+        ranges = cut(update_ranges(described, self._optimizer), shard.start, shard.stop)
+        return Extent(shard.start, len(shard), ranges, self._master, self._compute)
 
     def _vectors_on_host(self, unit: int) -> Vectors:
         """Vectors of a unit whose home is the host. Those that cross the bus are in the region; masters and moments are

@@ -175,12 +175,25 @@ class Kept:
         table = {name: spec.per_token * size for name, size in (of_choice | self._inner).items()}
         if spec.weights == "Renormalised":
             table["sums of the scores [N, 1], wide"] = t.of(self.tokens, wide)
+        table |= self._balance(spec)
         if self.sizes.model.shared_expert is None:
             return table
         shared = {f"{name}, of shared experts": size for name, size in self._inner_of(t.shared_inner).items()}
         if wide != compute:
             shared["input of shared experts [B, T, H]"] = t.hidden
         return table | shared
+
+    def _balance(self, spec: TopK) -> Table:
+        """What goes into the tally of the experts, and what the auxiliary loss keeps."""
+        t, experts = self._tensors, self.sizes.model.experts
+        assert experts is not None, "only a mixture has these"
+        table = {"tokens of each expert, and the loss [experts + 1], float64": t.of(experts.count + 1, 8)}
+        if float(spec.auxiliary_loss):
+            sequences = self.tokens // self.sizes.model.sequence_length
+            table["shares of choices [B, experts], wide"] = t.of(sequences * experts.count, t.wide_bytes)
+            if spec.score == "Sigmoid":
+                table["sums of all scores [N, 1], wide"] = t.of(self.tokens, t.wide_bytes)
+        return table
 
     @property
     def _unit(self) -> int:

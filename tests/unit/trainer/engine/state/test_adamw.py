@@ -9,6 +9,7 @@ import torch
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.state import memory
 from pseudoreal_trainer.engine.state.memory import AdamW, Slices
+from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
 
@@ -16,18 +17,24 @@ SPEC, RATE, SCALE = Optimizer(epsilon="1e-4"), 1e-2, 0.3
 PIECE = 1 << 14
 
 
+def ranges_of(length: int, decayed: int) -> tuple[UpdateRange, ...]:
+    """What decays, then, with a learning rate of its own, what does not."""
+    both = (UpdateRange(0, decayed, decay=float(SPEC.weight_decay)), UpdateRange(decayed, length, rate=0.5))
+    return tuple(one for one in both if one.begin < one.end)
+
+
 def make(length: int, master: torch.dtype, compute: torch.dtype, decayed: int) -> Slices:
     random = torch.Generator().manual_seed(length)
     weights, first, second, gradient = (torch.randn(length, dtype=master, generator=random) for _ in range(4))
     copy = None if compute == master else torch.empty(length, dtype=compute)
-    return Slices(weights, first, second.square_(), gradient, copy, decayed)
+    return Slices(weights, first, second.square_(), gradient, copy, ranges_of(length, decayed))
 
 
 def three_passes(slices: Slices, steps: int, scale: float) -> None:
     """Clip, update, cast, each over all of it; the update as torch offers it to everybody."""
     gradient = slices.gradient * scale
-    for begin, end, decay in ((0, slices.decayed, float(SPEC.weight_decay)), (slices.decayed, len(gradient), 0.0)):
-        part = slice(begin, end)
+    for one in slices.ranges:
+        part = slice(one.begin, one.end)
         torchs_adamw(
             [slices.weights[part]],
             [gradient[part]],
@@ -39,8 +46,8 @@ def three_passes(slices: Slices, steps: int, scale: float) -> None:
             amsgrad=False,
             beta1=float(SPEC.beta1),
             beta2=float(SPEC.beta2),
-            lr=RATE,
-            weight_decay=decay,
+            lr=RATE if one.decay else RATE / 2,
+            weight_decay=one.decay,
             eps=1e-4,
             maximize=False,
         )
@@ -82,9 +89,9 @@ def test_bits_are_those_of_three_passes(
 def test_a_thread_that_fails_is_heard_of_when_all_have_ended(optimizer: AdamW, monkeypatch: pytest.MonkeyPatch) -> None:
     ended = []
 
-    def fail(slices: Any, gradient: Tensor, begin: int, *_: Any) -> None:  # noqa: ARG001
-        ended.append(begin)
-        raise MemoryError(f"piece {begin}")
+    def fail(slices: Any, gradient: Tensor, piece: UpdateRange) -> None:  # noqa: ARG001
+        ended.append(piece.begin)
+        raise MemoryError(f"piece {piece.begin}")
 
     monkeypatch.setattr(memory._Kernel, "__call__", lambda _, *arguments: fail(*arguments))
     with pytest.raises(MemoryError, match="piece"):

@@ -15,6 +15,7 @@ from pseudoreal_trainer.engine.state.disk import open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.plan.units import KINDS, Kind
+from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 
 from tests.support.adamw import adamw_of_groups
@@ -23,6 +24,8 @@ CHUNK = 2048
 RATE, SCALE = 1e-2, 0.25
 LENGTHS = (5 * CHUNK + 3, CHUNK, 7)
 DECAYED = (2 * CHUNK + 64, 0, 7)
+FASTER = 3.0
+"""Multiple of the learning rate of what does not decay."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def pairs(
 ) -> Iterator[list[Pair]]:
     """Three units in one file, with random weights and no moments."""
     monkeypatch.setattr(disk_state, "CHUNK", CHUNK)
-    extents = {i: Extent(0, length, DECAYED[i], *dtypes) for i, length in enumerate(LENGTHS)}
+    extents = {i: Extent(0, length, _ranges(length, DECAYED[i]), *dtypes) for i, length in enumerate(LENGTHS)}
     largest = max(LENGTHS)
     staging = [aligned_buffer(largest * dtypes[1].itemsize) for _ in range(2)]
     # Without them on disk, gradients of all units are kept before the first is updated.
@@ -64,6 +67,12 @@ def pairs(
     yield made
     for pair in made:
         pair.disk.close()
+
+
+def _ranges(length: int, decayed: int) -> tuple[UpdateRange, ...]:
+    decay = float(Optimizer().weight_decay)
+    both = (UpdateRange(0, decayed, decay=decay), UpdateRange(decayed, length, rate=FASTER))
+    return tuple(one for one in both if one.begin < one.end)
 
 
 def _in_memory(extent: Extent) -> MemoryState:
@@ -121,10 +130,11 @@ def test_weights_in_the_compute_type_follow_the_masters(pairs: list[Pair]) -> No
 
 def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
     """torch.optim.AdamW, with the decayed and the other elements as two parameters."""
-    for pair in pairs:
-        spec, decayed = Optimizer(), pair.memory.extent.decayed
+    for pair, decayed in zip(pairs, DECAYED, strict=True):
+        spec = Optimizer()
         parts = [torch.nn.Parameter(part.clone()) for part in _random(pair, 1).tensor_split([decayed])]
         optimizer = adamw_of_groups(parts[:1], parts[1:], spec, RATE)
+        optimizer.param_groups[1]["lr"] = RATE * FASTER
         for step in range(3):
             gradient = _random(pair, 10 + step)
             for part, of_part in zip(parts, (gradient * SCALE).tensor_split([decayed]), strict=True):

@@ -12,6 +12,7 @@ from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.head import Embedding, Head, soft_cap_of
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.top_k import Tally
 from torch import Tensor, nn
 
 from tests.unit.trainer.plan.cases import make_sizes
@@ -71,17 +72,19 @@ class BlockPass:
         self.rotation = rotary(spec, spec.sequence_length, self.source)
         window = spec.window_of(0)
         self.mask = None if window is None else window_mask(spec.sequence_length, window, self.source)
-        self.totals = masters_of(self.block, compute)
+        self.trained = [parameter for parameter in self.block.parameters() if parameter.requires_grad]
+        self.totals = [torch.zeros(p.shape, dtype=MASTERS[compute], device=p.device) for p in self.trained]
+        experts = spec.experts
+        self.tally = Tally.empty(experts.count, 7, self.source.device) if experts and experts.top_k else None
 
     def forward(self, source: Tensor) -> Tensor:
-        output: Tensor = self.block(source, self.rotation, self.mask)
+        tallies = () if self.tally is None else (self.tally,)
+        output: Tensor = self.block(source, self.rotation, self.mask, *tallies)
         return output
 
     def both(self) -> object:
         inner = self.source.detach().requires_grad_()
-        of_input, *gradients = torch.autograd.grad(
-            self.forward(inner), [inner, *self.block.parameters()], self.gradient
-        )
+        of_input, *gradients = torch.autograd.grad(self.forward(inner), [inner, *self.trained], self.gradient)
         add(self.totals, gradients)
         return of_input
 

@@ -24,6 +24,11 @@ MIXTURES: list[dict[str, Any]] = [
     {"count": 9, "prototypes": 3},
     {"type": "TopK", "count": 5, "topK": {"perToken": 2, "sharedExperts": 1}},
     {"type": "TopK", "count": 4, "topK": {"perToken": 3, "weights": "Scores"}},
+    {
+        "type": "TopK",
+        "count": 6,
+        "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.001", "auxiliaryLoss": "0.01"},
+    },
 ]
 
 OPTIONS: dict[str, dict[str, Any]] = {

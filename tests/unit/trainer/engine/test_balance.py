@@ -1,0 +1,91 @@
+"""Experts in balance, under many layouts: the bias that follows the tokens of the whole batch, the loss that has a
+gradient, and what is reported of both."""
+
+import json
+
+import pytest
+import torch
+from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
+from torch import Tensor
+
+from tests.support.routers import Routers
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import OPTIONS, STEPS, Case
+from tests.unit.trainer.engine.running import Result, want
+
+BALANCED = "in balance"
+EVERYWHERE = json.dumps({"experts": OPTIONS[BALANCED]["experts"] | {"denseLayers": []}})
+CASES = [
+    *(Case(options=BALANCED, micro_batches=n, clipping="Global") for n in (1, 4)),
+    Case(options=BALANCED, recompute=False, order="1F1B", homes="D", window=1),
+    *(
+        Case(options=BALANCED, data=2, sharding=sharding, homes="hDd", clipping="PerUnit")
+        for sharding in ("None", "Full")
+    ),
+    Case(drawn=EVERYWHERE, pipeline=2, blocks=1, homes="hD", clipping="Global"),
+    Case(drawn=EVERYWHERE, pipeline=2, blocks=2, pattern="Segment", clipping="PerUnit", order="Interleaved"),
+    Case(options=BALANCED, data=3, sharding="Optimizer", blocks=2, clipping="Global", micro_batches=1),
+    Case(drawn=EVERYWHERE, pipeline=2, data=2, sharding="Full", blocks=1, homes="D", clipping="Global"),
+    Case(options="Mixtral", pipeline=2, data=2, sharding="Gradients"),
+]
+"""Blocks of layers on both pipeline ranks are among them, and shards that reach into the padding."""
+want(CASES)
+
+
+def _reference(case: Case) -> tuple[dict[str, Tensor], list[list[Tensor]], list[float]]:
+    """The weights at the end; for each step the tokens of each layer's experts, and the auxiliary loss."""
+    model, optimizer = reference.model_and_optimizer(case)
+    routers = Routers(model)
+    counts, losses = [], []
+    for step in range(STEPS):
+        reference.set_gradients(model, case, step, routers)
+        reference.clip(model, case)
+        optimizer.step()
+        routers.balance()
+        counts.append(routers.counts)
+        losses.append(routers.auxiliary_loss)
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}, counts, losses
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_biases_and_reports_are_those_of_plain_loops(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    weights, counts, losses = _reference(case)
+    found = engine_results[case][0]
+    for name, expected in weights.items():
+        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12)
+    for load, layers, loss in zip(found.loads, counts, losses, strict=True):
+        assert load is not None
+        shares = [float(layer.max() / layer.double().mean()) for layer in layers]
+        assert (load.largest, load.mean) == pytest.approx((max(shares), sum(shares) / len(shares)), rel=1e-14)
+        assert load.idle == pytest.approx(sum(int((layer == 0).sum()) for layer in layers) / sum(map(len, layers)))
+        assert load.auxiliary_loss_sum == pytest.approx(loss, rel=1e-12)
+    assert all(result.loads == found.loads for result in engine_results[case])
+
+
+@pytest.mark.parametrize("case", CASES[:-1], ids=lambda case: case.name)
+def test_a_bias_has_no_moments_and_leaves_its_first_values(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
+    found = engine_results[case][0]
+    biases = [name for name in found.weights if name.endswith("balancing_bias")]
+    assert len(biases) == sum(name.endswith("router.weight") for name in found.weights)
+    for name in biases:
+        assert not found.first_moments[name].any()
+        assert found.weights[name].any()
+        assert float(found.weights[name].sum()) == pytest.approx(0, abs=1e-14)
+
+
+def test_the_change_of_a_bias() -> None:
+    """Five experts with a mean of 4: two have more, two less, one as many; then three and one, of which the mean is
+    taken off."""
+    found = change_of_bias(torch.tensor([9.0, 4.0, 0.0, 5.0, 2.0]), 0.5)
+    assert found.tolist() == [-0.5, 0.0, 0.5, -0.5, 0.5]
+    assert change_of_bias(torch.tensor([9.0, 1.0, 1.0, 1.0]), 1.0).tolist() == [-1.5, 0.5, 0.5, 0.5]
+    # In float32 the mean would be that of the first.
+    assert change_of_bias(torch.tensor([2.0**24 - 1, 2.0**24 - 1, 2.0**24 - 2]), 3.0).tolist() == [-2.0, -2.0, 4.0]
+    assert not change_of_bias(torch.full((6,), 7.0), 1.0).any()
+
+
+def test_what_is_reported_of_a_load() -> None:
+    found = ExpertLoad.of([6.0, 0.0, 0.0, 0.25, 2.0, 2.0, 2.0, 0.5], layers=2)
+    assert found == ExpertLoad(largest=3.0, mean=2.0, idle=2 / 6, auxiliary_loss_sum=0.75)

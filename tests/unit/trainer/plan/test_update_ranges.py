@@ -1,0 +1,86 @@
+"""Ranges that are updated alike, against each tensor by itself."""
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_api.spec.model import Model
+from pseudoreal_api.spec.optimizer import Optimizer
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.plan.units import Unit, units_of
+from pseudoreal_trainer.plan.update_ranges import UpdateRange, cut, update_ranges
+
+from tests.support.tensor_groups import PATTERNS, figures_of
+
+MODELS: list[dict[str, Any]] = [
+    {},
+    {"embeddings": "Tied", "attention": {"heads": 2, "bias": "All", "queryKeyNorm": "PerHead"}},
+    {
+        "feedForward": {"size": 12, "bias": "All"},
+        "experts": {"type": "TopK", "count": 3, "topK": {"perToken": 2, "sharedExperts": 1}, "denseLayers": [1]},
+    },
+]
+
+
+def _units(changes: dict[str, Any]) -> tuple[Unit, ...]:
+    plain = {"attention": {"heads": 2}, "feedForward": {"size": 12}}
+    sizes = {"layers": 2, "hiddenSize": 8, "sequenceLength": 4}
+    return units_of(Model.model_validate(sizes | plain | changes), Sharing(blocks=2))
+
+
+UNITS = [_units(changes) for changes in MODELS]
+
+
+def _optimizer(multipliers: dict[str, tuple[str, str]], *excluded: Any) -> Optimizer:
+    listed = [{"tensors": n, "learningRate": rate, "weightDecay": decay} for n, (rate, decay) in multipliers.items()]
+    return Optimizer.model_validate({"multipliers": listed, "decayExclusions": excluded})
+
+
+def _by_element(ranges: tuple[UpdateRange, ...]) -> list[tuple[float, float]]:
+    assert [one.begin for one in ranges] == [0, *(one.end for one in ranges[:-1])]
+    return [(one.rate, one.decay) for one in ranges for _ in range(one.begin, one.end)]
+
+
+numbers = st.sampled_from(["0", "0.5", "1", "2"])
+multipliers = st.dictionaries(st.sampled_from([*PATTERNS]), st.tuples(numbers, numbers))
+
+
+@given(st.sampled_from(UNITS), multipliers, st.sets(st.sampled_from(["Embedding", "Head"])))
+def test_each_element_has_the_figures_of_its_tensor(
+    units: tuple[Unit, ...], chosen: dict[str, tuple[str, str]], excluded: set[str]
+) -> None:
+    spec = _optimizer(chosen, *sorted(excluded))
+    for unit in units:
+        expected = [figures for p in unit.parameters for figures in [figures_of(p.name, spec)] * p.numel]
+        assert _by_element(update_ranges(unit, spec)) == expected
+
+
+@pytest.mark.parametrize("units", UNITS, ids=map(str, MODELS))
+def test_each_tensor_is_in_one_group(units: tuple[Unit, ...]) -> None:
+    for unit in units:
+        for parameter in unit.parameters:
+            assert sum(bool(re.search(pattern, parameter.name)) for pattern in PATTERNS.values()) == 1
+
+
+def test_without_multipliers_there_are_matrices_and_others() -> None:
+    """Whatever the decay is: the ends of ranges decide which elements are rounded as the rest of a vector."""
+    for decay in ("0.1", "0"):
+        for unit in UNITS[1]:
+            ranges = update_ranges(unit, Optimizer(weight_decay=decay))
+            matrices = sum(parameter.numel for parameter in unit.parameters if len(parameter.shape) > 1)
+            assert {(one.begin, one.end) for one in ranges} == {(0, matrices), (matrices, unit.numel)} - {
+                (unit.numel, unit.numel)
+            }
+
+
+@given(st.data(), multipliers)
+def test_a_cut_has_what_the_whole_has_there(data: st.DataObject, chosen: dict[str, tuple[str, str]]) -> None:
+    """Padding behind the end has what the end has."""
+    ranges = update_ranges(UNITS[2][1], _optimizer(chosen))
+    whole = _by_element(ranges)
+    begin = data.draw(st.integers(0, len(whole) + 5))
+    end = data.draw(st.integers(begin + 1, len(whole) + 40))
+    padded = whole + whole[-1:] * 40
+    assert _by_element(cut(ranges, begin, end)) == padded[begin:end]

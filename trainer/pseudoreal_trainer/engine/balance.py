@@ -1,0 +1,50 @@
+"""How tokens spread over experts by top k in a step: what is reported, and how the balancing bias follows."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+def change_of_bias(counts: Tensor, rate: float) -> Tensor:
+    """The change of the balancing bias of all experts of a block, [experts], float64, by the tokens that each one got
+    in a step: `rate` up for those with fewer than the mean, down for those with more (Wang et al., arXiv 2408.15664,
+    algorithm 1), less the mean of that, as TorchTitan has it. A shift of all biases chooses no other expert, but
+    without this they would drift to where bfloat16 cannot tell them apart.
+
+    counts [experts]: sums of whole numbers, which do not depend on the order in which ranks and micro-batches were
+    added up.
+    """
+    tokens = counts.double()
+    # Whole numbers on both sides: the mean itself would be rounded.
+    signs = (tokens.sum() - len(tokens) * tokens).sign()
+    return rate * (signs - signs.mean())
+
+
+@dataclass(frozen=True)
+class ExpertLoad:
+    """How a step's tokens spread over the experts of all layers."""
+
+    largest: float
+    """Tokens of the expert with the most as a multiple of the mean over its layer's experts, in the layer where that is
+    largest."""
+    mean: float
+    """The same in the mean over the layers."""
+    idle: float
+    """Share of all experts that had no token."""
+    auxiliary_loss_sum: float
+    """The auxiliary losses of all layers with their factor, summed over the tokens of the batch, in nats."""
+
+    @classmethod
+    def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad":
+        """`sums`: of each layer with experts the tokens of each expert, then the auxiliary loss; layer after layer."""
+        width = len(sums) // layers
+        rows = [sums[begin : begin + width] for begin in range(0, len(sums), width)]
+        tokens = [row[:-1] for row in rows]
+        violations = [max(row) * len(row) / sum(row) for row in tokens]
+        return cls(
+            largest=max(violations),
+            mean=sum(violations) / layers,
+            idle=sum(count == 0 for row in tokens for count in row) / (layers * (width - 1)),
+            auxiliary_loss_sum=sum(row[-1] for row in rows),
+        )

@@ -1,0 +1,95 @@
+"""Which elements of a unit's flat vector are updated alike. Pure.
+
+AdamW updates all of them but a balancing bias, which is the last.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pseudoreal_api.spec.optimizer import Multiplier, Optimizer, TensorGroup
+
+from pseudoreal_trainer.plan.units import EMBEDDING, EXCLUDED, HEAD, Parameter, Unit
+
+
+@dataclass(frozen=True)
+class UpdateRange:
+    """The elements begin..end-1 of a vector, and how they are updated."""
+
+    begin: int
+    end: int
+    rate: float = 1.0
+    """Multiple of the learning rate."""
+    decay: float = 0.0
+    """Weight decay."""
+    decays: bool = False
+    """Whether they are what weight decay acts on. A decay of 0 does not join them with others: a processor rounds the
+    rest of a range in another way, and what is its rest does not depend on the figures."""
+    is_balancing: bool = False
+    """Whether they are a balancing bias: their gradient is the change that is added to them, and they have no
+    moments."""
+
+    @property
+    def elements(self) -> slice:
+        return slice(self.begin, self.end)
+
+
+def update_ranges(unit: Unit, spec: Optimizer) -> tuple[UpdateRange, ...]:
+    """The ranges of a whole unit, each behind the one before; what is updated alike is one range, so that few kernels
+    update a unit."""
+    multipliers = {multiplier.tensors: multiplier for multiplier in spec.multipliers}
+    has_decay = unit.name not in {EXCLUDED[name] for name in spec.decay_exclusions}
+    found: list[UpdateRange] = []
+    begin = 0
+    for parameter in unit.parameters:
+        end = begin + parameter.numel
+        if parameter.is_balancing:
+            found.append(UpdateRange(begin, end, is_balancing=True))
+            continue
+        group = group_of(parameter)
+        multiplier = multipliers.get(group) or Multiplier(tensors=group)
+        decays = has_decay and parameter.is_matrix
+        decay = float(spec.weight_decay) * float(multiplier.weight_decay) if decays else 0.0
+        _append(found, UpdateRange(begin, end, float(multiplier.learning_rate), decay, decays))
+        begin = end
+    return tuple(found)
+
+
+def _append(ranges: list[UpdateRange], last: UpdateRange) -> None:
+    """Appends a range, or lets the one before reach further."""
+    if ranges and replace(ranges[-1], end=last.end) == replace(last, begin=ranges[-1].begin):
+        ranges[-1] = replace(ranges[-1], end=last.end)
+    else:
+        ranges.append(last)
+
+
+def cut(ranges: Sequence[UpdateRange], begin: int, end: int) -> tuple[UpdateRange, ...]:
+    """What the elements begin..end-1 have of the ranges, counted from `begin`. Padding behind the last range belongs to
+    it, where AdamW updates that: its gradient is zero, and so are its weights."""
+    last = ranges[-1].end if ranges[-1].is_balancing else end
+    ends = [*(one.end for one in ranges[:-1]), last]
+    parts = [
+        replace(one, begin=max(one.begin, begin) - begin, end=min(stop, end) - begin)
+        for one, stop in zip(ranges, ends, strict=True)
+    ]
+    return tuple(part for part in parts if part.begin < part.end)
+
+
+_OF_BLOCKS: dict[str, TensorGroup] = {
+    "attention": "Attention",
+    "ffn": "FeedForward",
+    "experts": "Experts",
+    "shared": "Experts",
+    "router": "Router",
+}
+"""Part of a block -> the group of its matrices."""
+
+
+def group_of(parameter: Parameter) -> TensorGroup:
+    """The group that `optimizer.multipliers` knows a tensor by. Each tensor that AdamW updates is in one."""
+    if parameter.is_bias:
+        return "Biases"
+    if not parameter.is_matrix:
+        return "Norms"
+    ends: dict[str, TensorGroup] = {EMBEDDING: "Embedding", HEAD: "Head"}
+    first, *rest = parameter.name.split(".")
+    return ends.get(first) or _OF_BLOCKS[rest[1]]
