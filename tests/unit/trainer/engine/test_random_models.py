@@ -1,0 +1,135 @@
+"""Models whose options are drawn, under layouts that are drawn, against the plain reference."""
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_api.resolved.resolve import check_interleaved
+from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
+
+from tests.support.depth import DEPTH
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.running import Result, want
+
+FAMILIES = [None, "Llama3", "Qwen2", "Qwen3", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE"]
+WORLDS = [(1, 1)] * 4 + [(2, 1), (1, 2), (2, 1), (1, 2), (2, 2)]
+"""Pipeline and data ranks."""
+
+
+def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Case:
+    layers = draw.randint(max(pipeline, 2), 5)
+    blocks = draw.choice([n for n in range(1, layers + 1) if layers % n == 0])
+    pattern: Any = draw.choice(["Cycle", "Segment"])
+    sharing = Sharing(blocks=blocks, pattern=pattern)
+    micro_batches = draw.randint(1, 4)
+    order = draw.choice(["Layered", "GPipe", "1F1B", "Interleaved"])
+    recompute, tied = draw.random() < 0.7, draw.random() < 0.5
+    return Case(
+        pipeline=pipeline,
+        data=data,
+        layers=layers,
+        blocks=blocks,
+        pattern=pattern,
+        micro_batches=micro_batches,
+        order=order if _is_possible(order, layers, pipeline, micro_batches) else "1F1B",
+        sharding=draw.choice(["None", "Optimizer", "Gradients", "Full"]),
+        homes="".join(draw.choices("dhD", k=3)),
+        window=draw.randint(1, 3),
+        recompute=recompute,
+        stash=recompute and draw.random() < 0.3,
+        clipping=draw.choice(["Global", "PerUnit", "None"]),
+        vocabulary=draw.choice([256, 301]),
+        tied=tied,
+        loss_chunk=draw.choice([None, 5]),
+        soft_cap=draw.choice([None, "3"]),
+        z_loss=draw.choice(["0", "1e-3"]),
+        # A gradient that is zero but for rounding, as that of a key's bias may be, would be made much of by less.
+        epsilon="1e-4",
+        exclusions=draw.choice([(), ("Embedding",)]),
+        multipliers=draw.choice([(), (("Attention", "0.5", "2"), ("Norms", "2", "1"))]),
+        drawn=json.dumps(_drawn_model(draw, family, layers, blocks_of_layers(sharing, layers))),
+    )
+
+
+def _is_possible(order: str, layers: int, pipeline: int, micro_batches: int) -> bool:
+    try:
+        check_interleaved(layers, pipeline, micro_batches)
+    except ValueError:
+        return order != "Interleaved"
+    return True
+
+
+def _drawn_model(draw: Random, family: str | None, layers: int, layer_blocks: tuple[int, ...]) -> dict[str, Any]:
+    attention: dict[str, Any] = {"heads": draw.choice([2, 4]), "headSize": draw.choice([4, 6])}
+    attention |= _some(draw, {"keyValueHeads": draw.choice([1, 2]), "bias": draw.choice(["QueryKeyValue", "All"])})
+    attention |= _some(draw, {"queryKeyNorm": draw.choice(["None", "PerHead", "AllHeads"])})
+    if draw.random() < 0.5:
+        attention["window"] = {"size": draw.randint(2, 5)} | _some(draw, {"layers": [draw.randrange(layers)]})
+    model: dict[str, Any] = {
+        "family": family,
+        "attention": attention,
+        "norm": _some(draw, {"placement": draw.choice(["Pre", "Post", "Both"])}),
+        "feedForward": {"size": draw.choice([12, 20])}
+        | _some(draw, {"activation": draw.choice(["GELU", "SwiGLU"]), "bias": "All"}),
+    }
+    if family in ("Mixtral", "Qwen3MoE") or draw.random() < 0.3:
+        model["experts"] = _drawn_experts(draw, layer_blocks)
+    return model
+
+
+def _drawn_experts(draw: Random, layer_blocks: tuple[int, ...]) -> dict[str, Any]:
+    """Dense layers are all of those of some blocks, and not of all."""
+    dense = draw.sample(sorted(set(layer_blocks)), draw.randrange(len(set(layer_blocks))))
+    top_k: dict[str, Any] = {
+        "perToken": draw.randint(1, 3),
+        "score": draw.choice(["Softmax", "Sigmoid"]),
+        "weights": draw.choice(["Renormalised", "Scores"]),
+    }
+    top_k |= _some(
+        draw, {"size": 7, "scale": "1.5", "sharedExperts": 1, "biasUpdateRate": "0.02", "auxiliaryLoss": "0.1"}
+    )
+    layers = [layer for layer, block in enumerate(layer_blocks) if block in dense]
+    return {"type": "TopK", "count": draw.randint(3, 6), "topK": top_k, "denseLayers": layers}
+
+
+def _some(draw: Random, fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if draw.random() < 0.5}
+
+
+_draw = DEPTH.chance("random models")
+CASES = [
+    drawn_case(_draw, FAMILIES[number % len(FAMILIES)], *WORLDS[number % len(WORLDS)])
+    for number in range(DEPTH.of(18, 300))
+]
+want(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_a_drawn_model_trains_as_the_plain_one(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    losses, weights = reference.train(case)
+    found = engine_results[case][0]
+    assert found.losses == pytest.approx(losses, rel=1e-12), case.name
+    assert found.weights.keys() == weights.keys()
+    for name, expected in weights.items():
+        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12, msg=f"{name}: {case.name}")
+    expected_sum = reference.evaluate(case, weights)
+    assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected_sum, rel=1e-11)
+
+
+def test_every_option_is_drawn() -> None:
+    drawn = " ".join(case.name for case in CASES)
+    for word in (
+        "Sigmoid",
+        "biasUpdateRate",
+        "auxiliaryLoss",
+        "window",
+        "keyValueHeads",
+        "Post",
+        "tied",
+        "denseLayers",
+    ):
+        assert word in drawn
