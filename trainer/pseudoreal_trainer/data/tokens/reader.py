@@ -23,6 +23,7 @@ class TokenReader:
     def __init__(self, files: TokenFiles, vocabulary: int, spans: SpanReader | None = None) -> None:
         """`vocabulary`: every token must be below it. `spans`: how to read the files; None: as their paths say."""
         self._runs, self._dtype, self._vocabulary = files.runs, files.dtype, vocabulary
+        self._unsigned = np.dtype(f"{self._dtype.byteorder}u{self._dtype.itemsize}")
         self._ends = np.cumsum([run.count for run in files.runs], dtype=np.int64)
         self._begins = np.concatenate([np.zeros(1, np.int64), self._ends])
         self._first_bytes = np.array([run.begin for run in files.runs], dtype=np.int64)
@@ -35,15 +36,19 @@ class TokenReader:
     def windows(self, starts: Starts, width: int) -> Tokens:
         """The `width` tokens from each of `starts` on, [len(starts), width]. Raises TrainingError where a file has
         changed, or a token is not below the vocabulary."""
-        raw = np.empty((len(starts), width), self._dtype)
-        if raw.size:
-            self._spans.read_into(self._places(starts, width), raw.reshape(-1).view(np.uint8).data)
-        found = _narrow(raw)
-        # As unsigned numbers, negative ones are large.
-        if found.size and found.view(np.uint32).max() >= self._vocabulary:
-            row, column = np.argwhere(found.view(np.uint32) >= self._vocabulary)[0].tolist()
+        found = np.empty((len(starts), width), self._dtype)
+        if found.size:
+            self._spans.read_into(self._places(starts, width), found.reshape(-1).view(np.uint8).data)
+            self._check(found, starts)
+        return found.astype(np.int32)
+
+    def _check(self, found: NDArray[Any], starts: Starts) -> None:
+        """Looks at the tokens in the files' own type, which is the narrowest. As unsigned numbers, negative ones are
+        large."""
+        unsigned = found.view(self._unsigned)
+        if unsigned.max() >= self._vocabulary:
+            row, column = np.argwhere(unsigned >= self._vocabulary)[0].tolist()
             raise self._wrong_token(int(starts[row]) + column)
-        return found
 
     def _places(self, starts: Starts, width: int) -> list[Span]:
         """The bytes of the windows, and where they go. Windows within a file come in the order of their places, so
@@ -79,11 +84,6 @@ class TokenReader:
 
     def close(self) -> None:
         self._spans.close()
-
-
-def _narrow(tokens: NDArray[Any]) -> Tokens:
-    """The tokens as integers of 32 bits. What is no token before is none afterwards."""
-    return (tokens if tokens.dtype.itemsize < 8 else tokens.clip(-1, 2**31 - 1)).astype(np.int32)
 
 
 def _are_objects(runs: tuple[Run, ...]) -> bool:
