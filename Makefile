@@ -120,9 +120,17 @@ bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and tor
 	@$(BENCH)/python -m tests.benchmarks.checkpoints
 	@$(BENCH)/python -m tests.benchmarks.report
 
+# The readers of others have requirements of their own, and our package is not there.
+.venv-readers/ready: requirements/readers.txt | $(BIN)/uv
+	@echo "installing Megatron's and datatrove's readers into .venv-readers (5 GB; one minute)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-readers
+	@$(call UV_INSTALL,-r requirements/readers.txt,.venv-readers/bin/python)
+	@touch $@
+
+# ONLY: one part of it, which replaces that part of the last results: preparing, reading, resident, losses or training.
 .PHONY: bench-data
-bench-data: .venv/all ## Time the preparation of text beside the tokenizers' library; writes benchmark-results/
-	@$(BIN)/python -m tests.benchmarks.data
+bench-data: .venv/all .venv-readers/ready ## Time text, token files, vocabularies and a Llama beside others (10 minutes)
+	@$(BIN)/python -m tests.benchmarks.data $(ONLY:%=--only %)
 
 # JOBS: the numbers of jobs in flight; 200 take five minutes on two cores, 1000 ten, 5000 about forty.
 .PHONY: bench-operator
@@ -142,3 +150,4 @@ lock: $(BIN)/uv ## Refresh the exact versions in requirements/
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
 	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --constraint requirements/all.txt -o requirements/trainer.txt
 	$(COMPILE) --extra trainer --extra bench --constraint requirements/all.txt -o requirements/bench.txt
+	$(COMPILE) --extra readers --constraint requirements/all.txt -o requirements/readers.txt

@@ -3,6 +3,7 @@
 import platform
 import re
 import subprocess
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -20,21 +21,25 @@ class Stamp(BaseModel, frozen=True):
 COMPARED = ("torch", "deepspeed")
 
 
-def describe() -> Machine:
+def describe(compared: Sequence[str] = COMPARED) -> Machine:
+    """The machine, and the versions of the packages that are compared."""
     return Machine(
         processor=processor(),
         cores=cores(),
         memory_gib=memory_gib(),
         date=datetime.now(UTC).date().isoformat(),
         commit=commit(),
-        versions={"python": platform.python_version(), **{package: version(package) for package in COMPARED}},
+        versions={"python": platform.python_version(), **{package: version(package) for package in compared}},
     )
 
 
 def stamp(path: Path) -> None:
     """Says beside a file of results when and of what they are."""
-    today = Stamp(date=datetime.now(UTC).date().isoformat(), commit=commit())
-    _beside(path).write_text(today.model_dump_json() + "\n")
+    _beside(path).write_text(stamp_of_today().model_dump_json() + "\n")
+
+
+def stamp_of_today() -> Stamp:
+    return Stamp(date=datetime.now(UTC).date().isoformat(), commit=commit())
 
 
 def stamped(path: Path) -> str:

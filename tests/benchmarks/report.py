@@ -1,12 +1,18 @@
-"""Writes docs/benchmarks.md from the raw results: `python -m tests.benchmarks.report`."""
+"""Writes docs/benchmarks.md from the raw results: `python -m tests.benchmarks.report`.
 
-from collections.abc import Callable
+Sections whose results are not on this machine stay as they are.
+"""
+
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pseudoreal_dev.machine.progress import progress
 
 from tests.benchmarks import checkpoints, depth, predictions, step_times, versions_results
+from tests.benchmarks.data import report as data_report
+from tests.benchmarks.data.results import DATA
 from tests.benchmarks.gpu import report as gpu_report
+from tests.benchmarks.gpu.report import with_section
 from tests.benchmarks.machine import stamped
 from tests.benchmarks.operator import results as operator_results
 from tests.benchmarks.results import TRAINER, Machine, read
@@ -15,25 +21,45 @@ REPORT = Path("docs/benchmarks.md")
 IMAGES = REPORT.parent / "images"
 _INTRODUCTION = """# Benchmarks
 
-Written by `make bench-trainer`, `make bench-checkpoint` and `make bench-operator`, which measure everything anew.
-The raw numbers are in `benchmark-results/`."""
+Written by `make bench-trainer`, `make bench-checkpoint`, `make bench-data` and `make bench-operator`, each of which
+measures its sections anew. The raw numbers are in `benchmark-results/`."""
 _FURTHER: dict[Path, Callable[[], str]] = {
     versions_results.VERSIONS: versions_results.section,
     depth.DEPTH: depth.section,
     predictions.PREDICTIONS: predictions.section,
     checkpoints.CHECKPOINTS: checkpoints.section,
+}
+"""Sections on what was measured here, and the results that they show."""
+_DATED: dict[Path, Callable[[], str]] = {
+    DATA: data_report.section,
     operator_results.OPERATOR: operator_results.section,
 }
-"""Sections of the report on what was measured here."""
+"""Those that say themselves when it was measured."""
 
 
 def main() -> None:
-    results = read(TRAINER)
-    sections = [_INTRODUCTION, _machine(results.machine), step_times.section(results, IMAGES)]
-    sections += [f"{section()}\n\n{stamped(path)}" for path, section in _FURTHER.items() if path.exists()]
-    sections.append(gpu_report.section())
-    REPORT.write_text("\n\n".join(sections) + "\n")
+    document = REPORT.read_text() if REPORT.exists() else ""
+    if TRAINER.exists():
+        results = read(TRAINER)
+        document = _with_head(document, f"{_INTRODUCTION}\n\n{_machine(results.machine)}")
+        document = with_section(document, step_times.section(results, IMAGES))
+    for text in _sections():
+        document = with_section(document, text)
+    REPORT.write_text(document)
     progress.note(f"wrote {REPORT}")
+
+
+def _sections() -> Iterator[str]:
+    yield from (f"{section()}\n\n{stamped(path)}" for path, section in _FURTHER.items() if path.exists())
+    yield from (section() for path, section in _DATED.items() if path.exists())
+    if gpu_report.GPU.exists():
+        yield gpu_report.section()
+
+
+def _with_head(document: str, head: str) -> str:
+    """The document with this text in the place of what stands before its first section."""
+    _, title, sections = document.partition("\n## ")
+    return f"{head}\n{title}{sections}"
 
 
 def _machine(machine: Machine) -> str:

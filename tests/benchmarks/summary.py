@@ -63,7 +63,7 @@ def timings(runs: Sequence[Run]) -> Timings:
     seconds: dict[tuple[str, Case], list[float]] = {}
     for run in runs:
         seconds.setdefault((run.stack, run.case), []).extend(run.timed_seconds)
-    return {key: _timing(values) for key, values in seconds.items()}
+    return {key: timing(values) for key, values in seconds.items()}
 
 
 def comparisons(found: Timings) -> list[Comparison]:
@@ -75,6 +75,7 @@ def comparisons(found: Timings) -> list[Comparison]:
     ]
 
 
-def _timing(seconds: Sequence[float]) -> Timing:
+def timing(seconds: Sequence[float]) -> Timing:
+    """The time of one cell, from two numbers at least."""
     first, middle, third = quantiles(seconds, n=4)
     return Timing(1000 * middle, 1000 * first, 1000 * third)

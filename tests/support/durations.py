@@ -11,7 +11,7 @@ Outcome = Literal["passed", "failed", "error", "skipped"]
 
 BUDGETS: dict[str, float] = {
     "tests/unit": 10,
-    "tests/unit/benchmarks": 15,
+    "tests/unit/benchmarks": 22,
     "tests/unit/contract": 10,
     "tests/unit/dev": 5,
     "tests/unit/e2e": 2,

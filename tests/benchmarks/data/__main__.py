@@ -1,26 +1,65 @@
-"""`make bench-data`: preparation of text. Writes benchmark-results/data.json."""
+"""Measures text, token files, vocabularies and a trained model: `python -m tests.benchmarks.data`.
 
+Writes benchmark-results/data.json after each part, and then the section of docs/benchmarks.md.
+"""
+
+import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
+import click
+from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
 
 from tests.benchmarks import machine
-from tests.benchmarks.data.preparing import measure
-from tests.benchmarks.results import RESULTS
+from tests.benchmarks.agreement import LossesDiffer
+from tests.benchmarks.data import losses, preparing, reading, resident, training
+from tests.benchmarks.data.report import section
+from tests.benchmarks.data.results import DATA, Part, Results, read, write
+from tests.benchmarks.gpu.report import REPORT, with_section
 
-DATA = RESULTS / "data.json"
+COMPARED = ("torch", "tokenizers", "transformers")
+PARTS: dict[str, Callable[[Path, bool], Part]] = {
+    "preparing": preparing.measure,
+    "reading": reading.measure,
+    "resident": resident.measure,
+    "losses": losses.measure,
+    "training": training.measure,
+}
+"""What is measured, in its order, by the field of the results."""
 
 
-def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="bench-data-") as folder:
-        found = measure(Path(folder))
-    DATA.parent.mkdir(parents=True, exist_ok=True)
-    DATA.write_text(found.model_dump_json(indent=1) + "\n")
-    machine.stamp(DATA)
-    rates = [found.text_bytes / median(seconds) / 1e6 for seconds in (found.alone_seconds, found.prepare_seconds)]
-    progress.note(f"tokenizers alone {rates[0]:.2f} MB/s, prepare {rates[1]:.2f} MB/s: {found.share:.1%}")
+@click.command(help=__doc__)
+@click.option("--only", multiple=True, type=click.Choice([*PARTS]), help="A part; the others stay as they are.")
+@click.option("--tiny", is_flag=True, help="Only try the programs: small sizes, and nothing is written.")
+def main(only: tuple[str, ...], tiny: bool) -> None:
+    try:
+        found = measure(only or tuple(PARTS), tiny)
+    except (DevError, LossesDiffer) as error:
+        progress.console.print(str(error), style="red", markup=False)
+        sys.exit(1)
+    text = section(found)
+    if tiny:
+        progress.note(text)
+    else:
+        REPORT.write_text(with_section(REPORT.read_text(), text))
+        progress.note(f"wrote {DATA} and {REPORT}")
+
+
+def measure(parts: tuple[str, ...], tiny: bool) -> Results:
+    """Raises LossesDiffer where two stacks do not compute the same, and DevError where a program fails."""
+    described = machine.describe(COMPARED)
+    results = (None if tiny else read()) or Results(machine=described)
+    DATA.parent.mkdir(exist_ok=True)
+    for name in parts:
+        # Not in the system's folder for such files, which may be in memory.
+        with tempfile.TemporaryDirectory(dir=DATA.parent, prefix="data-") as folder:
+            found = PARTS[name](Path(folder), tiny)
+        results = results.with_part(name, found, machine.stamp_of_today(), described)
+        if not tiny:
+            write(results)
+    return results
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from pseudoreal_trainer.plan.units import units_of
 
 from tests.benchmarks import agreement, report, step_times
 from tests.benchmarks.cases import MODELS, Case, all_cases
+from tests.benchmarks.gpu import report as gpu_report
 from tests.benchmarks.machine import commit, stamp
 from tests.benchmarks.results import Machine, Results, Run, Step
 from tests.benchmarks.stacks.registry import STACKS
@@ -76,12 +77,30 @@ def test_the_report_says_when_and_of_what(monkeypatch: pytest.MonkeyPatch, tmp_p
         path.touch()
     stamp(other)
     monkeypatch.setattr(report, "_FURTHER", {other: lambda: "## Other", older: lambda: "## Older"})
+    monkeypatch.setattr(report, "_DATED", {})
+    monkeypatch.setattr(report, "TRAINER", older)
     monkeypatch.setattr(report, "read", lambda _: results)
     report.main()
     text = (tmp_path / "benchmarks.md").read_text()
     assert "measured on 2026-01-02, at abc+, on 1 cores (abacus)" in text
     assert f"## Other\n\nMeasured on {datetime.now(UTC).date()}, at {commit()}.\n" in text
     assert "## Older\n\nMeasured on an unknown day, at an unknown commit.\n" in text
+
+
+def test_sections_whose_results_are_not_here_stay_as_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    document, results, none = tmp_path / "benchmarks.md", tmp_path / "results.json", tmp_path / "none.json"
+    document.write_text(
+        "# Benchmarks\n\nAt an old commit.\n\n## Step times\n\nold\n\n## Depth\n\nold\n\n## Data\n\nold\n"
+    )
+    results.touch()
+    monkeypatch.setattr(report, "REPORT", document)
+    monkeypatch.setattr(report, "TRAINER", none)
+    monkeypatch.setattr(gpu_report, "GPU", none)
+    monkeypatch.setattr(report, "_FURTHER", {none: lambda: "## Depth"})
+    monkeypatch.setattr(report, "_DATED", {results: lambda: "## Data\n\nnew", none: lambda: "## Step times"})
+    before = document.read_text()
+    report.main()
+    assert document.read_text() == before.replace("## Data\n\nold", "## Data\n\nnew")
 
 
 def test_long_sequences_and_a_hundred_million_parameters_are_among_the_cases() -> None:

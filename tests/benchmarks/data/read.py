@@ -1,0 +1,192 @@
+"""Turns of readers: `python -m tests.benchmarks.data.read READER ...` imports what they need, once, and forks a process
+for each turn, in which nothing is left of those before.
+
+A turn is a line of JSON on its input; the line that answers is what `timed` says, or null where it failed. It runs in
+the environments of all readers, so it imports nothing but numpy by itself.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+SEED = 7
+BATCH = 64
+"""Windows that are asked for at a time."""
+_PROBES = 64
+_PORTION = 1 << 24
+
+Batch = NDArray[np.int64]
+Take = Callable[[int, int], Batch]
+"""Windows first..end-1 of the run, [end - first, width], as numbers of 64 bits in memory of its own: what a trainer
+turns into a tensor."""
+
+
+def main(readers: Sequence[str]) -> None:
+    # What the imports print must not look like an answer.
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    for reader in readers:
+        for module in IMPORTS[reader]:
+            importlib.import_module(module)
+    for line in sys.stdin:
+        in_a_fork(json.loads(line), answers)
+
+
+def in_a_fork(turn: dict[str, Any], answers: TextIO) -> None:
+    process = os.fork()
+    if process == 0:
+        try:
+            answers.write(json.dumps(timed(turn)) + "\n")
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    if os.waitpid(process, 0)[1]:
+        answers.write("null\n")
+
+
+def timed(turn: dict[str, Any]) -> dict[str, Any]:
+    """Seconds in which the windows were taken, and a number that tells their tokens from others."""
+    file, numbers = Path(turn["file"]), np.load(turn["numbers"])
+    take = READERS[turn["reader"]](file, turn["width"], turn["first"], turn["windows"], numbers)
+    (forget if turn["temperature"] == "cold" else remember)(file)
+    in_memory = share_in_memory(file)
+    seconds, digest = 0.0, 0
+    for first in range(0, len(numbers), BATCH):
+        begin = time.perf_counter()
+        batch = take(first, min(first + BATCH, len(numbers)))
+        seconds += time.perf_counter() - begin
+        digest = (31 * digest + digest_of(batch)) % 2**63
+    return {"seconds": seconds, "digest": digest, "in_memory": in_memory}
+
+
+def digest_of(batch: Batch) -> int:
+    """A sum that depends on each token and its place, modulo 2^64."""
+    places = np.arange(1, batch.size + 1, dtype=np.uint64)
+    return int((batch.ravel().astype(np.uint64) * places).sum(dtype=np.uint64))
+
+
+def forget(file: Path) -> None:
+    """Takes the file out of the system's memory. The pages must be on the disk and in no process's map."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def remember(file: Path) -> None:
+    """Reads the file into the system's memory."""
+    with file.open("rb", buffering=0) as opened:
+        buffer = bytearray(_PORTION)
+        while opened.readinto(buffer):
+            pass
+
+
+def share_in_memory(file: Path) -> float:
+    """Share of some pages, spread over the file, that the system has in memory."""
+    size, page, found = file.stat().st_size, bytearray(1), 0
+    with file.open("rb", buffering=0) as opened:
+        for place in range(_PROBES):
+            try:
+                found += os.preadv(opened.fileno(), [page], place * size // _PROBES, os.RWF_NOWAIT)
+            except BlockingIOError:
+                continue
+    return found / _PROBES
+
+
+def ours(file: Path, width: int, begin: int, windows: int, numbers: NDArray[np.int64]) -> Take:
+    """Ours computes the numbers of the windows too, which the others are given. It reads Megatron's file in place."""
+    from pseudoreal_trainer.data.stream import shuffled
+    from pseudoreal_trainer.data.tokens.opening import token_files
+    from pseudoreal_trainer.data.tokens.reader import TokenReader
+
+    reader = TokenReader(token_files("Megatron", file.parent, file.name), 2**16)
+
+    def take(first: int, end: int) -> Batch:
+        order = shuffled(np.arange(begin + first, begin + end), windows, SEED)
+        assert order[0] == numbers[first]
+        return reader.windows(order * width, width).astype(np.int64)
+
+    return take
+
+
+def megatron(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np.int64]) -> Take:
+    """Megatron's IndexedDataset with a memory map, its default. Which part of which document a window is, GPTDataset
+    looks up in indices of its own; here it is known before, and costs nothing. The parts of a window are joined as
+    there."""
+    from megatron.core.datasets.indexed_dataset import IndexedDataset
+
+    dataset = IndexedDataset(str(file.with_suffix("")))
+    ends = np.cumsum(dataset.sequence_lengths, dtype=np.int64)
+    parts = [document_parts(ends, number * width, width) for number in numbers.tolist()]
+
+    def take(first: int, end: int) -> Batch:
+        batch = np.empty((end - first, width), np.int64)
+        for row, window in zip(batch, parts[first:end], strict=True):
+            found = [dataset.get(*part) for part in window]
+            row[:] = found[0] if len(found) == 1 else np.concatenate(found)
+        return batch
+
+    return take
+
+
+def megatron_long(file: Path, width: int, begin: int, windows: int, numbers: NDArray[np.int64]) -> Take:
+    """The same tokens with an index of long documents."""
+    return megatron(file.with_name("long.bin"), width, begin, windows, numbers)
+
+
+def document_parts(ends: NDArray[np.int64], begin: int, count: int) -> list[tuple[int, int, int]]:
+    """Document, place in it and length of each part of the tokens begin..begin+count-1. `ends`: of the documents."""
+    parts = []
+    document = int(np.searchsorted(ends, begin, side="right"))
+    while count:
+        offset = begin - (int(ends[document - 1]) if document else 0)
+        here = min(count, int(ends[document]) - begin)
+        parts.append((document, offset, here))
+        document, begin, count = document + 1, begin + here, count - here
+    return parts
+
+
+def datatrove(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np.int64]) -> Take:
+    """datatrove's DatatroveFileDataset, on which nanotron trains."""
+    from datatrove.utils.dataset import DatatroveFileDataset
+
+    dataset = DatatroveFileDataset(str(file.with_suffix(".ds")), width - 1, token_size=2)
+
+    def take(first: int, end: int) -> Batch:
+        batch = np.empty((end - first, width), np.int64)
+        for row, number in zip(batch, numbers[first:end].tolist(), strict=True):
+            row[:] = dataset[number]["input_ids"].numpy()
+        return batch
+
+    return take
+
+
+READERS: dict[str, Callable[[Path, int, int, int, NDArray[np.int64]], Take]] = {
+    "pseudoreal": ours,
+    "Megatron": megatron,
+    "Megatron, long documents": megatron_long,
+    "datatrove": datatrove,
+}
+IMPORTS: dict[str, Sequence[str]] = {
+    "pseudoreal": (
+        "pseudoreal_trainer.data.stream",
+        "pseudoreal_trainer.data.tokens.opening",
+        "pseudoreal_trainer.data.tokens.reader",
+    ),
+    "Megatron": ("megatron.core.datasets.indexed_dataset",),
+    "Megatron, long documents": (),
+    "datatrove": ("datatrove.utils.dataset",),
+}
+"""Modules of each reader: those of Megatron take seconds."""
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

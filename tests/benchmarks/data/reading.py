@@ -1,0 +1,255 @@
+"""Windows at random from a large file: our reader beside Megatron's and datatrove's, which read the same windows of
+the same bytes, in turns, each turn in a process of its own."""
+
+import json
+import os
+import struct
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+from pseudoreal_dev.machine import shell
+from pseudoreal_dev.machine.errors import DevError
+from pseudoreal_dev.machine.progress import progress
+from pseudoreal_trainer.data.stream import shuffled
+from pydantic import BaseModel
+
+from tests.benchmarks.data import child
+from tests.benchmarks.data.read import SEED
+from tests.benchmarks.data.results import DATATROVE, LOG, LONG, MEGATRON, OURS, Cell, Reading, Temperature
+from tests.benchmarks.data.same import check_equal
+
+READERS = (OURS, MEGATRON, LONG, DATATROVE)
+PACKAGES = ("megatron-core", "datatrove")
+DOCUMENT_TOKENS = 1000
+"""Tokens of a document on average, about those of a web page; their lengths are distributed exponentially."""
+LONG_DOCUMENT_TOKENS = 1 << 20
+"""Tokens of each long document: almost every window is in one, the best case for Megatron."""
+VOCABULARY = 50_000
+_PORTION = 1 << 25
+"""Tokens that are made at a time."""
+_TYPE = np.dtype("<u2")
+
+
+@dataclass(frozen=True)
+class Size:
+    file_tokens: int
+    width: int
+    """Tokens of a window, with the one behind it that is the last target."""
+    windows: dict[Temperature, int]
+    rounds: int
+    readers: tuple[str, ...] = READERS
+
+    @property
+    def file_windows(self) -> int:
+        return self.file_tokens // self.width
+
+
+FULL = Size(1 << 31, 4097, {"warm": 19_200, "cold": 1_280}, 5)
+TINY = Size(3 << 20, 257, {"warm": 128, "cold": 128}, 2)
+
+
+class Turn(BaseModel, frozen=True):
+    reader: str
+    temperature: Temperature
+    round: int
+    first: int
+    """Number, in the order in which all are read, of its first window."""
+    count: int
+
+
+class Order(BaseModel, frozen=True):
+    """A turn, with what its program needs."""
+
+    reader: str
+    temperature: Temperature
+    file: str
+    width: int
+    first: int
+    windows: int
+    """Windows of the file."""
+    numbers: str
+    """File with the places of the windows to read."""
+
+
+class Timed(BaseModel, frozen=True):
+    seconds: float
+    digest: int
+    in_memory: float
+
+
+def turns(size: Size) -> list[Turn]:
+    """All turns in their order. Warm ones come first, when the file has just been written. The readers of a round read
+    the same windows, and no other round does."""
+    found: list[Turn] = []
+    first = 0
+    for temperature in get_args(Temperature):
+        for number in range(size.rounds):
+            count = size.windows[temperature]
+            found += [
+                Turn(reader=reader, temperature=temperature, round=number, first=first, count=count)
+                for reader in size.readers
+            ]
+            first += count
+    return found
+
+
+def measure(folder: Path, tiny: bool) -> Reading:
+    """`folder`: an empty one with room for the file."""
+    size = TINY if tiny else FULL
+    if not child.READERS_PYTHON.exists():
+        raise DevError(f"{child.READERS_PYTHON} is missing: `make bench-data` installs the readers of others there")
+    file = folder / "tokens.bin"
+    with progress.step(f"writing {size.file_tokens * _TYPE.itemsize / 2**30:.2g} GiB of tokens"):
+        write_file(file, size.file_tokens)
+    try:
+        with _servers(size.readers) as servers:
+            timed = [(turn, _timed(servers[turn.reader], turn, size, file)) for turn in _shown(turns(size))]
+    finally:
+        for name in (file, *links(file)):
+            name.unlink()
+    check_same_tokens(timed)
+    return Reading(
+        cells=cells(timed),
+        file_bytes=size.file_tokens * _TYPE.itemsize,
+        window=size.width,
+        windows=size.windows,
+        versions=_versions(),
+    )
+
+
+def cells(timed: Sequence[tuple[Turn, Timed]]) -> list[Cell]:
+    seconds: dict[tuple[str, str], list[float]] = {}
+    for turn, found in timed:
+        seconds.setdefault((turn.reader, turn.temperature), []).append(found.seconds)
+    return [Cell(stack=reader, case=case, seconds=values) for (reader, case), values in seconds.items()]
+
+
+def check_same_tokens(timed: Sequence[tuple[Turn, Timed]]) -> None:
+    """Raises LossesDiffer where a reader has read other tokens than ours."""
+    digests: dict[str, list[int]] = {}
+    for turn, found in timed:
+        digests.setdefault(turn.reader, []).append(found.digest)
+    for reader, values in digests.items():
+        check_equal(reader, values, OURS, digests[OURS])
+
+
+def check_temperature(turn: Turn, in_memory: float) -> None:
+    """Raises DevError where the file was in the system's memory and should not have been, or the other way round."""
+    if turn.temperature == "cold" and in_memory > 0.05:
+        raise DevError(f"{in_memory:.0%} of the file stay in memory: this file system does not forget them on request")
+    if turn.temperature == "warm" and in_memory < 0.95:
+        raise DevError(f"only {in_memory:.0%} of the file are in memory: there is too little of it, or others use it")
+
+
+def _shown(planned: list[Turn]) -> Iterator[Turn]:
+    for turn in planned:
+        with progress.step(f"reading, {turn.temperature}, {turn.round + 1}: {turn.reader}"):
+            yield turn
+
+
+class _Server:
+    """A process that makes the turns of some readers."""
+
+    def __init__(self, python: Path, readers: Sequence[str], log: BinaryIO) -> None:
+        self._process = subprocess.Popen(
+            [python, "-m", "tests.benchmarks.data.read", *readers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            env=os.environ | child.environment(1),
+        )
+
+    def ask(self, order: Order) -> Timed:
+        """Raises DevError, with the end of the log, where the turn fails."""
+        assert self._process.stdin is not None, "it is a pipe"
+        assert self._process.stdout is not None, "it is a pipe"
+        self._process.stdin.write(order.model_dump_json() + "\n")
+        self._process.stdin.flush()
+        answer = json.loads(self._process.stdout.readline() or "null")
+        if answer is None:
+            raise DevError(f"{order.reader} failed.\n{shell.tail(LOG)}")
+        return Timed.model_validate(answer)
+
+    def close(self) -> None:
+        self._process.communicate()
+
+
+@contextmanager
+def _servers(readers: Sequence[str]) -> Iterator[dict[str, _Server]]:
+    """The process of each reader; those of others share one."""
+    with shell.open_log(LOG) as log:
+        ours = _Server(child.PYTHON, [OURS], log)
+        others = _Server(child.READERS_PYTHON, [reader for reader in readers if reader != OURS], log)
+        try:
+            yield {reader: ours if reader == OURS else others for reader in readers}
+        finally:
+            ours.close()
+            others.close()
+
+
+def _timed(server: _Server, turn: Turn, size: Size, file: Path) -> Timed:
+    numbers = file.with_name("numbers.npy")
+    np.save(numbers, shuffled(np.arange(turn.first, turn.first + turn.count), size.file_windows, SEED))
+    order = Order(
+        reader=turn.reader,
+        temperature=turn.temperature,
+        file=str(file.resolve()),
+        width=size.width,
+        first=turn.first,
+        windows=size.file_windows,
+        numbers=str(numbers.resolve()),
+    )
+    found = server.ask(order)
+    check_temperature(turn, found.in_memory)
+    return found
+
+
+def _versions() -> dict[str, str]:
+    program = f"from importlib.metadata import version; print(*map(version, {PACKAGES}))"
+    found = shell.output([child.READERS_PYTHON, "-c", program]).split()
+    return dict(zip(PACKAGES, found, strict=True))
+
+
+def write_file(file: Path, tokens: int) -> None:
+    """X.bin of random tokens with X.idx for Megatron, and the same tokens by other names for the other readers."""
+    random = np.random.default_rng(SEED)
+    with file.open("wb") as opened:
+        for begin in range(0, tokens, _PORTION):
+            opened.write(random.integers(0, VOCABULARY, min(_PORTION, tokens - begin), dtype=_TYPE).data)
+        os.fsync(opened.fileno())
+    for link in links(file):
+        os.link(file, link)
+    long = np.arange(LONG_DOCUMENT_TOKENS, tokens, LONG_DOCUMENT_TOKENS)
+    file.with_suffix(".idx").write_bytes(megatron_index(usual_ends(tokens), tokens))
+    file.with_name("long.idx").write_bytes(megatron_index(long, tokens))
+
+
+def links(file: Path) -> list[Path]:
+    """Other names of the file: with an index of long documents for Megatron, and for datatrove."""
+    return [file.with_name("long.bin"), file.with_suffix(".ds")]
+
+
+def usual_ends(tokens: int) -> NDArray[np.int64]:
+    """Ends of documents of the usual lengths before the last one, whose end is that of the tokens."""
+    random = np.random.default_rng(SEED)
+    count = 2 * tokens // DOCUMENT_TOKENS + 100
+    ends = np.cumsum(1 + random.exponential(DOCUMENT_TOKENS, count).astype(np.int64))
+    assert ends[-1] > tokens
+    return ends[ends < tokens]
+
+
+def megatron_index(ends: NDArray[np.int64], tokens: int) -> bytes:
+    """The `.idx` of so many tokens of two bytes. `ends`: of all documents but the last."""
+    begins = np.concatenate([np.zeros(1, np.int64), ends])
+    lengths = np.diff(np.append(begins, tokens)).astype("<i4")
+    documents = np.arange(len(begins) + 1, dtype="<i8")
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, len(begins), len(documents))
+    pointers = (begins * _TYPE.itemsize).astype("<i8")
+    return b"".join([header, lengths.tobytes(), pointers.tobytes(), documents.tobytes()])
