@@ -31,8 +31,9 @@ $(BIN)/uv:
 venv: .venv/all ## Make .venv with everything: operator, trainer, tools
 
 .PHONY: demo
-demo: .venv/tools ## Train the quickstart on a real Kubernetes on this machine (or on KUBE_CONTEXT=name)
-	@$(BIN)/python -m pseudoreal_dev demo
+# DEMO=llama judges the exported model with torch and transformers.
+demo: .venv/tools $(if $(filter llama,$(DEMO)),.venv/all) ## Train the quickstart, or DEMO=llama, on a real Kubernetes on this machine (or on KUBE_CONTEXT=name)
+	@$(BIN)/python -m pseudoreal_dev demo $(DEMO)
 
 .PHONY: cluster-up cluster-down cluster-status images
 cluster-up: .venv/tools ## Bring up the local Kubernetes

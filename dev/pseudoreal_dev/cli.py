@@ -67,9 +67,10 @@ def prepare_cluster() -> None:
     target.local()
 
 
-@commands.command("demo", help="Train the quickstart on a real Kubernetes.")
-def run_demo() -> None:
-    demo.run()
+@commands.command("demo", help="Train an example on a real Kubernetes.")
+@click.argument("name", type=click.Choice([*demo.DEMOS]), default="quickstart")
+def run_demo(name: str) -> None:
+    demo.run(name)
 
 
 @commands.command("gpu-bundle", help="Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network.")

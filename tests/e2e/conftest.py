@@ -94,10 +94,20 @@ def kubernetes(pytestconfig: pytest.Config) -> Kubernetes:
 
 @pytest.fixture(scope="session")
 def demo(pytestconfig: pytest.Config, kubernetes: Kubernetes) -> Demo:
+    """The quickstart."""
+    return _run(pytestconfig, kubernetes, "quickstart")
+
+
+@pytest.fixture(scope="session")
+def llama(pytestconfig: pytest.Config, kubernetes: Kubernetes) -> Demo:
+    return _run(pytestconfig, kubernetes, "llama")
+
+
+def _run(config: pytest.Config, kubernetes: Kubernetes, name: str) -> Demo:
     """Runs the demo's program, showing its output as it comes."""
-    lines, command = [], [sys.executable, "-m", "pseudoreal_dev", "demo"]
+    lines, command = [], [sys.executable, "-m", "pseudoreal_dev", "demo", name]
     with (
-        _shown(pytestconfig),
+        _shown(config),
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
     ):
         assert process.stdout

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_dev.cluster.kubectl import Kubernetes
-from pseudoreal_dev.demo.example import create_host_volume
+from pseudoreal_dev.demo.volumes import create_host_volume
 from pseudoreal_dev.machine import cgroups, paths, processes, shell
 
 RANK = "-m pseudoreal_trainer.cli.rank"

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from pseudoreal_api.status.status import PhaseStatus, PseudoRealJobStatus
@@ -17,7 +18,7 @@ class Result:
     baseline: float
     validation_loss: float
     delinked: tuple[tuple[str, str], ...]
-    """Validation loss right before and right after each delink, as reported."""
+    """What `delinks` finds."""
 
     @property
     def better_by(self) -> float:
@@ -27,14 +28,20 @@ class Result:
 
 def result(status: PseudoRealJobStatus, events: Sequence[Event]) -> Result:
     baseline = float(named(events, "corpus")[0]["order2_nats"])
-    pairs = zip(status.phases, status.phases[1:], strict=False)
-    delinked = tuple((before.validation_loss or "", after.start_validation_loss or "") for before, after in pairs)
-    return Result(baseline, float(status.phases[-1].validation_loss or "nan"), delinked)
+    return Result(baseline, float(status.phases[-1].validation_loss or "nan"), delinks(status.phases))
 
 
-def losses(phases: Iterable[PhaseStatus]) -> Table:
+def delinks(phases: Sequence[PhaseStatus]) -> tuple[tuple[str, str], ...]:
+    """Validation loss right before and right after each delink, as reported."""
+    return tuple(
+        (before.validation_loss or "", after.start_validation_loss or "") for before, after in pairwise(phases)
+    )
+
+
+def losses(phases: Iterable[PhaseStatus], token: str) -> Table:
+    """The losses of all phases, of a job whose tokens are called `token`."""
     columns = ("phase", "last step", "loss", "validation loss at its start", "at its end", "checkpoint")
-    table = Table(*columns, title="Losses, in nats per byte")
+    table = Table(*columns, title=f"Losses, in nats per {token}")
     for phase in phases:
         values = (phase.step, phase.loss, phase.start_validation_loss, phase.validation_loss, phase.end_checkpoint)
         table.add_row(phase.name, *("" if value is None else str(value) for value in values))
@@ -46,8 +53,11 @@ def sentences(found: Result) -> list[str]:
         f"validation loss {found.validation_loss:.4f} against {found.baseline:.4f} of an order-2 byte model on the same"
         f" text: {found.better_by:.0%} lower"
     ]
-    lines += [f"delinking changed nothing: {before} before, {after} after" for before, after in found.delinked]
-    return lines
+    return lines + delink_sentences(found.delinked)
+
+
+def delink_sentences(delinked: Iterable[tuple[str, str]]) -> list[str]:
+    return [f"delinking changed nothing: {before} before, {after} after" for before, after in delinked]
 
 
 def draw(events: Sequence[Event], baseline: float, path: Path) -> None:

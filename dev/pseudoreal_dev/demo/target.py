@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from pseudoreal_api.names import LABEL_JOB
+
 from pseudoreal_dev.cluster import binaries, cluster, preflight
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 from pseudoreal_dev.demo.chart import RELEASE
@@ -15,6 +17,9 @@ from pseudoreal_dev.images import images
 from pseudoreal_dev.machine import packages, paths, shell
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import Cost, progress
+
+NAMESPACE = "default"
+"""The namespace of the demos' jobs."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +31,19 @@ class Target:
     trainer_image: str
     needs_host_volume: bool
     """The cluster provisions no volumes itself."""
-    hints: tuple[str, ...]
+    reaching: str
+    """How the user's own kubectl reaches it, in words of a shell."""
+    ending: str
+    """How it, or what is installed there, is ended."""
+
+    def hints(self, job: str) -> tuple[str, ...]:
+        """What to try next."""
+        return (
+            self.reaching,
+            f"kubectl get prj,jobs,pods; kubectl logs -l {LABEL_JOB}={job}",
+            "kubectl explain prj.spec.phases",
+            self.ending,
+        )
 
 
 def local() -> Target:
@@ -41,14 +58,15 @@ def local() -> Target:
         images.load(image, running.containerd)
         images.drop_older(image, running.containerd)
     kubernetes = Kubernetes.of_kubeconfig(running.kubeconfig, running.kubectl, running.helm)
-    hints = (
-        f"export KUBECONFIG={running.kubeconfig}; export PATH={running.kubectl.parent}:$PATH",
-        "kubectl get prj,jobs,pods; kubectl logs -l pseudoreal.dev/job-name=quickstart",
-        "kubectl explain prj.spec.phases",
-        "make cluster-down    stops the cluster; images and programs stay in the cache",
-    )
     operator, trainer = (image.name for image in built)
-    return Target(kubernetes, operator, trainer, True, hints)
+    return Target(
+        kubernetes,
+        operator,
+        trainer,
+        needs_host_volume=True,
+        reaching=f"export KUBECONFIG={running.kubeconfig}; export PATH={running.kubectl.parent}:$PATH",
+        ending="make cluster-down    stops the cluster; images and programs stay in the cache",
+    )
 
 
 @contextmanager
@@ -84,7 +102,11 @@ def given(context: str) -> Target:
     ]
     if missing:
         raise DevError("\n".join([f"The demo cannot use the context {context} yet:", *missing]))
-    hints = (f"kubectl --context={context} get prj", f"helm --kube-context={context} uninstall {RELEASE} -n {RELEASE}")
     return Target(
-        Kubernetes.of_context(context), os.environ["OPERATOR_IMAGE"], os.environ["TRAINER_IMAGE"], False, hints
+        Kubernetes.of_context(context),
+        os.environ["OPERATOR_IMAGE"],
+        os.environ["TRAINER_IMAGE"],
+        needs_host_volume=False,
+        reaching=f"kubectl config use-context {context}",
+        ending=f"helm --kube-context={context} uninstall {RELEASE} -n {RELEASE}",
     )

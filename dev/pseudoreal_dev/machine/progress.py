@@ -84,6 +84,10 @@ class Progress:
         """Prints one line that stays."""
         self._print(text)
 
+    def say(self, text: str) -> None:
+        """Prints a text without the time."""
+        self.console.print(text, markup=False)
+
     @property
     def timings(self) -> list[Timing]:
         """The finished steps in the order of their starts."""

@@ -1,0 +1,71 @@
+{{- define "llama.image" -}}
+{{ .Values.image | default (printf "pseudoreal/trainer:%s" .Chart.AppVersion) }}
+{{- end }}
+
+{{- define "llama.labels" -}}
+app.kubernetes.io/name: {{ .Chart.Name }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- end }}
+
+{{- define "llama.containerSecurityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end }}
+
+{{- /* A Job with the trainer's image that runs files/NAME.sh, with the claim of the data at /data; call with a dict: root,
+name, env, requests, and folder and source of another volume, which it only reads, or nothing. */ -}}
+{{- define "llama.job" -}}
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: {{ .root.Release.Name }}-{{ .name }}
+  namespace: {{ .root.Release.Namespace }}
+  labels: {{- include "llama.labels" .root | nindent 4 }}
+spec:
+  backoffLimit: 3
+  template:
+    metadata:
+      labels: {{- include "llama.labels" .root | nindent 8 }}
+    spec:
+      restartPolicy: Never
+      automountServiceAccountToken: false
+      enableServiceLinks: false
+      securityContext:
+        runAsNonRoot: true
+        seccompProfile: {type: RuntimeDefault}
+        {{- with .root.Values.podSecurityContext }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+      containers:
+      - name: {{ .name }}
+        image: {{ include "llama.image" .root | quote }}
+        command: [sh, -c]
+        args:
+        - |
+          {{- .root.Files.Get (printf "files/%s.sh" .name) | trim | nindent 10 }}
+        env:
+        - {name: HOME, value: /tmp}
+        - {name: DATA, value: /data}
+        {{- range $name, $value := .env }}
+        - {name: {{ $name }}, value: {{ $value | quote }}}
+        {{- end }}
+        resources: {requests: {{ .requests | toJson }}}
+        securityContext: {{- include "llama.containerSecurityContext" .root | nindent 10 }}
+        volumeMounts:
+        - {name: data, mountPath: /data}
+        - {name: tmp, mountPath: /tmp}
+        {{- if .source }}
+        - {name: other, mountPath: {{ .folder }}, readOnly: true}
+        {{- end }}
+      volumes:
+      - name: data
+        persistentVolumeClaim: {claimName: {{ .root.Release.Name }}-data}
+      - name: tmp
+        emptyDir: {}
+      {{- with .source }}
+      - {{- merge (dict "name" "other") . | toYaml | nindent 8 }}
+      {{- end }}
+{{- end }}

@@ -1,0 +1,138 @@
+"""The chart of the example: the API server takes all of it, and its scripts do on this machine what they do in pods."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client
+from pseudoreal_api.spec.check import check_job
+from pseudoreal_dev.demo import exported, llama
+from pseudoreal_dev.machine import paths
+
+from tests.support.chart import KUBE_VERSION, find, helm
+from tests.support.kubectl import Kubectl
+
+pytestmark = pytest.mark.integration
+Json = dict[str, Any]
+
+CHART = str(paths.REPOSITORY / "charts" / "pseudoreal-llama")
+OWN_TEXT = ("--set=text.volume.configMap.name=mine", "--set=storage.className=fast")
+SMALL = ("--set=vocabularySize=300", "--set=steps.pseudo=2", "--set=steps.real=4", "--set=text.folder=/book")
+
+
+def template(*values: str) -> str:
+    return helm("template", llama.JOB, CHART, KUBE_VERSION, *values)
+
+
+def rendered(*values: str) -> list[Json]:
+    return [document for document in yaml.safe_load_all(template(*values)) if document]
+
+
+def container(documents: list[Json], job: str) -> Json:
+    (found,) = find(documents, "Job", job)["spec"]["template"]["spec"]["containers"]
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def restricted(admin: client.ApiClient) -> Iterator[str]:
+    """A namespace in which pods may do next to nothing."""
+    core, name = client.CoreV1Api(admin), "llama"
+    levels = {f"pod-security.kubernetes.io/{mode}": "restricted" for mode in ("enforce", "warn")}
+    core.create_namespace(client.V1Namespace(metadata=client.V1ObjectMeta(name=name, labels=levels)))
+    yield name
+    core.delete_namespace(name)
+
+
+@pytest.mark.parametrize("values", [(), OWN_TEXT], ids=["text of the image", "text of one's own"])
+def test_the_api_server_takes_it(values: tuple[str, ...], kubectl: Kubectl, restricted: str, tmp_path: Path) -> None:
+    helm("lint", "--strict", KUBE_VERSION, CHART, *values)
+    (tmp_path / "all.yaml").write_text(template(f"--namespace={restricted}", *values))
+    done = kubectl("apply", "--dry-run=server", "--validate=strict", "-f", str(tmp_path / "all.yaml"))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "nothing that it warns of"
+    assert len(done.stdout.splitlines()) == 5, "two claims, two Jobs, a PseudoRealJob"
+
+
+@pytest.mark.parametrize(
+    ("value", "says"), [("vocabularySize=100", "/vocabularySize"), ("textvolume=mine", "'textvolume' not allowed")]
+)
+def test_values_that_are_refused(value: str, says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        rendered(f"--set={value}")
+
+
+def test_each_step_looks_where_the_one_before_has_written() -> None:
+    documents = rendered("--set=steps.real=120")
+    job = check_job(find(documents, "PseudoRealJob", llama.JOB))
+    folders = {source.path or source.name for source in (*job.spec.data.sources, *job.spec.data.validation.sets)}
+    prepare, export = (container(documents, f"{llama.JOB}-{name}") for name in ("prepare", "export"))
+    for folder in (*folders, "tokenizer"):
+        assert folder in prepare["args"][0]
+    assert "for part in train validation; do" in prepare["args"][0], "training waits for the one that is written last"
+    (waits,) = job.spec.pod.template["spec"]["initContainers"]
+    assert f"{job.spec.data.path}/{job.spec.data.validation.sets[0].name}/index.json" in waits["command"][-1]
+    until = job.spec.phases[-1].until.step
+    assert {"name": "CHECKPOINT", "value": f"{job.spec.phases[-1].name}-{until:08d}"} in export["env"]
+    assert {c["metadata"]["name"] for c in documents if c["kind"] == "PersistentVolumeClaim"} == {
+        *llama.CLAIMS.values()
+    }
+
+
+def start(found: Json, places: dict[str, Path]) -> "subprocess.Popen[str]":
+    """Starts a container as a process of this machine. `places`: folders by what the pod calls them."""
+    given = {entry["name"]: entry["value"] for entry in found["env"]}
+    here = {name: str(places.get(value, value)) for name, value in given.items()}
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, **here, "PATH": path, "TMPDIR": str(places["/tmp"])}
+    return begun([*found["command"], *found["args"]], environment)
+
+
+def begun(command: list[str], environment: dict[str, str] | None = None) -> "subprocess.Popen[str]":
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def end_of(process: "subprocess.Popen[str]") -> str:
+    """What it has said by its end, which is a good one."""
+    said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    return said
+
+
+@pytest.mark.long
+def test_text_becomes_a_model_that_transformers_loads(tmp_path: Path) -> None:
+    """About a minute: five programs that import torch or transformers, two of them twice."""
+    places = {f"/{name}": tmp_path / name for name in ("data", "checkpoints", "book", "tmp")}
+    for folder in places.values():
+        folder.mkdir()
+    verses = [f"{number} And the evening and the morning were the day {number % 7}.\n" for number in range(2000)]
+    (places["/book"] / "book.txt").write_text("".join(verses))
+    documents = rendered(*SMALL)
+    exports = start(container(documents, f"{llama.JOB}-export"), places)
+    prepare = container(documents, f"{llama.JOB}-prepare")
+    assert "tokenizer.json: " in end_of(start(prepare, places))
+    assert "tokenizer.json: " not in end_of(start(prepare, places)), "what is there is not made again"
+
+    job = find(documents, "PseudoRealJob", llama.JOB)
+    job["spec"]["data"]["path"] = str(places["/data"])
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert exports.poll() is None, "it waits"
+    work = places["/checkpoints"] / f"{llama.JOB}-12345678"
+    command = [sys.executable, "-m", "pseudoreal_trainer.cli.command", "run", str(tmp_path / "job.yaml")]
+    end_of(
+        subprocess.Popen(
+            [*command, "--workdir", str(work)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+    )
+    end_of(exports)
+
+    lines = [json.loads(line) for line in (work / "metrics.jsonl").read_text().splitlines()]
+    found = exported.judge(places["/data"] / "export", places["/data"] / "validation", "And the evening")
+    assert found.loss == pytest.approx(lines[-1]["validation_loss"], abs=1e-5)
+    assert set(lines[-1]["bits_per_byte"]) == {"validation"}
+    assert found.sample
