@@ -20,7 +20,7 @@ from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
 from pseudoreal_trainer.convert.precision import narrowed
 from pseudoreal_trainer.convert.rotary import rotary_parameters
-from pseudoreal_trainer.convert.tokenizer_files import Source, write_tokenizer
+from pseudoreal_trainer.convert.tokenizer_files import Source, special_tokens, write_tokenizer
 from pseudoreal_trainer.convert.weights import CONFIG, INDEX, SINGLE
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
@@ -54,8 +54,9 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
     if len(files) > 1:
         size = sum(form.size for form in forms.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
-    _write_json(folder / CONFIG, _config(manifest, architecture, dtype))
-    write_tokenizer(folder, options.tokenizer or ("bytes" if manifest.consumed is None else None))
+    tokenizer = options.tokenizer or ("bytes" if manifest.consumed is None else None)
+    _write_json(folder / CONFIG, _config(manifest, architecture, dtype, tokenizer))
+    write_tokenizer(folder, tokenizer)
 
 
 def _files(forms: Mapping[str, Form], most: int) -> dict[str, list[str]]:
@@ -78,14 +79,14 @@ def _shards(forms: Mapping[str, Form], most: int) -> Iterator[list[str]]:
     yield held
 
 
-def _config(manifest: Manifest, architecture: Architecture, dtype: str) -> dict[str, Any]:
+def _config(manifest: Manifest, architecture: Architecture, dtype: str, tokenizer: Source | None) -> dict[str, Any]:
     """The entries of config.json. Those of imported weights stay: they say what the model does, as was checked when it
     began with them, and what we know nothing of, such as the token that ends a text."""
     model, theirs = manifest.model, manifest.imported
     rotary = rotary_parameters(model.attention.rotary)
     both = {"rope_theta": rotary["rope_theta"], "rope_parameters": rotary}
     if theirs is None:
-        return _described(model, architecture) | both | {"dtype": dtype}
+        return _described(model, architecture) | special_tokens(tokenizer) | both | {"dtype": dtype}
     positions = max(model.sequence_length, theirs.get("max_position_embeddings") or 0)
     types = dict.fromkeys({"dtype", "torch_dtype"} & theirs.keys() or {"dtype"}, dtype)
     return {**both, **theirs, "max_position_embeddings": positions, **types}
@@ -107,8 +108,6 @@ def _described(model: Model, architecture: Architecture) -> dict[str, Any]:
         "max_position_embeddings": model.sequence_length,
         "attention_bias": False,
         "tie_word_embeddings": model.embeddings == "Tied",
-        "bos_token_id": None,
-        "eos_token_id": None,
         **architecture.config,
     }
 

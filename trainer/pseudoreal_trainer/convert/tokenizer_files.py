@@ -29,6 +29,23 @@ def write_tokenizer(folder: Path, tokenizer: Source | None) -> None:
         _write(folder / TOKENIZER_CONFIG, {"tokenizer_class": "PreTrainedTokenizerFast"})
 
 
+def special_tokens(tokenizer: Source | None) -> dict[str, int | None]:
+    """The entries of config.json that say which tokens begin and end a text, by tokenizer_config.json: `transformers`
+    writes on behind an end that it does not know. None: the tokenizer names no such token. Raises OSError."""
+    names, numbers = dict[str, Any](), dict[Any, int]()
+    if isinstance(tokenizer, Path):
+        added = json.loads(tokenizer.read_text()).get("added_tokens") or []
+        numbers = {token["content"]: token["id"] for token in added}
+        config = tokenizer.parent / TOKENIZER_CONFIG
+        names = json.loads(config.read_text()) if config.exists() else {}
+    return {f"{kind}_id": numbers.get(_text(names.get(kind))) for kind in ("bos_token", "eos_token")}
+
+
+def _text(token: Any) -> Any:
+    """The text of a special token, which stands there by itself or in a description."""
+    return token.get("content") if isinstance(token, dict) else token
+
+
 def _bytes() -> dict[str, Any]:
     """A byte-level BPE without merges, where token b is byte b."""
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}

@@ -9,6 +9,7 @@ from click.testing import CliRunner
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.data.tokenizer.train import train_tokenizer, write_tokenizer
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.training.start import load_weights
 
@@ -183,3 +184,16 @@ def test_an_existing_folder_is_not_touched(shared: Reader, tmp_path: Path) -> No
     ended = _export(shared, "safetensors", tmp_path / "exported")
     assert ended.exit_code == 78
     assert "exists, and is not replaced" in ended.output
+
+
+def test_the_ends_of_a_text_are_those_of_the_tokenizer(shared: Reader, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoTokenizer
+
+    write_tokenizer(tmp_path / "words", train_tokenizer(["in the beginning was the word"] * 3, 262))
+    folder = shared.checkpoints / shared.manifest.name
+    for tokenizer, numbers in ((str(tmp_path / "words"), (0, 1)), ("bytes", (None, None))):
+        output = tmp_path / f"exported with {len(tokenizer)}"
+        options = ["--format", "huggingface", "--output", str(output), "--tokenizer", tokenizer]
+        assert CliRunner().invoke(main, ["export", str(folder), *options]).exit_code == 0
+        for found in (AutoConfig.from_pretrained(output), AutoTokenizer.from_pretrained(output)):
+            assert (found.bos_token_id, found.eos_token_id) == numbers
