@@ -115,7 +115,8 @@ def test_a_drawn_model_trains_as_the_plain_one(case: Case, engine_results: dict[
     assert found.losses == pytest.approx(losses, rel=1e-12), case.name
     assert found.weights.keys() == weights.keys()
     for name, expected in weights.items():
-        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12, msg=f"{name}: {case.name}")
+        # AdamW makes much of the rounding of a small gradient: of 64 further cases one differed by 1.03e-12.
+        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-11, msg=f"{name}: {case.name}")
     expected_sum = reference.evaluate(case, weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected_sum, rel=1e-11)
 
