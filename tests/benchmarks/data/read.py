@@ -24,9 +24,9 @@ BATCH = 64
 _PROBES = 64
 _PORTION = 1 << 24
 
-Batch = NDArray[np.int64]
+Batch = NDArray[np.int32]
 Take = Callable[[int, int], Batch]
-"""Windows first..end-1 of the run, [end - first, width], as numbers of 64 bits in memory of its own: what a trainer
+"""Windows first..end-1 of the run, [end - first, width], as numbers of 32 bits in memory of its own: what a trainer
 turns into a tensor."""
 
 
@@ -102,20 +102,37 @@ def share_in_memory(file: Path) -> float:
     return found / _PROBES
 
 
-def ours(file: Path, width: int, begin: int, windows: int, numbers: NDArray[np.int64]) -> Take:
-    """Ours computes the numbers of the windows too, which the others are given. It reads Megatron's file in place."""
-    from pseudoreal_trainer.data.stream import shuffled
-    from pseudoreal_trainer.data.tokens.opening import token_files
-    from pseudoreal_trainer.data.tokens.reader import TokenReader
+def ours(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np.int64]) -> Take:
+    reader = _our_reader(file)
 
-    reader = TokenReader(token_files("Megatron", file.parent, file.name), 2**16)
+    def take(first: int, end: int) -> Batch:
+        found: Batch = reader.windows(numbers[first:end] * width, width)
+        return found
+
+    return take
+
+
+def with_order(file: Path, width: int, begin: int, windows: int, _numbers: NDArray[np.int64]) -> Take:
+    """Ours, which computes the numbers of the windows too. Megatron looks them up in an index that it has made before
+    training."""
+    from pseudoreal_trainer.data.stream import shuffled
+
+    reader = _our_reader(file)
 
     def take(first: int, end: int) -> Batch:
         order = shuffled(np.arange(begin + first, begin + end), windows, SEED)
-        assert order[0] == numbers[first]
-        return reader.windows(order * width, width).astype(np.int64)
+        found: Batch = reader.windows(order * width, width)
+        return found
 
     return take
+
+
+def _our_reader(file: Path) -> Any:
+    """Ours reads Megatron's file in place."""
+    from pseudoreal_trainer.data.tokens.opening import token_files
+    from pseudoreal_trainer.data.tokens.reader import TokenReader
+
+    return TokenReader(token_files("Megatron", file.parent, file.name), 2**16)
 
 
 def megatron(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np.int64]) -> Take:
@@ -129,7 +146,7 @@ def megatron(file: Path, width: int, _begin: int, _windows: int, numbers: NDArra
     parts = [document_parts(ends, number * width, width) for number in numbers.tolist()]
 
     def take(first: int, end: int) -> Batch:
-        batch = np.empty((end - first, width), np.int64)
+        batch = np.empty((end - first, width), np.int32)
         for row, window in zip(batch, parts[first:end], strict=True):
             found = [dataset.get(*part) for part in window]
             row[:] = found[0] if len(found) == 1 else np.concatenate(found)
@@ -162,7 +179,7 @@ def datatrove(file: Path, width: int, _begin: int, _windows: int, numbers: NDArr
     dataset = DatatroveFileDataset(str(file.with_suffix(".ds")), width - 1, token_size=2)
 
     def take(first: int, end: int) -> Batch:
-        batch = np.empty((end - first, width), np.int64)
+        batch = np.empty((end - first, width), np.int32)
         for row, number in zip(batch, numbers[first:end].tolist(), strict=True):
             row[:] = dataset[number]["input_ids"].numpy()
         return batch
@@ -172,16 +189,14 @@ def datatrove(file: Path, width: int, _begin: int, _windows: int, numbers: NDArr
 
 READERS: dict[str, Callable[[Path, int, int, int, NDArray[np.int64]], Take]] = {
     "pseudoreal": ours,
+    "pseudoreal, with the order": with_order,
     "Megatron": megatron,
     "Megatron, long documents": megatron_long,
     "datatrove": datatrove,
 }
 IMPORTS: dict[str, Sequence[str]] = {
-    "pseudoreal": (
-        "pseudoreal_trainer.data.stream",
-        "pseudoreal_trainer.data.tokens.opening",
-        "pseudoreal_trainer.data.tokens.reader",
-    ),
+    "pseudoreal": ("pseudoreal_trainer.data.tokens.opening", "pseudoreal_trainer.data.tokens.reader"),
+    "pseudoreal, with the order": ("pseudoreal_trainer.data.stream",),
     "Megatron": ("megatron.core.datasets.indexed_dataset",),
     "Megatron, long documents": (),
     "datatrove": ("datatrove.utils.dataset",),

@@ -21,10 +21,10 @@ from pydantic import BaseModel
 
 from tests.benchmarks.data import child
 from tests.benchmarks.data.read import SEED
-from tests.benchmarks.data.results import DATATROVE, LOG, LONG, MEGATRON, OURS, Cell, Reading, Temperature
+from tests.benchmarks.data.results import DATATROVE, LOG, LONG, MEGATRON, ORDERED, OURS, Cell, Reading, Temperature
 from tests.benchmarks.data.same import check_equal
 
-READERS = (OURS, MEGATRON, LONG, DATATROVE)
+READERS = (OURS, ORDERED, MEGATRON, LONG, DATATROVE)
 PACKAGES = ("megatron-core", "datatrove")
 DOCUMENT_TOKENS = 1000
 """Tokens of a document on average, about those of a web page; their lengths are distributed exponentially."""
@@ -185,10 +185,10 @@ class _Server:
 def _servers(readers: Sequence[str]) -> Iterator[dict[str, _Server]]:
     """The process of each reader; those of others share one."""
     with shell.open_log(LOG) as log:
-        ours = _Server(child.PYTHON, [OURS], log)
-        others = _Server(child.READERS_PYTHON, [reader for reader in readers if reader != OURS], log)
+        ours = _Server(child.PYTHON, [reader for reader in readers if reader in (OURS, ORDERED)], log)
+        others = _Server(child.READERS_PYTHON, [reader for reader in readers if reader not in (OURS, ORDERED)], log)
         try:
-            yield {reader: ours if reader == OURS else others for reader in readers}
+            yield {reader: ours if reader in (OURS, ORDERED) else others for reader in readers}
         finally:
             ours.close()
             others.close()

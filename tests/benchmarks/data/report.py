@@ -13,6 +13,7 @@ from tests.benchmarks.data.results import (
     DATATROVE,
     LONG,
     MEGATRON,
+    ORDERED,
     OURS,
     PLAIN,
     WHOLE,
@@ -169,9 +170,10 @@ def _reading(found: Reading) -> str:
     return f"""### Windows at random
 
 Windows of {found.window:,} tokens of two bytes from a file of {found.file_bytes / 2**30:.2g} GiB, in batches of 64, as
-numbers of 64 bits in memory of their own; {counts} in each turn. All stacks read the same windows of the same bytes, or
-there would be no table. Ours also computes their order, which the others are given. *{MEGATRON}* is IndexedDataset with
-its memory map, in documents of 1,000 tokens on average, from which it takes a window in pieces; *{LONG}*: in documents
+numbers of 32 bits in memory of their own; {counts} in each turn. All stacks read the same windows of the same bytes, or
+there would be no table; *{ORDERED}* also computes which ones, the others are given that. *{MEGATRON}* is
+IndexedDataset with its memory map, in documents of 1,000 tokens on average, from which it takes a window
+in pieces; *{LONG}*: in documents
 of 2^20 tokens, where a window is one piece, its best case. Ours does not look at documents. *{DATATROVE}* is
 DatatroveFileDataset ({versions}). Warm: the file is in the page cache. Cold: before each turn it is dropped from there
 (`posix_fadvise`, DONTNEED); the cache of a virtual machine's host cannot be dropped.

@@ -14,7 +14,7 @@ DATA = RESULTS / "data.json"
 LOG = RESULTS / "data.log"
 """What the programs say that are measured."""
 
-OURS = "pseudoreal"
+OURS, ORDERED = "pseudoreal", "pseudoreal, with the order"
 ALONE = "tokenizers alone"
 MEGATRON, LONG, DATATROVE = "Megatron", "Megatron, long documents", "datatrove"
 WHOLE = "whole logits"

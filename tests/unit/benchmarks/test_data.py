@@ -25,6 +25,7 @@ from tests.benchmarks.data.results import (
     DATATROVE,
     LONG,
     MEGATRON,
+    ORDERED,
     OURS,
     PLAIN,
     WHOLE,
@@ -271,8 +272,9 @@ def test_a_window_is_found_in_its_documents(begin: int, expected: list[tuple[int
     assert read.document_parts(np.array([10, 12, 20]), begin, 4) == expected
 
 
+@pytest.mark.parametrize("reader", [OURS, ORDERED])
 @pytest.mark.parametrize("temperature", ["warm", "cold"])
-def test_ours_reads_the_windows_that_all_are_given(tmp_path: Path, temperature: str) -> None:
+def test_ours_reads_the_windows_that_all_are_given(tmp_path: Path, temperature: str, reader: str) -> None:
     file, width = tmp_path / "tokens.bin", 257
     reading.write_file(file, 1 << 20)
     tokens = np.fromfile(file, "<u2")
@@ -280,7 +282,14 @@ def test_ours_reads_the_windows_that_all_are_given(tmp_path: Path, temperature: 
     np.save(tmp_path / "numbers.npy", places)
     for batch in (places[:64], places[64:]):
         expected = (31 * expected + read.digest_of(tokens[batch[:, None] * width + np.arange(width)])) % 2**63
-    turn = {"file": str(file), "reader": OURS, "width": width, "first": 40, "windows": 4080, "temperature": temperature}
+    turn = {
+        "file": str(file),
+        "reader": reader,
+        "width": width,
+        "first": 40,
+        "windows": 4080,
+        "temperature": temperature,
+    }
     found = read.timed(turn | {"numbers": str(tmp_path / "numbers.npy")})
     assert found["digest"] == expected
     assert found["seconds"] > 0
