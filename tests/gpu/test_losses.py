@@ -29,9 +29,14 @@ SHAPES = [
     Case(homes="hD", blocks=2),
     Case(homes="h", activation="SwiGLU"),
     *(Case(homes="hD", experts=6, prototypes=p, recompute=recompute) for p in (1, 3) for recompute in (True, False)),
+    *(
+        Case(homes="hD", documents=True, options=name, recompute=recompute)
+        for name, recompute in (("", True), ("Qwen2", False))
+    ),
 ]
 CASES = [replace(case, precision=precision) for precision in TOLERANCES for case in SHAPES]
 COMPILED = [Case(homes=homes, recompute=recompute) for homes in ("d", "h") for recompute in (True, False)]
+COMPILED += [Case(homes="h", documents=True)]
 COMPILED += [Case(homes="h", experts=6, prototypes=2, recompute=recompute) for recompute in (True, False)]
 
 

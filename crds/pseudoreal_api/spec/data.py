@@ -120,6 +120,22 @@ class Tokenizer(ApiModel):
     )
 
 
+class Documents(ApiModel):
+    masking: Literal["None", "IntraDocument"] = Field(
+        "None",
+        description="masking says what tokens attend to. None: to all earlier ones of the sequence. IntraDocument: to"
+        " those of their own document, in which positions begin at 0; no loss is counted for the first token of a"
+        " document. It needs sources.",
+    )
+    end_token: int | None = Field(
+        None,
+        ge=0,
+        le=2**31 - 1,
+        description="endToken is the token that ends documents, for files that do not say which one does. Omitted: that"
+        " of tokenizer. It has no meaning without masking.",
+    )
+
+
 class Data(ApiModel):
     path: str = Field(
         min_length=1,
@@ -140,6 +156,9 @@ class Data(ApiModel):
         json_schema_extra=list_map("name"),
     )
     tokenizer: Tokenizer = Field(Tokenizer(), description="tokenizer turns text into tokens.")
+    documents: Annotated[Documents, Since(4)] = Field(
+        Documents(), description="documents says what training makes of the documents in a sequence."
+    )
     validation: Validation = Field(Validation(), description="validation says how the validation loss is measured.")
     seed: int = Field(
         0, ge=0, le=2**31, description="seed determines the order of the samples and the initial weights."

@@ -212,6 +212,18 @@ SPEC_RULES = (
         "self.model.vocabularySize",
     ),
     _job(
+        "self.data.documents.masking == 'None' || size(self.data.sources) > 0",
+        "spec.data.documents.masking %s needs spec.data.sources: in text that is trained on as bytes nothing ends a"
+        " document",
+        "self.data.documents.masking",
+    ),
+    _job(
+        "!has(self.data.documents.endToken) || self.data.documents.endToken < self.model.vocabularySize",
+        "spec.data.documents.endToken %d must be below spec.model.vocabularySize %d",
+        "self.data.documents.endToken",
+        "self.model.vocabularySize",
+    ),
+    _job(
         "!has(self.model.logitSoftCap) || double(self.model.logitSoftCap) > 0.0",
         "spec.model.logitSoftCap %s must be greater than 0; leave it out for logits without a bound",
         "self.model.logitSoftCap",

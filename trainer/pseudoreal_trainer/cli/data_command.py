@@ -12,7 +12,7 @@ from rich.console import Console
 
 from pseudoreal_trainer.cli.data_progress import PrepareDisplay, sampling
 from pseudoreal_trainer.data.prepare.inputs import KINDS, find_inputs
-from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare, read_plan
+from pseudoreal_trainer.data.prepare.prepare import Prepared, prepare
 from pseudoreal_trainer.data.prepare.processors import usable_processors
 from pseudoreal_trainer.data.prepare.sample import sampled_texts
 from pseudoreal_trainer.data.prepare.settings import SHARD_BYTES, Settings
@@ -172,7 +172,7 @@ def inspect_command(
     found = inspect(path, dtype, documents)
     if is_verified:
         verify(path)
-    facts = _facts(found, path)
+    facts = _facts(found)
     texts = _texts(found, tokenizer, end_of_document, documents) if tokenizer else []
     if as_json:
         click.echo(json.dumps(facts | {"first_documents": texts}, indent=2))
@@ -183,9 +183,8 @@ def inspect_command(
         click.echo(f"---\n{text}")
 
 
-def _facts(found: Inspection, path: Path) -> dict[str, Any]:
+def _facts(found: Inspection) -> dict[str, Any]:
     files = found.files
-    plan = read_plan(path) if path.is_dir() else None
     facts = {
         "format": found.format,
         "dtype": ", ".join(sorted({str(run.dtype) for run in files.runs})),
@@ -194,7 +193,7 @@ def _facts(found: Inspection, path: Path) -> dict[str, Any]:
         "vocabulary": files.vocabulary,
         "end_of_document": files.end_of_document,
         "tokenizer": files.tokenizer,
-        "packed_for": plan.settings.sequence if plan else None,
+        "packed_for": files.sequence,
     }
     return {key: value for key, value in facts.items() if value is not None}
 

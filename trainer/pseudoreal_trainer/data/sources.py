@@ -58,11 +58,17 @@ class MixedStream:
 
 def open_source(name: str, files: TokenFiles, *, sequence: int, vocabulary: int, seed: int) -> Source:
     """The source of that name. `vocabulary`: tokens that the model knows. Raises InvalidJobError where the files have
-    tokens that it does not know, or too few for a sample."""
+    tokens that it does not know, or too few for a sample, and where they are packed for another length."""
     if files.vocabulary is not None and files.vocabulary > vocabulary:
         raise InvalidJobError(
             f"the source {name} has a vocabulary of {files.vocabulary:,}, and the model's is {vocabulary:,}: prepare"
             " the files with the job's tokenizer, or raise the model's vocabulary"
+        )
+    if files.sequence not in (None, sequence):
+        raise InvalidJobError(
+            f"the documents of the source {name} are packed into rows of {files.sequence:,} tokens, and"
+            f" model.sequenceLength is {sequence:,}, so samples would cut what is packed together; set"
+            f" model.sequenceLength to {files.sequence:,}, or prepare the files with --pack best-fit {sequence}"
         )
     if files.tokens <= sequence:
         raise InvalidJobError(

@@ -1,6 +1,6 @@
 """A corpus of token files: the sources that training reads, and the sets that validation losses are measured on."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from pseudoreal_trainer.data.corpus import Corpus, CorpusIdentity, load_corpus
 from pseudoreal_trainer.data.identity import joined_identity, token_identity
 from pseudoreal_trainer.data.sources import Source, open_source
 from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, Tokenizer, load_tokenizer
+from pseudoreal_trainer.data.tokens.ends import check_ends
 from pseudoreal_trainer.data.tokens.opening import token_files
 from pseudoreal_trainer.data.tokens.reader import Tokens
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
@@ -29,6 +30,8 @@ class TokenCorpus:
     """The tokenizer of all of them; None where the job does not name it."""
     identity: CorpusIdentity
     """The identity of the sources; the sets change no weight."""
+    end_of_document: int | None = None
+    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
 
     @property
     def tokens(self) -> int:
@@ -42,13 +45,56 @@ def open_corpus(config: PhaseConfig) -> Corpus | TokenCorpus:
         return load_corpus(config.data, config.model.sequence_length)
     files = {source.name: _files(config, source) for source in config.data.sources}
     sets = {each.name: _files(config, each) for each in config.data.validation.sets}
-    most = config.data.validation.sequences
+    specified: list[tuple[Spec, TokenFiles]] = [(source, files[source.name]) for source in config.data.sources]
+    specified += [(each, sets[each.name]) for each in config.data.validation.sets]
+    most, tokenizer = config.data.validation.sequences, _tokenizer(config, files | sets)
     return TokenCorpus(
         sources={name: _open(config, name, found) for name, found in files.items()},
         sets={name: _open(config, name, found).spread(most) for name, found in sets.items()},
-        tokenizer=_tokenizer(config, files | sets),
+        tokenizer=tokenizer,
         identity=joined_identity({name: token_identity(found) for name, found in files.items()}),
+        end_of_document=_end_of_document(config, specified, tokenizer),
     )
+
+
+def end_of_document_of(corpus: Corpus | TokenCorpus) -> int | None:
+    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
+    return corpus.end_of_document if isinstance(corpus, TokenCorpus) else None
+
+
+def _end_of_document(
+    config: PhaseConfig, files: Sequence[tuple[Spec, TokenFiles]], tokenizer: Tokenizer | None
+) -> int | None:
+    """The token that ends the documents of all files; None where documents are not masked. What files say of themselves
+    counts, then what the job says, then the tokenizer. Raises InvalidJobError where nobody says it, where two differ,
+    and where documents end otherwise."""
+    if config.data.documents.masking == "None":
+        return None
+    named = config.data.documents.end_token
+    assumed = named if named is not None or tokenizer is None else tokenizer.end_of_document
+    stated = [(spec.name, assumed if found.end_of_document is None else found.end_of_document) for spec, found in files]
+    end = _common([*stated, ("spec.data.documents.endToken", stated[0][1] if named is None else named)])
+    for spec, found in files:
+        check_ends(spec.format, found, end)
+    return end
+
+
+def _common(stated: Sequence[tuple[str, int | None]]) -> int:
+    """The end of documents that all state. `stated`: each with the name of who states it."""
+    first, end = stated[0]
+    for name, other in stated:
+        if other is None or end is None:
+            raise InvalidJobError(
+                f"the files of {name} do not say which token ends documents, which spec.data.documents.masking needs;"
+                " name it by spec.data.documents.endToken, or name their tokenizer by spec.data.tokenizer"
+            )
+        if other != end:
+            raise InvalidJobError(
+                f"documents end with the token {end} by {first}, and with {other} by {name}; prepare all files with one"
+                " tokenizer, and name no other end"
+            )
+    assert end is not None
+    return end
 
 
 def _tokenizer(config: PhaseConfig, files: Mapping[str, TokenFiles]) -> Tokenizer | None:

@@ -69,6 +69,8 @@ class Blueprint:
     compute: torch.dtype
     compiled: bool
     offload_directory: Path
+    end_of_document: int | None = None
+    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ class Engine:
                 soft_cap=soft_cap_of(blueprint.model),
                 z_factor=float(blueprint.optimizer.z_loss),
             ),
+            end_of_document=blueprint.end_of_document,
         )
 
     # Steps.
@@ -163,6 +166,11 @@ class Engine:
         run = PlanRun(batch, None, reads=positions)
         self._evaluate(run, len(positions))
         return run.logits
+
+    @property
+    def padding(self) -> int:
+        """A token that ends no document: each end would be one more, which is computed by itself."""
+        return 1 if self._blueprint.end_of_document == 0 else 0
 
     def _evaluate(self, run: PlanRun, micro_batches: int) -> None:
         layout = replace(self._layout, micro_batches=micro_batches)
@@ -235,7 +243,8 @@ class Engine:
         if self._lanes.are_real and self._layout.pipeline > 1:
             warm_up(self._passes, run.batch, plan)
         stashes = self._layout.stash and run.training is not None
-        takes = self._lanes.are_real and takes_tokens(self._layout, self.mesh.pipeline_rank)
+        masks = self._blueprint.end_of_document is not None
+        takes = self._lanes.are_real and takes_tokens(self._layout, self.mesh.pipeline_rank, masks_documents=masks)
         if not (takes or stashes):
             return
         shapes = [run.batch.shape(m) for m in {record.micro_batch for record in plan if isinstance(record, Forward)}]

@@ -17,7 +17,8 @@ from pseudoreal_trainer.engine.stash import Key, StashedInputs
 from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.engine.updates import Agreement, Gradients
 from pseudoreal_trainer.forecast.memory.crossing import Shape
-from pseudoreal_trainer.model.loss import Loss, Losses, sum_of
+from pseudoreal_trainer.model.attention import Documents, documents_of
+from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.model.top_k import Tally
 from pseudoreal_trainer.plan.layout import Layout
@@ -39,7 +40,8 @@ class Training:
     """What a training step needs besides its batch."""
 
     tokens: int
-    """Tokens of the whole batch, over all ranks: the divisor of the loss before the backward pass."""
+    """Targets of the whole batch, over all ranks, that are not ignored: the divisor of the loss before the backward
+    pass."""
     rate: float
     """Learning rate."""
     stop: bool
@@ -73,6 +75,8 @@ class PlanRun:
     """The probe of a measuring plan; None: nothing is measured."""
     tokens: dict[int, Tensor] = field(default_factory=dict)
     """Micro-batch -> its tokens, [B, T + 1], on the device."""
+    documents: dict[int, Documents] = field(default_factory=dict)
+    """Micro-batch -> its documents, where tokens attend within them."""
     inputs: dict[Key, Tensor] = field(default_factory=dict)
     """Input of each position that is on the device, [B, T, H]."""
     gradients: dict[Key, Tensor] = field(default_factory=dict)
@@ -119,6 +123,8 @@ class Passes:
     lanes: Lanes
     trace: Trace
     loss: Loss
+    end_of_document: int | None = None
+    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
     tried: set[Shape] = field(default_factory=set)
     """Shapes of micro-batches whose passes were run on zeros."""
 
@@ -198,13 +204,13 @@ class Passes:
         source = self._tokens(run, m)[:, :-1] if position == 0 else run.inputs[key]
         if self.layout.recompute or run.training is None or position == 0:
             with torch.no_grad():
-                output = self._compute(position, source)
+                output = self._compute(run, position, m, source)
             if run.training is None:
                 run.inputs.pop(key, None)
             return output
         source = run.inputs.pop(key).requires_grad_()
         with self.copies.saving():
-            graph = self._training_pass(run, position, source)
+            graph = self._training_pass(run, position, m, source)
         run.graphs[key] = graph
         return graph.output.detach()
 
@@ -214,12 +220,12 @@ class Passes:
         if (graph := run.graphs.pop((position, m), None)) is not None:
             return graph, gradient
         source = self._tokens(run, m)[:, :-1] if position == 0 else self._take_input(run, position, m)
-        return self._training_pass(run, position, source), gradient
+        return self._training_pass(run, position, m, source), gradient
 
-    def _training_pass(self, run: PlanRun, position: int, source: Tensor) -> Graph:
+    def _training_pass(self, run: PlanRun, position: int, m: int, source: Tensor) -> Graph:
         tokens = run.training_step.tokens
         tally = self.modules.tally(position - 1, tokens, source.device) if position > 0 else None
-        return Graph(source, self._compute(position, source, tally), tally)
+        return Graph(source, self._compute(run, position, m, source, tally), tally)
 
     def _take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
         """The input of a position, [B, T, H], for the backward pass, which is the last to need it."""
@@ -228,13 +234,30 @@ class Passes:
         return source.detach().requires_grad_()
 
     def _targets(self, run: PlanRun, m: int) -> Tensor:
-        """The targets of a micro-batch, [B, T]."""
-        return self._tokens(run, m)[:, 1:]
+        """The targets of a micro-batch, [B, T]. Behind the end of a document there is none: what comes then does not
+        follow from it."""
+        tokens = self._tokens(run, m)
+        if self.end_of_document is None:
+            return tokens[:, 1:]
+        return tokens[:, 1:].masked_fill(tokens[:, :-1] == self.end_of_document, IGNORED)
 
     def _tokens(self, run: PlanRun, m: int) -> Tensor:
         if m not in run.tokens:
-            run.tokens[m] = self.tokens.bring(run.batch.tokens(m))
+            tokens = run.batch.tokens(m)
+            run.tokens[m] = self.tokens.bring(tokens)
+            if self.end_of_document is not None:
+                run.documents[m] = documents_of(tokens, self.end_of_document, run.tokens[m])
         return run.tokens[m]
 
-    def _compute(self, position: int, source: Tensor, tally: Tally | None = None) -> Tensor:
-        return self.modules.embed(source) if position == 0 else self.modules.block(source, position - 1, tally)
+    def _documents(self, run: PlanRun, m: int) -> Documents | None:
+        """The documents of a micro-batch. Each pipeline rank finds them in the tokens: it reads two or four bytes for
+        each, where a message would be one more that passes can wait for."""
+        if self.end_of_document is None:
+            return None
+        self._tokens(run, m)
+        return run.documents[m]
+
+    def _compute(self, run: PlanRun, position: int, m: int, source: Tensor, tally: Tally | None = None) -> Tensor:
+        if position == 0:
+            return self.modules.embed(source)
+        return self.modules.block(source, position - 1, tally, self._documents(run, m))

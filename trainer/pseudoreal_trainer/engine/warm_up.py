@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.passes import Batch, Passes
 from pseudoreal_trainer.forecast.memory.crossing import Shape
+from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
@@ -54,6 +55,14 @@ def _try(passes: Passes, position: int, shape: Shape) -> None:
         output, sources = modules.embed(tokens), list[Tensor](module.trained)
     else:
         tally = modules.tally(position - 1, 1, device)
-        output = modules.block(hidden, position - 1, tally)
+        documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
+        output = modules.block(hidden, position - 1, tally, documents)
         sources = [hidden, *module.trained, *([tally.sums] if tally else [])]
     torch.autograd.grad(output, sources, torch.ones_like(output))
+
+
+def _documents(end: int, shape: Shape, device: torch.device) -> Documents:
+    """In each sequence a document of one token, and a long one: with windows they have kernels of their own."""
+    tokens = torch.full((shape[0], shape[1] + 1), end + 1)
+    tokens[:, 0] = end
+    return documents_of(tokens, end, tokens.to(device))

@@ -24,14 +24,16 @@ class _Contexts:
 
     texts: Sequence[Sequence[int]]
     sequence: int
+    padding: int
+    """The token that stands behind them."""
 
     def shape(self, micro_batch: int) -> Shape:  # noqa: ARG002
         return 1, self.sequence
 
     def tokens(self, micro_batch: int) -> Tensor:
-        """The last tokens of a text, and zeros behind them: [1, T + 1]."""
+        """The last tokens of a text, and padding behind them: [1, T + 1]."""
         seen = torch.tensor(self.texts[micro_batch][-self.sequence :])
-        return torch.nn.functional.pad(seen, (0, self.sequence + 1 - len(seen)))[None]
+        return torch.nn.functional.pad(seen, (0, self.sequence + 1 - len(seen)), value=self.padding)[None]
 
     @property
     def lasts(self) -> list[int]:
@@ -67,7 +69,7 @@ def _next(
     mesh = engine.mesh
     drawn = torch.zeros(len(texts), dtype=torch.int64, device=mesh.device)
     for own in turns(len(texts), mesh.layout.data, mesh.data_rank, at_once):
-        contexts = _Contexts([texts[turn.index] for turn in own], sequence)
+        contexts = _Contexts([texts[turn.index] for turn in own], sequence, engine.padding)
         for m, logits in engine.logits(contexts, contexts.lasts).items():
             if own[m].counts:
                 drawn[own[m].index] = draw(logits, sampling, generators[own[m].index])

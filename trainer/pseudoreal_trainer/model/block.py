@@ -3,7 +3,7 @@
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
-from pseudoreal_trainer.model.attention import Attention
+from pseudoreal_trainer.model.attention import Attention, Documents
 from pseudoreal_trainer.model.experts import Experts, Router
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.norm import norm
@@ -32,12 +32,14 @@ class Block(nn.Module):
         rotation: tuple[Tensor, Tensor],
         mask: Tensor | None = None,
         tally: Tally | None = None,
+        documents: Documents | None = None,
     ) -> Tensor:
         """The block's output: [B, T, H] -> [B, T, H]. `mask`: that of a window, [T, T]; None: there is none. `tally`:
-        of a training pass through experts by top k."""
+        of a training pass through experts by top k. `documents`: those that tokens attend within; None: whole
+        sequences."""
         # What is added has no name, so that nothing holds it longer than the sum.
         hidden = hidden + _applied(
-            self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask)
+            self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask, documents)
         )
         return hidden + _applied(self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally))
 

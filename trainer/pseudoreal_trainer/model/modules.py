@@ -7,10 +7,10 @@ import torch
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
-from pseudoreal_trainer.model.attention import window_mask
+from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
-from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import Tally
 from pseudoreal_trainer.plan.units import HEAD, Unit, block_of
 
@@ -85,10 +85,15 @@ class Modules:
         hidden: Tensor = self._embedding.module(tokens)
         return hidden
 
-    def block(self, hidden: Tensor, layer: int, tally: Tally | None = None) -> Tensor:
-        """The block that is bound, as this layer uses it: [B, T, H] -> [B, T, H]."""
-        run, tallies = self._run_block[self._model.has_experts(layer)], () if tally is None else (tally,)
-        out: Tensor = run(hidden, self._rotation(hidden), self._mask(hidden, layer), *tallies)
+    def block(
+        self, hidden: Tensor, layer: int, tally: Tally | None = None, documents: Documents | None = None
+    ) -> Tensor:
+        """The block that is bound, as this layer uses it: [B, T, H] -> [B, T, H]. `documents`: those that tokens attend
+        within; None: whole sequences."""
+        run, rotation = self._run_block[self._model.has_experts(layer)], self._rotation(hidden)
+        if documents is not None:
+            rotation = rotation_at(rotation, documents.positions)
+        out: Tensor = run(hidden, rotation, self._mask(hidden, layer), tally, documents)
         return out
 
     def tally(self, layer: int, divisor: int, device: torch.device) -> Tally | None:
@@ -116,7 +121,8 @@ class Modules:
 
 def _compiled(block: Block) -> Callable[..., Any]:
     """The block's pass, compiled. Experts are left out: their numbers of tokens differ from pass to pass, and
-    torch.compile would begin anew for each."""
+    torch.compile would begin anew for each. So is attention within documents, for the same reason."""
+    block.attention.attend_within = torch.compiler.disable(attend_within)
     if not block.is_mixture:
         return torch.compile(block)
     block.attention.compile()

@@ -16,6 +16,16 @@ def rotary(model: Model, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return (angles.cos() * factor).to(like.dtype), (angles.sin() * factor).to(like.dtype)
 
 
+def rotation_at(rotation: tuple[Tensor, Tensor], positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of tokens at these positions, [B, T] -> [B, 1, T, width of a head / 2]: alike for all heads.
+
+    Attention depends on differences of positions alone, so where they begin changes no exact result. It changes the
+    rounding, which is that of a row of its own where positions begin anew.
+    """
+    cosine, sine = rotation
+    return cosine[positions].unsqueeze(1), sine[positions].unsqueeze(1)
+
+
 def rotate(features: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
     """The features [B, heads, T, width], turned pair by pair: feature i with feature i + width / 2."""
     cosine, sine = (part.to(features.dtype) for part in rotation)

@@ -6,12 +6,12 @@ from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pseudoreal_trainer.model.attention import window_mask
+from pseudoreal_trainer.model.attention import Documents, window_mask
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.head import soft_cap_of, soft_capped
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.norm import norm
-from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from pseudoreal_trainer.plan.units import units_of
 
@@ -28,14 +28,17 @@ class Transformer(nn.Module):
         separate = spec.embeddings == "Separate"
         self.head = nn.Linear(spec.hidden_size, spec.vocabulary_size, bias=False) if separate else None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """The logits of the next token: tokens [B, T] -> [B, T, V]."""
+    def forward(self, tokens: Tensor, documents: Documents | None = None) -> Tensor:
+        """The logits of the next token: tokens [B, T] -> [B, T, V]. `documents`: those that tokens attend within; None:
+        whole sequences."""
         hidden = self.embedding(tokens)  # [B, T, H]
         length, window = tokens.shape[1], self.spec.attention.window
         rotation = rotary(self.spec, length, hidden)
+        if documents is not None:
+            rotation = rotation_at(rotation, documents.positions)
         mask = None if window is None else window_mask(length, window.size, hidden)
         for layer, block in enumerate(self.layer_blocks):
-            hidden = self.blocks[block](hidden, rotation, mask if self.spec.window_of(layer) else None)
+            hidden = self.blocks[block](hidden, rotation, mask if self.spec.window_of(layer) else None, None, documents)
         matrix = self.embedding.weight if self.head is None else self.head.weight
         return soft_capped(F.linear(self.norm(hidden), matrix), soft_cap_of(self.spec))
 

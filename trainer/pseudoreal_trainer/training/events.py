@@ -86,7 +86,7 @@ def log_check(progress: Progress, found: LayerGradients) -> None:
 
 def log_left_out(config: PhaseConfig, progress: Progress, agreed: Agreement, units: Sequence[str]) -> None:
     """`units`: names of the units that the newest step did not update."""
-    loss = loss_of(agreed, config)
+    loss = loss_of(agreed, config, progress.counted)
     log.warning("updates_left_out", step=progress.step, loss=loss, norm=agreed.norm, units=units)
 
 

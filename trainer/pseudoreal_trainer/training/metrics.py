@@ -182,8 +182,8 @@ class Reporter:
             "data_seconds": self._meter.data_seconds,
             "waited_seconds": self._meter.waited,
             "gradient_norm": progress.gradient_norm,
-            "teraflops_per_second": gauges.teraflops_per_second(pace),
-            "mfu": gauges.utilisation(pace),
+            "teraflops_per_second": gauges.teraflops_per_second(pace, progress.counted),
+            "mfu": gauges.utilisation(pace, progress.counted),
             "device_bytes": gauges.device_bytes(),
             "host_bytes": gauges.host_bytes(),
         }

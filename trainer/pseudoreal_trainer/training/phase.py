@@ -15,8 +15,9 @@ from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.origin import Anew, Complete, Continued, Origin, Resumed, find_origin
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, store_of
 from pseudoreal_trainer.data.corpus import Corpus
+from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.data.stream import rank_parts
-from pseudoreal_trainer.data.token_corpus import TokenCorpus
+from pseudoreal_trainer.data.token_corpus import TokenCorpus, end_of_document_of
 from pseudoreal_trainer.data.tokenizer.kept import keep_tokenizer
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
@@ -33,7 +34,7 @@ from pseudoreal_trainer.training.batches import StreamBatch
 from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.gauges import phase_gauges
 from pseudoreal_trainer.training.metrics import Meter, Reporter
-from pseudoreal_trainer.training.progress import Progress
+from pseudoreal_trainer.training.progress import Progress, targets_of
 from pseudoreal_trainer.training.reading import Reading, Samples, open_reading
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
@@ -75,7 +76,7 @@ def train_phase(
     imported = open_imported(config, origin, checks=ranks.is_first)
     ranks.heartbeat.working("makes the engine")
     layout = phase_layout(config, device_kind(ranks))
-    with open_engine(config, layout, ranks) as engine:
+    with open_engine(config, layout, ranks, end_of_document_of(corpus)) as engine:
         ranks.heartbeat.working("loads weights")
         fill(engine, config, origin, imported)
         resumed = origin.checkpoint.manifest if isinstance(origin, Resumed) else None
@@ -103,12 +104,14 @@ def train_step(
     engine: Engine,
     progress: Progress,
     *,
+    counted: Counts | None = None,
     stop: bool = False,
     finish: bool = False,
     probe: Probe | None = None,
 ) -> Agreement:
-    """Makes the step after `progress`, which stays as it is. `stop`, `finish`: whether this rank was asked to stop, or
-    to end the phase.
+    """Makes the step after `progress`, which stays as it is. `counted`: what the step's documents count, over all
+    ranks; None: tokens attend in whole sequences. `stop`, `finish`: whether this rank was asked to stop, or to end the
+    phase.
 
     The loss, the gradients and the update are the same on every rank, and up to the order of sums the same in every
     layout. A loss or gradient that is not finite changes no weight: with clipping global and after such a loss none at
@@ -116,9 +119,8 @@ def train_step(
     """
     step, mesh = progress.step + 1, engine.mesh
     batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, mesh.data_rank, mesh.layout.data))
-    tokens = config.batch.sequences * config.model.sequence_length
     rate = phase_rate(config, step, progress.begin)
-    return engine.train(batch, Training(tokens, rate, stop, finish), step, probe)
+    return engine.train(batch, Training(targets_of(config, counted), rate, stop, finish), step, probe)
 
 
 @dataclass(frozen=True)
@@ -167,9 +169,12 @@ class _Phase:
             measures, checks = rules.measures(progress), rules.checks(progress)
             probe = self._probe(measures=measures, checks=checks)
             with self.meter, heartbeat.step():
-                agreed = train_step(config, samples, self.engine, progress, stop=stop(), finish=finish, probe=probe)
+                counted = self.reading.count(progress.cursor)
+                agreed = train_step(
+                    config, samples, self.engine, progress, counted=counted, stop=stop(), finish=finish, probe=probe
+                )
                 gradients = None if probe is None else probe.result()
-            self._advance(agreed)
+            self._advance(agreed, counted)
             if gradients is not None and gradients.are_finite:
                 self._learn(gradients, measures=measures, checks=checks)
             if agreed.finish:
@@ -211,9 +216,9 @@ class _Phase:
             return self.engine.probe(blocks_of_layers(measure.next_sharing, self.config.model.layers))
         return self.engine.probe(None) if checks else None
 
-    def _advance(self, agreed: Agreement) -> None:
+    def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
         left_out = [self.engine.units[unit].name for unit in agreed.left_out]
-        self.progress.advance(agreed, self.config, left_out)
+        self.progress.advance(agreed, self.config, left_out, counted)
         if left_out and self.reporter:
             events.log_left_out(self.config, self.progress, agreed, left_out)
 

@@ -10,6 +10,7 @@ from pseudoreal_api.spec.phase import OptimizerState
 
 from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement, Random, Skipped, Updates
 from pseudoreal_trainer.data.corpus import CorpusIdentity
+from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.engine.balance import ExpertLoad
 from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
@@ -50,6 +51,8 @@ class Progress:
     are in no manifest."""
     bits_per_byte: dict[str, float] = field(default_factory=dict)
     """The same in bits per byte of text, where the tokenizer is known."""
+    counted: Counts | None = None
+    """What the documents of the newest step count; None: tokens attend in whole sequences."""
     ending: Ending = field(default_factory=Ending)
     measurement: Measurement | None = None
     updates: Updates = field(default_factory=lambda: Updates(others=0, blocks=0))
@@ -90,13 +93,17 @@ class Progress:
             imported=manifest.imported,
         )
 
-    def advance(self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str]) -> None:
-        """Takes in one more step. `left_out`: names of the units that it did not update.
+    def advance(
+        self, agreed: Agreement, config: PhaseConfig, left_out: Sequence[str], counted: Counts | None = None
+    ) -> None:
+        """Takes in one more step. `left_out`: names of the units that it did not update. `counted`: what its documents
+        count; None: tokens attend in whole sequences.
 
         Raises TrainingError where training must not go on, as spec.optimizer.nonFinite says.
         """
         self.step += 1
-        loss = loss_of(agreed, config)
+        self.counted = counted
+        loss = loss_of(agreed, config, counted)
         self.skipped = _skipped(self, agreed, loss, skips=config.optimizer.non_finite == "Skip")
         self.cursor += config.batch.sequences
         self.tokens = self.cursor * config.model.sequence_length
@@ -104,9 +111,9 @@ class Progress:
             self.loss = loss
         is_known = config.optimizer.clipping.mode == "Global" and isfinite(agreed.norm)
         self.gradient_norm = agreed.norm if is_known else None
-        self.z_loss = None if agreed.z_loss_sum is None else agreed.z_loss_sum / _tokens(config)
+        self.z_loss = None if agreed.z_loss_sum is None else agreed.z_loss_sum / targets_of(config, counted)
         self.load = agreed.load
-        self.auxiliary_loss = _auxiliary_loss(agreed, config)
+        self.auxiliary_loss = _auxiliary_loss(agreed, config, counted)
         if agreed.trains:
             self.updates = self.updates.and_one(left_out)
 
@@ -142,21 +149,22 @@ class Progress:
         )
 
 
-def loss_of(agreed: Agreement, config: PhaseConfig) -> float:
-    """The training loss of a step, nats per token of the whole batch."""
-    return agreed.loss_sum / _tokens(config)
+def loss_of(agreed: Agreement, config: PhaseConfig, counted: Counts | None) -> float:
+    """The training loss of a step, nats per target of the whole batch."""
+    return agreed.loss_sum / targets_of(config, counted)
 
 
-def _auxiliary_loss(agreed: Agreement, config: PhaseConfig) -> float | None:
+def _auxiliary_loss(agreed: Agreement, config: PhaseConfig, counted: Counts | None) -> float | None:
     top_k = config.model.top_k
     if agreed.load is None or top_k is None or float(top_k.auxiliary_loss) == 0:
         return None
-    return agreed.load.auxiliary_loss_sum / _tokens(config)
+    return agreed.load.auxiliary_loss_sum / targets_of(config, counted)
 
 
-def _tokens(config: PhaseConfig) -> int:
-    """Tokens of a step's batch."""
-    return config.batch.sequences * config.model.sequence_length
+def targets_of(config: PhaseConfig, counted: Counts | None) -> int:
+    """Targets of a step's batch: what its loss is the mean of. At least 1, as a batch may consist of empty
+    documents."""
+    return config.batch.sequences * config.model.sequence_length if counted is None else max(1, counted.targets)
 
 
 def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:

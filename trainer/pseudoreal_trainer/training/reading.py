@@ -1,12 +1,16 @@
 """What a phase reads: the samples of a text, or those of a mixture of token files, which are read ahead of training."""
 
 from collections.abc import Callable
+from functools import reduce
+from operator import add
 from typing import Any, Protocol
 
+import torch
 from numpy.typing import NDArray
 from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.data.corpus import Corpus
+from pseudoreal_trainer.data.documents import Counts, count_documents
 from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, planned, stretch
 from pseudoreal_trainer.data.prefetch import Prefetch
 from pseudoreal_trainer.data.sources import MixedStream
@@ -64,13 +68,25 @@ class AheadOfTraining:
         return {part: self._stream.windows(*part) for part in self._parts(cursor)}
 
 
-class Reading:
-    """The samples of a phase, and what is consumed of each source. To be closed."""
+Count = Callable[[int], Counts]
+"""What the documents of the step that begins at a cursor count, over all ranks. Every rank calls it."""
 
-    def __init__(self, samples: Stream | AheadOfTraining, mixed: Stretch | None = None) -> None:
+
+class Reading:
+    """The samples of a phase, what their documents count, and what is consumed of each source. To be closed."""
+
+    def __init__(
+        self, samples: Stream | AheadOfTraining, mixed: Stretch | None = None, count: Count | None = None
+    ) -> None:
+        """`count`: None where tokens attend in whole sequences."""
         self.samples: Samples = samples
         self._ahead = samples if isinstance(samples, AheadOfTraining) else None
-        self._stretch = mixed
+        self._stretch, self._count = mixed, count
+
+    def count(self, cursor: int) -> Counts | None:
+        """What the documents of the step that begins at the cursor count, over all ranks; None where tokens attend in
+        whole sequences. Every rank calls this, for one step after the other."""
+        return None if self._count is None else self._count(cursor)
 
     def consumed(self, cursor: int) -> dict[str, int] | None:
         """Samples of each source before the cursor, from the job's start; None where the corpus is text."""
@@ -100,7 +116,29 @@ def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Pr
         return rank_parts(config.batch, cursor, mesh.data_rank, mesh.layout.data)
 
     stream = MixedStream(mixed, corpus.sources, config.model.sequence_length)
-    return Reading(AheadOfTraining(stream, parts, progress.cursor, config.batch.sequences), mixed)
+    samples = AheadOfTraining(stream, parts, progress.cursor, config.batch.sequences)
+    end = corpus.end_of_document
+    count = None if end is None else _counting(config, samples, parts, end, mesh)
+    return Reading(samples, mixed, count)
+
+
+def _counting(config: PhaseConfig, samples: Samples, parts: Callable[[int], list[Part]], end: int, mesh: Mesh) -> Count:
+    # In an order that is the same on all ranks.
+    windows = [*dict.fromkeys(map(config.model.window_of, range(config.model.layers)))]
+
+    def count(cursor: int) -> Counts:
+        own = [count_documents(samples.windows(*part), end, windows) for part in parts(cursor)]
+        return _over_all_ranks(reduce(add, own), mesh)
+
+    return count
+
+
+def _over_all_ranks(counts: Counts, mesh: Mesh) -> Counts:
+    """The sum over the data ranks; the pipeline ranks of each have the same samples. The ranks have agreed on the step
+    before, so that this sum waits for no pass, and no rank reads what only others train on."""
+    numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=mesh.device)
+    targets, *pairs = mesh.ranks.sum_(numbers if mesh.pipeline_rank == 0 else torch.zeros_like(numbers)).tolist()
+    return Counts(targets, dict(zip(counts.twice_the_pairs, pairs, strict=True)))
 
 
 def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:

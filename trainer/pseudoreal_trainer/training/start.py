@@ -72,8 +72,11 @@ def compiles(config: PhaseConfig, ranks: Ranks) -> bool:
 
 
 @contextmanager
-def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[Engine]:
-    """Makes the engine of this rank, and closes it at the end. Every rank calls this. Raises TrainingError when the
+def open_engine(
+    config: PhaseConfig, layout: Layout, ranks: Ranks, end_of_document: int | None = None
+) -> Iterator[Engine]:
+    """Makes the engine of this rank, and closes it at the end. Every rank calls this. `end_of_document`: the token that
+    ends documents, within which tokens attend; None: they attend in whole sequences. Raises TrainingError when the
     state does not fit into its home."""
     blueprint = Blueprint(
         model=config.model,
@@ -83,6 +86,7 @@ def open_engine(config: PhaseConfig, layout: Layout, ranks: Ranks) -> Iterator[E
         compute=_DTYPES[config.precision.compute],
         compiled=compiles(config, ranks),
         offload_directory=Path(config.offload_directory),
+        end_of_document=end_of_document,
     )
     folder = None if config.trace_directory is None else Path(config.trace_directory) / config.phase
     trace = Trace(ranks.rank, folder)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import Sample
 
 from pseudoreal_trainer.data.corpus import Bytes, Corpus
+from pseudoreal_trainer.data.documents import has_target
 from pseudoreal_trainer.data.stream import Indices, spread_starts, take_windows
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokenizer.token_bytes import bits_per_byte
@@ -36,15 +38,20 @@ class Validation:
 
     text_bytes: int | None = None
     """Bytes of text that the targets stand for; None where the tokenizer is not known."""
+    end_of_document: int | None = None
+    """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
 
     def bits_per_byte(self, loss: float) -> float | None:
         """Bits that a byte of the text costs at this loss, in nats per token. The ends of documents cost, too, and
         stand for no byte."""
         return None if self.text_bytes is None else bits_per_byte(loss * self.tokens, self.text_bytes)
 
-    @property
+    @cached_property
     def tokens(self) -> int:
-        return len(self.windows) * len(self.windows[0, 1:])
+        """Targets that the loss is the mean of; at least 1, as windows may consist of empty documents."""
+        if self.end_of_document is None:
+            return len(self.windows) * len(self.windows[0, 1:])
+        return max(1, int(has_target(self.windows, self.end_of_document).sum()))
 
     def measure(self, engine: Engine) -> float:
         """The validation loss, nats per token; the same bits on every rank. Every rank calls this."""
@@ -93,7 +100,8 @@ def phase_validations(
     """Validations by the names of their sets; a text is one set without a name."""
     at_once = sequences_at_once(layout, phase_sizes(config, device))
     if isinstance(corpus, TokenCorpus):
-        return {name: Validation(each, at_once, _text_bytes(corpus, each)) for name, each in corpus.sets.items()}
+        end = corpus.end_of_document
+        return {name: Validation(each, at_once, _text_bytes(corpus, each), end) for name, each in corpus.sets.items()}
     starts = window_starts(corpus, config.model.sequence_length, config.data.validation.sequences)
     windows = take_windows(corpus.validation, starts, config.model.sequence_length)
     return {"": Validation(windows, at_once, text_bytes=windows[:, 1:].size)}
@@ -127,7 +135,10 @@ def _text_bytes(corpus: TokenCorpus, windows: NDArray[Any]) -> int | None:
             f"a validation set has the token {windows.max()}, and spec.data.tokenizer has only"
             f" {corpus.tokenizer.vocabulary:,}: name the tokenizer that made the files"
         )
-    return int(corpus.tokenizer.token_bytes[windows[:, 1:]].sum())
+    targets = windows[:, 1:]
+    if corpus.end_of_document is not None:
+        targets = targets[has_target(windows, corpus.end_of_document)]
+    return int(corpus.tokenizer.token_bytes[targets].sum())
 
 
 def with_context(corpus: Corpus, sequence: int, most: int) -> Bytes:

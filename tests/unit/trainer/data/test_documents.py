@@ -1,101 +1,70 @@
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pseudoreal_api.spec.phase import Batch
-from pseudoreal_trainer.data import documents
-from pseudoreal_trainer.data.documents import (
-    IGNORED,
-    borders,
-    count_targets,
-    document_numbers,
-    positions,
-    targets,
-)
+from pseudoreal_trainer.data.documents import Counts, count_documents, document_lengths, has_target
 from pseudoreal_trainer.data.stream import rank_parts
+
+from tests.unit.trainer.data.cut import cut
 
 END = 0
 rows = st.integers(1, 9).flatmap(
     lambda width: st.lists(st.lists(st.integers(0, 3), min_size=width + 1, max_size=width + 1), min_size=1, max_size=4)
 )
 """Windows of small tokens, so that ends of documents are common, also at the borders and one behind the other."""
+Tokens = NDArray[np.int32]
 
 
-def _documents(row: list[int]) -> list[list[tuple[int, int | None]]]:
-    """The parts of documents in a window, each as pairs of an input token and its target, read as a person would: a
-    window is cut behind each end, and each part predicts itself, shifted by one."""
-    parts: list[list[int]] = [[]]
-    for token in row:
-        parts[-1].append(token)
-        if token == END:
-            parts.append([])
-    shifted = [[*zip(part, [*part[1:], None], strict=True)] for part in parts if part]
-    # The last token of a window is a target alone.
-    shifted[-1].pop()
-    return [part for part in shifted if part]
-
-
-def _array(windows: list[list[int]]) -> NDArray[np.int32]:
+def _array(windows: list[list[int]]) -> Tokens:
     return np.array(windows, np.int32)
 
 
-@given(rows)
-def test_documents_of_windows_are_those_that_a_person_cuts(windows: list[list[int]]) -> None:
-    expected = [_documents(row) for row in windows]
+def _pairs(length: int, window: int | None) -> int:
+    """Twice the pairs of a document as operations count them: L * L without a window, and the triangle that a window
+    cuts off is missing twice."""
+    return length**2 - (0 if window is None or window >= length else (length - window) ** 2)
+
+
+@given(rows, st.sampled_from([None, 1, 2, 3, 20]))
+def test_what_is_counted_is_what_a_person_counts(windows: list[list[int]], window: int | None) -> None:
+    parts = [part for row in windows for part in cut(row, END)]
     array = _array(windows)
-    for row, parts in enumerate(expected):
-        numbers = [number for number, part in enumerate(parts) for _ in part]
-        assert document_numbers(array, END)[row].tolist() == numbers
-        assert positions(array, END)[row].tolist() == [place for part in parts for place in range(len(part))]
-        wanted = [IGNORED if target is None else target for part in parts for _, target in part]
-        assert targets(array, END)[row].tolist() == wanted
-    lengths = [len(part) for parts in expected for part in parts]
-    assert borders(array, END).tolist() == [sum(lengths[:count]) for count in range(len(lengths) + 1)]
+    assert document_lengths(array, END).tolist() == [len(part) for part in parts]
+    wanted = [target is not None for part in parts for _, target in part]
+    assert has_target(array, END).flatten().tolist() == wanted
+    found = count_documents(array, END, [window, 4])
+    assert found.targets == sum(wanted)
+    assert found.twice_the_pairs == {w: sum(_pairs(len(part), w) for part in parts) for w in (window, 4)}
 
 
 def test_an_example() -> None:
     windows = _array([[5, 6, END, 7, END, END, 8, 9]])
-    assert document_numbers(windows, END).tolist() == [[0, 0, 0, 1, 1, 2, 3]]
-    assert positions(windows, END).tolist() == [[0, 1, 2, 0, 1, 0, 0]]
-    assert targets(windows, END).tolist() == [[6, END, IGNORED, END, IGNORED, IGNORED, 9]]
-    assert borders(windows, END).tolist() == [0, 3, 5, 6, 7]
+    assert document_lengths(windows, END).tolist() == [3, 2, 1, 1]
+    assert has_target(windows, END).tolist() == [[True, True, False, True, False, False, True]]
+    assert count_documents(windows, END, [None, 2]) == Counts(4, {None: 15, 2: 14})
 
 
 def test_without_an_end_a_window_is_one_document() -> None:
     windows = _array([[5, 6, 7], [6, 7, END]])
-    assert positions(windows, END).tolist() == [[0, 1]] * 2
-    assert targets(windows, END).tolist() == windows[:, 1:].tolist()
-    assert borders(windows, END).tolist() == [0, 2, 4]
+    assert count_documents(windows, END, [None]) == Counts(4, {None: 8})
 
 
-def test_results_are_32_bits_wide() -> None:
-    windows = _array([[1, END, 2]])
-    assert {each(windows, END).dtype for each in (document_numbers, positions, targets, borders)} == {np.dtype("i4")}
+def test_no_window_counts_nothing() -> None:
+    """A rank has none where a micro-batch has fewer sequences than there are ranks."""
+    assert count_documents(np.empty((0, 8), np.int32), END, [None, 3]) == Counts(0, {None: 0, 3: 0})
 
 
-class _Stream:
-    sequence = 7
-
-    def __init__(self) -> None:
-        self._windows = np.random.default_rng(5).integers(0, 4, (100, 8))
-
-    def windows(self, first: int, end: int) -> NDArray[Any]:
-        return self._windows[first:end]
-
-
-@pytest.mark.parametrize("portion", [1, 20, 1 << 22])
 @pytest.mark.parametrize(("ranks", "micro_batches"), [(1, 1), (2, 3), (5, 2)])
-def test_every_rank_knows_what_the_step_is_divided_by(
-    monkeypatch: pytest.MonkeyPatch, portion: int, ranks: int, micro_batches: int
-) -> None:
-    monkeypatch.setattr(documents, "_PORTION", portion)
-    stream, batch = _Stream(), Batch(sequences=12, micro_batches=micro_batches)
-    brute = sum(
-        target is not None for row in stream.windows(30, 42).tolist() for part in _documents(row) for _, target in part
-    )
-    assert count_targets(stream, 30, 42, END) == brute
-    parts = [part for rank in range(ranks) for part in rank_parts(batch, 30, rank, ranks)]
-    assert sum(count_targets(stream, *part, END) for part in parts) == brute
+def test_counts_of_all_ranks_add_up_to_those_of_the_step(ranks: int, micro_batches: int) -> None:
+    windows = np.random.default_rng(5).integers(0, 4, (42, 8)).astype(np.int32)
+    parts = [
+        part
+        for rank in range(ranks)
+        for part in rank_parts(Batch(sequences=12, micro_batches=micro_batches), 30, rank, ranks)
+    ]
+    total = Counts(0, {None: 0})
+    for first, end in parts:
+        total += count_documents(windows[first:end], END, [None])
+    assert total == count_documents(windows[30:42], END, [None])

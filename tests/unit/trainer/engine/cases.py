@@ -21,6 +21,8 @@ PROMPTS = [[5], [7, 1, 200], [9, 9, 4, 8, 2, 6, 1, 3]]
 WRITTEN = 5
 """Tokens that are written behind each prompt."""
 SAMPLING = Sampling(200, temperature=1.0, seed=11)
+END = 0
+"""The token that ends documents."""
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -125,6 +127,8 @@ class Case:
     """Matrices that do not decay."""
     multipliers: tuple[tuple[Any, str, str], ...] = ()
     """Groups of tensors, with what multiplies their learning rate and their weight decay."""
+    documents: bool = False
+    """Whether tokens attend within documents, which END ends."""
 
     @property
     def world(self) -> int:

@@ -1,5 +1,9 @@
 """The plain reference: one process, ordinary autograd, torch.optim.AdamW; nothing of the engine."""
 
+from collections.abc import Iterator
+from functools import reduce
+from operator import add
+
 import torch
 from pseudoreal_trainer.model.sampling import draw
 from pseudoreal_trainer.model.transformer import Transformer, build_model
@@ -9,14 +13,33 @@ from torch.nn import functional as F
 
 from tests.support.adamw import adamw, adamw_of_tensors
 from tests.support.routers import Routers
-from tests.unit.trainer.engine.cases import PROMPTS, RATE, SAMPLING, SEQUENCES_OF_A_MICRO_BATCH, STEPS, WRITTEN, Case
+from tests.unit.trainer.data.cut import cut
+from tests.unit.trainer.engine.cases import (
+    END,
+    PROMPTS,
+    RATE,
+    SAMPLING,
+    SEQUENCES_OF_A_MICRO_BATCH,
+    STEPS,
+    WRITTEN,
+    Case,
+)
 
 
 def batch_of(case: Case, step: int) -> Tensor:
     """[micro-batches, sequences of a micro-batch over all data ranks, T + 1]"""
     generator = torch.Generator().manual_seed(1000 + step)
     shape = (case.micro_batches, SEQUENCES_OF_A_MICRO_BATCH, case.model.sequence_length + 1)
-    return torch.randint(0, case.vocabulary, shape, generator=generator)
+    tokens = torch.randint(0, case.vocabulary, shape, generator=generator)
+    if not case.documents:
+        return tokens
+    return tokens.masked_fill(torch.rand(shape, generator=generator) < 0.25, END)
+
+
+def targets_of(case: Case, step: int) -> int:
+    """Targets of a step that count: none behind the end of a document where documents are masked."""
+    inputs = batch_of(case, step)[:, :, :-1]
+    return int((inputs != END).sum()) if case.documents else inputs.numel()
 
 
 def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
@@ -27,14 +50,24 @@ def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
 
 def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
     """The cross-entropy of each step, and the weights after the last."""
+    losses, weights, _ = train_with_moments(case)
+    return losses, weights
+
+
+def train_with_moments(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
+    """The same, and the first moments after the last step."""
     model, optimizer = model_and_optimizer(case)
-    routers, losses = Routers(model), []
+    # Their counts are those of whole sequences, and no case of masked documents has a bias or an auxiliary loss.
+    routers, losses = None if case.documents else Routers(model), []
     for step in range(STEPS):
         losses.append(set_gradients(model, case, step, routers))
         clip(model, case)
         optimizer.step()
-        routers.balance()
-    return losses, {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+        if routers is not None:
+            routers.balance()
+    weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    return losses, weights, {name: optimizer.state[p]["exp_avg"] for name, p in trained.items()}
 
 
 def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]:
@@ -54,7 +87,7 @@ def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | 
     if routers is not None:
         routers.begin()
     batch = batch_of(case, step)
-    tokens = batch[:, :, 1:].numel()
+    tokens = targets_of(case, step)
     parts = [_gradients(model, case, part_of(batch, d, case.data), tokens, routers) for d in range(case.data)]
     for index, parameter in enumerate(p for p in model.parameters() if p.requires_grad):
         # Partial sums of the data ranks, added up in their order.
@@ -67,9 +100,21 @@ def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
     """Sum of the losses of the first batch, nats."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
     model.load_state_dict(weights)
-    windows = batch_of(case, 0).flatten(0, 1)
-    logits = model(windows[:, :-1])
-    return float(F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum"))
+    pairs = _pairs(case, batch_of(case, 0).flatten(0, 1))
+    sums = [F.cross_entropy(model(i).flatten(0, 1), wanted.flatten(), reduction="sum") for i, wanted in pairs]
+    return float(reduce(add, sums))
+
+
+def _pairs(case: Case, windows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and targets, [n, L] each, of the passes that windows [B, T + 1] have: one with all of them, or one for
+    each document."""
+    if not case.documents:
+        yield windows[:, :-1], windows[:, 1:]
+        return
+    for row in windows.tolist():
+        for part in cut(row, END):
+            inputs, wanted = zip(*part, strict=True)
+            yield torch.tensor([inputs]), torch.tensor([[-100 if target is None else target for target in wanted]])
 
 
 @torch.no_grad()
@@ -97,11 +142,14 @@ def _gradients(
     model.zero_grad()
     sums = []
     for windows in part:
-        logits = model(windows[:, :-1])
-        loss_sum = F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten(), reduction="sum")
+        found = [(model(inputs), wanted) for inputs, wanted in _pairs(case, windows)]
+        loss_sum = reduce(
+            add, [F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), reduction="sum") for logits, wanted in found]
+        )
         sums.append(loss_sum.detach())
         if case.z_loss != "0":
-            loss_sum = loss_sum + float(case.z_loss) * logits.exp().sum(-1).log().square().sum()
+            squares = [(logits.exp().sum(-1).log().square() * (wanted != -100)).sum() for logits, wanted in found]
+            loss_sum = loss_sum + float(case.z_loss) * reduce(add, squares)
         if routers is not None:
             loss_sum = loss_sum + routers.take()
         (loss_sum / tokens).backward()

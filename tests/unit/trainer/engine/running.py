@@ -21,8 +21,8 @@ from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
 from torch import Tensor
 
 from tests.support.forked import run_ranks
-from tests.unit.trainer.engine.cases import PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
-from tests.unit.trainer.engine.reference import batch_of, part_of
+from tests.unit.trainer.engine.cases import END, PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
+from tests.unit.trainer.engine.reference import batch_of, part_of, targets_of
 
 SEED = 3
 _LIMIT_SECONDS = 1800.0
@@ -146,7 +146,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
     data_rank = ranks.rank % case.data
     for step in range(STEPS):
         batch = CaseBatch(case, step, data_rank, ranks.device)
-        tokens = batch_of(case, step)[:, :, 1:].numel()
+        tokens = targets_of(case, step)
         probe = engine.probe(case.next_blocks) if case.next_sharing else None
         agreement = engine.train(batch, Training(tokens, RATE, stop=False), step, probe)
         if probe is not None:
@@ -216,7 +216,8 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     master = {"float64": torch.float64}.get(case.precision, torch.float32)
     compute = getattr(torch, case.precision)
     units = units_of(case.model, case.sharing)
-    blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk")
+    end = END if case.documents else None
+    blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk", end)
     trace = Trace(ranks.rank)
     trace.records = True
     engine = Engine(blueprint, open_mesh(case.layout, ranks), trace)

@@ -10,6 +10,7 @@ from pseudoreal_api.spec.model import Model, Rotary
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.convert.architectures import architecture_of
+from pseudoreal_trainer.model.attention import documents_of
 from pseudoreal_trainer.model.rotary import frequencies, rotary
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from torch import Tensor, nn
@@ -209,19 +210,45 @@ def _logits(model: nn.Module) -> Tensor:
 def test_a_family_is_that_of_transformers(name: str) -> None:
     family = FAMILIES[name]
     ours, theirs, names = _pair(family)
-    expected = _logits(theirs)
+    expected, found = _logits(theirs), _logits(ours)
     assert expected.dtype == torch.float64
-    torch.testing.assert_close(_logits(ours), expected, rtol=0, atol=1e-12)
-    for model in (ours, theirs):
-        torch.autograd.backward(_loss(_logits(model)))
-    for published, gradient in _published(family, theirs, lambda parameter: parameter.grad).items():
-        assert gradient.abs().max() > 1e-7, "nothing is compared when all is zero"
-        found = ours.get_parameter(names[published]).grad
-        torch.testing.assert_close(found, gradient, rtol=0, atol=1e-12, msg=published)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for logits in (expected, found):
+        torch.autograd.backward(_loss(logits))
+    _compare_gradients(family, ours, theirs, names)
     for model in (ours, theirs):
         adamw(model.parameters(), Optimizer(), 1e-3, fused=False).step()
     for published, weight in _published(family, theirs, lambda parameter: parameter.data).items():
         torch.testing.assert_close(ours.get_parameter(names[published]).data, weight, rtol=0, atol=1e-12, msg=published)
+
+
+def _compare_gradients(family: Family, ours: Transformer, theirs: nn.Module, names: dict[str, str]) -> None:
+    for published, gradient in _published(family, theirs, lambda parameter: parameter.grad).items():
+        assert gradient.abs().max() > 1e-7, "nothing is compared when all is zero"
+        found = ours.get_parameter(names[published]).grad
+        torch.testing.assert_close(found, gradient, rtol=0, atol=1e-12, msg=published)
+
+
+END = 0
+PACKED = TOKENS.clone().clamp(min=1)
+for _row, _ends in enumerate(([5], [0, 9, 10], [23])):
+    PACKED[_row, _ends] = END
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_documents_of_a_packed_row_are_those_of_transformers(name: str) -> None:
+    """There positions that begin again tell documents apart."""
+    family = FAMILIES[name]
+    ours, theirs, names = _pair(family)
+    inputs, documents = PACKED[:, :-1], documents_of(PACKED, END, PACKED)
+    expected = theirs(inputs, position_ids=documents.positions, use_cache=False).logits
+    found = ours(inputs, documents)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert (found - ours(inputs)).abs().max() > 1e-3, "masks change what is computed"
+    targets = PACKED[:, 1:].masked_fill(inputs == END, -100)
+    for logits in (expected, found):
+        torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+    _compare_gradients(family, ours, theirs, names)
 
 
 def test_a_window_changes_what_is_computed() -> None:

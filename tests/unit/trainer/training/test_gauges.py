@@ -1,11 +1,13 @@
 """What metrics.jsonl says of speed and memory."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.training.gauges import Gauges, phase_gauges
+from pseudoreal_trainer.training.gauges import phase_gauges
 
 from tests.support.checkpoints import metrics
 
@@ -14,10 +16,23 @@ def test_a_rate_is_that_of_each_rank(job_body: Any, config: Any) -> None:
     job_body["spec"]["phases"][1]["until"]["step"] = 20
     one = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
     two = phase_gauges(config(1), Ranks(0, 1, torch.device("cpu")))
-    assert one.operations == 2 * two.operations, "the second phase has two workers and the same batch"
-    assert one.teraflops_per_second(2.0) == one.operations / 2e12
+    assert one.operations() == 2 * two.operations(), "the second phase has two workers and the same batch"
+    assert one.teraflops_per_second(2.0) == one.operations() / 2e12
     assert one.utilisation(2.0) is None, "nobody knows the peak of a CPU"
-    assert Gauges(1e15, 1e15, torch.device("cpu")).utilisation(2.0) == 0.5
+    assert replace(one, peak=one.operations()).utilisation(2.0) == 0.5
+
+
+def test_only_attention_within_documents_counts(job_body: Any, config: Any) -> None:
+    """The job has steps of 6 sequences of 16 tokens, and 4 layers of 16 features in all queries."""
+    gauges = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
+    assert gauges.operations(Counts(96, {None: 6 * 16**2})) == gauges.operations()
+    # In halves, half of the pairs: of each, queries by keys and weights by values, forward and twice that backward.
+    left_out = 4 * 3 * 2 * 16 * (6 * 16**2 // 2)
+    assert gauges.operations(Counts(90, {None: 12 * 8**2})) == gauges.operations() - left_out
+    job_body["spec"]["model"]["attention"]["window"] = {"size": 3, "layers": [1, 2]}
+    windowed = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
+    counts = Counts(96, {None: 6 * 16**2, 3: 6 * 3 * (2 * 16 - 3)})
+    assert windowed.operations(counts) == windowed.operations() < gauges.operations()
 
 
 def test_each_line_has_them(config: Any, train: Any) -> None:
@@ -25,7 +40,7 @@ def test_each_line_has_them(config: Any, train: Any) -> None:
     gauges = phase_gauges(config(0), Ranks(0, 1, torch.device("cpu")))
     tokens = 6 * 16
     for line in metrics(config(0)):
-        rate = gauges.operations * line["tokens_per_second"] / tokens / 1e12
+        rate = gauges.operations() * line["tokens_per_second"] / tokens / 1e12
         assert line["teraflops_per_second"] == pytest.approx(rate, rel=1e-12)
         assert (line["mfu"], line["device_bytes"]) == (None, None)
         assert line["host_bytes"] > 50 << 20, "torch alone takes more"

@@ -62,7 +62,7 @@ def prepare(
         size = sum(group.size for group in groups)
         path = TokenizerPath(tokenizer_path, tokenizer.end_of_document)
         records = prepare_groups(works, path, workers, lambda totals: tick(totals, size))
-        index = _index(tokenizer, records)
+        index = _index(tokenizer, settings, records)
         write_index(output, index)
     return Prepared(
         index,
@@ -134,7 +134,7 @@ def _difference(begun: Plan, plan: Plan) -> str:
     return f"it had {len(begun.groups)} groups of inputs, and has {len(plan.groups)} now"
 
 
-def _index(tokenizer: Tokenizer, records: Sequence[GroupRecord]) -> Index:
+def _index(tokenizer: Tokenizer, settings: Settings, records: Sequence[GroupRecord]) -> Index:
     shards = [done.shard for record in records for done in record.shards]
     if not shards:
         raise InvalidJobError("the inputs hold no text; give others, or the name of their field with --text-field")
@@ -144,6 +144,7 @@ def _index(tokenizer: Tokenizer, records: Sequence[GroupRecord]) -> Index:
         vocabulary=tokenizer.vocabulary,
         end_of_document=tokenizer.end_of_document,
         tokenizer=tokenizer.sha256,
+        sequence=settings.sequence,
         text_bytes=sum(shard.text_bytes for shard in shards),
         shards=shards,
     )

@@ -59,3 +59,14 @@ def _check_index(path: StoragePath, run: Run) -> None:
     last = int(np.frombuffer(read_bytes(path, size - 8, 8), _ENDS)[0]) if size else 0
     if last != run.count:
         raise damaged(path, f"says that documents end at token {last:,}, and {run.file.name} has {run.count:,} tokens")
+
+
+def some_ends(tokens: StoragePath, most: int) -> list[int]:
+    """The token behind each of at most `most` documents, spread evenly over the file; none where there is no index."""
+    path = _beside(tokens, "index")
+    if not storage_of(path).exists():
+        return []
+    documents, width = size_of(path) // _ENDS.itemsize, _ENDS.itemsize
+    count = min(most, documents)
+    numbers = [number * documents // count for number in range(count)]
+    return [int(np.frombuffer(read_bytes(path, number * width, width), _ENDS)[0]) for number in numbers]

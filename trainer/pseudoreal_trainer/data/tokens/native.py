@@ -54,6 +54,9 @@ class Index(ApiModel):
     vocabulary: int = Field(ge=2, le=2**31, description="Every token is below it.")
     end_of_document: int = Field(ge=0, description="The token that ends every document.")
     tokenizer: Sha256 = Field(description="SHA-256 of the tokenizer's file.")
+    sequence: int | None = Field(
+        None, ge=2, description="Tokens of the rows into which documents are packed. None: they are not packed."
+    )
     text_bytes: int = Field(ge=0, description="UTF-8 bytes of the text of all shards.")
     shards: list[Shard]
 
@@ -207,6 +210,7 @@ def native_files(folder: StoragePath) -> TokenFiles:
         vocabulary=index.vocabulary,
         end_of_document=index.end_of_document,
         tokenizer=index.tokenizer,
+        sequence=index.sequence,
         sha256=tuple(shard.sha256 for shard in shards),
     )
 

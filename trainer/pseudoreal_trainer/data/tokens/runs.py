@@ -40,6 +40,8 @@ class TokenFiles:
     """The token that ends each document. None: the format does not say."""
     tokenizer: str | None = None
     """SHA-256 of the tokenizer's file. None: the format does not say."""
+    sequence: int | None = None
+    """Tokens of the rows into which documents are packed. None: they are not, or the format does not say."""
     sha256: tuple[str, ...] | None = None
     """SHA-256 of each run's file as its writer computed it. None: the format has none."""
 

@@ -79,9 +79,10 @@ def token_bytes(shapes: Iterable[Shape]) -> int:
     return TOKEN_BYTES * sum(sequences * (tokens + 1) for sequences, tokens in shapes)
 
 
-def takes_tokens(layout: Layout, rank: int) -> bool:
-    """Whether a pipeline rank has the embedding, which takes the inputs, or the head, which takes the targets."""
-    return rank in (layout.rank_of(0), layout.rank_of(layout.head))
+def takes_tokens(layout: Layout, rank: int, *, masks_documents: bool) -> bool:
+    """Whether a pipeline rank has the embedding, which takes the inputs, or the head, which takes the targets; or
+    finds documents in the tokens, as all do that have a block."""
+    return masks_documents or rank in (layout.rank_of(0), layout.rank_of(layout.head))
 
 
 def captures_from_device(layout: Layout, rank: int) -> bool:

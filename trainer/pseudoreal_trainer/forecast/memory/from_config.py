@@ -53,4 +53,5 @@ def phase_sizes(config: PhaseConfig, device: Device) -> Sizes:
         checkpoint_buffer=bytes_of(config.checkpoint.buffer_bytes),
         device=device,
         has_z_loss=float(config.optimizer.z_loss) > 0,
+        masks_documents=config.data.documents.masking == "IntraDocument",
     )

@@ -79,13 +79,25 @@ class Kept:
     @property
     def _heads(self) -> Table:
         t = self._tensors
-        return self._norms_of_queries_and_keys | {
-            "query, rotated [B, heads, T, Q / heads]": t.query,
-            "key, rotated [B, key heads, T, K / key heads]": t.key,
-            "value [B, key heads, T, K / key heads]": t.key,
-            "mixed values [B, heads, T, Q / heads]": t.query,
-            "log-sum-exp of the scores [B, heads, T], wide": t.log_sum_exp,
-        }
+        return (
+            self._norms_of_queries_and_keys
+            | self._rotation_of_tokens
+            | {
+                "query, rotated [B, heads, T, Q / heads]": t.query,
+                "key, rotated [B, key heads, T, K / key heads]": t.key,
+                "value [B, key heads, T, K / key heads]": t.key,
+                "mixed values [B, heads, T, Q / heads]": t.query,
+                "log-sum-exp of the scores [B, heads, T], wide": t.log_sum_exp,
+            }
+        )
+
+    @property
+    def _rotation_of_tokens(self) -> Table:
+        """Positions in documents differ from sequence to sequence; else all have one table, which stays."""
+        if not self.sizes.masks_documents:
+            return {}
+        part = self._tensors.of(self.tokens * self.sizes.model.head_size // 2, self.sizes.compute_bytes)
+        return {"cosines of tokens [B, T, Q / heads / 2]": part, "sines of tokens [B, T, Q / heads / 2]": part}
 
     @property
     def _norms_of_queries_and_keys(self) -> Table:
@@ -107,7 +119,8 @@ class Kept:
     @property
     def _side_by_side(self) -> Table:
         t = self._tensors
-        return {} if t.has_efficient_attention else {"mixed values, heads side by side [B, T, Q]": t.query}
+        are_there = t.has_efficient_attention and not self.sizes.masks_documents
+        return {} if are_there else {"mixed values, heads side by side [B, T, Q]": t.query}
 
     @property
     def _feed_forward(self) -> Table:

@@ -102,7 +102,7 @@ def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
 
 def _tokens(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Bytes of the tokens of a step, on their way to a GPU."""
-    if sizes.device == "cpu" or not takes_tokens(layout, rank):
+    if sizes.device == "cpu" or not takes_tokens(layout, rank, masks_documents=sizes.masks_documents):
         return Tiers()
     shape = (sizes.most_sequences(layout.data), sizes.model.sequence_length)
     size = token_bytes([shape] * layout.micro_batches)

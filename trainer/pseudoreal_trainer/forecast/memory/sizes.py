@@ -33,6 +33,8 @@ class Sizes:
     threads: int = 1
     """Number of threads of a rank, for one operation on the host."""
     has_z_loss: bool = False
+    masks_documents: bool = False
+    """Whether tokens attend within documents alone."""
 
     @property
     def has_own_copies(self) -> bool:
@@ -59,19 +61,21 @@ class Sizes:
     def boundary_on_host(self, tokens: int) -> int:
         return tokens * self.model.hidden_size * self.compute_bytes
 
-    def block_flops(self, tokens: int, layer: int = 0) -> int:
+    def block_flops(self, tokens: int, layer: int = 0, twice_the_pairs: int | None = None) -> int:
         """Floating-point operations of a layer's forward pass: two for each weight of a matrix that a token meets, and
         attention to half of the tokens or to those in its window. With experts a token meets the router, its own and
-        the shared ones, as if none were full."""
-        length = self.model.sequence_length
-        window = min(self.model.window_of(layer) or length, length)
-        # In the mean over the tokens of a sequence, half of window * (2 - window / length) are attended to.
-        return self._matrix_flops(tokens, layer) + self._attention_flops(
-            tokens * window * (2 * length - window) // length
-        )
+        the shared ones, as if none were full. `twice_the_pairs`: twice the number of pairs of tokens one of which
+        attends to the other, where documents are masked; None: as in whole sequences."""
+        if twice_the_pairs is None:
+            length = self.model.sequence_length
+            window = min(self.model.window_of(layer) or length, length)
+            # In the mean over the tokens of a sequence, half of window * (2 - window / length) are attended to.
+            twice_the_pairs = tokens * window * (2 * length - window) // length
+        return self._matrix_flops(tokens, layer) + self._attention_flops(twice_the_pairs)
 
     def pass_flops(self, tokens: int, layer: int) -> int:
-        """Operations that are executed in that pass: under a mask, attention to all tokens."""
+        """Operations that are executed in that pass: under a mask, attention to all tokens. Where documents are masked
+        it is an upper bound, as nothing is known of their lengths."""
         if not self.is_masked(layer):
             return self.block_flops(tokens, layer)
         return self._matrix_flops(tokens, layer) + self._attention_flops(2 * tokens * self.model.sequence_length)

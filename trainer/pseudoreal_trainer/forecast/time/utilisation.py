@@ -1,12 +1,13 @@
 """How much of a device's peak a training step uses. Pure.
 
 The operations of a step are counted as Megatron-LM does: two for each weight of a matrix that a token meets, attention
-to the half of the tokens that come before (of those, to the ones in a window), the backward pass twice the forward
+to the half of the tokens that come before (of those, to the ones in a window, and in the same document where documents
+are masked), the backward pass twice the forward
 pass, and nothing for what is computed again. Others count attention to all tokens (torchtitan, nanoGPT): at long
 sequences their shares are larger by a tenth.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 
@@ -26,11 +27,16 @@ _PEAKS: Sequence[tuple[str, float]] = (
 is in the name counts."""
 
 
-def step_operations(sizes: Sizes, tokens: int) -> int:
-    """Floating-point operations of the model for a training step on so many tokens."""
-    head = 2 * tokens * sizes.model.vocabulary_size * sizes.model.hidden_size
-    layers = sum(sizes.block_flops(tokens, layer) for layer in range(sizes.model.layers))
-    return 3 * (layers + head)
+def step_operations(sizes: Sizes, tokens: int, twice_the_pairs: Mapping[int | None, int] | None = None) -> int:
+    """Floating-point operations of the model for a training step on so many tokens. `twice_the_pairs`: as
+    `Sizes.block_flops` has it, by the window of a layer; None: tokens attend in whole sequences."""
+    model, pairs = sizes.model, twice_the_pairs
+    head = 2 * tokens * model.vocabulary_size * model.hidden_size
+    layers = [
+        sizes.block_flops(tokens, layer, None if pairs is None else pairs[model.window_of(layer)])
+        for layer in range(model.layers)
+    ]
+    return 3 * (sum(layers) + head)
 
 
 def peak_operations(device: str) -> float | None:

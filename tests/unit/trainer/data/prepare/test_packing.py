@@ -3,7 +3,7 @@
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pseudoreal_trainer.data.documents import IGNORED, document_numbers, targets
+from pseudoreal_trainer.data.documents import has_target
 from pseudoreal_trainer.data.prepare.packing import best_fit
 
 END = 0
@@ -72,12 +72,12 @@ def test_training_counts_no_loss_for_padding_and_all_else_once(case: tuple[list[
     windows = np.array([tokens[row * sequence : (row + 1) * sequence + 1] for row in range(count)], dtype=np.int32)
     if not count:
         return
-    inputs, wanted = windows[:, :-1], targets(windows, END)
+    inputs, targets, counts = windows[:, :-1], windows[:, 1:], has_target(windows, END)
     for document, length in enumerate(lengths, start=1):
-        assert ((inputs == document) & (wanted != IGNORED)).sum() == length - 1
-    assert (wanted != IGNORED).sum() == sum(length - 1 for length in lengths)
-    assert ((wanted == inputs) | (wanted == END) | (wanted == IGNORED)).all()
-    numbers = document_numbers(windows, END)
+        assert ((inputs == document) & counts).sum() == length - 1
+    assert counts.sum() == sum(length - 1 for length in lengths)
+    assert ((targets == inputs) | (targets == END) | ~counts).all()
+    numbers = (inputs == END).cumsum(axis=1) - (inputs == END)
     for document, length in enumerate(lengths, start=1):
         rows, columns = np.nonzero(inputs == document)
         pieces = {(row, numbers[row, column]) for row, column in zip(rows.tolist(), columns.tolist(), strict=True)}

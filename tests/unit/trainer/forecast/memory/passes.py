@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from pseudoreal_trainer.forecast.memory.graphs import Graphs
 from pseudoreal_trainer.forecast.memory.sizes import Device
-from pseudoreal_trainer.model.attention import window_mask
+from pseudoreal_trainer.model.attention import Documents, documents_of, window_mask
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.head import Embedding, Head, soft_cap_of
 from pseudoreal_trainer.model.loss import Loss
-from pseudoreal_trainer.model.rotary import rotary
+from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import Tally
 from torch import Tensor, nn
 
@@ -72,14 +72,17 @@ class BlockPass:
         self.rotation = rotary(spec, spec.sequence_length, self.source)
         window = spec.window_of(0)
         self.mask = None if window is None else window_mask(spec.sequence_length, window, self.source)
+        self.documents = _documents(len(self.source), spec.sequence_length) if found.sizes.masks_documents else None
         self.trained = [parameter for parameter in self.block.parameters() if parameter.requires_grad]
         self.totals = [torch.zeros(p.shape, dtype=MASTERS[compute], device=p.device) for p in self.trained]
         experts = spec.experts
         self.tally = Tally.empty(experts.count, 7, self.source.device) if experts and experts.top_k else None
 
     def forward(self, source: Tensor) -> Tensor:
-        tallies = () if self.tally is None else (self.tally,)
-        output: Tensor = self.block(source, self.rotation, self.mask, *tallies)
+        rotation = self.rotation
+        if self.documents is not None:
+            rotation = rotation_at(rotation, self.documents.positions)
+        output: Tensor = self.block(source, rotation, self.mask, self.tally, self.documents)
         return output
 
     def both(self) -> object:
@@ -92,6 +95,14 @@ class BlockPass:
     def known(self) -> list[Tensor]:
         masks = [] if self.mask is None else [self.mask]
         return [self.source, self.gradient, *self.rotation, *masks, *self.totals, *self.block.parameters()]
+
+
+def _documents(rows: int, length: int) -> Documents:
+    """Three documents in each sequence, none as long as another."""
+    tokens = torch.ones(rows, length + 1, dtype=torch.int64)
+    for row in range(rows):
+        tokens[row, [2 + row, length // 2 + row]] = 0
+    return documents_of(tokens, 0, tokens)
 
 
 def masters_of(module: nn.Module, compute: str) -> list[Tensor]:

@@ -13,4 +13,5 @@ def sizes_of(case: Case) -> Sizes:
         compute_bytes=compute_bytes(case.precision),
         master_bytes=master_bytes(case.precision),
         micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
+        masks_documents=case.documents,
     )

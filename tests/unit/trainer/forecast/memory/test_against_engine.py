@@ -47,6 +47,8 @@ ONE_RANK = [
     Case(precision="float32", micro_batches=6, homes="h", experts=6, prototypes=2),
     *(Case(precision="float32", micro_batches=6, homes="hd", options=name) for name in ("Qwen2", "OLMo2", "Qwen3MoE")),
     Case(precision="float32", micro_batches=6, vocabulary=3000, loss_chunk=8),
+    Case(precision="float32", micro_batches=6, homes="h", documents=True),
+    Case(precision="float32", recompute=False, micro_batches=6, documents=True),
     Case(precision="bfloat16", micro_batches=6, vocabulary=3000, loss_chunk=7, homes="h", tied=True),
 ]
 

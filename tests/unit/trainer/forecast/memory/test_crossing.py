@@ -70,6 +70,11 @@ def test_tokens_cross_the_bus_to_the_ends_of_a_pipeline_only() -> None:
     assert [tiers.pinned for tiers in ranks] == [8 * 2 * 2 * (2048 + 1), 0, 0, 8 * 2 * 2 * (2048 + 1)]
 
 
+def test_where_documents_are_masked_tokens_cross_the_bus_to_all_ranks() -> None:
+    ranks = [held(Layout(tuple(range(LAYERS)), 4, 3, 2), replace(SIZES, masks_documents=True), r) for r in range(4)]
+    assert [tiers.pinned for tiers in ranks] == [8 * 2 * 2 * (2048 + 1)] * 4
+
+
 def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
     """A tied unit is saved by the first pipeline rank that uses it."""
     saving = replace(SIZES, checkpoint_buffer=1000)

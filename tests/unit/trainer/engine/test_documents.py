@@ -1,0 +1,56 @@
+"""Attention within documents, whatever the layout: packed rows train what each document trains in a row of its own.
+
+The reference has a pass for each document, with positions from 0, and divides by the number of all targets of the step.
+Micro-batches and ranks have unlike numbers of them.
+"""
+
+import pytest
+import torch
+
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import END, Case
+from tests.unit.trainer.engine.running import Result, want
+
+ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
+FAMILIES = ("Llama3", "Qwen2", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE")
+MASKED = [
+    *(Case(documents=True, micro_batches=n, clipping="Global") for n in (1, 8)),
+    Case(documents=True, homes="D", window=1, blocks=2, stash=True),
+    Case(documents=True, homes="hD", recompute=False, order="1F1B", micro_batches=4),
+    Case(documents=True, blocks=1, vocabulary=300, loss_chunk=5, z_loss="1e-3", tied=True),
+    *(Case(documents=True, options=name, homes="dhD", blocks=2, clipping="PerUnit") for name in FAMILIES),
+    *(Case(documents=True, pipeline=2, order=order, micro_batches=4) for order in ORDERS),
+    Case(documents=True, pipeline=2, blocks=1, homes="D", clipping="Global"),
+    Case(documents=True, pipeline=2, recompute=False, order="GPipe", options="Mistral", homes="h"),
+    *(Case(documents=True, data=2, sharding=sharding, homes="hDd", clipping="Global") for sharding in ("None", "Full")),
+    Case(documents=True, data=2, sharding="Full", options="Qwen2", blocks=2, loss_chunk=7),
+    Case(documents=True, pipeline=3, layers=6, homes="hD", options="Llama3"),
+    Case(documents=True, pipeline=2, data=2, sharding="Full", blocks=2, homes="D", tied=True, clipping="PerUnit"),
+]
+"""Pipeline ranks in the middle, of three, have neither the embedding nor the head."""
+want(MASKED)
+
+
+@pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
+def test_packed_rows_train_what_separate_rows_train(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    found = engine_results[case][0]
+    losses, weights, moments = reference.train_with_moments(case)
+    assert found.losses[0] == pytest.approx(losses[0], rel=1e-13)
+    assert found.losses == pytest.approx(losses, rel=1e-12)
+    assert found.weights.keys() == weights.keys()
+    for name, expected in weights.items():
+        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12)
+        # Of numbers below 1: sums of gradients.
+        torch.testing.assert_close(found.first_moments[name], moments[name], rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
+def test_evaluation_is_the_loss_of_separate_rows(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    expected = reference.evaluate(case, engine_results[case][0].weights)
+    assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
+
+
+def test_ranks_and_micro_batches_have_unlike_numbers_of_targets() -> None:
+    """Or a mean of means would be as good as the mean."""
+    windows = torch.cat([reference.batch_of(MASKED[0], step)[0] for step in range(5)])
+    assert len({int((part[:, :-1] != END).sum()) for part in windows.split(2)}) > 3

@@ -1,0 +1,250 @@
+"""Jobs whose tokens attend within documents: losses, validation, ranks, restarts, refusals."""
+
+import hashlib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_trainer.data.documents import Counts
+from pseudoreal_trainer.data.token_corpus import end_of_document_of, open_corpus
+from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
+from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, write_index
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.training.gauges import phase_gauges
+from pseudoreal_trainer.training.phase import train_phase
+from pseudoreal_trainer.training.schedule import learning_rate
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.support.adamw import adamw
+from tests.support.checkpoints import assert_same, metrics, newest_of
+from tests.support.forked import start_rank
+from tests.support.ports import free_port
+from tests.support.processes import succeed
+from tests.unit.trainer.data.cut import Pair, cut
+from tests.unit.trainer.data.slow_permutation import permuted
+
+T, END = 16, 0
+"""model.sequenceLength of `job_body`, and the token that ends documents."""
+ONE_RANK = Ranks(0, 1, torch.device("cpu"))
+
+
+def documents_of(name: str) -> list[list[int]]:
+    """Documents of 0 to 30 tokens, some longer than a sequence."""
+    random = np.random.default_rng(int.from_bytes(name.encode(), "little") % 2**32)
+    return [random.integers(1, 256, length).tolist() for length in random.integers(0, 31, 40)]
+
+
+def tokens_of(name: str) -> list[int]:
+    return [token for document in documents_of(name) for token in (*document, END)]
+
+
+def write_native(folder: Path, documents: list[list[int]], sequence: int | None = None) -> None:
+    with ShardWriter(folder, 0, vocabulary=256, end_of_document=END) as writer:
+        for document in documents:
+            writer.append(document, len(document))
+        shard = writer.finish()
+    index = Index(
+        version=1,
+        dtype="uint16",
+        vocabulary=256,
+        end_of_document=END,
+        tokenizer=ByteTokenizer().sha256,
+        sequence=sequence,
+        text_bytes=shard.text_bytes,
+        shards=[shard],
+    )
+    write_index(folder, index)
+
+
+@pytest.fixture(autouse=True)
+def job(job_body: Any, tmp_path: Path) -> Any:
+    for name in ("web", "wiki"):
+        write_native(tmp_path / "tokens" / name, documents_of(name))
+    job_body["spec"]["data"] = {
+        "path": str(tmp_path / "tokens"),
+        "sources": [{"name": "web"}],
+        "documents": {"masking": "IntraDocument"},
+        "validation": {"everySteps": 4, "sequences": 5, "sets": [{"name": "wiki"}]},
+    }
+    return job_body
+
+
+@pytest.fixture
+def train() -> Callable[..., Any]:
+    """Trains a phase in this process, on one rank, whatever its workers."""
+
+    def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
+        return train_phase(config.model_copy(update={"workers": 1}), open_corpus(config), ONE_RANK, stop)
+
+    return run
+
+
+def sample(number: int) -> list[int]:
+    """A sample of the source, with Python's own integers."""
+    tokens = tokens_of("web")
+    samples = (len(tokens) - 1) // T
+    key = int.from_bytes(hashlib.sha256(b"web").digest()[:8], "little")
+    first = T * permuted(number % samples, samples, 0, number // samples, key)
+    return tokens[first : first + T + 1]
+
+
+def parts_of(rows: list[list[int]]) -> list[list[Pair]]:
+    return [part for row in rows for part in cut(row, END)]
+
+
+def loss_of(model: Transformer, parts: list[list[Pair]]) -> Tensor:
+    """The mean over all targets, of one pass for each document."""
+    sums, count = [], 0
+    for part in parts:
+        pairs = [(token, target) for token, target in part if target is not None]
+        if pairs:
+            inputs, targets = zip(*pairs, strict=True)
+            sums.append(F.cross_entropy(model(torch.tensor([inputs]))[0], torch.tensor(targets), reduction="sum"))
+            count += len(pairs)
+    return torch.stack(sums).sum() / count
+
+
+def reference(config: PhaseConfig) -> tuple[list[float], float]:
+    """Ordinary torch: the losses of six steps of six samples, and that of the validation set at the end."""
+    model = build_model(config.model, config.sharing, config.data.seed, torch.float64)
+    optimizer = adamw(model.parameters(), config.optimizer, 0.0)
+    losses = []
+    for step in range(6):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config.optimizer, step + 1, config.total_steps)
+        optimizer.zero_grad()
+        loss = loss_of(model, parts_of([sample(number) for number in range(6 * step, 6 * step + 6)]))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        return losses, loss_of(model, parts_of(validation_windows())).item()
+
+
+def validation_windows() -> list[list[int]]:
+    tokens = tokens_of("wiki")
+    available = (len(tokens) - 1) // T
+    return [tokens[T * (i * available // 5) :][: T + 1] for i in range(5)]
+
+
+def test_losses_are_those_of_documents_in_rows_of_their_own(config: Any, train: Any) -> None:
+    message = train(config(0))
+    losses, validated = reference(config(0))
+    lines = metrics(config(0))
+    assert [line["loss"] for line in lines] == pytest.approx(losses, rel=1e-13)
+    assert message.validation_loss == pytest.approx(validated, rel=1e-13)
+    assert {line["tokens"] for line in lines} == {96 * step for step in range(1, 7)}, "tokens that were read"
+    targets = [target for part in parts_of(validation_windows()) for _, target in part if target is not None]
+    bits = validated * len(targets) / math.log(2) / sum(target != END for target in targets)
+    assert lines[-1]["bits_per_byte"]["wiki"] == pytest.approx(bits, rel=1e-13)
+
+
+def test_operations_are_those_within_documents(config: Any, train: Any) -> None:
+    train(config(0))
+    parts = parts_of([sample(number) for number in range(30, 36)])
+    counted = Counts(1, {None: sum(len(part) ** 2 for part in parts)})
+    line, gauges = metrics(config(0))[-1], phase_gauges(config(0), ONE_RANK)
+    assert gauges.operations(counted) < gauges.operations()
+    rate = gauges.operations(counted) * line["tokens_per_second"] / 96 / 1e12
+    assert line["teraflops_per_second"] == pytest.approx(rate, rel=1e-12)
+
+
+def test_a_restart_after_every_step_changes_no_bit(config: Any, train: Any) -> None:
+    whole, parts = config(0, "whole"), config(0, "parts")
+    train(whole)
+    for step in range(1, 6):
+        asked = iter([True, True])
+        assert train(parts, lambda asked=asked: next(asked)).step == step
+    train(parts)
+    assert_same(newest_of(whole), newest_of(parts))
+
+
+LAYOUTS = {
+    "data": {"workers": 2, "parallelism": {"stateSharding": "Full"}},
+    "pipeline": {"workers": 2, "parallelism": {"pipeline": 2, "schedule": "1F1B"}, "offload": {"home": "Disk"}},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_two_ranks_train_what_one_rank_trains(layout: str, job: Any, config: Any, train: Any, tmp_path: Path) -> None:
+    """Micro-batches of three sequences, which two data ranks share unevenly; a phase of its own blocks."""
+    phase = job["spec"]["phases"][0]
+    phase["sharing"] = {"blocks": 2}
+    one = config(0, "one")
+    train(one)
+    phase |= LAYOUTS[layout]
+    two = config(0, "two")
+    file, port = tmp_path / "config.json", free_port()
+    file.write_text(two.to_json())
+    succeed(start_rank(file, rank, 2, port, tmp_path / str(rank)) for rank in range(2))
+    for name, array in newest_of(one).whole().items():
+        np.testing.assert_allclose(newest_of(two).tensor(name), array, rtol=0, atol=1e-12)
+    both = (one, two)
+    losses = [[line["loss"] for line in metrics(each)] for each in both]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-12)
+    per_token = [[line["teraflops_per_second"] / line["tokens_per_second"] for line in metrics(each)] for each in both]
+    assert per_token[0] == pytest.approx([2 * each for each in per_token[1]], rel=1e-9), "counted over all ranks"
+    starts = [newest_of(each).manifest.start_validation_loss for each in both]
+    assert starts[0] == starts[1], "to the bit"
+
+
+@pytest.fixture
+def raw(job: Any, tmp_path: Path) -> Any:
+    """The job with files that do not say how documents end."""
+    for name in ("web", "wiki"):
+        (tmp_path / "raw" / name).mkdir(parents=True)
+        np.array(tokens_of(name), "<u2").tofile(tmp_path / "raw" / name / "tokens.bin")
+    files = {name: {"name": name, "format": "Raw"} for name in ("web", "wiki")}
+    job["spec"]["data"] |= {"path": str(tmp_path / "raw"), "sources": [files["web"]]}
+    job["spec"]["data"]["validation"]["sets"] = [files["wiki"]]
+    return job
+
+
+def test_the_job_may_say_how_documents_end(raw: Any, config: Any, train: Any) -> None:
+    raw["spec"]["data"]["documents"]["endToken"] = END
+    train(config(0))
+    losses, _ = reference(config(0))
+    assert [line["loss"] for line in metrics(config(0))] == pytest.approx(losses, rel=1e-13)
+
+
+@pytest.mark.usefixtures("raw")
+def test_where_nobody_says_how_documents_end_the_job_is_refused(config: Any) -> None:
+    with pytest.raises(InvalidJobError, match=r"the files of web do not say which token ends documents, .*endToken"):
+        open_corpus(config(0))
+
+
+def test_two_ends_are_refused(job: Any, config: Any) -> None:
+    job["spec"]["data"]["documents"]["endToken"] = 7
+    with pytest.raises(InvalidJobError, match=r"end with the token 0 by web, and with 7 by spec.data.documents.endTok"):
+        open_corpus(config(0))
+
+
+def test_an_end_that_is_nowhere_is_refused(raw: Any, config: Any, tmp_path: Path) -> None:
+    raw["spec"]["data"]["documents"]["endToken"] = 9
+    for name in ("web", "wiki"):
+        np.array([token + 10 for token in tokens_of(name)], "<u2").tofile(tmp_path / "raw" / name / "tokens.bin")
+    raw["spec"]["model"]["vocabularySize"] = 300
+    with pytest.raises(InvalidJobError, match="the token 9, which should end documents, is at none"):
+        open_corpus(config(0))
+
+
+@pytest.mark.parametrize("name", ["web", "wiki"])
+def test_rows_of_another_length_are_refused(name: str, job: Any, config: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "tokens" / name
+    folder.rename(tmp_path / "before")
+    write_native(folder, documents_of(name), sequence=32)
+    with pytest.raises(
+        InvalidJobError, match=rf"source {name} are packed into rows of 32 tokens, and model.sequenceLen"
+    ):
+        open_corpus(config(0))
+    job["spec"]["model"]["sequenceLength"] = 32
+    assert end_of_document_of(open_corpus(config(0))) == END

@@ -1,0 +1,76 @@
+"""Whether documents in token files end with the token that training takes for their end."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pseudoreal_trainer.data.tokens import megatron, nanotron
+from pseudoreal_trainer.data.tokens.opening import Format
+from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles, read_bytes
+from pseudoreal_trainer.errors import InvalidJobError
+
+_DOCUMENTS = 64
+"""Documents that are looked at, over all files of a source; one at least of each file."""
+_PLACES, _PORTION = 16, 1 << 18
+"""Places of files without a table of documents that are looked at, and tokens at each."""
+
+
+def check_ends(kind: Format, files: TokenFiles, end: int) -> None:
+    """Looks at a few documents of files that do not say how they end. Raises InvalidJobError where one of them does not
+    end with the token `end`, and where files without a table of documents have no such token anywhere."""
+    most = max(1, _DOCUMENTS // max(1, len(files.runs)))
+    match kind:
+        case "Native":
+            return
+        case "Megatron":
+            for run in files.runs:
+                index = megatron.read_index(megatron.index_path(run.file))
+                lacking = megatron.documents_without_end(index, run.file, end, most)
+                _refuse(run, lacking, min(most, index.documents), end)
+        case "Nanotron":
+            for run in files.runs:
+                ends = nanotron.some_ends(run.file, most)
+                _refuse(run, sum(_token(run, each - 1) != end for each in ends if each), len(ends), end)
+        case "NumPy" | "Raw":
+            if not any((tokens == end).any() for tokens in _portions(files)):
+                raise InvalidJobError(
+                    f"the token {end}, which should end documents, is at none of {_PLACES} places of"
+                    f" {files.runs[0].file} and the files beside it; {_REMEDY}"
+                )
+
+
+_REMEDY = (
+    "name the token that ends them by spec.data.documents.endToken, make the files again with it (Megatron-LM's"
+    " preprocess_data.py needs --append-eod), or set spec.data.documents.masking to None"
+)
+
+
+def _refuse(run: Run, lacking: int, looked_at: int, end: int) -> None:
+    if lacking:
+        raise InvalidJobError(
+            f"{lacking} of {looked_at} documents of {run.file} that were looked at do not end with the token {end};"
+            f" {_REMEDY}"
+        )
+
+
+def _portions(files: TokenFiles) -> Iterator[NDArray[Any]]:
+    """Tokens at places that are spread evenly over the files."""
+    ends = np.cumsum([run.count for run in files.runs])
+    for place in range(_PLACES):
+        token = place * files.tokens // _PLACES
+        number = int(np.searchsorted(ends, token, side="right"))
+        run = files.runs[number]
+        first = token - int(ends[number]) + run.count
+        yield _tokens(run, first, min(run.count, first + _PORTION))
+
+
+def _token(run: Run, number: int) -> int:
+    return int(_tokens(run, number, number + 1)[0])
+
+
+def _tokens(run: Run, first: int, end: int) -> NDArray[Any]:
+    """The tokens first..end-1 of a run."""
+    width = run.dtype.itemsize
+    return np.frombuffer(read_bytes(run.file, run.begin + first * width, (end - first) * width), run.dtype)
