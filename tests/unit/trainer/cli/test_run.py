@@ -17,6 +17,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.cli.job_file import notice, read_job
 from pseudoreal_trainer.cli.pod import SHUTDOWN_TIMEOUT, await_rendezvous, rendezvous_host
 from pseudoreal_trainer.cli.pod import _environment as pod_environment
 from pseudoreal_trainer.plan.units import KINDS
@@ -162,6 +163,24 @@ def test_what_cannot_run_is_refused_before_it_starts(change: Any, sentence: str,
     refused = _invoke(job_body, tmp_path)
     assert refused.exit_code == 78
     assert sentence in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("path", "resolved"),
+    [("llama", "{folder}/llama"), ("/llama", "/llama"), ("s3://bucket/llama", "s3://bucket/llama")],
+)
+def test_weights_are_beside_the_file_of_the_job(path: str, resolved: str, job_body: Any, tmp_path: Path) -> None:
+    start = {"type": "HuggingFace", "huggingFace": {"path": path}}
+    if path == "/llama":
+        start["huggingFace"]["volume"] = {"persistentVolumeClaim": {"claimName": "llama"}}  # type: ignore[index]
+    job_body["spec"]["checkpoint"]["startFrom"] = start
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job_body))
+    job = read_job(tmp_path / "job.yaml")
+    found = job.spec.checkpoint.start_from
+    assert found is not None
+    assert found.hugging_face is not None
+    assert found.hugging_face.path == resolved.format(folder=tmp_path)
+    assert ("startFrom.huggingFace.volume" in notice(job.spec)) == (path == "/llama")
 
 
 @pytest.fixture
