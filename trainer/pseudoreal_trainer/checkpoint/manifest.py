@@ -11,6 +11,7 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import OptimizerState, Sharing
 from pydantic import Field
 
+from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.plan.units import block_of
 
@@ -100,12 +101,15 @@ class Ending(ApiModel):
 
 
 class Random(ApiModel):
-    """Training draws no numbers but the order of the samples: that of epoch e has the key [seed, e]."""
+    """Training draws no numbers but the order of the samples: the keys of that of epoch e begin with [seed, e]."""
 
     generator: Literal["feistel-splitmix64-v1"] = "feistel-splitmix64-v1"
     seed: int
     mixture: Literal["earliest-deadline-v1"] | None = Field(
         None, description="Which source comes when, by the weights. None: the corpus is text."
+    )
+    blocks: dict[str, BlockOrder] | None = Field(
+        None, description="The sources whose windows are shuffled by blocks, as they began on object storage."
     )
 
 

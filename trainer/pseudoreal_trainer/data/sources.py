@@ -6,10 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pseudoreal_trainer.data.block_order import BlockOrder, groups_of, order_of_objects, shuffled_by_blocks
 from pseudoreal_trainer.data.order import Stretch
 from pseudoreal_trainer.data.stream import Indices, shuffled, spread_starts
-from pseudoreal_trainer.data.tokens.reader import TokenReader, Tokens
+from pseudoreal_trainer.data.tokens.reader import TokenReader, Tokens, are_objects
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
+from pseudoreal_trainer.data.tokens.spans import Blocks, ObjectSpans
 from pseudoreal_trainer.errors import InvalidJobError
 
 
@@ -22,6 +24,8 @@ class Source:
     reader: TokenReader
     sequence: int
     seed: int
+    order: BlockOrder | None = None
+    """The order of its windows; None: all are shuffled alike."""
 
     @property
     def samples(self) -> int:
@@ -30,7 +34,17 @@ class Source:
 
     def windows(self, numbers: Indices) -> Tokens:
         """The samples with these numbers, counted over all epochs, [len(numbers), sequence + 1]."""
-        places = shuffled(numbers, self.samples, self.seed, _key(self.name))
+        key = _key(self.name)
+        if self.order is None:
+            return self._at(shuffled(numbers, self.samples, self.seed, key))
+        places = shuffled_by_blocks(numbers, self.samples, self.order, self.seed, key)
+        found = np.empty((len(numbers), self.sequence + 1), np.int32)
+        # Group by group, as the cache has the blocks of one.
+        for rows, _, _ in groups_of(numbers, self.samples, self.order):
+            found[rows] = self._at(places[rows])
+        return found
+
+    def _at(self, places: Indices) -> Tokens:
         return self.reader.windows(places * self.sequence, self.sequence + 1)
 
     def spread(self, most: int) -> Tokens:
@@ -56,8 +70,9 @@ class MixedStream:
         return found
 
 
-def open_source(name: str, files: TokenFiles, *, sequence: int, vocabulary: int, seed: int) -> Source:
-    """The source of that name. `vocabulary`: tokens that the model knows. Raises InvalidJobError where the files have
+def open_source(name: str, files: TokenFiles, *, sequence: int, vocabulary: int, seed: int, ranks: int = 1) -> Source:
+    """The source of that name. `vocabulary`: tokens that the model knows. `ranks`: data ranks that share its samples,
+    which change what is requested together, and nothing else. Raises InvalidJobError where the files have
     tokens that it does not know, or too few for a sample, and where they are packed for another length."""
     if files.vocabulary is not None and files.vocabulary > vocabulary:
         raise InvalidJobError(
@@ -75,7 +90,20 @@ def open_source(name: str, files: TokenFiles, *, sequence: int, vocabulary: int,
             f"the source {name} has {files.tokens:,} tokens, and one sample needs model.sequenceLength + 1 ="
             f" {sequence + 1:,}: add text, or lower model.sequenceLength"
         )
-    return Source(name, TokenReader(files, vocabulary), sequence, seed)
+    if not are_objects(files.runs):
+        return Source(name, TokenReader(files, vocabulary), sequence, seed)
+    order = order_of_objects(sequence * files.dtype.itemsize)
+    spans = ObjectSpans(files.runs, blocks_of(order, sequence, files.dtype.itemsize, ranks))
+    return Source(name, TokenReader(files, vocabulary, spans), sequence, seed, order)
+
+
+def blocks_of(order: BlockOrder, sequence: int, width: int, ranks: int) -> Blocks:
+    """The blocks in which a rank requests the windows of an order, of tokens of this width. One rank needs all windows
+    of a block. Of several, each needs its part of them, so it requests as much less at a time. What is left of a group
+    is kept, and the windows behind the last whole block, which are part of the last group."""
+    windows = max(1, order.windows // ranks)
+    most = (order.size + order.windows) * (sequence + 1) * width
+    return Blocks(windows * sequence * width, overlap=width, most=most)
 
 
 def _key(name: str) -> int:

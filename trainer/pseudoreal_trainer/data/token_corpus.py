@@ -130,5 +130,12 @@ def _folder(config: PhaseConfig, spec: Spec) -> StoragePath:
 
 
 def _open(config: PhaseConfig, name: str, files: TokenFiles) -> Source:
-    model, seed = config.model, config.data.seed
-    return open_source(name, files, sequence=model.sequence_length, vocabulary=model.vocabulary_size, seed=seed)
+    model, data = config.model, config.ranks // config.parallelism.pipeline
+    return open_source(
+        name,
+        files,
+        sequence=model.sequence_length,
+        vocabulary=model.vocabulary_size,
+        seed=config.data.seed,
+        ranks=data,
+    )

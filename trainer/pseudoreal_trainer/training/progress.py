@@ -9,6 +9,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import OptimizerState
 
 from pseudoreal_trainer.checkpoint.manifest import Ending, Manifest, Measurement, Random, Skipped, Updates
+from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.engine.balance import ExpertLoad
@@ -59,6 +60,8 @@ class Progress:
     skipped: Skipped = field(default_factory=Skipped)
     consumed: dict[str, int] | None = None
     """Samples consumed of each source, from the job's start, as the newest manifest has them. None: it is text."""
+    blocks: dict[str, BlockOrder] | None = None
+    """The order of each source whose windows are shuffled by blocks. None: there is none."""
     mixture_begin: int | None = None
     """Cursor at which the mixture of the phase began. None: it begins now, or the corpus is text."""
     parent: str | None = None
@@ -86,6 +89,7 @@ class Progress:
             updates=manifest.updates,
             skipped=manifest.skipped,
             consumed=manifest.consumed,
+            blocks=manifest.random.blocks,
             mixture_begin=manifest.mixture_begin,
             parent=manifest.name,
             begin=manifest.phase_begin,
@@ -126,7 +130,11 @@ class Progress:
             phase_index=config.index,
             model=config.model,
             sharing=config.sharing,
-            random=Random(seed=config.data.seed, mixture="earliest-deadline-v1" if config.mixtures else None),
+            random=Random(
+                seed=config.data.seed,
+                mixture="earliest-deadline-v1" if config.mixtures else None,
+                blocks=self.blocks,
+            ),
             corpus=corpus,
             step=self.step,
             phase_begin=self.begin,

@@ -1,6 +1,7 @@
 """What a phase reads: the samples of a text, or those of a mixture of token files, which are read ahead of training."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import reduce
 from operator import add
 from typing import Any, Protocol
@@ -13,7 +14,7 @@ from pseudoreal_trainer.data.corpus import Corpus
 from pseudoreal_trainer.data.documents import Counts, count_documents
 from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, planned, stretch
 from pseudoreal_trainer.data.prefetch import Prefetch
-from pseudoreal_trainer.data.sources import MixedStream
+from pseudoreal_trainer.data.sources import MixedStream, Source
 from pseudoreal_trainer.data.stream import Stream, rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokens.reader import Tokens
@@ -115,7 +116,7 @@ def open_reading(config: PhaseConfig, corpus: Corpus | TokenCorpus, progress: Pr
     def parts(cursor: int) -> list[Part]:
         return rank_parts(config.batch, cursor, mesh.data_rank, mesh.layout.data)
 
-    stream = MixedStream(mixed, corpus.sources, config.model.sequence_length)
+    stream = MixedStream(mixed, _ordered(corpus.sources, progress), config.model.sequence_length)
     samples = AheadOfTraining(stream, parts, progress.cursor, config.batch.sequences)
     end = corpus.end_of_document
     count = None if end is None else _counting(config, samples, parts, end, mesh)
@@ -152,6 +153,16 @@ def _stretch(config: PhaseConfig, progress: Progress) -> Stretch:
         progress.mixture_begin = progress.cursor
         return stretch(progress.cursor, weights, consumed)
     return continued(progress.cursor, progress.mixture_begin, weights, consumed)
+
+
+def _ordered(sources: Mapping[str, Source], progress: Progress) -> dict[str, Source]:
+    """The sources, each in the order in which it was begun, wherever its files lie by now: another one would repeat and
+    skip windows. `progress` is told the orders."""
+    known = progress.blocks or {}
+    begun = {name for name, count in (progress.consumed or {}).items() if count} - {*known}
+    own = {n: source.order for n, source in sources.items() if n not in begun and source.order is not None}
+    progress.blocks = {**own, **known} or None
+    return {name: replace(source, order=(progress.blocks or {}).get(name)) for name, source in sources.items()}
 
 
 def _check_epochs(config: PhaseConfig, corpus: TokenCorpus, progress: Progress, first: Stretch) -> None:

@@ -17,6 +17,7 @@ from pseudoreal_trainer.checkpoint.manifest import (
     Skipped,
     Updates,
 )
+from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.training.progress import Progress
 from pydantic import ValidationError
@@ -35,7 +36,12 @@ def _manifest(config: PhaseConfig) -> Manifest:
         phase_index=config.index,
         model=config.model,
         sharing=config.sharing,
-        random=Random(generator="feistel-splitmix64-v1", seed=config.data.seed, mixture=None),
+        random=Random(
+            generator="feistel-splitmix64-v1",
+            seed=config.data.seed,
+            mixture=None,
+            blocks={"web": BlockOrder(windows=8, group=256)},
+        ),
         corpus=CORPUS,
         step=9,
         phase_begin=6,

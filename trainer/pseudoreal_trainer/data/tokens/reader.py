@@ -27,7 +27,7 @@ class TokenReader:
         self._ends = np.cumsum([run.count for run in files.runs], dtype=np.int64)
         self._begins = np.concatenate([np.zeros(1, np.int64), self._ends])
         self._first_bytes = np.array([run.begin for run in files.runs], dtype=np.int64)
-        self._spans = spans or (ObjectSpans if _are_objects(files.runs) else FileSpans)(files.runs)
+        self._spans = spans or (ObjectSpans if are_objects(files.runs) else FileSpans)(files.runs)
 
     @property
     def tokens(self) -> int:
@@ -86,5 +86,6 @@ class TokenReader:
         self._spans.close()
 
 
-def _are_objects(runs: tuple[Run, ...]) -> bool:
+def are_objects(runs: tuple[Run, ...]) -> bool:
+    """Whether the tokens lie on object storage."""
     return any(isinstance(run.file, ObjectPath) for run in runs)

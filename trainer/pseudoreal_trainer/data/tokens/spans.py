@@ -8,6 +8,7 @@ memory of the process.
 import os
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple, Protocol
 
 from pseudoreal_trainer.checkpoint.storage.objects import read_ranges
@@ -20,11 +21,21 @@ _MOST_OPEN = 64
 _ANNOUNCED = 64
 """Spans that are not in memory of which the system hears before the first of them is read: a disk answers many requests
 at a time."""
-_BLOCK_BYTES = 64 << 10
-"""Size of a block of the cache. In a random order almost no window has a block in common with another one, so blocks
-are little larger than windows."""
-_BLOCKS_AT_ONCE, _MOST_BLOCKS = 256, 128
-"""Number of blocks that are requested at a time (16 MiB), and of those that each source keeps (8 MiB)."""
+_MOST_REQUESTED = 16 << 20
+"""Bytes of blocks that are requested at a time, one block at least."""
+
+
+class Blocks(NamedTuple):
+    """How objects are cut into blocks, which are requested and kept whole. They are counted over all runs, as if these
+    lay one behind the other, so that they can be those of an order of windows."""
+
+    size: int = 64 << 10
+    """Bytes from one block to the next. In a random order almost no window has a block in common with another one, so
+    blocks are little larger than windows."""
+    overlap: int = 0
+    """Bytes of the next block that a block has besides: the target of its last window."""
+    most: int = 8 << 20
+    """Bytes of blocks that are kept, for each source."""
 
 
 class Span(NamedTuple):
@@ -110,31 +121,35 @@ def _opened(run: Run) -> int:
 
 
 _Block = tuple[int, int]
-"""Number of a run, and of a block of its file."""
+"""Number of a run, and of a block of which it has a part."""
 
 
 class ObjectSpans:
     """Spans of objects. Blocks that are not in the cache are requested at the same time."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = runs
+    def __init__(self, runs: Sequence[Run], blocks: Blocks | None = None) -> None:
+        self._runs, self._cut = runs, blocks or Blocks()
+        self._firsts = [0, *accumulate(run.end - run.begin for run in runs)]
+        """For each run the bytes of all before it."""
         self._blocks: OrderedDict[_Block, bytes] = OrderedDict()
+        self._kept = 0
+        """Bytes of all blocks that are there."""
 
     def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
         for portion in self._portions(spans):
-            self._fetch([block for span in portion for block in _blocks_of(span)])
+            self._fetch([block for span in portion for block in self._blocks_of(span)])
             for span in portion:
                 buffer[span.at : span.at + span.size] = self._joined(span)
-            while len(self._blocks) > _MOST_BLOCKS:
-                self._blocks.popitem(last=False)
+            while self._kept > self._cut.most:
+                self._kept -= len(self._blocks.popitem(last=False)[1])
 
     def _portions(self, spans: Sequence[Span]) -> Iterator[list[Span]]:
         """Parts of the spans whose blocks are requested together."""
         portion: list[Span] = []
         count = 0
         for span in spans:
-            needed = len(_blocks_of(span))
-            if portion and count + needed > _BLOCKS_AT_ONCE:
+            needed = len(self._blocks_of(span))
+            if portion and (count + needed) * self._cut.size > _MOST_REQUESTED:
                 yield portion
                 portion, count = [], 0
             portion.append(span)
@@ -146,6 +161,7 @@ class ObjectSpans:
         missing = [block for block in dict.fromkeys(blocks) if block not in self._blocks]
         for block, content in zip(missing, self._downloaded(missing), strict=True):
             self._blocks[block] = content
+            self._kept += len(content)
         for block in blocks:
             self._blocks.move_to_end(block)
 
@@ -161,22 +177,32 @@ class ObjectSpans:
         return contents
 
     def _range(self, run: int, number: int) -> tuple[int, int]:
-        """First byte of a block, and the byte behind it."""
-        return number * _BLOCK_BYTES, min((number + 1) * _BLOCK_BYTES, self._runs[run].end)
+        """First byte in the run's file of its part of a block, and the byte behind it."""
+        first, header = self._firsts[run], self._runs[run].begin
+        end = (number + 1) * self._cut.size + self._cut.overlap
+        return max(number * self._cut.size, first) - first + header, min(end, self._firsts[run + 1]) - first + header
+
+    def _blocks_of(self, span: Span) -> list[_Block]:
+        begin = self._place(span)
+        first, last = (byte // self._cut.size for byte in (begin, begin + span.size - 1 - self._cut.overlap))
+        return [(span.run, number) for number in range(first, max(first, last) + 1)]
+
+    def _place(self, span: Span) -> int:
+        """The span's first byte, counted over all runs."""
+        return self._firsts[span.run] + span.begin - self._runs[span.run].begin
 
     def _joined(self, span: Span) -> bytes:
-        blocks = _blocks_of(span)
-        content = b"".join(self._blocks[block] for block in blocks)
-        skipped = span.begin - blocks[0][1] * _BLOCK_BYTES
-        return content[skipped : skipped + span.size]
+        """The span, from each block as far as it reaches, without what the next one has as well."""
+        pieces, byte, end = [], span.begin, span.begin + span.size
+        for block in self._blocks_of(span):
+            begin, _ = self._range(*block)
+            pieces.append(self._blocks[block][byte - begin : end - begin])
+            byte += len(pieces[-1])
+        return b"".join(pieces)
 
     def close(self) -> None:
         self._blocks.clear()
-
-
-def _blocks_of(span: Span) -> list[_Block]:
-    last = (span.begin + span.size - 1) // _BLOCK_BYTES
-    return [(span.run, number) for number in range(span.begin // _BLOCK_BYTES, last + 1)]
+        self._kept = 0
 
 
 def _object(run: Run) -> ObjectPath:

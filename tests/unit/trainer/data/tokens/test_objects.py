@@ -15,13 +15,14 @@ from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, native_fil
 from pseudoreal_trainer.data.tokens.opening import token_files
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run
-from pseudoreal_trainer.data.tokens.spans import ObjectSpans, Span
+from pseudoreal_trainer.data.tokens.spans import Blocks, ObjectSpans, Span
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 from tests.unit.trainer.checkpoint.storage.object_server import Bucket
 from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
 
 BLOCK, AT_ONCE, MOST = 16, 5, 4
+"""Bytes of a block, and the blocks that are requested and kept at a time."""
 
 
 class _Storage:
@@ -64,32 +65,43 @@ def _read(reader: ObjectSpans, drawn: list[Drawn]) -> bytes:
 @pytest.fixture
 def storage(monkeypatch: pytest.MonkeyPatch) -> _Storage:
     storage = _Storage(RUNS)
-    for name, value in (("_BLOCK_BYTES", BLOCK), ("_BLOCKS_AT_ONCE", AT_ONCE), ("_MOST_BLOCKS", MOST)):
-        monkeypatch.setattr(spans, name, value)
+    monkeypatch.setattr(spans, "_MOST_REQUESTED", AT_ONCE * BLOCK)
     monkeypatch.setattr(spans, "read_ranges", storage.read_ranges)
     return storage
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.lists(drawn, max_size=6), max_size=4))
-def test_blocks_in_a_cache_of_any_state_give_the_bytes(storage: _Storage, calls: list[list[Drawn]]) -> None:
+@given(st.lists(st.lists(drawn, max_size=6), max_size=4), st.integers(0, 5))
+def test_blocks_in_a_cache_of_any_state_give_the_bytes(
+    storage: _Storage, calls: list[list[Drawn]], overlap: int
+) -> None:
+    """Blocks are counted over all objects, as if these lay one behind the other."""
     storage.asked.clear()
-    reader = ObjectSpans(RUNS)
+    reader = ObjectSpans(RUNS, Blocks(BLOCK, overlap, MOST * BLOCK))
     for call in calls:
         expected = [_content(run, RUNS[run].end)[begin : begin + size] for run, begin, size in call]
         assert _read(reader, call) == b"".join(expected)
-        assert len(reader._blocks) <= MOST
+        assert sum(map(len, reader._blocks.values())) == reader._kept <= MOST * BLOCK
+    firsts = {"s3://b/0": 0, "s3://b/1": 100, "s3://b/2": 133}
     for asked in storage.asked:
         assert len(set(asked)) == len(asked), "no block is requested twice at a time"
-        assert all(begin % BLOCK == 0 and end - begin <= BLOCK for _, begin, end in asked)
+        assert all(begin == 0 or (firsts[url] + begin) % BLOCK == 0 for url, begin, _ in asked)
+        assert all(end - begin <= BLOCK + overlap for _, begin, end in asked)
 
 
 def test_missing_blocks_are_requested_together_and_known_ones_never(storage: _Storage) -> None:
-    reader = ObjectSpans(RUNS)
-    _read(reader, [(0, 10, 10), (1, 30, 3), (0, 0, 5)])
-    assert storage.asked == [[("s3://b/0", 0, 16), ("s3://b/1", 16, 32), ("s3://b/1", 32, 33), ("s3://b/0", 16, 32)]]
+    reader = ObjectSpans(RUNS, Blocks(BLOCK, 0, MOST * BLOCK))
+    _read(reader, [(0, 10, 10), (1, 26, 3), (0, 0, 5)])
+    assert storage.asked == [[("s3://b/0", 0, 16), ("s3://b/1", 12, 28), ("s3://b/1", 28, 33), ("s3://b/0", 16, 32)]]
     _read(reader, [(0, 20, 5)])
     assert storage.asked[1:] in ([], [[]])
+
+
+def test_what_two_blocks_have_in_common_is_requested_with_either(storage: _Storage) -> None:
+    reader = ObjectSpans(RUNS, Blocks(BLOCK, 2, MOST * BLOCK))
+    assert _read(reader, [(0, 4, 14)]) == _content(0, 100)[4:18]
+    assert _read(reader, [(0, 4, 15)]) == _content(0, 100)[4:19]
+    assert storage.asked == [[("s3://b/0", 0, 18)], [("s3://b/0", 16, 34)]]
 
 
 def test_an_object_that_is_cut_is_named(storage: _Storage) -> None:
