@@ -1,5 +1,7 @@
 """Recomputing the blocks of the plain model in the backward pass."""
 
+from typing import Any
+
 from pseudoreal_trainer.model.transformer import Transformer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -12,9 +14,9 @@ class Recomputed(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-        """[B, T, H] -> [B, T, H]"""
-        out: Tensor = checkpoint(self.block, hidden, rotation, mask, use_reentrant=False, preserve_rng_state=False)
+    def forward(self, hidden: Tensor, *others: Any) -> Tensor:
+        """[B, T, H] -> [B, T, H]; `others` are those of the block."""
+        out: Tensor = checkpoint(self.block, hidden, *others, use_reentrant=False, preserve_rng_state=False)
         return out
 
 

@@ -21,6 +21,7 @@ from pseudoreal_trainer.training.sinks.background import Background, finish
 from pseudoreal_trainer.training.sinks.sink import Figures, Texts
 
 from tests.support.checkpoints import metrics
+from tests.support.patience import PATIENCE_SECONDS
 
 FIGURES = {"train/loss": "loss", "train/gradient_norm": "gradient_norm", "train/tokens": "tokens"}
 """Names in a sink -> keys of metrics.jsonl."""
@@ -64,6 +65,8 @@ def _all_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
         leave(self, None if kind is Crash else kind, *rest)
 
     monkeypatch.setattr(training_metrics.Reporter, "__exit__", left)
+    # On a busy machine a service may need longer than a pod has.
+    monkeypatch.setattr(background, "CLOSE_SECONDS", PATIENCE_SECONDS)
 
 
 def expected(phase: PhaseConfig) -> dict[str, dict[int, float]]:
