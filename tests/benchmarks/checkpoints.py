@@ -335,7 +335,7 @@ def section() -> str:
         f" {one.stall_seconds / (EVERY_STEPS * found.step_seconds):.2%} | {one.extra_bytes / 2**20:.0f} |"
         for one in found.savings
     )
-    sync = next(one for one in found.savings if one.way == "pseudoreal, sync")
+    sync = next(one for one in found.savings if one.way == "pseudoreal, Sync")
     save_rate, load_rate = found.copy_seconds / sync.seconds, found.read_seconds / found.load_seconds
     cold_rate = found.cold_read_seconds / found.cold_load_seconds
     return f"""## Checkpoints
