@@ -64,9 +64,14 @@ class Simulator:
             self._begin(self._end(pod))
 
     async def _watch(self) -> None:
-        async for change, pod in self._connection.watch(self._pods, LABEL_JOB):
-            if change == "ADDED":
-                self._begin(self._start(pod))
+        """Watches again whenever the API server ends it, as it does to those that fall behind: the next watch begins
+        with all pods that are there."""
+        known: set[str] = set()
+        while True:
+            async for change, pod in self._connection.watch(self._pods, LABEL_JOB):
+                if change == "ADDED" and pod["metadata"]["uid"] not in known:
+                    known.add(pod["metadata"]["uid"])
+                    self._begin(self._start(pod))
 
     def _begin(self, work: Any) -> None:
         task = asyncio.create_task(work)
