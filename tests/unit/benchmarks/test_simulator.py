@@ -3,6 +3,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from pseudoreal_api.names import LABEL_JOB
 
 from tests.benchmarks.operator import simulator
 from tests.benchmarks.operator.simulator import Simulator
@@ -11,7 +12,7 @@ Json = dict[str, Any]
 
 
 def pod(name: str) -> Json:
-    return {"metadata": {"name": name, "uid": f"uid of {name}", "labels": {simulator.LABEL_JOB: "job"}}}
+    return {"metadata": {"name": name, "uid": f"uid of {name}", "labels": {LABEL_JOB: "job"}}}
 
 
 class EndingWatches:
