@@ -25,7 +25,7 @@ class Package:
 API = Package(
     "pseudoreal_api",
     Path(pseudoreal_api.__file__).parent,
-    ("", "wire", "spec", "status", "resolved", "publish"),
+    ("", "wire", "spec.rules", "spec", "status", "resolved", "publish"),
     ("__main__",),
 )
 OPERATOR = Package(

@@ -11,7 +11,7 @@ from pseudoreal_api.base import GROUP, KIND, PLURAL, VERSION
 from pseudoreal_api.publish.schema import structural_schema
 from pseudoreal_api.spec.changes import JOB_CHANGES
 from pseudoreal_api.spec.job import PseudoRealJobSpec
-from pseudoreal_api.spec.rules import METADATA_RULES
+from pseudoreal_api.spec.rules.job import METADATA_RULES
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 FILE_NAME = f"{GROUP}_{PLURAL}.yaml"

@@ -9,7 +9,8 @@ from pydantic.alias_generators import to_camel
 
 from pseudoreal_api.base import API_VERSION, KIND
 from pseudoreal_api.spec.job import PseudoRealJob
-from pseudoreal_api.spec.rules import METADATA_RULES, SPEC_RULES, Rule
+from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
+from pseudoreal_api.spec.rules.rule import Rule
 
 
 class InvalidJob(ValueError):

@@ -51,10 +51,6 @@ class Source(TokenFiles):
     )
 
 
-BYTES = 256
-"""Number of tokens of the tokenizer Bytes."""
-
-
 Prompt = Annotated[str, Field(min_length=1, max_length=1024)]
 
 

@@ -16,7 +16,7 @@ from pseudoreal_api.spec.phase import Delink, Phase
 from pseudoreal_api.spec.pod import Pod, Scheduling
 from pseudoreal_api.spec.recovery import CleanUp, Deadlines, Hang, Restart
 from pseudoreal_api.spec.request import Request
-from pseudoreal_api.spec.rules import METADATA_RULES, SPEC_RULES
+from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
 
 
 class PseudoRealJobSpec(ApiModel):

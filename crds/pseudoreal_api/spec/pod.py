@@ -6,25 +6,6 @@ from pydantic import Field
 
 from pseudoreal_api.base import ApiModel, foreign_object, list_map
 
-RESERVED_ENV = (
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "JOB_COMPLETION_INDEX",
-)
-RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
-
-
-def is_reserved(variable: str) -> bool:
-    """Whether only the operator, or torchrun, sets it."""
-    return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIXES)
-
-
 _KINDS = ("configMapKeyRef", "fieldRef", "resourceFieldRef", "secretKeyRef")
 _VALUE_SOURCE = foreign_object(**{k: f"{k} is a source as in core/v1. Omitted: it is another one." for k in _KINDS})
 

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 from pseudoreal_api.base import GROUP
+from pseudoreal_api.environment import is_reserved
 from pseudoreal_api.names import CONTAINER
 from pseudoreal_api.resolved.resolve import check_resolvable
 from pseudoreal_api.spec.job import PseudoRealJobSpec
-from pseudoreal_api.spec.pod import is_reserved
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with

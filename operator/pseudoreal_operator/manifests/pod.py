@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from math import ceil
 from typing import Any
 
+from pseudoreal_api.environment import is_reserved
 from pseudoreal_api.names import (
     CONFIG_DIRECTORY,
     CONFIG_FILE,
@@ -28,7 +29,7 @@ from pseudoreal_api.spec.checkpoint import HuggingFaceWeights
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.network import Network
 from pseudoreal_api.spec.phase import Phase, Resources
-from pseudoreal_api.spec.pod import EnvVar, Pod, is_reserved
+from pseudoreal_api.spec.pod import EnvVar, Pod
 from pseudoreal_api.wire.reports import NODE_NAME, REPORT_AUDIENCE, REPORT_URL
 
 from pseudoreal_operator.manifests import network

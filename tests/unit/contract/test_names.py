@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pseudoreal_api.names import execution_name, network_name
-from pseudoreal_api.spec.rules import NAME_BUDGET
+from pseudoreal_api.spec.rules.job import NAME_BUDGET
 
 from tests.support.names import bare
 

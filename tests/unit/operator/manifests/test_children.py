@@ -4,8 +4,8 @@ import re
 from typing import Any
 
 import pytest
+from pseudoreal_api.environment import is_reserved
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
-from pseudoreal_api.spec.pod import is_reserved
 from pseudoreal_operator.lifecycle.acceptance import check
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.observe.stages import Stage, StageKind

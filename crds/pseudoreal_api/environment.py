@@ -1,0 +1,19 @@
+"""The environment variables of the trainer container that a user does not set."""
+
+RESERVED_ENV = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "JOB_COMPLETION_INDEX",
+)
+RESERVED_ENV_PREFIXES = ("PET_", "PSEUDOREAL_", "TORCHELASTIC_")
+
+
+def is_reserved(variable: str) -> bool:
+    """Whether only the operator, or torchrun, sets it."""
+    return variable in RESERVED_ENV or variable.startswith(RESERVED_ENV_PREFIXES)

@@ -1,0 +1,36 @@
+"""Rules on a job while it runs: where its figures go, restarts, hangs, requests."""
+
+from pseudoreal_api.spec.rules.rule import on_job
+
+_ONE_LIST = "[size(r.onExitCodes), size(r.onPodConditions), size(r.onReasons)].exists_one(n, n > 0)"
+_DESCRIBED = "has(s.weightsAndBiases) == (s.type == 'WeightsAndBiases') && has(s.mlflow) == (s.type == 'MLflow')"
+
+OPERATION_RULES = (
+    on_job(
+        f"self.logging.sinks.all(s, {_DESCRIBED})",
+        "spec.logging.sinks: the one of type %s needs the field of that type, and no other; set weightsAndBiases for"
+        " WeightsAndBiases, mlflow for MLflow",
+        f"self.logging.sinks.filter(s, !({_DESCRIBED}))[0].type",
+    ),
+    on_job(
+        f"self.restart.rules.all(r, {_ONE_LIST})",
+        "spec.restart.rules: the rule with the action %s needs exactly one of onExitCodes, onPodConditions, onReasons",
+        f"self.restart.rules.filter(r, !({_ONE_LIST}))[0].action",
+    ),
+    on_job(
+        "!has(self.restart.windowSeconds) || self.restart.maxRestarts <= 100",
+        "spec.restart.maxRestarts %d must be at most 100 beside spec.restart.windowSeconds, as each one is remembered",
+        "self.restart.maxRestarts",
+    ),
+    on_job(
+        "double(self.hang.stragglerFactor) > 1.0",
+        "spec.hang.stragglerFactor %s must be greater than 1",
+        "self.hang.stragglerFactor",
+    ),
+    on_job(
+        "self.requests.all(r, self.phases.exists(p, p.name == r.phase))",
+        "spec.requests[%s].phase %s is none of spec.phases; name one of them",
+        "self.requests.filter(r, !self.phases.exists(p, p.name == r.phase))[0].id",
+        "self.requests.filter(r, !self.phases.exists(p, p.name == r.phase))[0].phase",
+    ),
+)

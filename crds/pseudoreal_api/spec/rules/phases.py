@@ -1,0 +1,127 @@
+"""Rules on each phase, and on phases that follow each other."""
+
+from pseudoreal_api.spec.rules.rule import on_each_pair, on_each_phase, on_job
+
+
+def blocks_of(phase: str) -> str:
+    """A CEL expression for the number of blocks of a phase."""
+    return f"(has({phase}.sharing) ? {phase}.sharing.blocks : self.model.layers)"
+
+
+_BLOCKS_P, _BLOCKS_Q = blocks_of("{p}"), blocks_of("{q}")
+_SAME_PATTERN = "!has({p}.sharing) || !has({q}.sharing) || {p}.sharing.pattern == {q}.sharing.pattern"
+_REFINES = (
+    f"({_BLOCKS_Q} % {_BLOCKS_P} == 0 && ({_BLOCKS_P} == 1 || {_BLOCKS_Q} == self.model.layers || {_SAME_PATTERN}))"
+)
+
+# CEL does not know how many AllRanks are: resolve.py applies these rules to them.
+_ALL_RANKS = "p.parallelism.pipeline == 'AllRanks'"
+_PIPELINE = "int(p.parallelism.pipeline)"
+_NOT_INTERLEAVED = f"p.parallelism.schedule != 'Interleaved' || {_ALL_RANKS}"
+_ROUNDS = f"p.batch.microBatches / {_PIPELINE}"
+
+_DENSE_LAYERS = "self.model.experts.denseLayers"
+# The next layer that uses the block of layer l of the phase p; behind the last one comes the first.
+_SEGMENT = "(self.model.layers / p.sharing.blocks)"
+_NEXT_OF_BLOCK = (
+    "(p.sharing.pattern == 'Cycle' ? (l + p.sharing.blocks) % self.model.layers"
+    f" : l / {_SEGMENT} * {_SEGMENT} + (l % {_SEGMENT} + 1) % {_SEGMENT})"
+)
+_MIXED = f"{_DENSE_LAYERS}.filter(l, !({_NEXT_OF_BLOCK} in {_DENSE_LAYERS}))"
+
+PHASE_RULES = (
+    on_job(
+        "self.phases.all(p, self.phases.exists_one(q, q.name == p.name))",
+        "spec.phases: the name %s is used by more than one phase; names must differ",
+        "self.phases.filter(p, !self.phases.exists_one(q, q.name == p.name))[0].name",
+    ),
+    on_each_phase(
+        f"self.model.layers % {blocks_of('p')} == 0",
+        ".sharing.blocks %d must divide spec.model.layers %d",
+        "p.sharing.blocks",
+        "self.model.layers",
+    ),
+    on_each_phase(
+        f"!has(self.model.experts) || !has(p.sharing) || self.model.layers % p.sharing.blocks != 0"
+        f" || {_DENSE_LAYERS}.all(l, {_NEXT_OF_BLOCK} in {_DENSE_LAYERS})",
+        ".sharing: layer %d of spec.model.experts.denseLayers shares a block with layer %d, which has experts; the two"
+        " kinds have no weights in common",
+        f"{_MIXED}[0]",
+        f"{_MIXED}.map(l, {_NEXT_OF_BLOCK})[0]",
+    ),
+    on_each_phase(
+        f"{_ALL_RANKS} || {_PIPELINE} <= self.model.layers",
+        ".parallelism.pipeline %d must be at most spec.model.layers %d",
+        _PIPELINE,
+        "self.model.layers",
+    ),
+    on_each_phase(
+        f"{_NOT_INTERLEAVED} || self.model.layers % {_PIPELINE} == 0",
+        ".parallelism.pipeline %d must divide spec.model.layers %d in the schedule Interleaved",
+        _PIPELINE,
+        "self.model.layers",
+    ),
+    on_each_phase(
+        f"{_NOT_INTERLEAVED} || {_ROUNDS} < 2 || p.batch.microBatches % ({_ROUNDS}) == 0",
+        ".batch.microBatches %d must split into %d equal rounds in the schedule Interleaved;"
+        " a multiple of parallelism.pipeline %d does",
+        "p.batch.microBatches",
+        _ROUNDS,
+        _PIPELINE,
+    ),
+    on_each_phase(
+        "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
+        ".activations.home %s needs activations.keep Inputs, but it is All: only the inputs of blocks can move",
+        "p.activations.home",
+    ),
+    on_each_phase(
+        "!has(p.offload.budget) || (p.offload.home == 'Device' && size(p.offload.homes) == 0)",
+        ".offload.budget chooses the homes, but offload.home is %s and offload.homes has %d entries;"
+        " remove either the budget or both of them",
+        "p.offload.home",
+        "size(p.offload.homes)",
+    ),
+    on_each_phase(
+        "p.batch.sequences % p.batch.microBatches == 0",
+        ".batch.microBatches %d must divide sequences %d",
+        "p.batch.microBatches",
+        "p.batch.sequences",
+    ),
+    on_each_phase(
+        "has(p.until.step) || has(p.until.tokens)",
+        ".until has neither step nor tokens; set one, so that the phase ends even if the loss is never reached",
+    ),
+    on_each_phase(
+        f"!has(p.until.gradientCorrelation) || {blocks_of('p')} < self.model.layers",
+        ".until.gradientCorrelation compares layers that share a block, but the phase has %d blocks for"
+        " spec.model.layers %d; remove it or lower sharing.blocks",
+        blocks_of("p"),
+        "self.model.layers",
+    ),
+    on_each_phase(
+        "!has(p.until.gradientCorrelation) || double(p.until.gradientCorrelation.below) <= 1.0",
+        ".until.gradientCorrelation.below %s must be at most 1, as it is a cosine",
+        "p.until.gradientCorrelation.below",
+    ),
+    on_each_pair(
+        _REFINES,
+        ".sharing must refine that of phase %s: its %d blocks must be a multiple of %d, in the same pattern",
+        "{p}.name",
+        _BLOCKS_Q,
+        _BLOCKS_P,
+    ),
+    on_each_pair(
+        "(!has({p}.until.step) || !has({q}.until.step) || {p}.until.step < {q}.until.step)",
+        ".until.step %d must be greater than the %d of phase %s: steps count from the start of the job",
+        "{q}.until.step",
+        "{p}.until.step",
+        "{p}.name",
+    ),
+    on_each_pair(
+        "(!has({p}.until.tokens) || !has({q}.until.tokens) || {p}.until.tokens < {q}.until.tokens)",
+        ".until.tokens %d must be greater than the %d of phase %s: tokens count from the start of the job",
+        "{q}.until.tokens",
+        "{p}.until.tokens",
+        "{p}.name",
+    ),
+)
