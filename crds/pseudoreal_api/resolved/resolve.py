@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import ceil, gcd
+from typing import TypedDict
 
 from pseudoreal_api.names import work_directory as folder_of_job
 from pseudoreal_api.quantity import count_of
@@ -46,6 +47,36 @@ class RankCounts:
         return self.workers * self.processes_per_worker
 
 
+class _Stage(TypedDict):
+    """What the pods of every stage are told."""
+
+    job: JobIdentity
+    execution: int
+    work_directory: str
+    object_storage: str | None
+    discards: dict[str, list[DiscardConfig]] | None
+
+
+class _Course(TypedDict):
+    """The place of a phase in the job: what lies before and behind it."""
+
+    index: int
+    phase_steps: int
+    total_steps: int
+    warmup_steps: int
+    measure: MeasureConfig | None
+    mixtures: list[PhaseMixture]
+
+
+class _Processes(TypedDict):
+    """The processes of a phase, and what each of them has."""
+
+    workers: int
+    processes_per_worker: int
+    gpus: int
+    parallelism: ResolvedParallelism
+
+
 def phase_config(
     job: PseudoRealJob,
     index: int,
@@ -57,34 +88,19 @@ def phase_config(
 ) -> PhaseConfig:
     """The configuration of the phase at `index`. Raises UnresolvableJob."""
     spec, phase = job.spec, job.spec.phases[index]
-    ranks = rank_counts(spec, phase)
-    ends = last_steps(spec)
     return PhaseConfig(
-        job=_identity(job),
-        execution=execution,
+        **_stage(job, execution, work_directory, discards),
+        **_course(spec, index),
+        **_processes(spec, phase),
         phase=phase.name,
-        index=index,
         model=spec.model,
         data=spec.data,
         optimizer=spec.optimizer,
         precision=spec.precision,
         sharing=explicit_sharing(spec, phase),
         until=phase.until,
-        measure=_measure(spec, index),
-        warmup_steps=spec.delink.warmup_steps if index > 0 and _delinks(spec, index) else 0,
-        phase_steps=ends[index],
-        total_steps=ends[-1],
-        workers=ranks.workers,
-        processes_per_worker=ranks.processes_per_worker,
-        gpus=gpus_of(phase),
         collective_seconds=collective_seconds(spec.hang),
         batch=phase.batch,
-        mixtures=_mixtures(spec, index),
-        parallelism=ResolvedParallelism(
-            pipeline=ranks.pipeline,
-            schedule=phase.parallelism.schedule,
-            state_sharding=phase.parallelism.state_sharding,
-        ),
         activations=phase.activations,
         offload=phase.offload,
         compile=phase.compile,
@@ -92,12 +108,45 @@ def phase_config(
         preflight=spec.network.preflight,
         checkpoint=_checkpoint_policy(spec.checkpoint),
         logging=spec.logging,
-        discards=discards,
-        work_directory=work_directory,
-        object_storage=object_storage(job),
         continues=_continued(job, work_directory),
         start_from=spec.checkpoint.start_from if index == 0 else None,
     )
+
+
+def _stage(
+    job: PseudoRealJob, execution: int, work_directory: str, discards: dict[str, list[DiscardConfig]] | None
+) -> _Stage:
+    return {
+        "job": JobIdentity(name=job.metadata.name, namespace=job.metadata.namespace, uid=job.metadata.uid),
+        "execution": execution,
+        "work_directory": work_directory,
+        "object_storage": object_storage(job),
+        "discards": discards,
+    }
+
+
+def _course(spec: PseudoRealJobSpec, index: int) -> _Course:
+    ends = last_steps(spec)
+    return {
+        "index": index,
+        "phase_steps": ends[index],
+        "total_steps": ends[-1],
+        "warmup_steps": spec.delink.warmup_steps if index > 0 and _delinks(spec, index) else 0,
+        "measure": _measure(spec, index),
+        "mixtures": _mixtures(spec, index),
+    }
+
+
+def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
+    ranks, asked = rank_counts(spec, phase), phase.parallelism
+    return {
+        "workers": ranks.workers,
+        "processes_per_worker": ranks.processes_per_worker,
+        "gpus": gpus_of(phase),
+        "parallelism": ResolvedParallelism(
+            pipeline=ranks.pipeline, schedule=asked.schedule, state_sharding=asked.state_sharding
+        ),
+    }
 
 
 def collective_seconds(hang: Hang) -> int:
@@ -161,15 +210,11 @@ def delink_config(
     """The configuration of the delink that leads into the phase at `index` >= 1."""
     before, after = job.spec.phases[index - 1], job.spec.phases[index]
     return DelinkConfig(
-        job=_identity(job),
-        execution=execution,
+        **_stage(job, execution, work_directory, discards),
         phase=after.name,
         from_phase=before.name,
         to_sharing=explicit_sharing(job.spec, after),
-        discards=discards,
         optimizer_state=job.spec.delink.optimizer_state,
-        work_directory=work_directory,
-        object_storage=object_storage(job),
     )
 
 
@@ -285,10 +330,6 @@ def _check_mixture(spec: PseudoRealJobSpec, phase: Phase) -> None:
             f"spec.phases[{phase.name}]: the weights of its sources, without their common divisor, add up to"
             f" {sum(weights) // gcd(*weights)}, and may add up to {_MOST_PERIOD}; use smaller numbers"
         )
-
-
-def _identity(job: PseudoRealJob) -> JobIdentity:
-    return JobIdentity(name=job.metadata.name, namespace=job.metadata.namespace, uid=job.metadata.uid)
 
 
 def gpus_of(phase: Phase) -> int:
