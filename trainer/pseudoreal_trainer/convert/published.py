@@ -35,6 +35,8 @@ class _Kind:
 
     bias: Literal["Entry", "QueryKeyValue", "None"]
     """Entry: attention_bias says whether all projections have one."""
+    positions: int
+    """max_position_embeddings."""
     query_key_norm: QueryKeyNorm = "None"
     placement: Placement = "Pre"
     key_value_heads: int | None = None
@@ -50,15 +52,15 @@ class _Kind:
 
 
 KINDS: Mapping[str, _Kind] = {
-    "llama": _Kind("Entry", has_mlp_bias=True),
-    "mistral": _Kind("None", key_value_heads=8, window="Always"),
-    "qwen2": _Kind("QueryKeyValue", key_value_heads=32, window="ByLayer"),
-    "qwen3": _Kind("Entry", "PerHead", key_value_heads=32, head_size=128, window="ByLayer"),
-    "olmo2": _Kind("Entry", "AllHeads", "Post", epsilon=1e-5),
+    "llama": _Kind("Entry", 2048, has_mlp_bias=True),
+    "mistral": _Kind("None", 131_072, key_value_heads=8, window="Always"),
+    "qwen2": _Kind("QueryKeyValue", 32_768, key_value_heads=32, window="ByLayer"),
+    "qwen3": _Kind("Entry", 32_768, "PerHead", key_value_heads=32, head_size=128, window="ByLayer"),
+    "olmo2": _Kind("Entry", 2048, "AllHeads", "Post", epsilon=1e-5),
     "mixtral": _Kind(
-        "None", key_value_heads=8, epsilon=1e-5, base=1e6, window="Always", window_size=None, experts="Mixtral"
+        "None", 131_072, key_value_heads=8, epsilon=1e-5, base=1e6, window="Always", window_size=None, experts="Mixtral"
     ),
-    "qwen3_moe": _Kind("Entry", "PerHead", key_value_heads=4, window="Switched", experts="Qwen3MoE"),
+    "qwen3_moe": _Kind("Entry", 32_768, "PerHead", key_value_heads=4, window="Switched", experts="Qwen3MoE"),
 }
 
 
@@ -71,6 +73,15 @@ def published_facts(config: Json) -> Facts:
         return _facts(model_type, Entries(config))
     except (AttributeError, TypeError) as error:
         raise Unfit(f"config.json has an entry of another type than a {model_type} has: {error}") from error
+
+
+def trained_length(config: Json) -> int:
+    """Tokens of the longest sequence that the weights are meant for: what their rotary scaling stretches positions to,
+    or max_position_embeddings where that is more. `config` is one that `published_facts` can read."""
+    kind, entries = KINDS[config["model_type"]], Entries(config)
+    rotary = joined_parameters(entries, kind.base)
+    stretched = rotary.get("factor", 0) * rotary.get("original_max_position_embeddings", 0)
+    return max(entries.whole("max_position_embeddings", kind.positions), int(stretched))
 
 
 def _facts(model_type: str, entries: Entries) -> Facts:

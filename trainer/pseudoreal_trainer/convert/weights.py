@@ -21,7 +21,7 @@ from pseudoreal_trainer.convert.architectures import HEAD, Architecture, archite
 from pseudoreal_trainer.convert.errors import NotExportable, Unfit
 from pseudoreal_trainer.convert.facts import differences, facts_of
 from pseudoreal_trainer.convert.precision import empty, widened
-from pseudoreal_trainer.convert.published import published_facts
+from pseudoreal_trainer.convert.published import published_facts, trained_length
 from pseudoreal_trainer.convert.selection import layers_of_blocks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.plan.units import block_of, in_block, units_of
@@ -44,7 +44,7 @@ def open_weights(folder: StoragePath, model: Model, sharing: Sharing, origins: B
         architecture = _architecture(model, config)
         blocks = layers_of_blocks(origins, model, sharing)
         sources = _sources(model, architecture, blocks)
-        weights = Weights(folder, config, _shapes(model, architecture), sources, blocks)
+        weights = Weights(folder, config, model.sequence_length, _shapes(model, architecture), sources, blocks)
         weights.check_names()
         return weights
 
@@ -57,6 +57,8 @@ class Weights:
     folder: StoragePath
     config: dict[str, Any]
     """What config.json holds."""
+    sequence_length: int
+    """Tokens of a sequence of the job."""
     shapes: Mapping[str, tuple[int, ...]]
     """Their name of each tensor that there must be -> shape."""
     sources: Mapping[str, tuple[str, ...]]
@@ -75,17 +77,35 @@ class Weights:
             return np.asarray(total / (1 + len(others))).astype(dtype)
 
     def check(self) -> None:
-        """Opens all files, and compares what their headers say of every tensor; warns of means. One rank does this for
-        all. Raises InvalidJobError."""
+        """Opens all files, and compares what their headers say of every tensor; warns of what is allowed and seldom
+        meant. One rank does this for all. Raises InvalidJobError."""
         with _refusing(self.folder):
             for file in sorted({*self._places.values()}):
                 self._file(file)
+            self._warn_of_means()
+            self._warn_of_length()
+
+    def _warn_of_means(self) -> None:
         if any(len(layers) > 1 for layers in self.blocks):
             log.warning(
                 "layers_averaged",
                 blocks=[[*layers] for layers in self.blocks],
                 why="heads and neurons of layers that were trained apart are in another order each, so that a mean of"
                 " them is no model; measure the first loss beside that of type Evenly",
+            )
+
+    def _warn_of_length(self) -> None:
+        """Every model that is read has rotary positions, which go on behind the last one that was trained."""
+        trained = trained_length(self.config)
+        if self.sequence_length > trained:
+            log.warning(
+                "sequences_longer_than_trained",
+                sequence_length=self.sequence_length,
+                trained_length=trained,
+                why="config.json says that the weights were trained on shorter sequences: rotary positions behind them"
+                " are angles that they have never seen, so that losses there begin high; lower"
+                " spec.model.sequenceLength, or scale the positions, in config.json and in"
+                " spec.model.attention.rotary.scaling alike",
             )
 
     def check_names(self) -> None:

@@ -18,6 +18,7 @@ from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.training.start import load_weights
+from structlog.testing import capture_logs
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.checkpoint.storage.object_server import Bucket
@@ -190,6 +191,11 @@ REFUSED: dict[str, tuple[str, Any, str]] = {
         _set(hidden_act="gelu"),
         "hidden_act gelu; the only one that is computed is silu",
     ),
+    "a length that is none": (
+        CONFIG,
+        _set(max_position_embeddings="64"),
+        "max_position_embeddings is '64', and must be a whole number",
+    ),
     "a size that is none": (CONFIG, _set(hidden_size="32"), "hidden_size is '32', and must be a whole number"),
     "a size that is missing": (CONFIG, _drop("vocab_size"), "vocab_size is missing, and must be a whole number"),
     "an entry of a wrong type": (CONFIG, _set(rope_parameters=[1]), "has an entry of another type than a llama has"),
@@ -289,6 +295,23 @@ def test_another_model_of_the_job_is_refused_by_its_fields(job_body: Any, config
         "spec.model.attention.window.size is 5 and theirs is not set",
     ):
         assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("trained", "warns"), [(LENGTH - 1, True), (LENGTH, False), (2 * LENGTH, False)])
+def test_sequences_longer_than_trained_are_told(
+    trained: int, warns: bool, job_body: Any, config: Any, tmp_path: Path
+) -> None:
+    """Once, by the rank that checks; the job trains all the same."""
+    family = FAMILIES["Mistral, without a window"]
+    family.saved(tmp_path / "theirs")
+    edit(tmp_path / "theirs" / CONFIG, _set(max_position_embeddings=trained))
+    begin_with(tmp_path / "theirs", family, job_body)
+    with capture_logs() as logs:
+        begin(config(0))
+    told = [line for line in logs if line["event"] == "sequences_longer_than_trained"]
+    assert [(line["log_level"], line["sequence_length"], line["trained_length"]) for line in told] == (
+        [("warning", LENGTH, trained)] if warns else []
+    )
 
 
 def test_the_phases_go_on_without_the_weights(
