@@ -32,6 +32,8 @@ class TokenCorpus:
     """The identity of the sources; the sets change no weight."""
     end_of_document: int | None = None
     """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
+    packed: tuple[str, ...] = ()
+    """Names of the sources and sets whose documents are packed into rows."""
 
     @property
     def tokens(self) -> int:
@@ -54,6 +56,7 @@ def open_corpus(config: PhaseConfig) -> Corpus | TokenCorpus:
         tokenizer=tokenizer,
         identity=joined_identity({name: token_identity(found) for name, found in files.items()}),
         end_of_document=_end_of_document(config, specified, tokenizer),
+        packed=tuple(spec.name for spec, found in specified if found.sequence is not None),
     )
 
 

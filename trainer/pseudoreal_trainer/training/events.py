@@ -41,6 +41,7 @@ def log_corpus(config: PhaseConfig, corpus: Corpus | TokenCorpus, validations: M
             measured_tokens=measured,
             sha256=corpus.identity.sha256,
         )
+        _warn_of_packed(corpus)
         return
     windows = with_context(corpus, config.model.sequence_length, config.data.validation.sequences)
     log.info(
@@ -52,6 +53,17 @@ def log_corpus(config: PhaseConfig, corpus: Corpus | TokenCorpus, validations: M
         sha256=corpus.identity.sha256,
         order2_nats=order2_nats(corpus.train, windows),
     )
+
+
+def _warn_of_packed(corpus: TokenCorpus) -> None:
+    if corpus.packed and corpus.end_of_document is None:
+        log.warning(
+            "packed_without_masks",
+            files=list(corpus.packed),
+            why="rows hold documents that have nothing in common, filled up with empty ones: without masks tokens"
+            " attend to all of them, and the model learns that an end follows an end; set"
+            " spec.data.documents.masking to IntraDocument, or prepare the files without --pack",
+        )
 
 
 def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None:

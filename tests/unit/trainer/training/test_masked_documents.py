@@ -2,12 +2,14 @@
 
 import hashlib
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.data.documents import Counts
@@ -248,3 +250,28 @@ def test_rows_of_another_length_are_refused(name: str, job: Any, config: Any, tm
         open_corpus(config(0))
     job["spec"]["model"]["sequenceLength"] = 32
     assert end_of_document_of(open_corpus(config(0))) == END
+
+
+@pytest.mark.parametrize(
+    ("packed", "masking", "told"),
+    [
+        (["web", "wiki"], "None", ["web", "wiki"]),
+        (["wiki"], "None", ["wiki"]),
+        (["web", "wiki"], "IntraDocument", None),
+        ([], "None", None),
+    ],
+)
+def test_packed_files_without_masks_are_told(
+    packed: list[str], masking: str, told: list[str] | None, job: Any, config: Any, train: Any, tmp_path: Path
+) -> None:
+    """Once, at the start; the job trains all the same, and goes on without another word."""
+    for name in packed:
+        shutil.rmtree(tmp_path / "tokens" / name)
+        write_native(tmp_path / "tokens" / name, documents_of(name), sequence=T)
+    job["spec"]["data"]["documents"] = {"masking": masking}
+    begun = iter(range(100))
+    with structlog.testing.capture_logs() as said:
+        train(config(0), stop=lambda: next(begun) >= 2)
+        train(config(0))
+    warnings = [line for line in said if line["event"] == "packed_without_masks"]
+    assert [(line["log_level"], line["files"]) for line in warnings] == ([] if told is None else [("warning", told)])
