@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -22,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from pseudoreal_api.resolved.config import CheckpointPolicy, JobIdentity
+from pseudoreal_api.spec.checkpoint import CheckpointMode
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_dev.machine.progress import progress
 from pseudoreal_trainer.checkpoint.fence import Fence
@@ -47,6 +49,8 @@ from tests.benchmarks.stacks.ours import layout_of, make_engine, train_step
 from tests.benchmarks.work import Work, noisy_sequences
 
 CHECKPOINTS = RESULTS / "checkpoints.json"
+OURS_SYNC = "pseudoreal, Sync"
+"""The way of saving that is compared with `cp`."""
 BUFFER_BYTES = 256 << 20
 EVERY_STEPS = 20
 _SAVES = 5
@@ -55,6 +59,7 @@ _UID = "benchmark"
 
 class Saving(BaseModel, frozen=True):
     way: str
+    """Its name in WAYS."""
     seconds: float
     """Until everything is on the disk; the median."""
     stall_seconds: float
@@ -127,13 +132,13 @@ def _bench(folder: Path) -> Iterator[Bench]:
     engine.close()
 
 
-def _ours(folder: Path, mode: str) -> Saving:
+def _ours(way: str, folder: Path, mode: CheckpointMode) -> Saving:
     with _bench(folder) as bench:
         bench.step()
-        return _ours_of(bench, mode)
+        return _ours_of(way, bench, mode)
 
 
-def _ours_of(bench: Bench, mode: str) -> Saving:
+def _ours_of(way: str, bench: Bench, mode: CheckpointMode) -> Saving:
     policy = CheckpointPolicy(every_steps=1, mode="Async", buffer_bytes=BUFFER_BYTES, keep_last=1)
     store = CheckpointStore(bench.folder / "ours", _UID)
     costs = []
@@ -148,7 +153,7 @@ def _ours_of(bench: Bench, mode: str) -> Saving:
                 saved = saver.finish()
             costs += [one.cost for one in saved]
     return Saving(
-        way=f"pseudoreal, {mode}",
+        way=way,
         seconds=median(cost.seconds for cost in costs),
         stall_seconds=median(cost.stall_seconds for cost in costs),
         extra_bytes=grown[0],
@@ -173,13 +178,13 @@ def _manifest(bench: Bench, step: int) -> Manifest:
     )
 
 
-def _dcp(folder: Path, mode: str) -> Saving:
+def _dcp(way: str, folder: Path, mode: CheckpointMode) -> Saving:
     with _bench(folder) as bench:
         bench.step()
-        return _dcp_of(bench, mode)
+        return _dcp_of(way, bench, mode)
 
 
-def _dcp_of(bench: Bench, mode: str) -> Saving:
+def _dcp_of(way: str, bench: Bench, mode: CheckpointMode) -> Saving:
     state, seconds, stalls = _state(bench.engine), [], []
     with _growth() as grown:
         for _ in range(_SAVES):
@@ -195,7 +200,6 @@ def _dcp_of(bench: Bench, mode: str) -> Saving:
                 save(state, storage_writer=writer, no_dist=True)
                 stalls.append(time.perf_counter() - begin)
             seconds.append(time.perf_counter() - begin)
-    way = f"torch.distributed.checkpoint, {mode}"
     return Saving(way=way, seconds=median(seconds), stall_seconds=median(stalls), extra_bytes=grown[0])
 
 
@@ -207,7 +211,7 @@ def _state(engine: Engine) -> dict[str, Tensor]:
     }
 
 
-def _deepspeed(folder: Path) -> Saving:
+def _deepspeed(way: str, folder: Path) -> Saving:
     """It saves while training stands still, and leaves it to the system when the files reach the disk."""
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}  # as torchrun would
     dist.init_process_group("gloo", init_method=f"file://{folder.resolve()}/group", rank=0, world_size=1)
@@ -227,7 +231,7 @@ def _deepspeed(folder: Path) -> Saving:
     load = median(_seconds(lambda: engine.load_checkpoint(str(target), tag="step")) for _ in range(_SAVES))
     dist.destroy_process_group()
     return Saving(
-        way="DeepSpeed ZeRO-3 + offload",
+        way=way,
         seconds=median(seconds),
         stall_seconds=median(stalls),
         extra_bytes=grown[0],
@@ -235,13 +239,14 @@ def _deepspeed(folder: Path) -> Saving:
     )
 
 
-WAYS: dict[str, Callable[[Path], Saving]] = {
-    "ours-async": lambda folder: _ours(folder, "Async"),
-    "ours-sync": lambda folder: _ours(folder, "Sync"),
-    "dcp-async": lambda folder: _dcp(folder, "Async"),
-    "dcp-sync": lambda folder: _dcp(folder, "Sync"),
-    "deepspeed": _deepspeed,
+WAYS: dict[str, Callable[[str, Path], Saving]] = {
+    "pseudoreal, Async": partial(_ours, mode="Async"),
+    OURS_SYNC: partial(_ours, mode="Sync"),
+    "torch.distributed.checkpoint, Async": partial(_dcp, mode="Async"),
+    "torch.distributed.checkpoint, Sync": partial(_dcp, mode="Sync"),
+    "DeepSpeed ZeRO-3 + offload": _deepspeed,
 }
+"""All ways of saving, by the names that the report shows."""
 
 
 @contextmanager
@@ -335,7 +340,7 @@ def section() -> str:
         f" {one.stall_seconds / (EVERY_STEPS * found.step_seconds):.2%} | {one.extra_bytes / 2**20:.0f} |"
         for one in found.savings
     )
-    sync = next(one for one in found.savings if one.way == "pseudoreal, Sync")
+    sync = next(one for one in found.savings if one.way == OURS_SYNC)
     save_rate, load_rate = found.copy_seconds / sync.seconds, found.read_seconds / found.load_seconds
     cold_rate = found.cold_read_seconds / found.cold_load_seconds
     return f"""## Checkpoints
@@ -363,6 +368,7 @@ def _deepspeed_loads(found: Measured) -> str:
 if __name__ == "__main__":
     if len(sys.argv) > 1:
         torch.set_num_threads(2)
-        Path(sys.argv[3]).write_text(WAYS[sys.argv[1]](Path(sys.argv[2])).model_dump_json())
+        name, files, result = sys.argv[1:]
+        Path(result).write_text(WAYS[name](name, Path(files)).model_dump_json())
     else:
         main()

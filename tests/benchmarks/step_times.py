@@ -26,7 +26,7 @@ a quiet machine: its spread stands there instead of a time, and it is compared w
 - **pseudoreal**: this project's engine, with the state of the units on the device, on the host, or on disk.
 - **fully_shard**: torch's own; each block is a group, and gradients are reduced with the last micro-batch.
   *Weights kept*: `reshard_after_forward=False`, for those who have the memory. Offload: `CPUOffloadPolicy`.
-- **DistributedDataParallel**: torch's own, without shards, beside our engine with `stateSharding: none`.
+- **DistributedDataParallel**: torch's own, without shards, beside our engine with `stateSharding: None`.
 - **DeepSpeed ZeRO-3**: its default settings but for clipping (off), with its own AdamW.
   Offload: parameters and optimizer to the host.
 

@@ -96,11 +96,13 @@ WARMED = [
     Experiment(f"30 %, {policy.lower()}, warmed up again", pseudo=_THIRTY, optimizer_state=policy, warmup_steps=25)
     for policy in ("Measured", "Reset")
 ]
+NEVER_ENDED = Experiment("adaptive (0.5), measured", pseudo=_at(0.6, adaptive="0.5"), seeds=SEEDS[:1])
+ADAPTIVE = Experiment("adaptive (0.99), measured", pseudo=_at(0.6, adaptive="0.99"))
 SHARES = [
     Experiment("10 %, measured", pseudo=_at(0.1)),
     Experiment("60 %, measured", pseudo=_at(0.6)),
-    Experiment("adaptive (0.5), measured", pseudo=_at(0.6, adaptive="0.5"), seeds=SEEDS[:1]),
-    Experiment("adaptive (0.99), measured", pseudo=_at(0.6, adaptive="0.99")),
+    NEVER_ENDED,
+    ADAPTIVE,
 ]
 BLOCKS = [Experiment(f"30 %, {blocks} blocks", pseudo=_at(0.3, blocks=blocks)) for blocks in (2, 4)]
 RATES = [

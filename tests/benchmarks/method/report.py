@@ -160,8 +160,7 @@ def _mean_or_never(values: Sequence[float | None]) -> str:
 
 def _correlations(by_name: dict[str, list[Life]]) -> str:
     """The correlations that the adaptive rule measured, with the first seed."""
-    lives = by_name.get("adaptive (0.99), measured", [])
-    whole = by_name.get("adaptive (0.5), measured", [])
+    lives, whole = (by_name.get(experiment.name, []) for experiment in (ex.ADAPTIVE, ex.NEVER_ENDED))
     if not lives or not whole:
         return ""
     rows = "\n".join(

@@ -23,99 +23,21 @@ from tests.benchmarks.data.report import bars, section
 from tests.benchmarks.data.results import (
     ALONE,
     DATATROVE,
-    LONG,
     MEGATRON,
     ORDERED,
     OURS,
     PLAIN,
     WHOLE,
-    Cell,
-    Losses,
-    Preparing,
-    Reading,
-    Resident,
     Results,
-    Training,
 )
 from tests.benchmarks.data.results import read as read_results
 from tests.benchmarks.data.results import write as write_results
 from tests.benchmarks.data.same import largest_difference
 from tests.benchmarks.machine import Stamp
-from tests.benchmarks.results import Machine
+from tests.unit.benchmarks.fake_results import ALL, MACHINE, RESIDENT, cell
 
-MACHINE = Machine(processor="abacus", cores=2, memory_gib=1.0, versions={"torch": "9"})
 SIZE = reading.Size(1 << 20, 257, {"warm": 128, "cold": 64}, 2, (OURS, MEGATRON))
 STAMP = Stamp(date="2026-02-03", commit="def")
-STEADY, BUSY = [1.0, 1.0, 1.0, 1.0], [1.0, 2.0, 1.0, 2.0]
-
-
-def cell(stack: str, case: str, *seconds: float, peak: int | None = None) -> Cell:
-    return Cell(stack=stack, case=case, seconds=[*seconds], peak_bytes=peak)
-
-
-PREPARING = Preparing(
-    cells=[cell(ALONE, "text", 8.0, 8.0), cell(OURS, "text", 10.0, 10.0)],
-    text_bytes=20_000_000,
-    documents=3000,
-    vocabulary=32_768,
-    train_seconds=9.0,
-)
-READING = Reading(
-    cells=[
-        cell(OURS, "warm", *STEADY),
-        cell(MEGATRON, "warm", 2.5, 2.5, 2.5, 2.5),
-        cell(LONG, "warm", 1.5, 1.5, 1.5, 1.5),
-        cell(DATATROVE, "warm", 0.5, 0.5, 0.5, 0.5),
-        cell(OURS, "cold", *STEADY),
-        cell(MEGATRON, "cold", *BUSY),
-        cell(LONG, "cold", 3.0, 3.0, 3.0, 3.0),
-        cell(DATATROVE, "cold", 4.0, 4.0, 4.0, 4.0),
-    ],
-    file_bytes=1 << 32,
-    window=4097,
-    windows={"warm": 20_000, "cold": 1000},
-    versions={"megatron-core": "0.1"},
-)
-RESIDENT = Resident(
-    samples=10**12,
-    sequence=8,
-    token_bytes=16 * 10**12,
-    files=7472,
-    steps=500,
-    batch=1024,
-    before_bytes=300 << 20,
-    grown_bytes=110 << 20,
-)
-LOSSES = Losses(
-    cells=[
-        cell(OURS, "32,768", 0.5, 0.5, peak=300 << 20),
-        cell(WHOLE, "32,768", 0.4, 0.4, peak=1600 << 20),
-    ],
-    tokens=4096,
-    hidden=256,
-)
-TRAINING = Training(
-    cells=[cell(OURS, "step", 0.5, 0.5), cell(PLAIN, "step", 0.6, 0.6)],
-    model="Llama3: 6 layers",
-    parameters=12_300_000,
-    threads=2,
-    sequences=8,
-    sequence_length=256,
-    steps=20,
-    first_loss=9.9,
-    last_loss=6.25,
-    apart=3.2e-7,
-    waited=[0.001, 0.003, 0.002],
-)
-ALL = Results(
-    machine=MACHINE,
-    preparing=PREPARING,
-    reading=READING,
-    resident=RESIDENT,
-    losses=LOSSES,
-    training=TRAINING,
-    measured={"reading": Stamp(date="2026-01-02", commit="abc+")},
-)
 
 
 def test_the_tables_show_medians_quartiles_and_how_many_times_as_fast_ours_is() -> None:

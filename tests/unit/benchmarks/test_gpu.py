@@ -10,10 +10,11 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 
 from tests.benchmarks.gpu.budget import MOST_SECONDS, STOP_SECONDS, fits, within
 from tests.benchmarks.gpu.case import Request, _Runner
-from tests.benchmarks.gpu.cases import TIMED, Case, suite, warm_up
+from tests.benchmarks.gpu.cases import Case, suite, warm_up
 from tests.benchmarks.gpu.report import TITLE, section, with_section
-from tests.benchmarks.gpu.results import Forecast, Machine, Measured, Record, Results, loss_differences
+from tests.benchmarks.gpu.results import Record, loss_differences
 from tests.benchmarks.gpu.timeline import Span, Timeline, share_of
+from tests.unit.benchmarks.fake_results import on_a_gpu
 from tests.unit.trainer.engine.state.fake_memory import pretend_gpu
 
 CASES = suite(tiny=False).cases
@@ -102,31 +103,8 @@ def test_the_document_has_the_section_of_a_clone_without_results() -> None:
     assert TITLE in Path("docs/benchmarks.md").read_text()
 
 
-def _results() -> Results:
-    case = CASES[0]
-    measured = Measured(
-        point=case.points[0],
-        seconds=(2.0, 1.0, 1.5),
-        losses=(5.5,) * TIMED,
-        hidden_share=0.91,
-        device_peak_bytes=10 * 2**30,
-        pinned_bytes=2**30,
-        host_peak_bytes=0,
-        forecast=Forecast(seconds=1.8, device_bytes=9 * 2**30, host_bytes=0),
-    )
-    records = (
-        Record(case=case, measured=(measured,), left_out=case.points[1:]),
-        Record(case=CASES[1], left_out=CASES[1].points, problem="ended by signal 9"),
-    )
-    versions = {"torch": "2.11"}
-    machine = Machine(
-        device="A", driver="5", versions=versions, cores=16, memory_gib=128, commit="c" * 40, date="2026-01-02T03"
-    )
-    return Results(machine=machine, is_tiny=False, budget_seconds=1, seconds=2, disk="tmpfs", records=records)
-
-
 def test_the_section_has_every_figure_and_what_was_left_out(tmp_path: Path) -> None:
-    (tmp_path / "r.json").write_text(_results().model_dump_json())
+    (tmp_path / "r.json").write_text(on_a_gpu().model_dump_json())
     text = section(tmp_path / "r.json")
     assert "| pseudoreal, Host, PerUnit | 8,192 | 4 | 1,500 (1,250–1,750) | 5,461 | 91% |" in text
     assert "| 91% | 10.0 (-10%) | 1.0 | 1,800 (+20%) |" in text
@@ -139,7 +117,7 @@ def test_losses_are_compared_where_both_stacks_had_the_same_steps() -> None:
     """fully_shard's further points, with one micro-batch, have no partner."""
     case = next(case for case in CASES if case.stack == "pseudoreal" and case.clipping == "Global")
     theirs = next(other for other in CASES if other.stack == "fully_shard" and other.model == case.model)
-    measured = _results().records[0].measured[0]
+    measured = on_a_gpu().records[0].measured[0]
     near = measured.model_copy(update={"losses": (5.5, 5.5, 5.61)})
     records = [Record(case=case, measured=(measured,)), Record(case=theirs, measured=(near, measured))]
     assert loss_differences(records) == {"1B": pytest.approx(5.61 / 5.5 - 1, rel=0.03)}

@@ -23,13 +23,9 @@ from tests.benchmarks.operator.audit import (
 )
 from tests.benchmarks.operator.results import (
     BARS,
-    Bulk,
-    Flight,
-    Quantiles,
     Quiet,
     Record,
     Records,
-    StartUp,
     on_line,
     section,
 )
@@ -37,6 +33,7 @@ from tests.benchmarks.operator.simulator import ended
 from tests.benchmarks.operator.usage import Usage, parse_busy
 from tests.benchmarks.operator.usage import parse as parse_usage
 from tests.support.names import OPERATOR
+from tests.unit.benchmarks.fake_results import operator_record as record
 
 JOB = job_name(7)
 
@@ -132,37 +129,6 @@ def test_a_process_may_have_blanks_and_brackets_in_its_name() -> None:
 
 def test_a_processor_that_waits_for_a_disk_is_not_busy() -> None:
     assert parse_busy("cpu  10 20 30 1000 2000 1 2 3 0 0\ncpu0 1", ticks=2) == 33.0
-
-
-def record(jobs: int, **changes: Any) -> Record:
-    few = Quantiles(count=10, p50=0.5, p99=1.0)
-    made: dict[str, Any] = {
-        "jobs": jobs,
-        "date": "2026-01-02",
-        "commit": "abc",
-        "machine": "2 cores",
-        "others": 0.05,
-        "answers": few,
-        "flight": Flight(seconds=10.0, processor_seconds=2.0),
-        "quiet": Quiet(seconds=70.0, for_jobs={}, lease=1.0, processor_share=0.01),
-        "start_up": StartUp(
-            lease_seconds=1.0,
-            drained_seconds=jobs / 100,
-            processor_seconds=2.0,
-            longest_gap=2.0,
-            lease_lost=0,
-            transitions=0,
-        ),
-        "requests_per_life": {"get pods": 3.0},
-        "reaction": few,
-        "job_controller": few,
-        "rate": 1.0,
-        "bulk": Bulk(jobs=jobs // 2, seconds=10.0, processor_seconds=3.0, reaction=few),
-        "peak_bytes": 100_000_000 + 10_000 * jobs,
-        "processor_seconds": 20.0,
-        "complaints": {"event_lost": 3},
-    }
-    return Record(**made | changes)
 
 
 def verdicts(*records: Record) -> list[str]:

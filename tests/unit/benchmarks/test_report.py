@@ -1,0 +1,97 @@
+"""Every section of the reports is written from the results that the programs write: a case that is called otherwise in
+the one than in the other is found here, and not after an hour of measuring."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from tests.benchmarks import checkpoints, depth, predictions, report, versions, versions_results
+from tests.benchmarks.cases import MODELS
+from tests.benchmarks.data.report import TITLE as DATA_TITLE
+from tests.benchmarks.data.results import DATA
+from tests.benchmarks.gpu.report import GPU
+from tests.benchmarks.gpu.report import TITLE as GPU_TITLE
+from tests.benchmarks.method import report as method_report
+from tests.benchmarks.method.experiments import EXPERIMENTS
+from tests.benchmarks.operator.results import OPERATOR, Records
+from tests.benchmarks.results import TRAINER
+from tests.benchmarks.stacks.registry import STACKS
+from tests.unit.benchmarks import fake_results
+
+TITLES = [
+    "## Step times beside torch and DeepSpeed",
+    "## The engine beside an earlier one",
+    "## Depth",
+    "## Predicted step times",
+    "## Checkpoints",
+    DATA_TITLE,
+    "## Operator",
+    GPU_TITLE,
+]
+
+
+def _results() -> dict[Path, bytes]:
+    """File of results -> what it holds."""
+    whole: dict[Path, BaseModel] = {
+        TRAINER: fake_results.runs(),
+        versions_results.VERSIONS: fake_results.compared_versions(),
+        checkpoints.CHECKPOINTS: fake_results.savings(),
+        DATA: fake_results.ALL,
+        OPERATOR: Records(records=[fake_results.operator_record(200)]),
+        GPU: fake_results.on_a_gpu(),
+    }
+    lists = {
+        depth.DEPTH: depth.Depths.dump_json(fake_results.depths()),
+        predictions.PREDICTIONS: predictions.Predictions.dump_json(fake_results.predicted()),
+    }
+    return {path: found.model_dump_json().encode() for path, found in whole.items()} | lists
+
+
+@pytest.fixture
+def document(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """docs/benchmarks.md as it is written where nothing but results is."""
+    monkeypatch.chdir(tmp_path)
+    results = _results()
+    assert results.keys() == {TRAINER, GPU, *report._FURTHER, *report._DATED}, "every file that is reported has a fake"
+    for path, content in results.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    report.main()
+    return report.REPORT.read_text()
+
+
+def test_every_section_is_written_with_every_case(document: str) -> None:
+    assert [line for line in document.splitlines() if line.startswith("## ")] == TITLES
+    steps, compared, depths, predicted, saved, *_ = (_rows(section) for section in document.split("\n## ")[1:])
+    tables = len(MODELS) + 1  # one model is timed with recomputed blocks, too
+    assert {stack: steps.count(stack) for stack in STACKS} == dict.fromkeys(STACKS, tables)
+    assert compared[2:] == [case.label for case in versions.cases()]
+    assert depths[2:] == [str(layers) for layers in depth.LAYERS]
+    assert predicted[2:] == [each.label for ranks in (1, 2) for each in predictions.configurations(ranks)]
+    assert saved[2:] == [*checkpoints.WAYS]
+
+
+def _rows(section: str) -> list[str]:
+    """The first cells of all tables, of their heads and rules too."""
+    return [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("|")]
+
+
+def test_checkpoints_compare_the_way_that_waits_with_a_copy(document: str) -> None:
+    words = " ".join(document.split())
+    assert "takes 4.00 s, `cp` and `sync` of the same files 1.00 s: 25% of its rate" in words
+    assert "takes 2.00 s, `cat` to nowhere 1.00 s: 50% of its rate" in words
+
+
+def test_the_report_on_the_method_has_every_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    method_report.write_report(fake_results.lives())
+    text = method_report.REPORT.read_text()
+    titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    expected = [*method_report._SECTIONS, "Correlations of neighbouring layers' gradients"]
+    assert titles[-len(expected) :] == expected
+    assert {experiment.name for experiment in EXPERIMENTS} <= {*_rows(text)}
+    assert "\n| 10 | 0.25 | 0.50 | 0.75 |\n" in text
+    assert {path.name for path in Path("docs/images").iterdir()} == {
+        f"method-{name}.svg" for name in ("shares", "policies", "blocks", "rates", "offload")
+    }
