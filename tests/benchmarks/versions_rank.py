@@ -14,19 +14,13 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
-from pseudoreal_api.spec.optimizer import Clipping, Optimizer
-from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
-from pseudoreal_trainer.engine.ranks.mesh import open_mesh
+from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.model.initial import initial_weights
-from pseudoreal_trainer.plan.units import units_of
 
 from tests.benchmarks.cases import MODELS
-from tests.benchmarks.stacks.ours import layout_of, train_step
+from tests.benchmarks.stacks.ours import layout_of, make_engine, train_step
 from tests.benchmarks.versions_results import VersionCase, VersionSteps
-from tests.benchmarks.work import BETAS, THREADS_PER_RANK, WEIGHT_DECAY, Work, noisy_sequences
+from tests.benchmarks.work import THREADS_PER_RANK, Work, noisy_sequences
 
 SEED, RANKS = 7, 2
 
@@ -59,21 +53,9 @@ def main(case: VersionCase, result: Path) -> None:
 
 
 def _engine(case: VersionCase, work: Work, ranks: Ranks, folder: Path) -> Engine:
-    layers = work.model.layers
     clipping: Literal["Global", "None"] = "Global" if case.mixed else "None"
     layout = replace(layout_of(work, ranks.world, case.home, 2), clipping=clipping)
-    units = units_of(work.model, Sharing(blocks=layers))
-    optimizer = Optimizer(
-        weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode=clipping)
-    )
-    compute = torch.bfloat16 if case.mixed else torch.float32
-    blueprint = Blueprint(work.model, optimizer, units, torch.float32, compute, False, folder)
-    engine = Engine(blueprint, open_mesh(layout, ranks), Trace(ranks.rank))
-    for index, unit in enumerate(units):
-        weights = initial_weights(unit, index, work.model, work.seed, torch.float32)
-        if engine.has(index):
-            engine.put(index, UnitState.fresh(weights, engine.extent(index)))
-    return engine
+    return make_engine(work, ranks, layout, folder, torch.bfloat16 if case.mixed else torch.float32)
 
 
 if __name__ == "__main__":

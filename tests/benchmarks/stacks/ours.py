@@ -59,14 +59,13 @@ def layout_of(work: Work, ranks: int, home: Home, window: int) -> Layout:
     )
 
 
-def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path) -> Engine:
+def make_engine(work: Work, ranks: Ranks, layout: Layout, folder: Path, compute: torch.dtype = torch.float32) -> Engine:
     """With a block for each layer, as the other stacks have."""
     layers = work.model.layers
     units = units_of(work.model, Sharing(blocks=layers))
-    optimizer = Optimizer(
-        weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=Clipping(mode="None")
-    )
-    blueprint = Blueprint(work.model, optimizer, units, torch.float32, torch.float32, False, folder)
+    clipping = Clipping(mode=layout.clipping)
+    optimizer = Optimizer(weight_decay=str(WEIGHT_DECAY), beta1=str(BETAS[0]), beta2=str(BETAS[1]), clipping=clipping)
+    blueprint = Blueprint(work.model, optimizer, units, torch.float32, compute, False, folder)
     engine = Engine(blueprint, open_mesh(layout, ranks), Trace(ranks.rank))
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, work.model, work.seed, torch.float32)

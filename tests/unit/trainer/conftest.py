@@ -9,7 +9,7 @@ from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig
 from pseudoreal_api.resolved.resolve import delink_config, phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_trainer.checkpoint.delink import delink
-from pseudoreal_trainer.data.corpus import load_corpus
+from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.phase import train_phase
@@ -114,8 +114,7 @@ def train() -> Callable[..., Any]:
 
     def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
         config = config.model_copy(update={"workers": 1})
-        ranks = Ranks(0, 1, torch.device("cpu"))
-        return train_phase(config, load_corpus(config.data, config.model.sequence_length), ranks, stop)
+        return train_phase(config, open_corpus(config), Ranks(0, 1, torch.device("cpu")), stop)
 
     return run
 

@@ -9,15 +9,20 @@ from tests.unit.operator.manifests.rendered import files_of
 from tests.unit.operator.world import World, make_job
 
 
+def run_pods(world: World) -> None:
+    """What is asked for is made, and its pods run."""
+    world.settle()
+    world.control()
+    world.start_pods()
+    world.settle()
+
+
 def until(world: World, stage: str) -> World:
     """Runs the job until this stage runs, whatever its execution."""
     for _ in range(20):
         world.settle()
         world.wait_out()
-        world.settle()
-        world.control()
-        world.start_pods()
-        world.settle()
+        run_pods(world)
         if any(name.startswith(f"sim-{stage}-e") for name in world.active_jobs()):
             return world
         world.finish_all()
@@ -27,10 +32,7 @@ def until(world: World, stage: str) -> World:
 def begun(**changes: Any) -> World:
     """A world in which the first execution of the first phase runs."""
     world = World(make_job(**changes))
-    world.settle()
-    world.control()
-    world.start_pods()
-    world.settle()
+    run_pods(world)
     return world
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun
+from tests.unit.operator.lifecycle.steps import begun, run_pods
 from tests.unit.operator.world import World
 
 
@@ -13,10 +13,7 @@ def preempt(world: World) -> None:
     world.control()
     world.settle()
     world.tick(301)
-    world.settle()
-    world.control()
-    world.start_pods()
-    world.settle()
+    run_pods(world)
 
 
 def test_preemptions_leave_a_bounded_number_of_children() -> None:

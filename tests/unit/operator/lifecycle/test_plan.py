@@ -12,7 +12,7 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import ChildJob, Heard, JobState
 
 from tests.support.names import bare
-from tests.unit.operator.lifecycle.steps import begun, claims, fail_execution, message, until
+from tests.unit.operator.lifecycle.steps import begun, claims, fail_execution, message, run_pods, until
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 
@@ -352,10 +352,7 @@ def test_a_result_that_cannot_be_read_counts_and_one_that_is_gone_does_not() -> 
     assert [(fault.reason, fault.pod) for fault in world.status.faults] == [
         ("ResultUnreadable", pod["metadata"]["name"])
     ]
-    world.settle()
-    world.control()
-    world.start_pods()
-    world.settle()
+    run_pods(world)
     (pod,) = world.alive()
     world.finish(pod)
     world.control()
@@ -390,9 +387,6 @@ def test_only_the_newest_failed_jobs_are_kept() -> None:
     for _ in range(8):
         fail_execution(world)
         world.wait_out()
-        world.settle()
-        world.control()
-        world.start_pods()
-        world.settle()
+        run_pods(world)
     names = sorted(name for kind, name in world.objects if kind == "Job")
     assert names == [f"sim-pseudo-e{number}" for number in range(4, 10)]

@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution, until
+from tests.unit.operator.lifecycle.steps import begun, fail_execution, run_pods, until
 from tests.unit.operator.world import UID, World, make_job
 
 
@@ -18,10 +18,7 @@ def failed(world: World) -> tuple[str, str]:
 def go_on(world: World) -> None:
     """The next execution runs."""
     world.tick(301)
-    world.settle()
-    world.control()
-    world.start_pods()
-    world.settle()
+    run_pods(world)
 
 
 def test_restarts_count_within_a_window() -> None:

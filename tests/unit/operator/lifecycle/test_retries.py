@@ -7,7 +7,7 @@ from pseudoreal_api.status.status import CheckpointStatus, Retries
 from pseudoreal_operator import clock
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun, fail_execution, until
+from tests.unit.operator.lifecycle.steps import begun, fail_execution, run_pods, until
 from tests.unit.operator.world import UID, World, make_job
 
 Ending = Callable[[World], None]
@@ -52,10 +52,7 @@ def wait_of(world: World) -> float:
 
 def go_on(world: World) -> None:
     world.wait_out()
-    world.settle()
-    world.control()
-    world.start_pods()
-    world.settle()
+    run_pods(world)
 
 
 def save(world: World, name: str) -> None:

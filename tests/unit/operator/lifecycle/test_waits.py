@@ -141,11 +141,7 @@ def test_a_pod_that_lost_its_peer_and_one_that_is_to_leave_wake_the_job_in_time(
 
 
 def test_pods_of_an_earlier_execution_are_awaited_by_their_watch_and_garbage_by_looking() -> None:
-    world = World(make_job(spec__restart={"backoffSeconds": 0}))
-    world.settle()
-    world.control()
-    world.start_pods()
-    world.settle()
+    world = begun(spec__restart={"backoffSeconds": 0})
     world.objects.pop(("Job", world.active_jobs()[0]))
     world.carry_out(world.plan())
     world.tick(60)

@@ -8,30 +8,16 @@ from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.data.identity import joined_identity, token_identity
 from pseudoreal_trainer.data.tokens.arrays import raw_files
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
-from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, native_files, write_index
+from pseudoreal_trainer.data.tokens.native import native_files
 
 from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
+from tests.unit.trainer.data.written import write_native
 
 MIB = 1 << 20
 
 
 def _native(folder: Path, *documents: list[int]) -> CorpusIdentity:
-    shards = []
-    for number, document in enumerate(documents):
-        with ShardWriter(folder, number, vocabulary=300, end_of_document=0) as writer:
-            writer.append(document, len(document))
-            shards.append(writer.finish())
-    size = sum(shard.text_bytes for shard in shards)
-    index = Index(
-        version=1,
-        dtype="uint16",
-        vocabulary=300,
-        end_of_document=0,
-        tokenizer="ab" * 32,
-        text_bytes=size,
-        shards=shards,
-    )
-    write_index(folder, index)
+    write_native(folder, *([document] for document in documents), vocabulary=300)
     return token_identity(native_files(folder))
 
 

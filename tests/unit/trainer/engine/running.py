@@ -1,6 +1,6 @@
 """Runs cases on the engine: all cases of one number of ranks in the same processes, which then need only one start."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,16 @@ class Result:
     """Sum of the losses of the first batch with the last weights; on the rank of the head."""
     written: list[list[int]] = field(default_factory=list)
     """Tokens behind each of PROMPTS, with the last weights; of cases for which they are wanted."""
+
+    def assert_weights(self, expected: Mapping[str, Tensor]) -> None:
+        assert self.weights.keys() == expected.keys()
+        for name, weights in expected.items():
+            torch.testing.assert_close(self.weights[name], weights, rtol=0, atol=1e-12)
+
+    def assert_first_moments(self, expected: Mapping[str, Tensor]) -> None:
+        """They are sums of gradients, numbers below 1 here."""
+        for name, moments in expected.items():
+            torch.testing.assert_close(self.first_moments[name], moments, rtol=0, atol=1e-13)
 
 
 class CaseBatch:

@@ -2,7 +2,6 @@
 
 import errno
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -17,6 +16,7 @@ from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import PAGE
 
 from tests.support.checkpoints import assert_same, newest_of
+from tests.support.small_volume import mounted
 
 SMALL = 256 << 10
 """Bytes of a disk that is too small for the state."""
@@ -26,15 +26,8 @@ STEPS, SAVED = 7, 5
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, in memory."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"this user may not mount a file system: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "small", f"size={SMALL}") as folder:
+        yield folder
 
 
 def _has_direct_io(folder: Path) -> bool:

@@ -37,11 +37,8 @@ def test_packed_rows_train_what_separate_rows_train(case: Case, engine_results: 
     losses, weights, moments = reference.train_with_moments(case)
     assert found.losses[0] == pytest.approx(losses[0], rel=1e-13)
     assert found.losses == pytest.approx(losses, rel=1e-12)
-    assert found.weights.keys() == weights.keys()
-    for name, expected in weights.items():
-        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12)
-        # Of numbers below 1: sums of gradients.
-        torch.testing.assert_close(found.first_moments[name], moments[name], rtol=0, atol=1e-13)
+    found.assert_weights(weights)
+    found.assert_first_moments(moments)
 
 
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)

@@ -114,9 +114,7 @@ def test_float64_agrees_with_the_reference(case: Case, engine_results: dict[Case
     assert len(found.losses) == STEPS
     assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
     assert losses[-1] != losses[0], "something was trained"
-    assert found.weights.keys() == weights.keys()
-    for name, expected in weights.items():
-        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12)
+    found.assert_weights(weights)
 
 
 @pytest.mark.parametrize("case", BITWISE, ids=lambda case: case.name)

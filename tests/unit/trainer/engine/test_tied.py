@@ -76,11 +76,8 @@ def test_its_gradient_is_the_sum_of_both_ends(case: Case, engine_results: dict[C
     found = engine_results[case][0]
     losses, weights, moments = _train(case)
     assert found.losses == pytest.approx(losses, rel=1e-12)
-    assert found.weights.keys() == weights.keys()
-    for name, expected in weights.items():
-        torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12)
-        # Of numbers below 1, as the norm is bounded or small.
-        torch.testing.assert_close(found.first_moments[name], moments[name], rtol=0, atol=1e-13)
+    found.assert_weights(weights)
+    found.assert_first_moments(moments)
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)

@@ -7,7 +7,6 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model import grouped as module
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.experts import capacity_of
 from pseudoreal_trainer.model.grouped import are_side_by_side
@@ -17,7 +16,7 @@ from pseudoreal_trainer.model.transformer import Transformer, build_model
 from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
-from tests.unit.trainer.model.waiting import HostReads, Waits
+from tests.unit.trainer.model.grouping import assert_groups_compute_the_same, assert_waits_once
 
 HIDDEN, INNER, LENGTH = 8, 12, 10
 MIXTURES: list[dict[str, Any]] = [
@@ -226,13 +225,7 @@ def test_sequences_do_not_take_each_others_room() -> None:
 
 @pytest.mark.parametrize("experts", MIXTURES, ids=str)
 def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(experts: dict[str, Any]) -> None:
-    block, hidden = _block(_spec(experts)), _features().requires_grad_()
-    with HostReads() as reads, Waits() as waits:
-        out = _mixed(block, hidden)
-    assert (reads.found, waits.found) == (["tolist"], [])
-    with HostReads() as reads, Waits() as waits:
-        out.sum().backward()
-    assert (reads.found, waits.found) == ([], []), "the backward pass reads nothing"
+    assert_waits_once(_mixed, _block(_spec(experts)), _features())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -241,25 +234,9 @@ def test_a_layers_pass_waits_for_the_device_once_whatever_the_prototypes(experts
 def test_experts_in_groups_are_those_one_by_one(
     experts: dict[str, Any], activation: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The experts are laid out as in the engine, where the parameters of a unit are parts of one vector; some have no
-    tokens."""
-    spec = _spec(experts, activation, hidden=16, inner=24)
-    with torch.device("meta"):
-        block = Block(spec)
-    unit = units_of(spec, Sharing(blocks=1))[1]
-    bound = UnitModule(block, unit)
-    bound.bind(torch.randn(unit.numel, generator=torch.Generator().manual_seed(3)).mul_(0.3).to(dtype))
+    """Some have no tokens."""
     hidden = torch.randn(3, LENGTH, 16, generator=torch.Generator().manual_seed(4)).to(dtype)
-    found = []
-    for is_grouped in (False, True):
-        monkeypatch.setattr(module, "can_group", lambda *_, is_grouped=is_grouped: is_grouped)
-        source = hidden.clone().requires_grad_()
-        out = _mixed(block, source)
-        parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
-        found.append([out, *torch.autograd.grad(out.square().sum(), [source, *parameters])])
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
-    for one_by_one, grouped in zip(*found, strict=True):
-        torch.testing.assert_close(grouped, one_by_one, rtol=tolerance, atol=tolerance * one_by_one.abs().max().item())
+    assert_groups_compute_the_same(_mixed, _spec(experts, activation, hidden=16, inner=24), hidden, monkeypatch)
 
 
 def test_experts_of_a_unit_lie_side_by_side_and_those_of_a_plain_model_do_not() -> None:

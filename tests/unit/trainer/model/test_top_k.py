@@ -5,15 +5,11 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_api.spec.model import Model, TopK
-from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.model import grouped
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.modules import UnitModule
 from pseudoreal_trainer.model.top_k import Tally, TopKExperts
-from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor, nn
 
-from tests.unit.trainer.model.waiting import HostReads, Waits
+from tests.unit.trainer.model.grouping import assert_groups_compute_the_same, assert_waits_once
 from tests.unit.trainer.model.widened import widened
 
 HIDDEN, INNER, LENGTH = 16, 24, 10
@@ -106,34 +102,12 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
 
 
 def test_a_pass_waits_for_the_device_once() -> None:
-    block, hidden = _block(_spec(sharedExperts=1)), _features().requires_grad_()
-    with HostReads() as reads, Waits() as waits:
-        out = block._mixed(hidden)
-    assert (reads.found, waits.found) == (["tolist"], [])
-    with HostReads() as reads, Waits() as waits:
-        out.sum().backward()
-    assert (reads.found, waits.found) == ([], []), "the backward pass reads nothing"
+    assert_waits_once(Block._mixed, _block(_spec(sharedExperts=1)), _features())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_experts_in_groups_are_those_one_by_one(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = _spec()
-    with torch.device("meta"):
-        block = Block(spec)
-    unit = units_of(spec, Sharing(blocks=1))[1]
-    bound = UnitModule(block, unit)
-    bound.bind(torch.randn(unit.numel, generator=torch.Generator().manual_seed(3)).mul_(0.3).to(dtype))
-    found = []
-    for is_grouped in (False, True):
-        monkeypatch.setattr(grouped, "can_group", lambda *_, is_grouped=is_grouped: is_grouped)
-        source = _features().to(dtype).requires_grad_()
-        out = block._mixed(source)
-        parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
-        found.append([out, *torch.autograd.grad(out.square().sum(), [source, *parameters])])
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
-    for one_by_one, together in zip(*found, strict=True):
-        most = one_by_one.abs().max().item()
-        torch.testing.assert_close(together, one_by_one, rtol=tolerance, atol=tolerance * most)
+    assert_groups_compute_the_same(Block._mixed, _spec(), _features().to(dtype), monkeypatch)
 
 
 def test_a_bias_chooses_experts_and_weighs_none() -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,10 @@ import torch
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.data.documents import Counts
 from pseudoreal_trainer.data.token_corpus import end_of_document_of, open_corpus
-from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
-from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, write_index
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from pseudoreal_trainer.training.gauges import phase_gauges
-from pseudoreal_trainer.training.phase import train_phase
 from pseudoreal_trainer.training.schedule import learning_rate
 from torch import Tensor
 from torch.nn import functional as F
@@ -32,6 +28,7 @@ from tests.support.ports import free_port
 from tests.support.processes import succeed
 from tests.unit.trainer.data.cut import Pair, cut
 from tests.unit.trainer.data.slow_permutation import permuted
+from tests.unit.trainer.data.written import write_native
 
 T, END = 16, 0
 """model.sequenceLength of `job_body`, and the token that ends documents."""
@@ -48,24 +45,6 @@ def tokens_of(name: str) -> list[int]:
     return [token for document in documents_of(name) for token in (*document, END)]
 
 
-def write_native(folder: Path, documents: list[list[int]], sequence: int | None = None) -> None:
-    with ShardWriter(folder, 0, vocabulary=256, end_of_document=END) as writer:
-        for document in documents:
-            writer.append(document, len(document))
-        shard = writer.finish()
-    index = Index(
-        version=1,
-        dtype="uint16",
-        vocabulary=256,
-        end_of_document=END,
-        tokenizer=ByteTokenizer().sha256,
-        sequence=sequence,
-        text_bytes=shard.text_bytes,
-        shards=[shard],
-    )
-    write_index(folder, index)
-
-
 @pytest.fixture(autouse=True)
 def job(job_body: Any, tmp_path: Path) -> Any:
     for name in ("web", "wiki"):
@@ -77,16 +56,6 @@ def job(job_body: Any, tmp_path: Path) -> Any:
         "validation": {"everySteps": 4, "sequences": 5, "sets": [{"name": "wiki"}]},
     }
     return job_body
-
-
-@pytest.fixture
-def train() -> Callable[..., Any]:
-    """Trains a phase in this process, on one rank, whatever its workers."""
-
-    def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
-        return train_phase(config.model_copy(update={"workers": 1}), open_corpus(config), ONE_RANK, stop)
-
-    return run
 
 
 def sample(number: int) -> list[int]:

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import subprocess
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -22,6 +21,7 @@ from pseudoreal_trainer.training.saving import SavingFailed
 
 from tests.support.checkpoints import assert_same, newest_of
 from tests.support.forked import run_ranks
+from tests.support.small_volume import mounted
 
 UID = "11111111-2222"
 
@@ -79,13 +79,8 @@ def test_the_rank_whose_files_could_not_be_written_is_at_fault_and_the_other_say
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "volume"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "tmpfs", str(folder)], capture_output=True, text=True)
-    if mounted.returncode:
-        pytest.skip(f"this user may not mount a file system: {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with mounted(tmp_path / "volume", "ro") as folder:
+        yield folder
 
 
 def test_a_read_only_volume_is_named_before_the_first_step(config: Any, train: Any, read_only: Path) -> None:

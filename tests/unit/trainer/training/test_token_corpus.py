@@ -17,20 +17,17 @@ from click.testing import CliRunner
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
-from pseudoreal_trainer.data.token_corpus import open_corpus
 from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
-from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
-from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, read_index, token_type, write_index
-from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.data.tokens.native import read_index, write_index
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.model.transformer import build_model
-from pseudoreal_trainer.training.phase import train_phase
 from pseudoreal_trainer.training.schedule import learning_rate
 from torch.nn import functional as F
 
 from tests.support.adamw import adamw
 from tests.support.checkpoints import assert_same, metrics, newest_of
 from tests.unit.trainer.data.slow_permutation import permuted
+from tests.unit.trainer.data.written import write_native
 
 T = 16
 """model.sequenceLength of `job_body`."""
@@ -49,7 +46,7 @@ def tokens_of(name: str) -> np.ndarray[Any, np.dtype[np.int64]]:
 def job(job_body: Any, tmp_path: Path) -> Any:
     folder = tmp_path / "tokens"
     for name in SIZES:
-        write_native(folder / name, tokens_of(name))
+        write_native(folder / name, documents_of(tokens_of(name)))
     job_body["spec"]["data"] = {
         "path": str(folder),
         "sources": [{"name": "web", "weight": 3}, {"name": "code", "weight": 2}],
@@ -58,33 +55,9 @@ def job(job_body: Any, tmp_path: Path) -> Any:
     return job_body
 
 
-def write_native(folder: Path, tokens: Any) -> None:
-    folder.mkdir(parents=True)
-    with ShardWriter(folder, 0, vocabulary=256, end_of_document=0) as writer:
-        for document in (tokens[:7], tokens[8:-1]):
-            writer.append(document.clip(1), len(document))
-        shard = writer.finish()
-    index = Index(
-        version=1,
-        dtype=token_type(256),
-        vocabulary=256,
-        end_of_document=0,
-        tokenizer=ByteTokenizer().sha256,
-        text_bytes=shard.text_bytes,
-        shards=[shard],
-    )
-    write_index(folder, index)
-
-
-@pytest.fixture
-def train() -> Callable[..., Any]:
-    """Trains a phase in this process, on one rank, whatever its workers."""
-
-    def run(config: PhaseConfig, stop: Callable[[], bool] = lambda: False) -> Any:
-        config = config.model_copy(update={"workers": 1})
-        return train_phase(config, open_corpus(config), Ranks(0, 1, torch.device("cpu")), stop)
-
-    return run
+def documents_of(tokens: Any) -> list[Any]:
+    """Two documents. The eighth token and the last one are their ends."""
+    return [tokens[:7].clip(1), tokens[8:-1].clip(1)]
 
 
 def written(name: str) -> list[int]:
@@ -188,7 +161,7 @@ def test_a_source_that_was_written_anew_is_refused(config: Any, train: Any, tmp_
     other[9] ^= 1
     folder = tmp_path / "tokens" / "web"
     folder.rename(tmp_path / "before")
-    write_native(folder, other)
+    write_native(folder, documents_of(other))
     with pytest.raises(InvalidJobError, match="not the one that checkpoint pseudo-00000001 was trained on"):
         train(config(0, execution=2))
 

@@ -11,7 +11,7 @@ from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.data.tokens import spans
 from pseudoreal_trainer.data.tokens.megatron import megatron_files
-from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, native_files, verify, write_index
+from pseudoreal_trainer.data.tokens.native import native_files, verify
 from pseudoreal_trainer.data.tokens.opening import token_files
 from pseudoreal_trainer.data.tokens.reader import TokenReader
 from pseudoreal_trainer.data.tokens.runs import Run
@@ -20,6 +20,7 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 
 from tests.unit.trainer.checkpoint.storage.object_server import Bucket
 from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX
+from tests.unit.trainer.data.written import write_native
 
 BLOCK, AT_ONCE, MOST = 16, 5, 4
 """Bytes of a block, and the blocks that are requested and kept at a time."""
@@ -111,22 +112,9 @@ def test_an_object_that_is_cut_is_named(storage: _Storage) -> None:
 
 
 def test_native_files_in_a_bucket_are_those_on_a_disk(bucket: Bucket, tmp_path: Path) -> None:
-    shards = []
-    for number in range(3):
-        with ShardWriter(tmp_path, number, vocabulary=70_000, end_of_document=0) as writer:
-            for document in range(50):
-                writer.append(np.arange(1, 900) * (document + 7) % 69_999 + 1, 1)
-            shards.append(writer.finish())
-    index = Index(
-        version=1,
-        dtype="uint32",
-        vocabulary=70_000,
-        end_of_document=0,
-        tokenizer="ab" * 32,
-        text_bytes=150,
-        shards=shards,
-    )
-    write_index(tmp_path, index)
+    documents = [np.arange(1, 900) * (number + 7) % 69_999 + 1 for number in range(50)]
+    index = write_native(tmp_path, *[documents] * 3, vocabulary=70_000)
+    shards = index.shards
     for path in tmp_path.iterdir():
         bucket.write(f"corpus/{path.name}", path.read_bytes())
     folder = ObjectPath(f"{bucket.url}/corpus")

@@ -2,27 +2,11 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, write_index
 from pseudoreal_trainer.data.tokens.opening import Format, token_files
 from pseudoreal_trainer.errors import InvalidJobError
 
 from tests.unit.trainer.data.tokens.golden import FIVE, MEGATRON_INDEX, NUMPY_HEADER
-
-
-def _write_native(folder: Path) -> None:
-    with ShardWriter(folder, 0, vocabulary=300, end_of_document=5) as writer:
-        writer.append([1, 2, 3, 4], 4)
-        shard = writer.finish()
-    index = Index(
-        version=1,
-        dtype="uint16",
-        vocabulary=300,
-        end_of_document=5,
-        tokenizer="ab" * 32,
-        text_bytes=4,
-        shards=[shard],
-    )
-    write_index(folder, index)
+from tests.unit.trainer.data.written import write_native
 
 
 @pytest.fixture
@@ -36,7 +20,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "n" / "X.ds.metadata").write_text("gpt2|2\n5\n5 T")
     (tmp_path / "p" / "X.npy").write_bytes(NUMPY_HEADER + FIVE)
     (tmp_path / "r" / "X.npy").write_bytes(FIVE)
-    _write_native(tmp_path)
+    write_native(tmp_path, [[1, 2, 3, 4]], vocabulary=300, end=5)
     return tmp_path
 
 

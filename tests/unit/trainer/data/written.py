@@ -1,0 +1,36 @@
+"""Native token files for tests."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from pseudoreal_trainer.data.tokenizer.tokenizer import ByteTokenizer
+from pseudoreal_trainer.data.tokens.native import Index, ShardWriter, token_type, write_index
+
+Tokens = list[int] | NDArray[Any]
+
+
+def write_native(
+    folder: Path, *shards: Iterable[Tokens], vocabulary: int = 256, end: int = 0, sequence: int | None = None
+) -> Index:
+    """Writes token files of the tokenizer Bytes. `shards`: the documents of each, without their ends; a token counts
+    as a byte of text. `sequence`: tokens of the rows into which they are packed, as the index says."""
+    written = []
+    for number, documents in enumerate(shards):
+        with ShardWriter(folder, number, vocabulary=vocabulary, end_of_document=end) as writer:
+            for document in documents:
+                writer.append(document, len(document))
+            written.append(writer.finish())
+    index = Index(
+        version=1,
+        dtype=token_type(vocabulary),
+        vocabulary=vocabulary,
+        end_of_document=end,
+        tokenizer=ByteTokenizer().sha256,
+        sequence=sequence,
+        text_bytes=sum(shard.text_bytes for shard in written),
+        shards=written,
+    )
+    write_index(folder, index)
+    return index
