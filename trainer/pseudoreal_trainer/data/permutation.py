@@ -20,6 +20,8 @@ _LEAST_HALF_BITS = 4
 
 def permute(indices: Words, count: int, *key: int) -> Words:
     """The place of each of `indices`, all below `count`, in the permutation; the key is any numbers below 2**64."""
+    # A number from outside may never come inside: whoever passed it would wait for ever.
+    assert not len(indices) or indices.max() < count, f"index {indices.max()} is not below {count}"
     half = max((max(count - 1, 1).bit_length() + 1) // 2, _LEAST_HALF_BITS)
     rounds = _round_keys(key)
     found = _encrypted(indices, half, rounds)
