@@ -72,9 +72,9 @@ format: .venv/tools ## Format the Python files
 # MARKS cuts parts away, for instance MARKS='not e2e'; CI sets nothing.
 .PHONY: test test-deep test-unit test-integration test-chaos test-e2e test-faults test-gpu
 test: venv corpus ## All tests: unit, real API server, real cluster
-	$(BIN)/python -m tests.support.lanes $(if $(MARKS),-m '$(MARKS)')
+	$(BIN)/python -m tests.support.suite $(if $(MARKS),-m '$(MARKS)')
 test-deep: venv corpus ## The same with all that is long, full budgets and new random seeds (three hours)
-	$(BIN)/python -m tests.support.lanes --deep $(if $(MARKS),-m '$(MARKS)')
+	$(BIN)/python -m tests.support.suite --deep $(if $(MARKS),-m '$(MARKS)')
 test-unit: venv ## The tests that need nothing but Python
 	$(BIN)/pytest tests/unit
 test-integration: venv ## The tests against a real API server

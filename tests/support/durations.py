@@ -39,9 +39,10 @@ BUDGETS: dict[str, float] = {
     "tests/e2e": 190,
     "tests/e2e/faults": 235,
 }
-"""Folder -> seconds of its tests, one after the other, on a quiet machine of two cores that runs both lanes: a little
-more than they took. A folder counts what no folder below it counts. Who makes one slower speeds it up elsewhere, or
-raises its budget here and says why. Nothing fails for it: a test cannot tell a slow test from a busy machine."""
+"""Folder -> seconds of its tests, one after the other, on a quiet machine of two cores while two other parts of the
+suite run: a little more than they took. A folder counts what no folder below it counts. Who makes one slower speeds it
+up elsewhere, or raises its budget here and says why. Nothing fails for it: a test cannot tell a slow test from a busy
+machine."""
 MOST_SECONDS = 15 * 60.0
 """Seconds that all may take, side by side."""
 

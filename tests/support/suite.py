@@ -1,0 +1,131 @@
+"""All tests, in several runs of pytest side by side: `python -m tests.support.suite [--deep] [-m MARKS]`.
+
+Some tests compute, and others mostly wait: for an API server, for a cluster, for processes. So three runs keep two
+processors busy. What judges whether something is slow is marked `solo`, and runs when all others have ended. Each run
+leaves its log in the cache, and its results as XML.
+"""
+
+import argparse
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+
+from pseudoreal_dev.machine import paths
+from pseudoreal_dev.machine.progress import last_line
+
+from tests.support.durations import Result, in_words, read, table
+
+FOLDER = paths.logs() / "tests"
+AT_ONCE = 3
+"""Runs of pytest side by side."""
+NOTHING_RAN = 5
+"""pytest's exit code."""
+_TELL_SECONDS = 15.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one run of pytest runs."""
+
+    name: str
+    folders: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
+    """Folders below those, which other parts have."""
+    marks: str = "not solo"
+
+    @property
+    def log(self) -> Path:
+        return FOLDER / f"{self.name}.log"
+
+    @property
+    def results(self) -> Path:
+        return FOLDER / f"{self.name}.xml"
+
+    def has(self, file: Path) -> bool:
+        """Whether the file, relative to the repository, lies in one of its folders."""
+        return any(map(file.is_relative_to, self.folders)) and not any(map(file.is_relative_to, self.ignored))
+
+    def run(self, marks: str, options: Sequence[str]) -> int:
+        """Writes to its log: the exit code of pytest."""
+        self.results.unlink(missing_ok=True)
+        chosen = f"({self.marks}) and ({marks})" if marks else self.marks
+        own = [f"--junitxml={self.results}", "-o", f"cache_dir=.pytest_cache/{self.name}"]
+        ignored = [f"--ignore={folder}" for folder in self.ignored]
+        command = [sys.executable, "-m", "pytest", *self.folders, *ignored, "-m", chosen, *own, *options]
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        with self.log.open("wb") as log:
+            return subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
+
+
+_TRAINER = "tests/unit/trainer"
+_LONG = (
+    Part("cluster", ("tests/e2e",)),
+    Part("api-server", ("tests/integration",)),
+    # Tests of both want results of the same ranks.
+    Part("engine", (f"{_TRAINER}/engine", f"{_TRAINER}/forecast")),
+    Part("checkpoints", (f"{_TRAINER}/checkpoint", f"{_TRAINER}/cli")),
+    Part("training", tuple(f"{_TRAINER}/{name}" for name in ("training", "pod", "preflight", "heartbeat", "measure"))),
+)
+PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:]))))
+"""In the order in which they begin: the longest first, so that none of them is left alone at the end."""
+SOLO = Part("solo", (f"{_TRAINER}/heartbeat", f"{_TRAINER}/preflight"), marks="solo")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--deep", action="store_true")
+    parser.add_argument("-m", dest="marks", default="")
+    chosen = parser.parse_args()
+    options = ["--deep", f"--seed={secrets.randbelow(10**9)}"] if chosen.deep else []
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    begin = time.monotonic()
+    codes = []
+    for part, code in chain(_side_by_side(chosen.marks, options), _side_by_side(chosen.marks, options, (SOLO,))):
+        codes.append((part, code))
+        sys.stdout.buffer.write(part.log.read_bytes())
+        sys.stdout.flush()
+    return _say(codes, time.monotonic() - begin)
+
+
+def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part] = PARTS) -> Iterator[tuple[Part, int]]:
+    """Parts that have ended, with the exit codes of pytest. What runs meanwhile is told now and then."""
+    begin, pool = time.monotonic(), ThreadPoolExecutor(AT_ONCE)
+    try:
+        running = {pool.submit(part.run, marks, options): part for part in parts}
+        while running:
+            ended, _ = wait(running, _TELL_SECONDS, FIRST_COMPLETED)
+            for future, part in running.items() if not ended else ():
+                if future.running():
+                    print(f"[{time.monotonic() - begin:4.0f} s] {part.name:<12} {last_line(part.log)}", flush=True)
+            for future in ended:
+                yield running.pop(future), future.result()
+    finally:
+        # After Ctrl-C, which every run of pytest hears as well, no other one begins.
+        pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _say(codes: list[tuple[Part, int]], seconds: float) -> int:
+    """Prints a table and a summary like pytest's, which comes last: the exit code."""
+    found: list[Result] = []
+    for part, _ in codes:
+        found += read(part.results) if part.results.exists() else []
+    print(*table(found, seconds), sep="\n")
+    for result in found:
+        if result.outcome in ("failed", "error"):
+            print(f"{result.outcome.upper()} {result.test}")
+    broken = [(part, code) for part, code in codes if code not in (0, 1, NOTHING_RAN)]
+    for part, code in broken:
+        print(f"ERROR pytest {' '.join(part.folders)} ended with exit code {code}")
+    print(in_words(found, len(broken), seconds), flush=True)
+    return 0 if found and all(code in (0, NOTHING_RAN) for _, code in codes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
