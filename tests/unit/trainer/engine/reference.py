@@ -1,7 +1,8 @@
 """The plain reference: one process, ordinary autograd, torch.optim.AdamW; nothing of the engine."""
 
 from collections.abc import Iterator
-from functools import reduce
+from dataclasses import replace
+from functools import cache, reduce
 from operator import add
 
 import torch
@@ -56,6 +57,19 @@ def train(case: Case) -> tuple[list[float], dict[str, Tensor]]:
 
 def train_with_moments(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     """The same, and the first moments after the last step."""
+    return _trained(_plain(case))
+
+
+def _plain(case: Case) -> Case:
+    """The case without what a plain loop knows nothing of: cases that differ in that alone have one reference. The
+    number of data ranks stays, as partial sums are theirs."""
+    plain = Case()
+    unknown = ("pipeline", "order", "sharding", "homes", "window", "recompute", "stash", "loss_chunk", "next_sharing")
+    return replace(case, **{name: getattr(plain, name) for name in unknown})
+
+
+@cache
+def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     model, optimizer = model_and_optimizer(case)
     # Their counts are those of whole sequences, and no case of masked documents has a bias or an auxiliary loss.
     routers, losses = None if case.documents else Routers(model), []

@@ -11,7 +11,6 @@ from pseudoreal_trainer.engine.balance import ExpertLoad
 from pseudoreal_trainer.engine.engine import Blueprint, Engine, UnitState
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.probe import LayerGradients
-from pseudoreal_trainer.engine.ranks.mesh import open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.writing import write
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.cases import END, PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
+from tests.unit.trainer.engine.meshes import mesh_of
 from tests.unit.trainer.engine.reference import batch_of, part_of, targets_of
 
 SEED = 3
@@ -230,7 +230,7 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk", end)
     trace = Trace(ranks.rank)
     trace.records = True
-    engine = Engine(blueprint, open_mesh(case.layout, ranks), trace)
+    engine = Engine(blueprint, mesh_of(case.layout, ranks), trace)
     for index, unit in enumerate(units):
         weights = initial_weights(unit, index, case.model, SEED, master)
         if engine.has(index):

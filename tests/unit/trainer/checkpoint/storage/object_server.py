@@ -69,10 +69,17 @@ def serving() -> Iterator[str]:
         server.stop()
 
 
+_endpoints: list[str] = []
+"""The server that the clients of this process know, if they know one: to make one takes as long as many a test."""
+
+
 def use(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sets the environment as a user does; clients that were made for another server are forgotten."""
     for name, value in _environment(endpoint).items():
         monkeypatch.setenv(name, value)
-    forget_clients()
+    if _endpoints != [endpoint]:
+        forget_clients()
+        _endpoints.append(endpoint)
 
 
 def forget_clients() -> None:
@@ -80,6 +87,7 @@ def forget_clients() -> None:
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
+    _endpoints.clear()
 
 
 def _environment(endpoint: str) -> dict[str, str]:
@@ -108,7 +116,6 @@ def endpoint() -> Iterator[str]:
 
 
 @pytest.fixture
-def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     use(endpoint, monkeypatch)
-    yield make_bucket()
-    forget_clients()
+    return make_bucket()

@@ -48,10 +48,13 @@ FILES = ["manifest.json", "moments-00000.safetensors", "weights-00000.safetensor
 
 
 @pytest.fixture
-def local(train_job: Callable[[str], Any], tmp_path: Path) -> CheckpointStore:
-    """The whole job on a file system; named before `remote`."""
-    train_job("local")
-    return CheckpointStore(tmp_path / "local", UID)
+def local(train_job: Callable[[str], Any], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> CheckpointStore:
+    """The whole job on a file system, trained once for all tests, which only read it; named before `remote`."""
+    folder = tmp_path_factory.getbasetemp() / "the whole job on files"
+    if not folder.exists():
+        train_job("local")
+        (tmp_path / "local").rename(folder)
+    return CheckpointStore(folder, UID)
 
 
 def _steps(store: CheckpointStore) -> list[int]:
