@@ -3,7 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+NO_LOADS = torch.empty(0, 0, dtype=torch.float64)
+"""[layers with experts, experts + 1]: of a model without experts by top k."""
 
 
 def change_of_bias(counts: Tensor, rate: float) -> Tensor:
@@ -36,8 +40,11 @@ class ExpertLoad:
     """The auxiliary losses of all layers with their factor, summed over the tokens of the batch, in nats."""
 
     @classmethod
-    def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad":
-        """`sums`: of each layer with experts the tokens of each expert, then the auxiliary loss; layer after layer."""
+    def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad | None":
+        """`sums`: of each layer with experts the tokens of each expert, then the auxiliary loss; layer after layer.
+        None where no layer has any."""
+        if not layers:
+            return None
         width = len(sums) // layers
         rows = [sums[begin : begin + width] for begin in range(0, len(sums), width)]
         tokens = [row[:-1] for row in rows]

@@ -12,6 +12,7 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
+from pseudoreal_trainer.engine.balance import NO_LOADS
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
@@ -148,9 +149,7 @@ class Engine:
         run = PlanRun(batch, training, probe=probe)
         self._run(self._plan if probe is None else self._measuring_plan, run)
         assert run.agreement is not None, "a training plan agrees"
-        loads = self._loads(run)
-        is_agreed = loads is None and not self._may_leave_out_units
-        agreed = run.agreement if is_agreed else self._reductions.end(loads)
+        agreed = run.agreement if self._agrees_on_all else self._reductions.end(self._loads(run))
         heartbeat = self.mesh.ranks.heartbeat
         return heartbeat.join(agreed, heartbeat.reductions)
 
@@ -224,7 +223,8 @@ class Engine:
                 self._reductions.tie(record)
             case Agree():
                 stop, finish = run.training_step.stop, run.training_step.finish
-                run.agreement = self._reductions.agree(record, run.loss_sums(), stop=stop, finish=finish)
+                loads = self._loads(run) if self._agrees_on_all else NO_LOADS
+                run.agreement = self._reductions.agree(record, run.loss_sums(), loads, stop=stop, finish=finish)
             case Update():
                 self._copies.updated[record.unit] = self._updates.update(record, run.training_step.rate)
             case _:
@@ -254,19 +254,22 @@ class Engine:
             numel = max(sequences * length for sequences, length in shapes) * self._blueprint.model.hidden_size
             self._stashed.prepare(most_stashed(plan), numel, self._blueprint.compute)
 
-    def _loads(self, run: PlanRun) -> Tensor | None:
+    def _loads(self, run: PlanRun) -> Tensor:
         """What this rank's passes learned of experts by top k, [layers with experts, experts + 1], with zeros for
-        layers of other ranks; None where there are no such experts."""
+        layers of other ranks; empty where there are no such experts."""
         model = self._blueprint.model
         if model.experts is None or model.top_k is None:
-            return None
+            return NO_LOADS
         none = torch.zeros(model.experts.count + 1, dtype=torch.float64, device=self.mesh.device)
         layers = [layer for layer in range(model.layers) if model.has_experts(layer)]
         return torch.stack([run.loads.get(layer + 1, none) for layer in layers])
 
     @property
-    def _may_leave_out_units(self) -> bool:
-        return self._blueprint.optimizer.non_finite == "Skip" and self._layout.clipping != "Global"
+    def _agrees_on_all(self) -> bool:
+        """Whether all that a step agrees on is known when the record Agree is executed. With global clipping that comes
+        behind all passes; otherwise it comes among them, and what they count and leave out is not known yet."""
+        counts, skips = self._blueprint.model.top_k is not None, self._blueprint.optimizer.non_finite == "Skip"
+        return self._layout.clipping == "Global" or not (counts or skips)
 
     def _checked(self, plan: tuple[RankPlan, ...]) -> RankPlan:
         """This rank's part of a plan that was proved."""

@@ -29,6 +29,7 @@ from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.sums import sum_by_parts, sums_of
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.side_work import SideWork
 from pseudoreal_trainer.engine.state.store import UnitStore
@@ -40,9 +41,6 @@ from pseudoreal_trainer.plan.records import Agree, Reduce, Tie, Update
 
 _TINY = 1e-6
 """Added to the norm so that the clipping factor stays finite, as torch.nn.utils.clip_grad_norm_ does."""
-
-_PART_ELEMENTS = 2**22
-"""Elements of a gradient that pass through the device at a time: 16 MiB in float32."""
 
 REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
 
@@ -176,19 +174,22 @@ class Reductions:
         """Sums a unit's kept gradient over the pipeline ranks that use the unit."""
         self._thread.later(lambda: self._tie(record))
 
-    def agree(self, record: Agree, losses: Losses | None, *, stop: bool, finish: bool) -> Future[Agreement]:
-        """Starts the agreement on a step. `losses`: this rank's part of the batch's sums; None where it has no head."""
+    def agree(
+        self, record: Agree, losses: Losses | None, loads: Tensor, *, stop: bool, finish: bool
+    ) -> Future[Agreement]:
+        """Starts the agreement on a step. `losses`: this rank's part of the batch's sums; None where it has no head.
+        `loads`: as in `end`, and empty where the step ends with that."""
         computed = self._lanes.mark()
-        return self._thread.later(lambda: self._agree(record, losses, computed, (stop, finish)))
+        return self._thread.later(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
 
     def scale(self, record: Update) -> Future[float | None]:
         """The factor that clipping multiplies the unit's gradient by; None: its update is left out."""
         return self._thread.later(lambda: self._scale(record.unit))
 
-    def end(self, loads: Tensor | None) -> Future[Agreement]:
+    def end(self, loads: Tensor) -> Future[Agreement]:
         """Ends a step in which single units may be left out, or tokens are counted: the agreement, once all its
-        gradients are summed. `loads`: this rank's sums, [layers with experts, experts + 1]; None where there are no
-        experts by top k."""
+        gradients are summed. `loads`: this rank's sums, [layers with experts, experts + 1]; no layer has them where
+        there are no experts by top k."""
         computed = self._lanes.mark()
         return self._thread.later(lambda: self._ended(loads, computed))
 
@@ -247,7 +248,9 @@ class Reductions:
         if len(bias := gradient[balancing]):
             bias.copy_(change_of_bias(bias, self._bias_update_rate))
 
-    def _agree(self, record: Agree, losses: Losses | None, computed: Mark, asked: tuple[bool, bool]) -> Agreement:
+    def _agree(
+        self, record: Agree, losses: Losses | None, loads: Tensor, computed: Mark, asked: tuple[bool, bool]
+    ) -> Agreement:
         # This rank's own kernels are its work; from here on it waits for the other ranks.
         reach(computed)
         # On a lane: what is read on that of compute waits for all passes that are called already.
@@ -258,11 +261,14 @@ class Reductions:
             if self._has_z_loss:
                 values.append(0.0 if losses is None or losses.z is None else float(losses.z))
             with self._heartbeat.waiting("agrees on the step"):
-                loss_sum, norm, stop, finish, *z_loss_sum = self._summed(values, self._mesh.side_world)
+                lists = values, loads.flatten().tolist()
+                sums, tokens = sums_of(lists, self._mesh.device, self._mesh.side_world)
+            loss_sum, norm, stop, finish, *z_loss_sum = sums
             z = z_loss_sum[0] if self._has_z_loss else None
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
             nobody = () if agreement.trains else tuple(range(self._layout.units))
-            self._agreement = replace(agreement, left_out=nobody)
+            load = ExpertLoad.of(tokens, layers=len(loads)) if agreement.trains else None
+            self._agreement = replace(agreement, left_out=nobody, load=load)
             return self._agreement
 
     def _own_square(self) -> float:
@@ -299,7 +305,8 @@ class Reductions:
         if self._layout.shards == 1 or (self._layout.clipping == "None" and not self._skips):
             return square
         with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
-            return self._summed([square], self._mesh.side_data)[0]
+            ((whole,),) = sums_of([[square]], self._mesh.device, self._mesh.side_data)
+            return whole
 
     def _leave_out(self, unit: int) -> None:
         if not self._skips:
@@ -307,7 +314,7 @@ class Reductions:
             raise TrainingError(f"the gradient of {name} is not finite in step {self._step}; {REMEDY}")
         self._left_out.add(unit)
 
-    def _ended(self, loads: Tensor | None, computed: Mark) -> Agreement:
+    def _ended(self, loads: Tensor, computed: Mark) -> Agreement:
         agreement = self._agreement
         assert agreement is not None, "a step agrees"
         if not agreement.trains:
@@ -315,24 +322,13 @@ class Reductions:
         mine = [float(self._is_counted_here(unit)) for unit in range(self._layout.units)]
         reach(computed)
         with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
-            tokens = [] if loads is None else loads.flatten().tolist()
-            sums = self._summed([*mine, *tokens], self._mesh.side_world)
-        left_out = tuple(unit for unit, count in enumerate(sums[: len(mine)]) if count)
-        load = None if loads is None else ExpertLoad.of(sums[len(mine) :], layers=len(loads))
-        return replace(agreement, left_out=left_out, load=load)
+            lists = mine, loads.flatten().tolist()
+            counts, tokens = sums_of(lists, self._mesh.device, self._mesh.side_world)
+        left_out = tuple(unit for unit, count in enumerate(counts) if count)
+        return replace(agreement, left_out=left_out, load=ExpertLoad.of(tokens, layers=len(loads)))
 
     def _is_counted_here(self, unit: int) -> bool:
         return unit in self._left_out and self._layout.users[unit][0] == self._mesh.pipeline_rank
-
-    def _summed(self, values: list[float], group: dist.ProcessGroup | None) -> list[float]:
-        """The sums of the values over the group. To be called on a lane beside compute: on that of compute it would
-        wait for all passes that are called already."""
-        if group is None:
-            return values
-        summed = torch.tensor(values, dtype=torch.float64).to(self._mesh.device)
-        dist.all_reduce(summed, group=group)
-        sums: list[float] = summed.tolist()
-        return sums
 
 
 class Updates:
@@ -383,17 +379,6 @@ class Updates:
         with self._trace.span("checkpoint", record, "hold"):
             hold.result()
         self.held_seconds += time.perf_counter() - begin
-
-
-def sum_by_parts(gradient: Tensor, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Replaces the gradient by its sum over the ranks of the group, on the network of the device. A gradient whose home
-    is elsewhere passes through the device part by part, so it takes no memory there that the plan does not know."""
-    is_there = gradient.device.type == device.type
-    for part in gradient.split(len(gradient) if is_there else _PART_ELEMENTS):
-        there = part if is_there else part.to(device)
-        dist.all_reduce(there, group=group)
-        if not is_there:
-            part.copy_(there)
 
 
 def _square(gradient: Tensor) -> float:

@@ -2,16 +2,19 @@
 gradient, and what is reported of both."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
+from pseudoreal_trainer.engine.ranks.ranks import Ranks
+from pseudoreal_trainer.engine.updates import Reductions
 from torch import Tensor
 
 from tests.support.routers import Routers
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import OPTIONS, STEPS, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.running import Result, run_case, want
 
 BALANCED = "in balance"
 EVERYWHERE = json.dumps({"experts": OPTIONS[BALANCED]["experts"] | {"denseLayers": []}})
@@ -75,6 +78,14 @@ def test_a_bias_has_no_moments_and_leaves_its_first_values(
         assert float(found.weights[name].sum()) == pytest.approx(0, abs=1e-14)
 
 
+def test_with_global_clipping_loads_are_in_the_one_agreement(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank waits for a second one."""
+    monkeypatch.delattr(Reductions, "end")
+    case = CASES[0]
+    assert case.clipping == "Global"
+    assert all(run_case(case, Ranks(0, 1, torch.device("cpu")), tmp_path).loads)
+
+
 def test_the_change_of_a_bias() -> None:
     """Five experts with a mean of 4: two have more, two less, one as many; then three and one, of which the mean is
     taken off."""
@@ -89,3 +100,4 @@ def test_the_change_of_a_bias() -> None:
 def test_what_is_reported_of_a_load() -> None:
     found = ExpertLoad.of([6.0, 0.0, 0.0, 0.25, 2.0, 2.0, 2.0, 0.5], layers=2)
     assert found == ExpertLoad(largest=3.0, mean=2.0, idle=2 / 6, auxiliary_loss_sum=0.75)
+    assert ExpertLoad.of([], layers=0) is None

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from pseudoreal_trainer.engine.balance import NO_LOADS
 from pseudoreal_trainer.engine.ranks.lanes import Lanes
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
@@ -75,7 +76,7 @@ class _Rank:
         self.reductions = Reductions(self.case.optimizer, store, mesh, lanes, trace)
         self.updates = Updates(self.case.optimizer, store, self.reductions, mesh, lanes, trace)
         self.reductions.begin(1)
-        self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), stop=False, finish=False)
+        self.reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False)
 
     def backward(self, unit: int) -> None:
         """And what follows it in a plan whose clipping is not global."""
@@ -160,6 +161,9 @@ def test_every_later_task_ends_with_the_first_failure(rank: _Rank) -> None:
     rank.states[5].failure = OSError(5, "the disk has failed")
     rank.gradients.accumulate(5, [torch.ones(LENGTH)])
     rank.reductions.reduce(Reduce(5), rank.gradients.reduce(5), None)
-    for later in (rank.updates.update(Update(5), 0.1), rank.reductions.agree(Agree(), None, stop=False, finish=False)):
+    for later in (
+        rank.updates.update(Update(5), 0.1),
+        rank.reductions.agree(Agree(), None, NO_LOADS, stop=False, finish=False),
+    ):
         with pytest.raises(OSError, match="the disk has failed"):
             later.result(PATIENCE)

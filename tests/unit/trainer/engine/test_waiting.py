@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from pseudoreal_trainer.engine.balance import NO_LOADS
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -80,5 +81,5 @@ def test_a_rank_s_own_passes_are_no_wait_for_other_ranks(lanes: RecordedLanes, r
 
 
 def test_the_loss_is_computed_before_the_ranks_agree_on_it(lanes: RecordedLanes, reductions: Reductions) -> None:
-    reductions.agree(Agree(), Losses(torch.tensor(1.0), None), stop=False, finish=False).result()
+    reductions.agree(Agree(), Losses(torch.tensor(1.0), None), NO_LOADS, stop=False, finish=False).result()
     assert _reached_on(lanes, COMPUTE) < lanes.log.index(("waits", "agrees on the step"))

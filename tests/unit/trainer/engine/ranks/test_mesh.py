@@ -12,7 +12,6 @@ import torch.distributed as dist
 from pseudoreal_trainer.engine.ranks import mesh as meshes
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.engine.updates import sum_by_parts
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Flow
 
@@ -176,25 +175,3 @@ def _partner(rank: int, call: tuple[str, frozenset[int]], calls: list[list[tuple
     (other,) = call[1] - {rank}
     expected = ("irecv" if call[0] == "isend" else "isend", call[1])
     return other if calls[other] and calls[other][0] == expected else None
-
-
-def test_a_gradient_of_the_host_is_summed_on_the_network_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Part by part: there, summed, and back."""
-    parts = [Mock(), Mock()]
-    gradient, group, summed = Mock(device=CPU), Mock(), []
-    gradient.split.return_value = parts
-    monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: summed.append((tensor, group)))
-    sum_by_parts(gradient, GPU, group)
-    assert summed == [(part.to.return_value, group) for part in parts]
-    for part in parts:
-        part.to.assert_called_once_with(GPU)
-        part.copy_.assert_called_once_with(part.to.return_value)
-
-
-def test_a_gradient_of_the_device_is_summed_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    gradient, group, summed = torch.ones(8), Mock(), []
-    monkeypatch.setattr(
-        dist, "all_reduce", lambda tensor, group: summed.append((tensor.data_ptr(), len(tensor), group))
-    )
-    sum_by_parts(gradient, CPU, group)
-    assert summed == [(gradient.data_ptr(), 8, group)]
