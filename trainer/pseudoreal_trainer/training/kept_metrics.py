@@ -48,13 +48,15 @@ def metrics_of(folder: StoragePath) -> Iterator[str]:
     """The lines of a job's metrics: of metrics.jsonl in its work directory, or of the parts in object storage. Raises
     FileNotFoundError where there are none."""
     if isinstance(folder, Path):
-        yield from (folder / METRICS_FILE).read_text().splitlines()
+        with (folder / METRICS_FILE).open() as lines:
+            yield from (line.rstrip("\n") for line in lines)
         return
     parts = _parts(folder)
     if not parts:
         raise FileNotFoundError(f"{folder / _FOLDER} has no metrics")
     for part in parts:
-        yield from storage_of(part / _PART).read().decode().splitlines()
+        # Not splitlines, which would cut lines at further characters that a text may have.
+        yield from storage_of(part / _PART).read().decode().rstrip("\n").split("\n")
 
 
 def _parts(folder: ObjectPath) -> list[StoragePath]:

@@ -1,7 +1,6 @@
 """Reports to people and programs how far the training is: metrics.jsonl, and progress lines in the log."""
 
 import json
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -36,14 +35,15 @@ log = structlog.get_logger()
 
 def forget_after(path: Path, step: int) -> None:
     """Removes the lines of later steps, which a resumed execution makes anew, and a line that a crash cut off."""
-    lines = path.read_text().splitlines() if path.exists() else []
-    kept = [line for line in lines if _step(line) <= step]
     temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text("".join(line + "\n" for line in kept))
+    path.touch()
+    # Only these bytes end a line. str.splitlines would also cut at ends of lines in what the model wrote.
+    with path.open("rb") as lines, temporary.open("wb") as kept:
+        kept.writelines(line.rstrip(b"\n") + b"\n" for line in lines if _step(line) <= step)
     temporary.rename(path)
 
 
-def _step(line: str) -> float:
+def _step(line: bytes) -> float:
     try:
         return int(json.loads(line)["step"])
     except ValueError:
@@ -131,9 +131,11 @@ class Reporter:
     def step(self, progress: "Progress", *, validated: bool, important: bool) -> None:
         """`validated`: the validation loss was measured after this very step."""
         report, line = self._report(progress), self._line(progress, validated=validated)
-        self._file.write(line.model_dump_json() + os.linesep)
+        # Many programs take U+2028 and others like it for ends of lines, too: escaped, they cut no line.
+        text = line.model_dump_json(ensure_ascii=True)
+        self._file.write(text + "\n")
         if self._kept is not None:
-            self._kept.add(line.model_dump_json())
+            self._kept.add(text)
         for sink in self._sinks:
             sink.log(progress.step, figures_of(line), texts_of(line))
         now = time.monotonic()

@@ -1,11 +1,15 @@
 """Samples from fixed prompts at validations: in the metrics, the same after a restart, and without any other effect."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 from pseudoreal_trainer.model.sampling import Sampling, generate
 from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.training.kept_metrics import metrics_of
+from pseudoreal_trainer.training.metrics import forget_after
 from pseudoreal_trainer.training.start import load_weights
 
 from tests.support.checkpoints import assert_same, metrics, newest_of
@@ -57,3 +61,29 @@ def test_a_run_that_was_stopped_writes_the_same(config: Any, train: Any) -> None
     train(config(0, execution=2))
     written = [[line["samples"] for line in metrics(config(0, work))] for work in ("undisturbed", "work")]
     assert written[0] == written[1]
+
+
+def test_ends_of_lines_in_a_text_cut_no_line_of_the_metrics(prompted: Any, config: Any, train: Any) -> None:
+    """What str.splitlines takes for an end of a line, and JSON does not."""
+    prompted["samples"]["prompts"] = ["and\u2028the", "lord\x85\u2029"]
+    assert train(config(0), iter([False, False, False, True]).__next__).step == 4
+    train(config(0, execution=2))
+    file = Path(config(0).work_directory) / "metrics.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
+    for line in (lines[3], lines[5]):
+        assert [sample["prompt"] for sample in line["samples"]] == prompted["samples"]["prompts"]
+
+
+def test_lines_that_have_such_ends_stay(tmp_path: Path) -> None:
+    """As releases before wrote them, and with a last line that a crash cut off."""
+    file = tmp_path / "metrics.jsonl"
+    lines = [json.dumps({"step": step, "text": "a\u2028b\x85c"}, ensure_ascii=False) for step in (1, 2, 3)]
+    file.write_text("\n".join([*lines, '{"step": 4, "te']))
+    assert [*metrics_of(tmp_path)][:3] == lines
+    forget_after(file, 9)
+    assert file.read_text() == "".join(line + "\n" for line in lines)
+    file.write_text("\n".join(lines))
+    forget_after(file, 3)
+    forget_after(file, 2)
+    assert [*metrics_of(tmp_path)] == lines[:2]
