@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 SEED = 7
 BATCH = 64
-"""Windows that are asked for at a time."""
+"""Windows that are asked for at a time. It divides the number whose order training computes at a time."""
 _PROBES = 64
 _PORTION = 1 << 24
 
@@ -113,14 +113,19 @@ def ours(file: Path, width: int, _begin: int, _windows: int, numbers: NDArray[np
 
 
 def with_order(file: Path, width: int, begin: int, windows: int, _numbers: NDArray[np.int64]) -> Take:
-    """Ours, which computes the numbers of the windows too. Megatron looks them up in an index that it has made before
-    training."""
+    """Ours, which computes the numbers of the windows too, for many batches at a time as training does. Megatron looks
+    them up in an index that it has made before training."""
+    from pseudoreal_trainer.data.step_order import AT_ONCE
     from pseudoreal_trainer.data.stream import shuffled
 
-    reader = _our_reader(file)
+    reader, known = _our_reader(file), dict[int, NDArray[np.int64]]()
 
     def take(first: int, end: int) -> Batch:
-        order = shuffled(np.arange(begin + first, begin + end), windows, SEED)
+        block = first // AT_ONCE
+        if block not in known:
+            known.clear()
+            known[block] = shuffled(begin + np.arange(block * AT_ONCE, (block + 1) * AT_ONCE), windows, SEED)
+        order = known[block][first % AT_ONCE :][: end - first]
         found: Batch = reader.windows(order * width, width)
         return found
 
@@ -196,7 +201,7 @@ READERS: dict[str, Callable[[Path, int, int, int, NDArray[np.int64]], Take]] = {
 }
 IMPORTS: dict[str, Sequence[str]] = {
     "pseudoreal": ("pseudoreal_trainer.data.tokens.opening", "pseudoreal_trainer.data.tokens.reader"),
-    "pseudoreal, with the order": ("pseudoreal_trainer.data.stream",),
+    "pseudoreal, with the order": ("pseudoreal_trainer.data.step_order",),
     "Megatron": ("megatron.core.datasets.indexed_dataset",),
     "Megatron, long documents": (),
     "datatrove": ("datatrove.utils.dataset",),

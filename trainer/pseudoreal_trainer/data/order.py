@@ -26,11 +26,11 @@ class Stretch:
     before: Mapping[str, int]
     """Samples of each source before the phase; of those that are not named, none."""
 
-    def locate(self, first: int, end: int) -> tuple[Numbers, Numbers]:
-        """For the cursors first..end-1: the source, as its place in `names`, and the sample's number among all samples
-        of its source since the job's start; both [end - first]."""
-        assert first >= self.begin
-        sources, numbers = self.mixture.locate(np.arange(first - self.begin, end - self.begin))
+    def locate(self, cursors: Numbers) -> tuple[Numbers, Numbers]:
+        """For cursors of the phase: the source, as its place in `names`, and the sample's number among all samples of
+        its source since the job's start; both [len(cursors)]."""
+        assert cursors.min(initial=self.begin) >= self.begin
+        sources, numbers = self.mixture.locate(cursors - self.begin)
         before = np.array([self.before.get(name, 0) for name in self.names], dtype=np.int64)
         return sources, numbers + before[sources]
 

@@ -1,10 +1,11 @@
 """Samples of a mixture of sources: what a rank reads of the order that `order` says."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pseudoreal_trainer.data.block_order import BlockOrder, groups_of, order_of_objects, shuffled_by_blocks
 from pseudoreal_trainer.data.order import Stretch
@@ -34,10 +35,19 @@ class Source:
 
     def windows(self, numbers: Indices) -> Tokens:
         """The samples with these numbers, counted over all epochs, [len(numbers), sequence + 1]."""
+        return self.read(numbers, self.places(numbers))
+
+    def places(self, numbers: Indices) -> Indices:
+        """The windows that are the samples with these numbers, [len(numbers)]."""
         key = _key(self.name)
         if self.order is None:
-            return self._at(shuffled(numbers, self.samples, self.seed, key))
-        places = shuffled_by_blocks(numbers, self.samples, self.order, self.seed, key)
+            return shuffled(numbers, self.samples, self.seed, key)
+        return shuffled_by_blocks(numbers, self.samples, self.order, self.seed, key)
+
+    def read(self, numbers: Indices, places: Indices) -> Tokens:
+        """The samples with these numbers, which are these windows, [len(numbers), sequence + 1]."""
+        if self.order is None:
+            return self._at(places)
         found = np.empty((len(numbers), self.sequence + 1), np.int32)
         # Group by group, as the cache has the blocks of one.
         for rows, _, _ in groups_of(numbers, self.samples, self.order):
@@ -53,6 +63,21 @@ class Source:
 
 
 @dataclass(frozen=True)
+class Places:
+    """Where samples are that some phase reads."""
+
+    origins: Indices
+    """The source of each, as its place among the names of the mixture, [n]."""
+    numbers: Indices
+    """Its number among all samples of its source, [n]."""
+    windows: Indices
+    """The window of its source that it is, [n]."""
+
+    def part(self, first: int, end: int) -> "Places":
+        return Places(self.origins[first:end], self.numbers[first:end], self.windows[first:end])
+
+
+@dataclass(frozen=True)
 class MixedStream:
     """The samples of one phase."""
 
@@ -62,12 +87,27 @@ class MixedStream:
 
     def windows(self, first: int, end: int) -> Tokens:
         """The samples at the cursors first..end-1, [end - first, sequence + 1]."""
-        found = np.empty((end - first, self.sequence + 1), np.int32)
-        origins, numbers = self.stretch.locate(first, end)
-        for origin in np.unique(origins).tolist():
-            rows = origins == origin
-            found[rows] = self.sources[self.stretch.names[origin]].windows(numbers[rows])
+        return self.read(self.places(np.arange(first, end)))
+
+    def places(self, cursors: Indices) -> Places:
+        """Where the samples at these cursors are. Reads nothing."""
+        origins, numbers = self.stretch.locate(cursors)
+        found = np.empty(len(cursors), np.int64)
+        for source, rows in self._by_source(origins):
+            found[rows] = source.places(numbers[rows])
+        return Places(origins, numbers, found)
+
+    def read(self, places: Places) -> Tokens:
+        """The samples at these places, [n, sequence + 1]."""
+        found = np.empty((len(places.origins), self.sequence + 1), np.int32)
+        for source, rows in self._by_source(places.origins):
+            found[rows] = source.read(places.numbers[rows], places.windows[rows])
         return found
+
+    def _by_source(self, origins: Indices) -> Iterator[tuple[Source, NDArray[np.bool_]]]:
+        """Each source of some samples, with the samples that are from it."""
+        for origin in np.unique(origins).tolist():
+            yield self.sources[self.stretch.names[origin]], origins == origin
 
 
 def open_source(name: str, files: TokenFiles, *, sequence: int, vocabulary: int, seed: int, ranks: int = 1) -> Source:

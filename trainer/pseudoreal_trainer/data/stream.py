@@ -11,6 +11,8 @@ from pseudoreal_trainer.data.corpus import Bytes
 from pseudoreal_trainer.data.permutation import permute
 
 Indices = NDArray[np.int64]
+Part = tuple[int, int]
+"""Cursors [first, end) of a rank's samples of a micro-batch."""
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ def take_windows(text: Bytes, starts: Indices, sequence: int) -> Bytes:
     return windows
 
 
-def rank_parts(batch: Batch, cursor: int, rank: int, ranks: int) -> list[tuple[int, int]]:
-    """Cursors [first, end) that a rank trains on, for each micro-batch of the step that starts at `cursor`.
+def rank_parts(batch: Batch, cursor: int, rank: int, ranks: int) -> list[Part]:
+    """What a rank trains on, for each micro-batch of the step that starts at `cursor`.
 
     A rank's part is empty when a micro-batch has fewer sequences than there are ranks.
     """

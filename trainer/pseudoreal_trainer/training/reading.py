@@ -15,14 +15,12 @@ from pseudoreal_trainer.data.documents import Counts, count_documents
 from pseudoreal_trainer.data.order import Stretch, check_epochs, continued, planned, stretch
 from pseudoreal_trainer.data.prefetch import Prefetch
 from pseudoreal_trainer.data.sources import MixedStream, Source
-from pseudoreal_trainer.data.stream import Stream, rank_parts
+from pseudoreal_trainer.data.step_order import StepOrder
+from pseudoreal_trainer.data.stream import Part, Stream, rank_parts
 from pseudoreal_trainer.data.token_corpus import TokenCorpus
 from pseudoreal_trainer.data.tokens.reader import Tokens
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.training.progress import Progress
-
-Part = tuple[int, int]
-"""Cursors [first, end) of this rank's samples of a micro-batch."""
 
 
 class Samples(Protocol):
@@ -41,7 +39,8 @@ class AheadOfTraining:
         """`parts`: of the step that begins at a cursor. `first`: the cursor of the first step; `stride`: from one to
         the next."""
         self.sequence = stream.sequence
-        self._stream, self._parts, self._cursor, self._stride = stream, parts, first, stride
+        self._stream, self._order = stream, StepOrder(stream, parts, stride)
+        self._cursor, self._stride = first, stride
         self._prefetch: Prefetch[dict[Part, Tokens]] | None = None
         self._step: dict[Part, Tokens] = {}
 
@@ -66,7 +65,7 @@ class AheadOfTraining:
         return self._prefetch
 
     def _read(self, cursor: int) -> dict[Part, Tokens]:
-        return {part: self._stream.windows(*part) for part in self._parts(cursor)}
+        return {part: self._stream.read(places) for part, places in self._order.step(cursor).items()}
 
 
 Count = Callable[[int], Counts]

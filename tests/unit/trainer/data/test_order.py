@@ -1,5 +1,6 @@
 from collections import Counter
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ def _stretches(phases: list[tuple[dict[str, int], int]]) -> list[tuple[Stretch, 
 
 
 def _samples(part: Stretch, first: int, end: int) -> list[tuple[str, int]]:
-    sources, numbers = part.locate(first, end)
+    sources, numbers = part.locate(np.arange(first, end))
     return [(part.names[source], number) for source, number in zip(sources.tolist(), numbers.tolist(), strict=True)]
 
 

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.spec.phase import Batch
+from pseudoreal_trainer.data import step_order
 from pseudoreal_trainer.data.order import continued, stretch
-from pseudoreal_trainer.data.sources import MixedStream, Source, open_source
-from pseudoreal_trainer.data.stream import rank_parts
+from pseudoreal_trainer.data.sources import MixedStream, Places, Source, open_source
+from pseudoreal_trainer.data.step_order import StepOrder
+from pseudoreal_trainer.data.stream import Indices, rank_parts
 from pseudoreal_trainer.data.tokens.runs import Run, TokenFiles
 from pseudoreal_trainer.errors import InvalidJobError
 
@@ -104,6 +106,33 @@ def test_cut_at_any_step_it_goes_on_with_the_same_windows(
             cursor += batch.sequences
         consumed = streams[0].stretch.consumed(cursor)
     assert seen == _expected_stream(cursor)
+
+
+@pytest.mark.parametrize("at_once", [1, 9, 4096])
+@pytest.mark.parametrize("rank", range(3))
+def test_samples_of_many_steps_are_located_at_a_time(
+    at_once: int, rank: int, sources: dict[str, Source], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40 steps of two micro-batches with 4 samples each, of which some rank has 2 and the others 1."""
+    monkeypatch.setattr(step_order, "AT_ONCE", at_once)
+    places, called = MixedStream.places, list[int]()
+
+    def counted(stream: MixedStream, cursors: Indices) -> Places:
+        called.append(len(cursors))
+        return places(stream, cursors)
+
+    monkeypatch.setattr(MixedStream, "places", counted)
+    batch, begin = Batch(sequences=8, micro_batches=2), 16
+    stream = MixedStream(continued(begin, 0, WEIGHTS, stretch(0, WEIGHTS, {}).consumed(begin)), sources, SEQUENCE)
+    order = StepOrder(stream, lambda cursor: rank_parts(batch, cursor, rank, 3), 8)
+    expected = _expected_stream(begin + 320)
+    for cursor in range(begin, begin + 320, 8):
+        parts, step = rank_parts(batch, cursor, rank, 3), order.step(cursor)
+        assert [*step] == parts
+        assert [stream.read(step[part]).tolist() for part in parts] == [expected[first:end] for first, end in parts]
+    own = sum(end - first for first, end in rank_parts(batch, 0, rank, 3))
+    assert len(called) == -(-40 // max(1, at_once // own))
+    assert max(called) <= max(own, at_once)
 
 
 @pytest.mark.parametrize("steps", range(13))
