@@ -75,12 +75,11 @@ def _llama(model: Model) -> Architecture:
 
 def _mistral(model: Model) -> Architecture:
     """A Mistral has its window in every layer, if it has one, and no bias."""
-    window = model.attention.window
-    _refuse(bool(window and window.layers), "attention.window.layers", window and window.layers)
+    window = _one_window(model)
     _refuse(model.attention.bias != "None", "attention.bias", model.attention.bias)
     _refuse_bias(model)
     names = _attention(model) | _feed_forward(model)
-    return Architecture("MistralForCausalLM", "mistral", names, {"sliding_window": window.size if window else None})
+    return Architecture("MistralForCausalLM", "mistral", names, {"sliding_window": window})
 
 
 def _qwen2(model: Model) -> Architecture:
@@ -142,15 +141,14 @@ def _one_prototype(model: Model, experts: MixtureOfExperts) -> Architecture:
 
 
 def _mixtral(model: Model, experts: MixtureOfExperts, per_token: int) -> Architecture:
-    window = model.attention.window
+    window = _one_window(model)
     _refuse(model.attention.bias != "None", "attention.bias", model.attention.bias)
-    _refuse(bool(window and window.layers), "attention.window.layers", window and window.layers)
     _refuse(bool(experts.dense_layers), "experts.denseLayers", experts.dense_layers)
     config = {
         "intermediate_size": model.expert.size,
         "num_local_experts": experts.count,
         "num_experts_per_tok": per_token,
-        "sliding_window": window.size if window else None,
+        "sliding_window": window,
     }
     matrices = {"w1": "gate", "w2": "down", "w3": "up"}
     names = _attention(model) | {"block_sparse_moe.gate.weight": "router.weight"}
@@ -160,7 +158,7 @@ def _mixtral(model: Model, experts: MixtureOfExperts, per_token: int) -> Archite
 
 def _qwen3_moe(model: Model, experts: MixtureOfExperts, top_k: TopK) -> Architecture:
     _refuse(model.attention.bias == "QueryKeyValue", "attention.bias", model.attention.bias)
-    _refuse(model.attention.window is not None, "attention.window", "set")
+    window = _one_window(model)
     config = {
         "attention_bias": model.attention.bias == "All",
         "num_experts": experts.count,
@@ -169,8 +167,8 @@ def _qwen3_moe(model: Model, experts: MixtureOfExperts, top_k: TopK) -> Architec
         "norm_topk_prob": top_k.weights == "Renormalised",
         "decoder_sparse_step": 1,
         "mlp_only_layers": sorted(experts.dense_layers),
-        "use_sliding_window": False,
-        "sliding_window": None,
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
     }
     matrices = {f"{name}_proj": name for name in ("gate", "up", "down")}
     names = _attention(model) | {"mlp.gate.weight": "router.weight"}
@@ -201,6 +199,14 @@ def _refuse(is_missing: bool, field: str, value: object) -> None:
 
 def _refuse_bias(model: Model) -> None:
     _refuse(model.feed_forward.bias != "None", "feedForward.bias", model.feed_forward.bias)
+
+
+def _one_window(model: Model) -> int | None:
+    """The window of every layer; None: there is none. Raises NotExportable where only some layers have it."""
+    window = model.attention.window
+    sizes = {model.window_of(layer) for layer in range(model.layers)}
+    _refuse(len(sizes) > 1, "attention.window.layers", window and window.layers)
+    return sizes.pop()
 
 
 def _windows(model: Model) -> dict[str, Any]:

@@ -144,8 +144,11 @@ FAMILIES = {
             "moe_intermediate_size": 24,
             "decoder_sparse_step": 2,
             "norm_topk_prob": False,
+            "use_sliding_window": True,
+            "sliding_window": 5,
             **_rope(1e6),
         },
+        {"window": {"size": 5}},
     ),
 }
 

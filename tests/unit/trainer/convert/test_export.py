@@ -99,10 +99,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {"family": "Llama3", "attention": {"heads": 4, "keyValueHeads": 2, "rotary": {"scaling": LLAMA3}}},
     "Qwen2": {"family": "Qwen2", "attention": {"heads": 2, "window": {"size": 5, "layers": [1, 3]}}},
     "Qwen3": {"family": "Qwen3", "attention": {"heads": 2, "headSize": 12, "rotary": {"scaling": YARN}}},
-    "Mistral": {"family": "Mistral", "attention": {"heads": 2, "window": {"size": 5}}},
+    "Mistral": {"family": "Mistral", "attention": {"heads": 2, "window": {"size": 5, "layers": [0, 1, 2, 3]}}},
     "Olmo2": {"family": "OLMo2"},
     "Mixtral": {"family": "Mixtral", "experts": TOP_K, "attention": {"heads": 2, "window": {"size": 5}}},
     "Qwen3Moe": {"family": "Qwen3MoE", "experts": TOP_K | {"denseLayers": [1, 3]}},
+    "Qwen3Moe, with windows": {
+        "family": "Qwen3MoE",
+        "experts": TOP_K,
+        "attention": {"heads": 2, "window": {"size": 5}},
+    },
 }
 
 
@@ -110,7 +115,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def test_a_family_is_exported_as_itself(name: str, job_body: Any, config: Any, train: Any, tmp_path: Path) -> None:
     model: dict[str, Any] = {"feedForward": {"size": 32}, **FAMILIES[name]}
     theirs = _assert_same_logits(_trained(model, job_body, config, train, tmp_path), tmp_path)
-    assert type(theirs).__name__ == f"{name}ForCausalLM"
+    assert type(theirs).__name__ == f"{name.partition(',')[0]}ForCausalLM"
 
 
 def test_every_byte_is_its_own_token(shared: Reader, tmp_path: Path) -> None:
@@ -133,6 +138,10 @@ REFUSED = [
     (
         {"feedForward": SWIGLU, "experts": TOP_K | {"topK": {"perToken": 2, "biasUpdateRate": "0.001"}}},
         "model.experts.topK.biasUpdateRate is 0.001, and transformers has no model with that beside the rest of this",
+    ),
+    (
+        {"family": "Qwen3MoE", "experts": TOP_K, "attention": {"heads": 2, "window": {"size": 5, "layers": [1]}}},
+        "model.attention.window.layers is [1], and transformers has no model with that beside the rest of this one",
     ),
     (
         {"feedForward": SWIGLU, "logitSoftCap": "30"},
