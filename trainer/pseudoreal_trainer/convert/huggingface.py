@@ -19,7 +19,7 @@ from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
 from pseudoreal_trainer.convert.precision import narrowed
-from pseudoreal_trainer.convert.rotary import rotary_parameters
+from pseudoreal_trainer.convert.rotary import rotary_entries
 from pseudoreal_trainer.convert.tokenizer_files import Source, special_tokens, write_tokenizer
 from pseudoreal_trainer.convert.weights import CONFIG, INDEX, SINGLE
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
@@ -83,13 +83,12 @@ def _config(manifest: Manifest, architecture: Architecture, dtype: str, tokenize
     """The entries of config.json. Those of imported weights stay: they say what the model does, as was checked when it
     began with them, and what we know nothing of, such as the token that ends a text."""
     model, theirs = manifest.model, manifest.imported
-    rotary = rotary_parameters(model.attention.rotary)
-    both = {"rope_theta": rotary["rope_theta"], "rope_parameters": rotary}
+    rotary = rotary_entries(model.attention.rotary)
     if theirs is None:
-        return _described(model, architecture) | special_tokens(tokenizer) | both | {"dtype": dtype}
+        return _described(model, architecture) | special_tokens(tokenizer) | rotary | {"dtype": dtype}
     positions = max(model.sequence_length, theirs.get("max_position_embeddings") or 0)
     types = dict.fromkeys({"dtype", "torch_dtype"} & theirs.keys() or {"dtype"}, dtype)
-    return {**both, **theirs, "max_position_embeddings": positions, **types}
+    return {**rotary, **theirs, "max_position_embeddings": positions, **types}
 
 
 def _described(model: Model, architecture: Architecture) -> dict[str, Any]:

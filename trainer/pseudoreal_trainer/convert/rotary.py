@@ -1,5 +1,5 @@
 """Rotary positions in a config.json: `rope_parameters` of `transformers` 5, `rope_theta` and `rope_scaling` of version
-4. In either alone the other version finds its default, silently, so both are written and both are read."""
+4. In either alone the other version finds its default, silently, so all are written and all are read."""
 
 from typing import Any
 
@@ -13,6 +13,14 @@ Json = dict[str, Any]
 _KINDS = {"default": None, "llama3": "Llama3", "yarn": "Yarn"}
 _YARN: Json = {"beta_fast": 32, "beta_slow": 1, "attention_factor": None, "truncate": True}
 """What `transformers` takes where a yarn says nothing."""
+
+
+def rotary_entries(spec: Rotary) -> Json:
+    """The entries for all versions."""
+    parameters = rotary_parameters(spec)
+    scaling = {name: value for name, value in parameters.items() if name != "rope_theta"}
+    older = {"rope_theta": parameters["rope_theta"]} | ({} if spec.scaling is None else {"rope_scaling": scaling})
+    return {**older, "rope_parameters": parameters}
 
 
 def rotary_parameters(spec: Rotary) -> Json:

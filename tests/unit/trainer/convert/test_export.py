@@ -1,5 +1,6 @@
 """Checkpoints in the formats of others, read by their own libraries."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention": {"heads": 2, "window": {"size": 5}},
     },
 }
+SCALINGS = {
+    "Llama": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "Qwen3": {"rope_type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0},
+}
+"""What version 4 of transformers reads in `rope_scaling`, beside the length of sequences before."""
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -116,6 +122,9 @@ def test_a_family_is_exported_as_itself(name: str, job_body: Any, config: Any, t
     model: dict[str, Any] = {"feedForward": {"size": 32}, **FAMILIES[name]}
     theirs = _assert_same_logits(_trained(model, job_body, config, train, tmp_path), tmp_path)
     assert type(theirs).__name__ == f"{name.partition(',')[0]}ForCausalLM"
+    config_json = json.loads((tmp_path / "exported" / "config.json").read_text())
+    scaling = SCALINGS.get(name) and SCALINGS[name] | {"original_max_position_embeddings": 16}
+    assert config_json.get("rope_scaling") == scaling
 
 
 def test_every_byte_is_its_own_token(shared: Reader, tmp_path: Path) -> None:
