@@ -8,7 +8,10 @@ from typing import Any, Literal
 
 from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
 from pseudoreal_trainer.data.tokenizer.kept import BESIDE, TOKENIZER_CONFIG
+from pseudoreal_trainer.data.tokenizer.named_tokens import json_object, named_token
+from pseudoreal_trainer.data.tokenizer.token_bytes import pieces
 from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
+from pseudoreal_trainer.errors import InvalidJobError
 
 Source = Path | Literal["bytes"]
 """A tokenizer.json, or the name of the tokenizer of bytes."""
@@ -30,20 +33,27 @@ def write_tokenizer(folder: Path, tokenizer: Source | None) -> None:
 
 
 def special_tokens(tokenizer: Source | None) -> dict[str, int | None]:
-    """The entries of config.json that say which tokens begin and end a text, by tokenizer_config.json: `transformers`
-    writes on behind an end that it does not know. None: the tokenizer names no such token. Raises OSError."""
-    names, numbers = dict[str, Any](), dict[Any, int]()
-    if isinstance(tokenizer, Path):
-        added = json.loads(tokenizer.read_text()).get("added_tokens") or []
-        numbers = {token["content"]: token["id"] for token in added}
-        config = tokenizer.parent / TOKENIZER_CONFIG
-        names = json.loads(config.read_text()) if config.exists() else {}
-    return {f"{kind}_id": numbers.get(_text(names.get(kind))) for kind in ("bos_token", "eos_token")}
+    """The entries of config.json that say which tokens begin and end a text, by the files beside tokenizer.json:
+    `transformers` writes on behind an end that it does not know. None: they name no token that the tokenizer has.
+    Raises InvalidJobError and OSError."""
+    if not isinstance(tokenizer, Path):
+        return {"bos_token_id": None, "eos_token_id": None}
+    begin, end = named_token(tokenizer.parent, "bos"), named_token(tokenizer.parent, "eos")
+    numbers = _numbers(tokenizer)
+    return {
+        "bos_token_id": numbers.get(begin) if isinstance(begin, str) else begin,
+        "eos_token_id": numbers.get(end) if isinstance(end, str) else end,
+    }
 
 
-def _text(token: Any) -> Any:
-    """The text of a special token, which stands there by itself or in a description."""
-    return token.get("content") if isinstance(token, dict) else token
+def _numbers(tokenizer: Path) -> dict[str, int]:
+    """The numbers of all tokens, by their texts."""
+    description = json_object(tokenizer)
+    model = description.get("model")
+    if not isinstance(model, dict) or "vocab" not in model:
+        raise InvalidJobError(f"{tokenizer} is no tokenizer.json; restore the file, or name another one")
+    added = {token["content"]: token["id"] for token in description.get("added_tokens") or []}
+    return dict(pieces(model)) | added
 
 
 def _bytes() -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """A corpus of token files: the sources that training reads, and the sets that validation losses are measured on."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from pseudoreal_trainer.checkpoint.storage.path import SCHEME, StoragePath, stor
 from pseudoreal_trainer.data.corpus import Corpus, CorpusIdentity, load_corpus
 from pseudoreal_trainer.data.identity import joined_identity, token_identity
 from pseudoreal_trainer.data.sources import Source, open_source
-from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, Tokenizer, load_tokenizer
+from pseudoreal_trainer.data.tokenizer.tokenizer import BYTES, ByteTokenizer, Tokenizer, load_tokenizer
 from pseudoreal_trainer.data.tokens.ends import check_ends
 from pseudoreal_trainer.data.tokens.opening import token_files
 from pseudoreal_trainer.data.tokens.reader import Tokens
@@ -103,11 +103,11 @@ def _common(stated: Sequence[tuple[str, int | None]]) -> int:
 def _tokenizer(config: PhaseConfig, files: Mapping[str, TokenFiles]) -> Tokenizer | None:
     """The tokenizer that the job names. Bytes are the default, so files that do not say that they are bytes only mean
     that theirs is not named."""
-    path = config.data.tokenizer.path
+    path, end = config.data.tokenizer.path, _stated_end(config, files.values())
     if path is None:
-        tokenizer: Tokenizer = load_tokenizer(BYTES)
-        return tokenizer if all(found.tokenizer == tokenizer.sha256 for found in files.values()) else None
-    tokenizer = load_tokenizer(Path(config.data.path) / path)
+        are_bytes = all(found.tokenizer == ByteTokenizer().sha256 for found in files.values())
+        return load_tokenizer(BYTES, end) if are_bytes else None
+    tokenizer = load_tokenizer(Path(config.data.path) / path, end)
     others = [name for name, found in files.items() if found.tokenizer not in (None, tokenizer.sha256)]
     if others:
         raise InvalidJobError(
@@ -120,6 +120,13 @@ def _tokenizer(config: PhaseConfig, files: Mapping[str, TokenFiles]) -> Tokenize
             f" number of tokens of spec.data.tokenizer.path {path}"
         )
     return tokenizer
+
+
+def _stated_end(config: PhaseConfig, files: Iterable[TokenFiles]) -> int | None:
+    """The token that ends documents, by the files or by the job: whoever prepared the files may have named another one
+    than the tokenizer does. None: neither says."""
+    stated = (found.end_of_document for found in files if found.end_of_document is not None)
+    return next(stated, config.data.documents.end_token)
 
 
 def _files(config: PhaseConfig, spec: Spec) -> TokenFiles:

@@ -37,7 +37,7 @@ class Validation:
     the products, so windows that share a pass would give other bits with other numbers of ranks or micro-batches."""
 
     text_bytes: int | None = None
-    """Bytes of text that the targets stand for; None where the tokenizer is not known."""
+    """Bytes of text that the targets stand for; None where the tokenizer is not known, and where they are no text."""
     end_of_document: int | None = None
     """The token that ends documents, within which tokens attend; None: they attend in whole sequences."""
 
@@ -138,7 +138,7 @@ def _text_bytes(corpus: TokenCorpus, windows: NDArray[Any]) -> int | None:
     targets = windows[:, 1:]
     if corpus.end_of_document is not None:
         targets = targets[has_target(windows, corpus.end_of_document)]
-    return int(corpus.tokenizer.token_bytes[targets].sum())
+    return int(corpus.tokenizer.token_bytes[targets].sum()) or None
 
 
 def with_context(corpus: Corpus, sequence: int, most: int) -> Bytes:

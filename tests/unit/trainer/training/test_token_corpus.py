@@ -193,7 +193,7 @@ def write_tokenizer(folder: Path, sha256_to: Path | None = None) -> None:
         "decoder": byte_level,
         "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
     }
-    (folder / "tokenizer.json").write_text(json.dumps(description))
+    (folder / "tokenizer.json").write_text(json.dumps(description) + "\r\n")
     (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": BYTE_CHARACTERS[0]}))
     sha256 = hashlib.sha256((folder / "tokenizer.json").read_bytes()).hexdigest()
     for name in SIZES if sha256_to else ():
@@ -223,6 +223,32 @@ def test_with_a_tokenizer_there_are_bits_per_byte_and_a_sample(
     assert len(sample["prompt"]) > 0, "it is decoded"
 
 
+@pytest.mark.parametrize("named", [{}, {"eos_token": BYTE_CHARACTERS[116]}])
+def test_documents_end_as_the_files_say(
+    named: dict[str, str], job: Any, config: Any, train: Any, tmp_path: Path
+) -> None:
+    """By `data prepare --end-of-document`, where the tokenizer names no end, or another one. It stands for no byte."""
+    write_tokenizer(tmp_path / "tokens" / "tokenizer", sha256_to=tmp_path / "tokens")
+    job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
+    train(config(0))
+    expected = metrics(config(0))[-1]["bits_per_byte"]
+    (tmp_path / "tokens" / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(named))
+    train(config(0, "given"))
+    assert metrics(config(0, "given"))[-1]["bits_per_byte"] == expected
+    checkpoint = str(tmp_path / "given" / "checkpoints" / "pseudo-00000006")
+    assert CliRunner().invoke(main, ["sample", checkpoint, "--prompt", "In", "--tokens", "3"]).exit_code == 0
+
+
+@pytest.mark.usefixtures("job")
+def test_a_set_without_text_has_no_bits_per_byte(config: Any, train: Any, tmp_path: Path) -> None:
+    """Rows that a packing has filled with empty documents, for instance."""
+    shutil.rmtree(tmp_path / "tokens" / "books")
+    write_native(tmp_path / "tokens" / "books", [[]] * 100)
+    train(config(0))
+    line = metrics(config(0))[-1]
+    assert (line["validation_losses"].keys(), line["bits_per_byte"].keys()) == ({"wiki", "books"}, {"wiki"})
+
+
 def test_the_tokenizer_is_kept_with_the_checkpoints(job: Any, config: Any, train: Any, tmp_path: Path) -> None:
     """For texts and exports, when nobody has the files of the job any more."""
     folder = tmp_path / "tokens" / "tokenizer"
@@ -230,7 +256,8 @@ def test_the_tokenizer_is_kept_with_the_checkpoints(job: Any, config: Any, train
     job["spec"]["data"]["tokenizer"] = {"type": "File", "path": "tokenizer"}
     job["spec"]["model"]["feedForward"]["activation"] = "SwiGLU"
     train(config(0))
-    kept = (folder / "tokenizer.json").read_text()
+    kept = (folder / "tokenizer.json").read_bytes()
+    assert b"\r\n" in kept
     for file in folder.iterdir():
         file.unlink()
     checkpoint = str(tmp_path / "work" / "checkpoints" / "pseudo-00000006")
@@ -238,7 +265,7 @@ def test_the_tokenizer_is_kept_with_the_checkpoints(job: Any, config: Any, train
     assert (written.exit_code, written.output[:2]) == (0, "In")
     export = ["export", checkpoint, "--format", "huggingface", "--output"]
     assert CliRunner().invoke(main, [*export, str(tmp_path / "exported")]).exit_code == 0
-    assert (tmp_path / "exported" / "tokenizer.json").read_text() == kept
+    assert (tmp_path / "exported" / "tokenizer.json").read_bytes() == kept
     assert "eos_token" in (tmp_path / "exported" / "tokenizer_config.json").read_text()
     shutil.rmtree(tmp_path / "work" / "tokenizer")
     written = CliRunner().invoke(main, ["sample", checkpoint, "--prompt", "In"])

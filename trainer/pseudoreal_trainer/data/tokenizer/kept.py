@@ -38,8 +38,9 @@ def keep_tokenizer(config: PhaseConfig) -> None:
         for name in _FILES:
             source = file if name == TOKENIZER_FILE else file.parent / name
             if source.exists():
-                storage_of(folder / name).replace(source.read_text())
-    except OSError as error:
+                # Not read_text, which changes ends of lines: a tokenizer is known by its SHA-256.
+                storage_of(folder / name).replace(source.read_bytes().decode())
+    except (OSError, UnicodeDecodeError) as error:
         raise TrainingError(f"the tokenizer {file} cannot be kept in {folder}: {error}") from error
 
 

@@ -32,14 +32,15 @@ def token_bytes(description: dict[str, Any], vocabulary: int) -> TokenBytes:
     """The table for a `tokenizer.json`. Raises InvalidJobError for kinds of tokenizers that lose bytes of the text."""
     size = _size_of(description)
     table = np.zeros(vocabulary, dtype=np.int64)
-    for token, number in _pieces(description["model"]):
+    for token, number in pieces(description["model"]):
         table[number] = size(token)
     for added in description.get("added_tokens") or []:
         table[added["id"]] = 0 if added["special"] else len(added["content"].encode())
     return table
 
 
-def _pieces(model: dict[str, Any]) -> Iterable[tuple[str, int]]:
+def pieces(model: dict[str, Any]) -> Iterable[tuple[str, int]]:
+    """The tokens of the `model` of a tokenizer.json with their numbers, without those that were added to it."""
     vocabulary = model["vocab"]
     if isinstance(vocabulary, dict):
         return vocabulary.items()

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pseudoreal_trainer.data.tokenizer.end_of_document import named_end
+from pseudoreal_trainer.data.tokenizer.named_tokens import named_token
 from pseudoreal_trainer.data.tokenizer.token_bytes import TokenBytes, token_bytes
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.optional_packages import from_extra
@@ -30,7 +30,8 @@ class Tokenizer(Protocol):
     def vocabulary(self) -> int: ...
 
     @property
-    def end_of_document(self) -> int: ...
+    def end_of_document(self) -> int:
+        """The token that ends documents. Raises InvalidJobError where nobody says which one does."""
 
     @property
     def sha256(self) -> str:
@@ -49,7 +50,8 @@ class Tokenizer(Protocol):
 def load_tokenizer(path: str | Path, end_of_document: int | None = None) -> Tokenizer:
     """The tokenizer in a file or a folder, or BYTES. Raises InvalidJobError where it cannot be used.
 
-    `end_of_document`: the token that ends documents; None for the one that the files beside `tokenizer.json` name.
+    `end_of_document`: the token that ends documents; None for the one that the files beside `tokenizer.json` name. Not
+    all uses need one, so what is wrong with it is said when it is asked for.
     """
     if str(path) == BYTES:
         return ByteTokenizer(_checked(0 if end_of_document is None else end_of_document, 256))
@@ -98,13 +100,34 @@ class FileTokenizer:
         self._tokenizer.encode_special_tokens = True
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
-        self.end_of_document = self._end(file, end_of_document)
+        self._file = file
+        self._end = named_token(file.parent, "eos") if end_of_document is None else end_of_document
+
+    @cached_property
+    def end_of_document(self) -> int:
+        number = self._number(self._end)
+        if number is not None:
+            return _checked(number, self.vocabulary)
+        special = {token["id"]: token["content"] for token in self._description.get("added_tokens") or []}
+        listed = ", ".join(f"{number} {text}" for number, text in sorted(special.items())[:10]) or "none"
+        file, named = self._file, self._end
+        said = f"no file beside {file} says" if named is None else f"{file} lacks the token {named!r}"
+        raise InvalidJobError(
+            f"{said} which token ends a document: give its number, by --end-of-document or"
+            f" spec.data.documents.endToken; the special tokens are {listed}"
+        )
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
         table = token_bytes(self._description, self.vocabulary)
-        table[self.end_of_document] = 0
+        if self._number(self._end) is not None:
+            table[self.end_of_document] = 0
         return table
+
+    def _number(self, token: str | int | None) -> int | None:
+        """The number of a token by its text or its number; None where it has none."""
+        found: int | None = self._tokenizer.token_to_id(token) if isinstance(token, str) else token
+        return found
 
     def encode(self, text: str) -> Tokens:
         # The fast one leaves out where in the text each token is: a seventh of the time.
@@ -114,18 +137,6 @@ class FileTokenizer:
     def decode(self, tokens: Sequence[int] | Tokens) -> str:
         found: str = self._tokenizer.decode([int(token) for token in tokens], skip_special_tokens=False)
         return found
-
-    def _end(self, file: Path, given: int | None) -> int:
-        named = named_end(file.parent) if given is None else given
-        number = self._tokenizer.token_to_id(named) if isinstance(named, str) else named
-        if number is None:
-            special = {token["id"]: token["content"] for token in self._description.get("added_tokens") or []}
-            listed = ", ".join(f"{number} {text}" for number, text in sorted(special.items())[:10]) or "none"
-            said = f"no file beside {file} says" if named is None else f"{file} lacks the token {named!r}"
-            raise InvalidJobError(
-                f"{said} which token ends a document: give its number; the special tokens are {listed}"
-            )
-        return _checked(number, self.vocabulary)
 
 
 def _read(file: Path) -> bytes:

@@ -184,13 +184,18 @@ class TestTheEndOfDocuments:
 
     def test_without_one_the_special_tokens_are_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidJobError, match=r"no file beside .* says .* the special tokens are 3 <\|bos\|>, 4 <"):
-            load_tokenizer(_files(tmp_path))
+            _ = load_tokenizer(_files(tmp_path)).end_of_document
+
+    def test_without_one_all_else_can_be_done(self, tmp_path: Path) -> None:
+        tokenizer = load_tokenizer(_files(tmp_path))
+        assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+        assert tokenizer.token_bytes.tolist() == [1, 1, 1, 0, 0]
 
     def test_one_that_the_tokenizer_lacks_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidJobError, match="lacks the token '</s>'"):
-            load_tokenizer(_files(tmp_path, tokenizer_config={"eos_token": "</s>"}))
+            _ = load_tokenizer(_files(tmp_path, tokenizer_config={"eos_token": "</s>"})).end_of_document
         with pytest.raises(InvalidJobError, match="has the tokens 0 to 4"):
-            load_tokenizer(tmp_path, 5)
+            _ = load_tokenizer(tmp_path, 5).end_of_document
         with pytest.raises(InvalidJobError, match="has the tokens 0 to 255"):
             load_tokenizer("bytes", 256)
 
