@@ -28,12 +28,12 @@ from pseudoreal_trainer.checkpoint.retention import removable
 from pseudoreal_trainer.checkpoint.storage.path import ObjectPath, StoragePath, storage_path
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, manifests_in, read_manifest
-from pseudoreal_trainer.convert.formats import FORMATS, NotExportable
+from pseudoreal_trainer.convert.formats import FORMATS
 from pseudoreal_trainer.convert.huggingface import Options
 from pseudoreal_trainer.convert.tokenizer_files import Source
 from pseudoreal_trainer.data.tokenizer.kept import kept_tokenizer, tokenizer_file
 from pseudoreal_trainer.data.tokenizer.tokenizer import TOKENIZER_FILE
-from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.quantity import readable_bytes
 
 
@@ -84,12 +84,12 @@ CHECKPOINT = _CheckpointFolder()
 
 
 class Command(click.Command):
-    """A command whose TrainingErrors are shown as the sentences that they are."""
+    """A command whose errors are shown as the sentences that they are."""
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except TrainingError as error:
+        except (InvalidJobError, TrainingError) as error:
             _refuse(error)
 
 
@@ -215,6 +215,16 @@ def _tokenizer_file(_: click.Context, __: click.Parameter, text: str | None) -> 
     return file
 
 
+def _not_whole(folder: Path, error: Exception) -> Exception:
+    """The error that kept a folder from being written whole, with what to do with the folder. One in which nothing is
+    yet is removed."""
+    try:
+        folder.rmdir()
+    except OSError:
+        return TrainingError(f"{error}; {folder} is not whole: remove it, and export again")
+    return error
+
+
 @click.command(cls=Command)
 @click.argument("checkpoint", type=CHECKPOINT)
 @click.option("--format", "name", type=click.Choice([*FORMATS]), required=True)
@@ -243,14 +253,13 @@ def export(
         _refuse_existing(output)
         checkpoint.store.verify(checkpoint.manifest)
         output.mkdir(parents=True)
+    except (ValueError, OSError) as error:
+        _refuse(error)
+    try:
         with kept_tokenizer(checkpoint.store.work_directory) as kept:
             FORMATS[name](checkpoint.reader, output, _tracked, replace(options, tokenizer=tokenizer or kept))
-    except NotExportable as error:
-        # Said before anything is written.
-        output.rmdir()
-        _refuse(error)
-    except ValueError as error:
-        _refuse(error)
+    except (ValueError, OSError, TrainingError) as error:
+        _refuse(_not_whole(output, error))
     if name == "huggingface" and not (output / TOKENIZER_FILE).exists():
         click.echo("no tokenizer is written: give that of the token files, by --tokenizer", err=True)
     click.echo(str(output))

@@ -44,6 +44,9 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
     architecture = architecture_of(manifest.model, imported.get("model_type"))
     names = architecture.names(manifest.model, blocks_of_layers(manifest.sharing, manifest.model.layers))
     forms = {theirs: Form(source.shape(ours), dtype) for theirs, ours in names.items()}
+    tokenizer = options.tokenizer or ("bytes" if manifest.consumed is None else None)
+    # Whatever can be refused is, before anything is written.
+    config = _config(manifest, architecture, dtype, tokenizer)
     files = _files(forms, options.file_bytes)
     places = {theirs: file for file, held in files.items() for theirs in held}
     for file, held in groupby(tracked(list(names), "writing"), places.__getitem__):
@@ -54,8 +57,7 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
     if len(files) > 1:
         size = sum(form.size for form in forms.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
-    tokenizer = options.tokenizer or ("bytes" if manifest.consumed is None else None)
-    _write_json(folder / CONFIG, _config(manifest, architecture, dtype, tokenizer))
+    _write_json(folder / CONFIG, config)
     write_tokenizer(folder, tokenizer)
 
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.convert import huggingface
 from pseudoreal_trainer.data.tokenizer.train import train_tokenizer, write_tokenizer
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.training.start import load_weights
@@ -215,3 +216,50 @@ def test_the_ends_of_a_text_are_those_of_the_tokenizer(shared: Reader, tmp_path:
         assert CliRunner().invoke(main, ["export", str(folder), *options]).exit_code == 0
         for found in (AutoConfig.from_pretrained(output), AutoTokenizer.from_pretrained(output)):
             assert (found.bos_token_id, found.eos_token_id) == numbers
+
+
+def test_an_end_that_only_another_file_names_is_found(shared: Reader, tmp_path: Path) -> None:
+    """By its number in config.json, and by the text of a token that was not added to the vocabulary."""
+    from transformers import AutoConfig
+
+    words, folder = tmp_path / "words", shared.checkpoints / shared.manifest.name
+    write_tokenizer(words, train_tokenizer(["in the beginning was the word"] * 3, 262))
+    (words / "tokenizer_config.json").unlink()
+    (words / "config.json").write_text('{"eos_token_id": [261, 7]}')
+    export = ["export", str(folder), "--format", "huggingface", "--tokenizer", str(words), "--output"]
+    assert CliRunner().invoke(main, [*export, str(tmp_path / "numbered")]).exit_code == 0
+    found = AutoConfig.from_pretrained(tmp_path / "numbered")
+    assert (found.bos_token_id, found.eos_token_id) == (None, 261)
+    (words / "tokenizer_config.json").write_text('{"eos_token": "a"}')
+    assert CliRunner().invoke(main, [*export, str(tmp_path / "named")]).exit_code == 0
+    vocabulary = json.loads((words / "tokenizer.json").read_text())["model"]["vocab"]
+    assert AutoConfig.from_pretrained(tmp_path / "named").eos_token_id == vocabulary["a"]
+
+
+def test_an_export_that_fails_says_what_to_do_with_its_folder(
+    shared: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, words = shared.checkpoints / shared.manifest.name, tmp_path / "words"
+    words.mkdir()
+    export = ["export", str(folder), "--format", "huggingface", "--output", str(tmp_path / "exported")]
+    for content, says in (("{", "tokenizer.json is not JSON"), ("{}", "tokenizer.json is no tokenizer.json")):
+        (words / "tokenizer.json").write_text(content)
+        ended = CliRunner().invoke(main, [*export, "--tokenizer", str(words)])
+        assert (ended.exit_code, says in ended.stderr) == (78, True)
+        assert not (tmp_path / "exported").exists(), "nothing was written"
+
+    def full(_: Path, __: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(huggingface, "write_tokenizer", full)
+    ended = CliRunner().invoke(main, export)
+    assert ended.exit_code == 78
+    assert "No space left on device" in ended.stderr
+    assert f"{tmp_path / 'exported'} is not whole: remove it, and export again" in ended.stderr
+
+
+def test_a_tokenizer_that_cannot_be_read_is_a_sentence(shared: Reader, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    folder = str(shared.checkpoints / shared.manifest.name)
+    ended = CliRunner().invoke(main, ["sample", folder, "--tokenizer", str(tmp_path)])
+    assert (ended.exit_code, "is no tokenizer.json" in ended.stderr) == (78, True)
