@@ -104,6 +104,25 @@ def end_of(process: "subprocess.Popen[str]") -> str:
     return said
 
 
+def test_of_a_job_that_was_made_anew_the_newest_is_exported(tmp_path: Path) -> None:
+    """A folder of the job before may be in the claim still."""
+    data, checkpoints = tmp_path / "data", tmp_path / "checkpoints"
+    data.mkdir()
+    for time, uid in enumerate(("33333333", "11111111", "22222222")):
+        manifest = checkpoints / f"{llama.JOB}-{uid}" / "checkpoints" / "real-00000240" / "manifest.json"
+        manifest.parent.mkdir(parents=True)
+        manifest.touch()
+        os.utime(manifest, (time, time))
+    (tmp_path / "python").write_text('#!/bin/sh\nmkdir export.part; echo "$@" >export.part/asked\n')
+    (tmp_path / "python").chmod(0o755)
+    found = container(rendered(), f"{llama.JOB}-export")
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "JOB": llama.JOB, "CHECKPOINT": "real-00000240"}
+    environment |= {"DATA": str(data), "CHECKPOINTS": str(checkpoints)}
+    end_of(begun([*found["command"], *found["args"]], environment))
+    asked = (data / "export" / "asked").read_text()
+    assert f"export {manifest.parent} --format huggingface" in asked
+
+
 @pytest.mark.long
 def test_text_becomes_a_model_that_transformers_loads(tmp_path: Path) -> None:
     """About a minute: five programs that import torch or transformers, two of them twice."""

@@ -231,6 +231,17 @@ def test_a_sink_that_fails_is_given_up_and_training_goes_on(
     assert len(metrics(config(0))) == 6
 
 
+@pytest.mark.parametrize(("steps", "left_out"), [(3, []), (5, [2])])
+def test_only_steps_are_counted_that_a_sink_has_not_taken(steps: int, left_out: list[int]) -> None:
+    """It fails at the third one, and what comes then waits for nobody."""
+    sink = Background("broken", Broken)
+    with structlog.testing.capture_logs() as said:
+        for step in range(1, steps + 1):
+            sink.log(step, {}, {})
+        finish([sink])
+    assert [line["steps"] for line in said if line["event"] == "sink_left_steps_out"] == left_out
+
+
 class Slow:
     """A service that takes the first step only when it is told to."""
 

@@ -39,9 +39,10 @@ class Background:
         self._waiting.put(None)
 
     def join(self, deadline: float) -> None:
-        """Waits until all is sent, until `deadline` (of time.monotonic) at the latest."""
+        """After `end`: waits until all is sent, until `deadline` (of time.monotonic) at the latest."""
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        left_out = self._left_out + self._waiting.qsize()
+        # What `end` has put there is no step.
+        left_out = self._left_out + max(0, self._waiting.qsize() - 1)
         if left_out:
             log.warning("sink_left_steps_out", sink=self._name, steps=left_out)
 
