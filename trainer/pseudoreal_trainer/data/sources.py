@@ -12,7 +12,7 @@ from pseudoreal_trainer.data.order import Stretch
 from pseudoreal_trainer.data.stream import Indices, shuffled, spread_starts
 from pseudoreal_trainer.data.tokens.reader import TokenReader, Tokens, are_objects
 from pseudoreal_trainer.data.tokens.runs import TokenFiles
-from pseudoreal_trainer.data.tokens.spans import Blocks, ObjectSpans
+from pseudoreal_trainer.data.tokens.spans import MOST_OPEN_IN_ALL, Blocks, FileSpans, ObjectSpans, SpanReader
 from pseudoreal_trainer.errors import InvalidJobError
 
 
@@ -110,10 +110,13 @@ class MixedStream:
             yield self.sources[self.stretch.names[origin]], origins == origin
 
 
-def open_source(name: str, files: TokenFiles, *, sequence: int, vocabulary: int, seed: int, ranks: int = 1) -> Source:
+def open_source(
+    name: str, files: TokenFiles, *, sequence: int, vocabulary: int, seed: int, ranks: int = 1, sources: int = 1
+) -> Source:
     """The source of that name. `vocabulary`: tokens that the model knows. `ranks`: data ranks that share its samples,
-    which change what is requested together, and nothing else. Raises InvalidJobError where the files have
-    tokens that it does not know, or too few for a sample, and where they are packed for another length."""
+    which change what is requested together, and nothing else. `sources`: all that are read, which share the files that
+    may be open. Raises InvalidJobError where the files have tokens that it does not know, or too few for a sample, and
+    where they are packed for another length."""
     if files.vocabulary is not None and files.vocabulary > vocabulary:
         raise InvalidJobError(
             f"the source {name} has a vocabulary of {files.vocabulary:,}, and the model's is {vocabulary:,}: prepare"
@@ -131,7 +134,8 @@ def open_source(name: str, files: TokenFiles, *, sequence: int, vocabulary: int,
             f" {sequence + 1:,}: add text, or lower model.sequenceLength"
         )
     if not are_objects(files.runs):
-        return Source(name, TokenReader(files, vocabulary), sequence, seed)
+        spans: SpanReader = FileSpans(files.runs, max(1, MOST_OPEN_IN_ALL // sources))
+        return Source(name, TokenReader(files, vocabulary, spans), sequence, seed)
     order = order_of_objects(sequence * files.dtype.itemsize)
     spans = ObjectSpans(files.runs, blocks_of(order, sequence, files.dtype.itemsize, ranks))
     return Source(name, TokenReader(files, vocabulary, spans), sequence, seed, order)

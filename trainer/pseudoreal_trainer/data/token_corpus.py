@@ -52,7 +52,7 @@ def open_corpus(config: PhaseConfig) -> Corpus | TokenCorpus:
     most, tokenizer = config.data.validation.sequences, _tokenizer(config, files | sets)
     return TokenCorpus(
         sources={name: _open(config, name, found) for name, found in files.items()},
-        sets={name: _open(config, name, found).spread(most) for name, found in sets.items()},
+        sets={name: _windows(_open(config, name, found), most) for name, found in sets.items()},
         tokenizer=tokenizer,
         identity=joined_identity({name: token_identity(found) for name, found in files.items()}),
         end_of_document=_end_of_document(config, specified, tokenizer),
@@ -148,4 +148,13 @@ def _open(config: PhaseConfig, name: str, files: TokenFiles) -> Source:
         vocabulary=model.vocabulary_size,
         seed=config.data.seed,
         ranks=data,
+        sources=len(config.data.sources),
     )
+
+
+def _windows(source: Source, most: int) -> Tokens:
+    """Windows for validation, which stay in memory; the files are closed again."""
+    try:
+        return source.spread(most)
+    finally:
+        source.reader.close()

@@ -1,6 +1,7 @@
 """The samples of a mixture, over ranks, micro-batches, restarts and phases, against an order computed slowly."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -171,3 +172,22 @@ def test_files_that_do_not_fit_the_model_are_refused(tmp_path: Path) -> None:
     assert open_source("code", files, sequence=63, vocabulary=2000, seed=0).samples == 1
     with pytest.raises(InvalidJobError, match=r"the source code has 64 tokens, .*model.sequenceLength \+ 1 = 65"):
         open_source("code", files, sequence=64, vocabulary=2000, seed=0)
+
+
+def test_many_sources_share_the_files_that_may_be_open(tmp_path: Path) -> None:
+    """32 sources of 40 files each would have more open than many systems allow."""
+    files, before = _in_many_files(tmp_path, 40), len(os.listdir("/proc/self/fd"))
+    sources = [open_source(f"s{n}", files, sequence=5, vocabulary=2**16, seed=0, sources=32) for n in range(32)]
+    for source in sources:
+        assert source.windows(np.arange(source.samples)).shape == (79, 6)
+    assert len(os.listdir("/proc/self/fd")) - before == 512
+    for source in sources:
+        source.reader.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def _in_many_files(folder: Path, count: int) -> TokenFiles:
+    """Files of 10 tokens each."""
+    for number in range(count):
+        np.arange(10, dtype="<u2").tofile(folder / str(number))
+    return TokenFiles(tuple(Run(folder / str(number), 0, np.dtype("<u2"), 10) for number in range(count)), ())

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import os
 import shutil
 from collections.abc import Callable
 from itertools import count
@@ -17,6 +18,7 @@ from click.testing import CliRunner
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
+from pseudoreal_trainer.data.token_corpus import TokenCorpus, open_corpus
 from pseudoreal_trainer.data.tokenizer.byte_characters import BYTE_CHARACTERS
 from pseudoreal_trainer.data.tokens.native import read_index, write_index
 from pseudoreal_trainer.errors import InvalidJobError
@@ -237,6 +239,15 @@ def test_documents_end_as_the_files_say(
     assert metrics(config(0, "given"))[-1]["bits_per_byte"] == expected
     checkpoint = str(tmp_path / "given" / "checkpoints" / "pseudo-00000006")
     assert CliRunner().invoke(main, ["sample", checkpoint, "--prompt", "In", "--tokens", "3"]).exit_code == 0
+
+
+@pytest.mark.usefixtures("job")
+def test_files_of_validation_sets_are_closed_again(config: Any) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    corpus = open_corpus(config(0))
+    assert isinstance(corpus, TokenCorpus)
+    assert corpus.sets.keys() == {"wiki", "books"}
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 @pytest.mark.usefixtures("job")

@@ -16,8 +16,10 @@ from pseudoreal_trainer.checkpoint.storage.path import ObjectPath
 from pseudoreal_trainer.data.tokens.runs import Run
 from pseudoreal_trainer.errors import TrainingError
 
+MOST_OPEN_IN_ALL = 512
+"""Files of all sources that are open at a time: systems allow a process 1,024 of all kinds, or more."""
 _MOST_OPEN = 64
-"""Files of a source that are open at a time: systems allow a process 1,024 of all kinds, or more."""
+"""Those of one source."""
 _ANNOUNCED = 64
 """Spans that are not in memory of which the system hears before the first of them is read: a disk answers many requests
 at a time."""
@@ -62,8 +64,8 @@ class FileSpans:
     """Spans of files. A file is opened when it is first read from; the one not used for longest is closed for another
     one."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
-        self._runs = runs
+    def __init__(self, runs: Sequence[Run], most_open: int = MOST_OPEN_IN_ALL) -> None:
+        self._runs, self._most_open = runs, min(most_open, _MOST_OPEN)
         self._descriptors: OrderedDict[int, int] = OrderedDict()
 
     def read_into(self, spans: Sequence[Span], buffer: memoryview) -> None:
@@ -96,7 +98,7 @@ class FileSpans:
     def _descriptor(self, run: int) -> int:
         found = self._descriptors.get(run)
         if found is None:
-            if len(self._descriptors) == _MOST_OPEN:
+            if len(self._descriptors) == self._most_open:
                 os.close(self._descriptors.popitem(last=False)[1])
             found = self._descriptors[run] = _opened(self._runs[run])
         self._descriptors.move_to_end(run)
@@ -112,6 +114,8 @@ def _opened(run: Run) -> int:
         descriptor = os.open(str(run.file), os.O_RDONLY)
     except FileNotFoundError as error:
         raise _missing(run) from error
+    except OSError as error:
+        raise TrainingError(f"{run.file} of the token files cannot be opened: {error}") from error
     if os.fstat(descriptor).st_size != run.end:
         os.close(descriptor)
         raise _too_short(run)

@@ -126,6 +126,17 @@ def test_a_disk_that_fails_is_named_by_the_file(tmp_path: Path, monkeypatch: pyt
         TokenReader(files, 251).windows(np.array([0]), 10)
 
 
+def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, _ = _files(tmp_path, [(10, 0)])
+
+    def fail(*_: Any) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "open", fail)
+    with pytest.raises(TrainingError, match=r"/0 of the token files cannot be opened: .*Too many open files"):
+        TokenReader(files, 251).windows(np.array([0]), 10)
+
+
 def _memory() -> int:
     """Bytes of this process in memory, those of mapped files included."""
     lines = Path("/proc/self/status").read_text().splitlines()
