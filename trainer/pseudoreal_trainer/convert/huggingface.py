@@ -8,6 +8,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
+from pseudoreal_trainer.checkpoint.tensor_file import Array, Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
 from pseudoreal_trainer.convert.precision import narrowed
 from pseudoreal_trainer.convert.rotary import rotary_entries
@@ -25,6 +26,8 @@ from pseudoreal_trainer.convert.weights import CONFIG, INDEX, SINGLE
 from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
 _SHARD = "model-{:05d}-of-{:05d}.safetensors"
+_PORTION = 1 << 22
+"""Elements of a tensor that are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +55,21 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
     for file, held in groupby(tracked(list(names), "writing"), places.__getitem__):
         writer = TensorWriter(folder / file, {theirs: forms[theirs] for theirs in files[file]}, {"format": "pt"})
         for theirs in held:
-            writer.append(narrowed(source.tensor(names[theirs]), dtype))
+            for numbers in _portions(source, names[theirs]):
+                writer.append(narrowed(numbers, dtype))
         writer.finish()
     if len(files) > 1:
         size = sum(form.size for form in forms.values())
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
     _write_json(folder / CONFIG, config)
     write_tokenizer(folder, tokenizer)
+
+
+def _portions(source: Reader, name: str) -> Iterator[Array]:
+    """The elements of a tensor of ours, some at a time: an embedding may be larger than the memory of a pod."""
+    count = prod(source.shape(name))
+    for begin in range(0, count, _PORTION):
+        yield source.read(name, "weights", begin, min(count, begin + _PORTION))
 
 
 def _files(forms: Mapping[str, Form], most: int) -> dict[str, list[str]]:

@@ -258,6 +258,23 @@ def test_an_export_that_fails_says_what_to_do_with_its_folder(
     assert f"{tmp_path / 'exported'} is not whole: remove it, and export again" in ended.stderr
 
 
+def test_tensors_are_written_in_portions(shared: Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An embedding may be larger than the memory of the pod."""
+    assert _export(shared, "huggingface", tmp_path / "at once").exit_code == 0
+    read, most = Reader.read, list[int]()
+
+    def counted(self: Reader, name: str, kind: Any, begin: int, end: int) -> Any:
+        most.append(end - begin)
+        return read(self, name, kind, begin, end)
+
+    monkeypatch.setattr(huggingface, "_PORTION", 100)
+    monkeypatch.setattr(Reader, "read", counted)
+    assert _export(shared, "huggingface", tmp_path / "exported").exit_code == 0
+    assert max(most) == 100
+    files = [tmp_path / folder / "model.safetensors" for folder in ("at once", "exported")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_a_tokenizer_that_cannot_be_read_is_a_sentence(shared: Reader, tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{")
     folder = str(shared.checkpoints / shared.manifest.name)
