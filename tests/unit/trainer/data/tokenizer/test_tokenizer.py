@@ -188,7 +188,7 @@ class TestTheEndOfDocuments:
 
     def test_without_one_all_else_can_be_done(self, tmp_path: Path) -> None:
         tokenizer = load_tokenizer(_files(tmp_path))
-        assert tokenizer.decode(tokenizer.encode("abc")) == "abc"
+        assert tokenizer.encode("abc").tolist() == [0, 1, 2]
         assert tokenizer.token_bytes.tolist() == [1, 1, 1, 0, 0]
 
     def test_one_that_the_tokenizer_lacks_is_refused(self, tmp_path: Path) -> None:
