@@ -76,7 +76,7 @@ def test_ends_of_lines_in_a_text_cut_no_line_of_the_metrics(prompted: Any, confi
 
 
 def test_lines_that_have_such_ends_stay(tmp_path: Path) -> None:
-    """As releases before wrote them, and with a last line that a crash cut off."""
+    """What releases before wrote, and a last line that a crash cut off."""
     file = tmp_path / "metrics.jsonl"
     lines = [json.dumps({"step": step, "text": "a\u2028b\x85c"}, ensure_ascii=False) for step in (1, 2, 3)]
     file.write_text("\n".join([*lines, '{"step": 4, "te']))
