@@ -31,7 +31,7 @@ API = Package(
 OPERATOR = Package(
     "pseudoreal_operator",
     Path(pseudoreal_operator.__file__).parent,
-    ("", "cluster", "observe", "status", "failures", "manifests", "lifecycle", "endpoint", "loop"),
+    ("", "metrics", "cluster", "observe", "status", "failures", "manifests", "lifecycle", "endpoint", "loop"),
     ("__main__", "release", "self_test"),
 )
 TRAINER = Package(

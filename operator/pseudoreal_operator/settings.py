@@ -6,7 +6,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 REPORT_PORT = 8443
 USER = 10001
@@ -39,6 +39,8 @@ class Settings:
     pull_policy: PullPolicy
     namespaces: tuple[str, ...]
     health_port: int = 8080
+    metrics_port: int | None = None
+    """Port of the operator's own /metrics; None: it has none."""
     reports: ReportServer | None = None
     """The endpoint for reports; None: pods do not report."""
     lease: Lease | None = None
@@ -51,6 +53,10 @@ class Settings:
     """URL that training pods report to; None: they do not report."""
     report_ca: str | None = None
     """Certificates, in PEM, by which training pods know who answers there."""
+    trainer_metrics_port: int | None = None
+    """Port of /metrics in training pods; None: they have none."""
+    scrapers: tuple[Mapping[str, Any], ...] = ()
+    """NetworkPolicyPeers that reach that port of isolated pods; nobody else does."""
 
 
 def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
@@ -67,13 +73,21 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
         pull_policy=cast(PullPolicy, policy),
         namespaces=read_namespaces(environment),
         health_port=int(environment.get("PSEUDOREAL_HEALTH_PORT") or Settings.health_port),
+        metrics_port=_port(environment, "PSEUDOREAL_METRICS_PORT"),
         pod_ids=_read_pod_ids(environment),
         nccl_config=_text_of(environment, "PSEUDOREAL_NCCL_CONFIG"),
         report_url=environment.get("PSEUDOREAL_REPORT_URL") or None,
         report_ca=_text_of(environment, "PSEUDOREAL_REPORT_CA"),
         reports=_read_reports(environment),
         lease=_read_lease(environment),
+        trainer_metrics_port=_port(environment, "PSEUDOREAL_TRAINER_METRICS_PORT"),
+        scrapers=_read_scrapers(environment),
     )
+
+
+def _port(environment: Mapping[str, str], variable: str) -> int | None:
+    text = environment.get(variable)
+    return int(text) if text else None
 
 
 def _read_pod_ids(environment: Mapping[str, str]) -> dict[str, int]:
@@ -85,6 +99,18 @@ def _read_pod_ids(environment: Mapping[str, str]) -> dict[str, int]:
     if not found.keys() <= set(POD_IDS) or not all(type(number) is int for number in found.values()):
         raise ValueError(f"PSEUDOREAL_POD_IDS is {text}; set it to a JSON map of {', '.join(POD_IDS)} to numbers")
     return found
+
+
+def _read_scrapers(environment: Mapping[str, str]) -> tuple[Mapping[str, Any], ...]:
+    text = environment.get("PSEUDOREAL_SCRAPERS") or "[]"
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    # A peer without a selector would be everybody.
+    if not isinstance(found, list) or not all(isinstance(peer, dict) and peer for peer in found):
+        raise ValueError(f"PSEUDOREAL_SCRAPERS is {text}; set it to a JSON list of NetworkPolicyPeers")
+    return tuple(found)
 
 
 def _read_reports(environment: Mapping[str, str]) -> ReportServer | None:

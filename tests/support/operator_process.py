@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from prometheus_client.parser import text_string_to_metric_families
 from pseudoreal_api.wire.reports import REPORT_PATH
 
 from tests.support.chart import RELEASE
@@ -57,12 +58,18 @@ class Operator:
     """Whether it is started by its command line, which takes two seconds more."""
     address: socket.socket = field(default_factory=_reserved)
     report_address: socket.socket = field(default_factory=_reserved)
+    metrics_address: socket.socket = field(default_factory=_reserved)
     process: Process | None = None
     expected: str | None = None
 
     @property
     def port(self) -> int:
         port: int = self.address.getsockname()[1]
+        return port
+
+    @property
+    def metrics_port(self) -> int:
+        port: int = self.metrics_address.getsockname()[1]
         return port
 
     @property
@@ -84,6 +91,7 @@ class Operator:
             "PSEUDOREAL_TRAINER_IMAGE": "registry.example/trainer:test",
             "PSEUDOREAL_NAMESPACES": self.namespace,
             "PSEUDOREAL_HEALTH_PORT": str(self.port),
+            "PSEUDOREAL_METRICS_PORT": str(self.metrics_port),
         }
         if self.tls:
             report_port = self.report_address.getsockname()[1]
@@ -126,6 +134,13 @@ class Operator:
     def health(self) -> Any:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
             return json.load(answer)
+
+    def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+        """Name and labels of each sample, as Prometheus' own client reads them."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:
+            families = text_string_to_metric_families(answer.read().decode())
+        samples = [sample for family in families for sample in family.samples]
+        return {(sample.name, frozenset(sample.labels.items())): sample.value for sample in samples}
 
 
 def _run(environment: dict[str, str]) -> None:

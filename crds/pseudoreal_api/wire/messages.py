@@ -141,6 +141,8 @@ class ProgressReport(BaseModel):
     losses were measured; None where the job has none."""
     learning_rate: float
     tokens_per_second: float
+    step_seconds: float = 0.0
+    """Seconds of a training step, in the mean over the newest ones."""
     seconds: float
     """Seconds of training since the start of the process."""
     remaining_seconds: float
@@ -155,6 +157,9 @@ class ProgressReport(BaseModel):
     waited_seconds: float = 0.0
     """Seconds of this step that the first rank's main thread stood still until its gradients were reduced and its units
     updated."""
+    waits: dict[str, float] = {}
+    """Seconds of `seconds` in which the first rank's main thread waited, by what for: `data`, `reductions` of gradients
+    among ranks, and `updates` of units in their home."""
     gradient_norm: float | None = None
     """L2 norm of the step's whole gradient before clipping; None where clipping.mode is not Global, and where it is not
     finite."""

@@ -17,6 +17,8 @@ REPORT_AUDIENCE = "operator.pseudoreal.dev"
 REPORT_PATH = "/v1/report"
 REPORT_URL = "PSEUDOREAL_REPORT_URL"
 """Environment variable of a trainer pod: where it sends its reports. Not set: it sends none."""
+METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
+"""Environment variable of a trainer pod: the port at which it serves /metrics. Not set: it does not."""
 NODE_NAME = "PSEUDOREAL_NODE_NAME"
 """Environment variable of a trainer pod: the node that it runs on."""
 

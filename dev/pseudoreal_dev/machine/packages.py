@@ -5,8 +5,10 @@ import shutil
 import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from pseudoreal_dev.machine import paths, shell
+from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.progress import Cost, progress
 
 PROGRAMS: Mapping[str, str] = {
@@ -48,6 +50,25 @@ def install_missing(programs: Mapping[str, str] = PROGRAMS) -> None:
         shell.run(["apt-get", "update"], log, environment=quiet)
         options = ["--yes", "--no-install-recommends", "--no-remove"]
         shell.run(["apt-get", "install", *options, *packages], log, environment=quiet)
+
+
+def unpacked(package: str) -> Path:
+    """A folder with the files of a package, which is not installed: nothing of it runs on this machine by itself."""
+    folder = paths.packages() / package
+    with exclusive("packages"):
+        if not folder.exists():
+            log = paths.logs() / "apt.log"
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with progress.step(f"fetching {package}", cost=Cost.FIRST_RUN, log=log), TemporaryDirectory() as place:
+                shell.run(["apt-get", "update"], log)
+                # Whoever downloads is another user than root, where root is who asks.
+                Path(place).chmod(0o777)
+                shell.run(["apt-get", "download", package], log, cwd=Path(place))
+                (archive,) = Path(place).glob("*.deb")
+                partial = folder.with_name(f".{package}.partial")
+                shell.run(["dpkg-deb", "--extract", archive, partial], log)
+                partial.rename(folder)
+    return folder
 
 
 def _is_there(program: str) -> bool:

@@ -21,6 +21,10 @@ def binaries() -> Path:
     return cache() / "binaries"
 
 
+def packages() -> Path:
+    return cache() / "packages"
+
+
 def images() -> Path:
     return cache() / "images"
 

@@ -14,6 +14,7 @@ from kubernetes.aio.client import ApiClient, ApiException
 from pseudoreal_api.base import GROUP, PLURAL, VERSION
 
 from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.metrics.registry import API_REQUESTS, NO_ANSWER
 
 Json = dict[str, Any]
 _Query = list[tuple[str, str]]
@@ -186,7 +187,12 @@ class Api:
             body=request.body,
             auth_settings=["BearerToken"],
         )
-        answer = await self._client.call_api(*sent, _request_timeout=request.timeout)
+        code = NO_ANSWER
+        try:
+            answer = await self._client.call_api(*sent, _request_timeout=request.timeout)
+            code = str(answer.status)
+        finally:
+            API_REQUESTS.labels(verb=request.method, code=code).inc()
         if 200 <= answer.status <= 299:
             return answer
         data: bytes = await answer.read()

@@ -5,10 +5,12 @@ A Deployment that recreates its pod may still leave two of them for a while, whe
 
 import asyncio
 import math
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import structlog
@@ -16,6 +18,7 @@ from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.metrics.registry import LEASE_AGE
 from pseudoreal_operator.settings import Lease
 
 Json = dict[str, Any]
@@ -97,6 +100,7 @@ async def _renew(api: Api, lease: Lease, asked: float) -> None:
     when they see it, which is later."""
     try:
         while True:
+            LEASE_AGE.set_function(partial(_seconds_since, asked))
             async with asyncio.timeout_at(asked + _RENEW_SECONDS):
                 asked = await _renew_once(api, lease)
     except TimeoutError:
@@ -159,6 +163,11 @@ def _manifest(lease: Lease, before: Json) -> Json:
         "metadata": {"name": lease.name, "namespace": lease.namespace},
         "spec": spec,
     }
+
+
+def _seconds_since(moment: float) -> float:
+    """Whoever reads metrics may be outside of the loop, whose clock this is."""
+    return time.monotonic() - moment
 
 
 def _now() -> float:

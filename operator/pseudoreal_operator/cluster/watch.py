@@ -11,6 +11,7 @@ from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
+from pseudoreal_operator.metrics.registry import LAST_EVENT
 
 Json = dict[str, Any]
 
@@ -38,14 +39,17 @@ class Watch:
     async def run(self, begun: asyncio.Event) -> NoReturn:
         """Watches until it is cancelled. Sets `begun` when nothing is missed from then on."""
         version, failures = "", 0
+        told = LAST_EVENT.labels(kind=self.kind, namespace=self.namespace or "")
         while True:
             try:
                 if not version:
                     version = await self.api.version(self.kind, self.namespace, self.label)
                     self.missed()
                     begun.set()
+                    told.set_to_current_time()
                 async for change, body in self.api.watch(self.kind, self.namespace, self.label, version):
                     version, failures = body["metadata"]["resourceVersion"], 0
+                    told.set_to_current_time()
                     if change != "BOOKMARK":
                         self.tell(change, body)
                 pause = _PAUSE_SECONDS

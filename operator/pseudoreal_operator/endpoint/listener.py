@@ -12,6 +12,7 @@ from aiohttp import web
 
 from pseudoreal_operator.endpoint.limits import Limiter
 from pseudoreal_operator.endpoint.tls_buffers import take_small_buffers
+from pseudoreal_operator.sockets import listening_socket
 
 MOST_CONNECTIONS = 4000
 MOST_HANDSHAKES = 50
@@ -22,7 +23,6 @@ reports."""
 HANDSHAKE_SECONDS = 5.0
 IDLE_SECONDS = 15.0
 """Seconds of silence after which a connection is closed: a pod reports every few seconds."""
-_BACKLOG = 256
 
 log = structlog.get_logger()
 
@@ -39,7 +39,7 @@ class Listener:
     @asynccontextmanager
     async def listening(self, server: web.Server, port: int) -> AsyncIterator[int]:
         """Listens, and hands what it takes to `server`: the port; a free one where 0 was asked for."""
-        with _socket(port) as listening:
+        with listening_socket(port) as listening:
             listening.setblocking(False)
             self._start(self._accept(listening, server))
             try:
@@ -86,10 +86,3 @@ class Listener:
     def _complain(self, why: str) -> None:
         if self._complaints.allows("all"):
             log.warning("connection_refused", error=why)
-
-
-def _socket(port: int) -> socket.socket:
-    """A socket of both address families, where the machine has both."""
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)
-    return socket.create_server(("", port), backlog=_BACKLOG)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 
 import structlog
 from aiohttp import ClientError, web
+from aiohttp.typedefs import Handler
 from kubernetes.aio.client import ApiException
 from pseudoreal_api.wire.reports import REPORT_BYTES, REPORT_PATH, PodReport, ReportAnswer
 
@@ -16,6 +17,7 @@ from pseudoreal_operator.endpoint.certificate import fresh_certificate
 from pseudoreal_operator.endpoint.identity import Identities, Refused
 from pseudoreal_operator.endpoint.limits import Clock, Limiter
 from pseudoreal_operator.endpoint.listener import IDLE_SECONDS, Listener
+from pseudoreal_operator.metrics.registry import REPORTS
 from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.reading import read_report
 from pseudoreal_operator.settings import ReportServer
@@ -72,8 +74,19 @@ async def _report(request: web.Request) -> PodReport:
         raise Refused(400, f"this is no report: {error}") from None
 
 
+@web.middleware
+async def _counted(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        answer = await handler(request)
+    except web.HTTPException as refusal:
+        REPORTS.labels(status=refusal.status).inc()
+        raise
+    REPORTS.labels(status=answer.status).inc()
+    return answer
+
+
 def application(reports: Reports) -> web.Application:
-    made = web.Application(client_max_size=REPORT_BYTES)
+    made = web.Application(client_max_size=REPORT_BYTES, middlewares=[_counted])
     made.router.add_post(REPORT_PATH, reports.receive)
     return made
 

@@ -1,13 +1,27 @@
-"""Counts of the operator since it started; `/healthz` shows them."""
+"""Counts of the operator since it started; `/healthz` and `/metrics` show them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-@dataclass
-class Counts:
+_MEANINGS = {
+    "refused_statuses": "Statuses that the API server took only without their texts.",
+    "internal_errors": "Passes that ended by a mistake of the operator.",
+    "lost_events": "Events that were given up.",
+}
+
+
+@dataclass(eq=False)
+class Counts(Collector):
     refused_statuses: int = 0
     """Number of statuses that the API server took only without their texts."""
     internal_errors: int = 0
     """Number of passes that ended by a mistake of the operator."""
     lost_events: int = 0
     """Number of events that were given up."""
+
+    def collect(self) -> Iterator[Metric]:
+        for name, meaning in _MEANINGS.items():
+            yield CounterMetricFamily(f"pseudoreal_{name}", meaning, value=getattr(self, name))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 import structlog
 from kubernetes.aio.client import ApiException
+from pseudoreal_api.base import KIND
 from pseudoreal_api.names import LABEL_JOB, LABEL_JOB_UID
 
 from pseudoreal_operator import clock
@@ -18,10 +19,12 @@ from pseudoreal_operator.cluster.finalizer import has_finalizer
 from pseudoreal_operator.cluster.retry import CONFLICT, UNAVAILABLE, Pause, pause_after
 from pseudoreal_operator.cluster.watch import Watch
 from pseudoreal_operator.endpoint.identity import Identities
+from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.first_look import Rest, first_look
 from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
 from pseudoreal_operator.loop.reconcile import Gone, Means, reconcile
+from pseudoreal_operator.metrics.registry import LAST_EVENT, NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
 
 Json = dict[str, Any]
@@ -180,11 +183,12 @@ def _holds(status: Json, condition: str) -> bool:
 
 
 class Loop:
-    def __init__(self, means: Means, identities: Identities | None) -> None:
+    def __init__(self, means: Means, identities: Identities | None, census: Census) -> None:
         """`identities` hears of the pods as well, where pods report."""
-        self._means, self._identities = means, identities
+        self._means, self._identities, self._census = means, identities, census
         self._queue: WorkQueue[Name] = WorkQueue(self._pass, _failed)
         self._wakeups = Wakeups(self._queue)
+        WAITING_JOBS.set_function(lambda: self._queue.depth)
 
     @asynccontextmanager
     async def running(self, watching: Api) -> AsyncIterator[None]:
@@ -236,6 +240,8 @@ class Loop:
         if change == "DELETED":
             self._means.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
         self._wakeups.job_changed(change, body, datetime.now(UTC))
+        LAST_EVENT.labels(kind=KIND, namespace="").set_to_current_time()
+        self._census.see(change, body)
 
     def _child_changed(self, kind: str, change: str, body: Json) -> None:
         try:
@@ -267,12 +273,15 @@ class Loop:
             return rest.wait
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:
-                return await reconcile(self._means, name, partial(self._queue.add, name))
+                with PASS_SECONDS.time():
+                    return await reconcile(self._means, name, partial(self._queue.add, name))
             except Gone:
+                self._census.forget(name)
                 return None
 
 
 def _failed(name: Name, error: Exception, failures: int) -> Pause:
+    PASS_ERRORS.labels(code=code_of(error)).inc()
     pause = pause_after(error, failures, random())
     said = {"job": f"{name.namespace}/{name.name}", "failures": failures, "retry_after": round(pause.seconds, 1)}
     if not isinstance(error, UNAVAILABLE):
@@ -284,3 +293,10 @@ def _failed(name: Name, error: Exception, failures: int) -> Pause:
     else:
         log.warning("pass_failed", status=error.status, error=message_of(error), **said)
     return pause
+
+
+def code_of(error: Exception) -> str:
+    """How a failed pass is counted."""
+    if isinstance(error, ApiException):
+        return str(error.status)
+    return NO_ANSWER if isinstance(error, UNAVAILABLE) else "internal"

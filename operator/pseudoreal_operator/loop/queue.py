@@ -37,6 +37,11 @@ class WorkQueue(Generic[Key]):
         self._failures: Counter[Key] = Counter()
         self._not_before: dict[Key, float] = {}
 
+    @property
+    def depth(self) -> int:
+        """Number of keys that wait for a pass."""
+        return len(self._wanted.keys() - self._running)
+
     def add_backlog(self, key: Key) -> None:
         """Asks for a pass over the key when there is nothing else to do."""
         if key in self._not_before:

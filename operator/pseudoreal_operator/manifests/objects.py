@@ -47,16 +47,16 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
     """The children of a stage in the order in which they must be made: the Job last, so that where it is, all of them
     are. The numbers and the nodes come from the status."""
-    made = network_children(job) if stage.kind is StageKind.TRAIN else []
+    made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
     made.append(_job(job, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes))
     if steps := last_steps_of(job.spec, stage):
         made[-1]["metadata"]["annotations"] = {ANNOTATION_LAST_STEPS: steps}
     return made
 
 
-def network_children(job: PseudoRealJob) -> list[Json]:
+def network_children(job: PseudoRealJob, settings: Settings) -> list[Json]:
     """The children that the pods of all executions share."""
-    return [_service(job), *([network_policy(job)] if is_isolated(job) else [])]
+    return [_service(job), *([network_policy(job, settings)] if is_isolated(job) else [])]
 
 
 def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> PodPlan:
@@ -204,16 +204,25 @@ def is_isolated(job: PseudoRealJob) -> bool:
     return job.spec.network.isolation == "JobOnly" and not job.spec.network.host_network
 
 
-def network_policy(job: PseudoRealJob) -> Json:
-    """The policy: only pods of the job reach its training pods, at any port. What they themselves reach is open."""
+def network_policy(job: PseudoRealJob, settings: Settings) -> Json:
+    """The policy: only pods of the job reach its training pods, at any port, and the site's scrapers that of /metrics.
+    What they themselves reach is open."""
     peers = {"podSelector": {"matchLabels": {LABEL_JOB_UID: job.metadata.uid}}}
     spec = {
         "podSelector": {"matchLabels": training_pods(job)},
         "policyTypes": ["Ingress"],
-        "ingress": [{"from": [peers]}],
+        "ingress": [{"from": [peers]}, *_scraping(settings)],
     }
     name = network_name(job.metadata.name, job.metadata.uid)
     return child("NetworkPolicy", "networking.k8s.io/v1", job, name, own_labels(job)) | {"spec": spec}
+
+
+def _scraping(settings: Settings) -> list[Json]:
+    """The rule for scrapers. None of them is no rule: one without peers would let everybody in."""
+    port = settings.trainer_metrics_port
+    if port is None or not settings.scrapers:
+        return []
+    return [{"from": [*settings.scrapers], "ports": [{"port": port, "protocol": "TCP"}]}]
 
 
 def child(kind: str, api_version: str, job: PseudoRealJob, name: str, labels: dict[str, str]) -> Json:

@@ -30,7 +30,7 @@ from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.network import Network
 from pseudoreal_api.spec.phase import Phase, Resources
 from pseudoreal_api.spec.pod import EnvVar, Pod
-from pseudoreal_api.wire.reports import NODE_NAME, REPORT_AUDIENCE, REPORT_URL
+from pseudoreal_api.wire.reports import METRICS_PORT, NODE_NAME, REPORT_AUDIENCE, REPORT_URL
 
 from pseudoreal_operator.manifests import network
 from pseudoreal_operator.manifests.overlay import merge, place, without_nulls
@@ -145,6 +145,7 @@ def _container(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
         "command": ["python", "-m", "pseudoreal_trainer.cli.pod", f"{CONFIG_DIRECTORY}/{CONFIG_FILE}"],
         "env": _environment(job, plan, settings),
         **_credentials(job),
+        **_ports(plan, settings),
         "resources": network.resources(plan.network, plan.resources),
         "volumeMounts": _mounts(job, plan, settings),
         "terminationMessagePath": TERMINATION_LOG,
@@ -187,12 +188,24 @@ def _credentials(job: PseudoRealJob) -> Json:
     return {"envFrom": [{"secretRef": {"name": secret}}]} if secret else {}
 
 
+def _metrics_port(plan: PodPlan, settings: Settings) -> int | None:
+    """The port of /metrics. In the network of a node, jobs would want the same one."""
+    return settings.trainer_metrics_port if plan.trains and not plan.network.host_network else None
+
+
+def _ports(plan: PodPlan, settings: Settings) -> Json:
+    port = _metrics_port(plan, settings)
+    return {} if port is None else {"ports": [{"name": "metrics", "containerPort": port}]}
+
+
 def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> list[Json]:
     values = network.environment(plan.network)
     values |= network.nccl_config(plan.network, of_site=settings.nccl_config is not None)
     if any(name.endswith("/gpu") for name in plan.resources.limits):
         values["NCCL_DEBUG"] = "WARN"
     values |= report_environment(settings) | _rendezvous(job, plan)
+    if (port := _metrics_port(plan, settings)) is not None:
+        values[METRICS_PORT] = str(port)
     named = [
         _field(NODE_NAME, "spec.nodeName"),
         _field("PET_NODE_RANK", f"metadata.annotations['{COMPLETION_INDEX}']"),

@@ -1,6 +1,7 @@
 """The chart: what it renders, and what an upgrade keeps."""
 
 import base64
+import re
 import socket
 import ssl
 import threading
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client
 from pseudoreal_api.wire.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.cluster.control_plane import ControlPlane
@@ -18,6 +20,7 @@ from pseudoreal_operator.settings import Lease, Settings, read_settings
 from tests.support import chart
 from tests.support.chart import KUBE_VERSION, RELEASE, find, render
 from tests.support.cluster import Cluster
+from tests.unit.operator.manifests.rendered import TRAIN, rendered
 
 pytestmark = pytest.mark.integration
 
@@ -49,6 +52,15 @@ def write_secret(folder: Path, documents: list[Json]) -> dict[str, bytes]:
     return files
 
 
+MONITORED = (
+    "--set=metrics.trainer=true",
+    "--set=metrics.scrapers[0].namespaceSelector.matchLabels.team=monitoring",
+    *(f"--set=metrics.{what}.enabled=true" for what in ("serviceMonitor", "podMonitor", "alerts", "dashboard")),
+    *(f"--set=metrics.{what}.labels.release=prom" for what in ("serviceMonitor", "podMonitor", "alerts")),
+)
+"""Values with all that there is of metrics."""
+
+
 # The shapes that the templates branch on.
 @pytest.mark.parametrize(
     "values",
@@ -57,6 +69,7 @@ def write_secret(folder: Path, documents: list[Json]) -> dict[str, bytes]:
         ("--set=watchNamespaces={a,b}", "--set=crds.keep=false", "--set=networkPolicy.enabled=true"),
         ("--set=reports.tlsSecret=own", "--set=networkPolicy.enabled=false", "--set=admissionPolicy.enabled=false"),
         ("--set=trainer.ncclConfig=NCCL_IB_HCA=mlx5_0",),
+        MONITORED,
     ],
 )
 def test_helm_finds_no_fault(values: tuple[str, ...]) -> None:
@@ -78,7 +91,8 @@ def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
     assert settings.reports
     assert Path(settings.reports.key).read_bytes() == secret["tls.key"]
     ports = {port["name"]: port["containerPort"] for port in container(documents)["ports"]}
-    assert ports == {"health": Settings.health_port, "reports": settings.reports.port}
+    assert ports == {"health": Settings.health_port, "reports": settings.reports.port, "metrics": settings.metrics_port}
+    assert (settings.trainer_metrics_port, settings.scrapers) == (None, ())
 
 
 def test_an_operator_may_wait_for_the_lease_of_a_pod_that_is_lost() -> None:
@@ -94,7 +108,7 @@ def test_no_mount_lies_in_another_that_is_read_only() -> None:
 
 def test_pods_are_told_where_the_service_is() -> None:
     documents = render()
-    (port,) = find(documents, "Service")["spec"]["ports"]
+    (port,) = [port for port in find(documents, "Service")["spec"]["ports"] if port["name"] == "reports"]
     assert environment(documents)[REPORT_URL] == f"https://{HOST}:{port['port']}{REPORT_PATH}"
     labels = find(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
     assert find(documents, "Service")["spec"]["selector"].items() <= labels.items()
@@ -150,6 +164,11 @@ def test_a_secret_of_the_users_own() -> None:
         ("reports.tlsSecret=Not_A_Name", "/reports/tlsSecret"),
         ("reports.port=8443", "'port' not allowed"),
         ("networkPolicy.enabled=maybe", "/networkPolicy/enabled"),
+        ("metrics.scrapers[0]=monitoring", "/metrics/scrapers/0"),
+        ("metrics.port=80", "'port' not allowed"),
+        ("metrics.podMonitor.interval=often", "/metrics/podMonitor/interval"),
+        ("metrics.podMonitor.enabled=true", "set metrics.trainer to true"),
+        ("metrics.serviceMonitor.enabled=true", "network policies let no Prometheus in"),
     ],
 )
 def test_values_that_are_refused(value: str, says: str) -> None:
@@ -166,6 +185,43 @@ def test_the_network_policy_lets_training_pods_in() -> None:
     assert [port["port"] for port in rule["ports"]] == ["reports"]
     off = render("--set=networkPolicy.enabled=false")
     assert not [document for document in off if document["kind"] == "NetworkPolicy"]
+
+
+def test_nothing_of_prometheus_unless_it_is_asked_for() -> None:
+    """Its definitions may not be there."""
+    assert not [document for document in render() if document["apiVersion"].startswith("monitoring.coreos.com")]
+    assert not [document for document in render() if document["kind"] == "ConfigMap"]
+
+
+def test_prometheus_finds_the_operator_and_the_pods() -> None:
+    documents = render(*MONITORED)
+    service, monitor = find(documents, "Service"), find(documents, "ServiceMonitor")
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] in [port["name"] for port in service["spec"]["ports"]]
+    assert monitor["metadata"]["labels"]["release"] == "prom"
+    settings = read_settings({k: v for k, v in environment(documents).items() if "TLS" not in k and "_CA" not in k})
+    found = rendered(TRAIN, 1, {"settings": settings})
+    pods = find(documents, "PodMonitor", f"{RELEASE}-trainers")["spec"]
+    template = found["Job"]["spec"]["template"]
+    assert pods["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+    names = [port["name"] for port in template["spec"]["containers"][0]["ports"]]
+    assert [endpoint["port"] for endpoint in pods["podMetricsEndpoints"]] == names
+    known = {re.sub("[^a-z0-9]", "_", label) for label in template["metadata"]["labels"]}
+    for relabeling in pods["podMetricsEndpoints"][0]["relabelings"]:
+        (label,) = relabeling["sourceLabels"]
+        assert label.removeprefix("__meta_kubernetes_pod_label_") in known
+    peers = [{"namespaceSelector": {"matchLabels": {"team": "monitoring"}}}]
+    assert find(documents, "NetworkPolicy")["spec"]["ingress"][1]["from"] == peers
+    assert found["NetworkPolicy"]["spec"]["ingress"][1]["from"] == peers
+
+
+def test_alerts_and_dashboard_are_in_the_objects_as_they_are_in_their_files() -> None:
+    documents = render(*MONITORED)
+    rules = yaml.safe_load((chart.CHART / "files/alerts.yaml").read_text())
+    assert find(documents, "PrometheusRule")["spec"] == rules
+    dashboard = find(documents, "ConfigMap", f"{RELEASE}-dashboard")
+    assert dashboard["data"]["pseudoreal.json"] == (chart.CHART / "files/dashboard.json").read_text()
+    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
 def test_the_cluster_may_choose_the_users(tmp_path: Path) -> None:

@@ -1,6 +1,8 @@
 """What the operator's Deployment sets."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pseudoreal_operator.settings import Lease, ReportServer, read_settings
@@ -51,6 +53,16 @@ def test_settings_that_are_files(tmp_path: Path) -> None:
     assert (settings.report_url, settings.report_ca) == ("https://operator.example", None)
 
 
+def test_metrics_are_optional() -> None:
+    alone = {"PSEUDOREAL_TRAINER_IMAGE": "t:1"}
+    settings = read_settings(alone)
+    assert (settings.metrics_port, settings.trainer_metrics_port, settings.scrapers) == (None, None, ())
+    peer: dict[str, Any] = {"namespaceSelector": {}}
+    ports = {"PSEUDOREAL_METRICS_PORT": "8081", "PSEUDOREAL_TRAINER_METRICS_PORT": "9464"}
+    settings = read_settings(alone | ports | {"PSEUDOREAL_SCRAPERS": json.dumps([peer])})
+    assert (settings.metrics_port, settings.trainer_metrics_port, settings.scrapers) == (8081, 9464, (peer,))
+
+
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
@@ -58,6 +70,10 @@ def test_settings_that_are_files(tmp_path: Path) -> None:
         *[
             ({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_POD_IDS": text}, "PSEUDOREAL_POD_IDS is .* a JSON map of")
             for text in ("10001", "{", '{"user": 1}', '{"runAsUser": "1"}')
+        ],
+        *[
+            ({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_SCRAPERS": text}, "PSEUDOREAL_SCRAPERS is .* a JSON list of")
+            for text in ("monitoring", "{}", '["monitoring"]', "[{}]")
         ],
         ({"PSEUDOREAL_TRAINER_IMAGE": "t", "PSEUDOREAL_TRAINER_PULL_POLICY": "Maybe"}, "one of Always, IfNotPresent"),
         (

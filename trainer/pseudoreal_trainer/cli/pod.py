@@ -29,6 +29,7 @@ from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.pod.crash import read_crashes
 from pseudoreal_trainer.pod.endpoint import endpoint_of_pod
 from pseudoreal_trainer.pod.memory_use import exhausted, pod_memory
+from pseudoreal_trainer.pod.metrics_server import metrics_port, serving_metrics
 from pseudoreal_trainer.pod.outcome import (
     OUTCOME_DIRECTORY,
     collect_outcomes,
@@ -98,7 +99,10 @@ def _delink(config: DelinkConfig) -> TerminationMessage:
 def _train(config: PhaseConfig, path: Path, stop: "_Stop") -> TerminationMessage:
     with _folder() as folder:
         before, partners = pod_memory(), Partners(PodFolder(folder))
-        with reporting(PodFolder(folder), endpoint_of_pod()):
+        with (
+            reporting(PodFolder(folder), endpoint_of_pod()),
+            serving_metrics(PodFolder(folder), metrics_port(os.environ)),
+        ):
             environment = _environment(config, folder)
             await_rendezvous(environment, lambda: stop.asked)
             exit_code = _run_torchrun(path, environment, stop, partners)

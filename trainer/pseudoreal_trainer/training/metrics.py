@@ -61,19 +61,31 @@ class Meter:
         """Seconds of the newest step in which the main thread stood still until others reduced and updated."""
         self.data_seconds = 0.0
         """Seconds of the newest step in which it waited for samples."""
+        self.waits = dict.fromkeys(self._waits(), 0.0)
+        """Seconds of all steps in which it waited, by what for."""
         self._recent: deque[float] = deque(maxlen=_WINDOW)
 
     def __enter__(self) -> Self:
-        self._begin, self._stalled = time.perf_counter(), self._heartbeat.stalled_seconds
-        self._data = self._waited_for_data()
+        self._begin, self._before = time.perf_counter(), self._waits()
         return self
 
     def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
         duration = time.perf_counter() - self._begin
         self.seconds += duration
         self._recent.append(duration)
-        self.waited = self._heartbeat.stalled_seconds - self._stalled
-        self.data_seconds = self._waited_for_data() - self._data
+        waits = {name: seconds - self._before[name] for name, seconds in self._waits().items()}
+        self.waits = {name: seconds + waits[name] for name, seconds in self.waits.items()}
+        self.data_seconds = waits["data"]
+        self.waited = waits["reductions"] + waits["updates"]
+
+    def _waits(self) -> dict[str, float]:
+        """Seconds so far, validation and saves included."""
+        reductions, updates = self._heartbeat.reductions, self._heartbeat.updates
+        return {
+            "data": self._waited_for_data(),
+            "reductions": reductions.stalled_seconds,
+            "updates": updates.stalled_seconds,
+        }
 
     @property
     def seconds_per_step(self) -> float:
@@ -177,12 +189,14 @@ class Reporter:
             "validation_loss": progress.validation_loss,
             "learning_rate": phase_rate(config, progress.step, progress.begin),
             "tokens_per_second": config.batch.sequences * config.model.sequence_length / pace,
+            "step_seconds": pace,
             "seconds": self._meter.seconds,
             "remaining_seconds": (config.phase_steps - progress.step) * pace,
             "global_cursor": progress.cursor,
             "skipped_steps": progress.skipped.steps,
             "data_seconds": self._meter.data_seconds,
             "waited_seconds": self._meter.waited,
+            "waits": self._meter.waits,
             "gradient_norm": progress.gradient_norm,
             "teraflops_per_second": gauges.teraflops_per_second(pace, progress.counted),
             "mfu": gauges.utilisation(pace, progress.counted),

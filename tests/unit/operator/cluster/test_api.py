@@ -7,6 +7,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client import ApiClient, ApiException
 from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.metrics.registry import REGISTRY
 
 EVENT = {"kind": "Event", "metadata": {"name": "e", "namespace": "default"}}
 
@@ -21,12 +22,14 @@ class Answer:
         return self.body.encode()
 
 
-def _api(status: int, body: object) -> Api:
+def _api(status: int | OSError, body: object) -> Api:
     class Client:
         async def param_serialize(self, *_: Any, **__: Any) -> tuple[()]:
             return ()
 
         async def call_api(self, **_: Any) -> Answer:
+            if isinstance(status, OSError):
+                raise status
             return Answer(status, body if isinstance(body, str) else json.dumps(body))
 
     return Api(cast(ApiClient, Client()))
@@ -41,6 +44,20 @@ async def test_posting_what_is_there_is_no_error() -> None:
 async def test_another_conflict_is_one(body: object) -> None:
     with pytest.raises(ApiException):
         await _api(409, body).post(EVENT)
+
+
+async def test_requests_are_counted_by_the_code_of_their_answers() -> None:
+    def counted(code: str) -> float:
+        labels = {"verb": "POST", "code": code}
+        return REGISTRY.get_sample_value("pseudoreal_api_requests_total", labels) or 0.0
+
+    before = [counted(code) for code in ("201", "409", "none")]
+    await _api(201, {}).post(EVENT)
+    with pytest.raises(ApiException):
+        await _api(409, {}).post(EVENT)
+    with pytest.raises(OSError, match="down"):
+        await _api(OSError("down"), {}).post(EVENT)
+    assert [counted(code) for code in ("201", "409", "none")] == [number + 1 for number in before]
 
 
 @pytest.mark.parametrize(

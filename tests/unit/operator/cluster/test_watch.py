@@ -1,12 +1,14 @@
 """A watch goes on whatever becomes of its connection, and says when it may have missed something."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json
 from pseudoreal_operator.cluster.watch import Watch
+from pseudoreal_operator.metrics.registry import REGISTRY
 
 from tests.unit.operator.cluster import virtual_time
 
@@ -66,6 +68,16 @@ def test_a_connection_that_ends_is_taken_up_where_it_was() -> None:
     server.run()
     assert (server.told, server.asked) == (["pod-101", "pod-106"], ["100", "105", "106", "106"])
     assert (server.listed, server.missed) == (1, 1)
+
+
+def test_what_was_told_last_is_known_to_those_who_watch_the_watch() -> None:
+    def moment() -> float:
+        labels = {"kind": "Pod", "namespace": ""}
+        return REGISTRY.get_sample_value("pseudoreal_watch_last_event_timestamp_seconds", labels) or 0.0
+
+    begun = time.time()
+    Server([change(105, "BOOKMARK")]).run()
+    assert begun <= moment() <= time.time()
 
 
 def test_an_error_in_the_stream_or_a_cut_object_costs_nothing_that_was_told() -> None:

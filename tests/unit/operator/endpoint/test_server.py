@@ -21,6 +21,7 @@ from pseudoreal_operator.endpoint import listener, server
 from pseudoreal_operator.endpoint.certificate import fresh_certificate
 from pseudoreal_operator.endpoint.identity import REFUSALS_AT_ONCE, Identities
 from pseudoreal_operator.endpoint.server import Reports, bounded
+from pseudoreal_operator.metrics.registry import REGISTRY
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
@@ -84,6 +85,17 @@ async def test_a_good_report_is_heard_and_answered(endpoint: Endpoint, board: Bo
     assert ReportAnswer.model_validate_json(await answer.text()) == ReportAnswer(finish_phase=False)
     (heard,) = board.of_job(JOB, {EXECUTION})
     assert (heard.execution, heard.index, heard.report) == (EXECUTION, 0, REPORT)
+
+
+async def test_reports_are_counted_by_the_status_of_the_answer(endpoint: Endpoint) -> None:
+    def counted(status: int) -> float:
+        return REGISTRY.get_sample_value("pseudoreal_reports_total", {"status": str(status)}) or 0.0
+
+    before = [counted(status) for status in (200, 400, 413)]
+    assert (await endpoint.post()).status == 200
+    assert (await endpoint.post("hello")).status == 400
+    assert (await endpoint.post("x" * (REPORT_BYTES + 1))).status == 413
+    assert [counted(status) for status in (200, 400, 413)] == [number + 1 for number in before]
 
 
 async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoint, board: Board) -> None:

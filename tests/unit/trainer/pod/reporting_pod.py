@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.wire.reports import REPORT_URL
+from pseudoreal_api.wire.reports import METRICS_PORT, REPORT_URL
 from pseudoreal_trainer.heartbeat.record import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
@@ -21,13 +21,14 @@ NAME = "pod-0"
 
 
 @contextmanager
-def reporting_pod(config: PhaseConfig, server: Server, folder: Path) -> Iterator[Pod]:
-    """Trains until the context ends, or the phase."""
+def reporting_pod(config: PhaseConfig, server: Server, folder: Path, metrics_port: int = 0) -> Iterator[Pod]:
+    """Trains until the context ends, or the phase. `metrics_port`: where it serves metrics; 0: at any port."""
     endpoint, place = server.endpoint(NAME), folder / "pod"
     environment = {
         "PSEUDOREAL_OUTCOME_DIRECTORY": str(_folder(place).path),
         FAULTS: str(folder),
         REPORT_URL: endpoint.url,
+        METRICS_PORT: str(metrics_port),
         TOKEN: str(endpoint.token),
         AUTHORITY: str(endpoint.authority),
     }

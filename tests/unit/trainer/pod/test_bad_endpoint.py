@@ -1,11 +1,15 @@
 """An endpoint that is down, slow or wrong changes nothing of a training that reports to it."""
 
 import json
+import urllib.request
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from prometheus_client.parser import text_string_to_metric_families
+
 from tests.support.pods import Pod
+from tests.support.ports import free_port
 from tests.unit.trainer.pod.reporting_pod import NAME, reporting_pod
 from tests.unit.trainer.pod.server import Server, serving
 
@@ -45,15 +49,24 @@ def _take_on(manner: str, server: Server, pod: Pod, work: Path) -> None:
         server.start()
 
 
+def _scraped(port: int) -> dict[str, float]:
+    """What the pod tells Prometheus."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+    return {sample.name: sample.value for family in families for sample in family.samples}
+
+
 def test_the_losses_are_those_without_one(job_body: dict[str, Any], config: Any, train: Any, tmp_path: Path) -> None:
     spec = job_body["spec"]
     spec["data"]["validation"] |= {"everySteps": 10**8, "sequences": 2}
     spec["checkpoint"]["everySteps"] = 10**8
     for phase, steps in zip(spec["phases"], (10**8, 10**8 + 1), strict=True):
         phase["until"] = {"step": steps}
-    work = tmp_path / "reporting"
-    with serving(tmp_path) as server, reporting_pod(config(0, work.name), server, tmp_path) as pod:
+    work, port = tmp_path / "reporting", free_port()
+    with serving(tmp_path) as server, reporting_pod(config(0, work.name), server, tmp_path, port) as pod:
         server.wait_for(lambda: _losses(work))
+        server.wait_for(lambda: _scraped(port).get("pseudoreal_trainer_step", 0) > 0)
+        scraped = _scraped(port)
         for manner in MANNERS:
             _take_on(manner, server, pod, work)
             _take_on("answers", server, pod, work)
@@ -61,6 +74,9 @@ def test_the_losses_are_those_without_one(job_body: dict[str, Any], config: Any,
         assert pod.wait() == 0
         message, events = pod.message(), _events(pod)
     assert message["outcome"] == "Succeeded"
+    assert scraped["pseudoreal_trainer_loss"] in _losses(work)
+    assert 0 < scraped["pseudoreal_trainer_step_seconds"] <= scraped["pseudoreal_trainer_steps_seconds_total"]
+    assert scraped["pseudoreal_trainer_rank_step"] > 0
     assert events == ["reports_do_not_arrive", "reports_arrive_again"] * len(MANNERS)
     made = count(1)
     train(config(0, "alone"), stop=lambda: next(made) == message["step"])

@@ -1,0 +1,128 @@
+"""All jobs that the operator has heard of, as Prometheus counts them: by the watch of the jobs.
+
+What happened before the operator started is not counted again: a job that has a status when it is first seen is where
+its counting begins.
+"""
+
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from pseudoreal_operator.cluster.api import Name
+from pseudoreal_operator.loop.sight import Sight, delink_seconds, hangs, phase_seconds, restarts, sight_of
+
+Json = dict[str, Any]
+
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+_PHASE_SECONDS = (10 * _MINUTE, _HOUR, 6 * _HOUR, _DAY, 3 * _DAY, 7 * _DAY, 14 * _DAY, 30 * _DAY, 90 * _DAY)
+_DELINK_SECONDS = (10, 30, _MINUTE, 2 * _MINUTE, 5 * _MINUTE, 10 * _MINUTE, 30 * _MINUTE, _HOUR, 6 * _HOUR)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Census(Collector):
+    """Jobs by uid. A job's own gauge goes with the job."""
+
+    def __init__(self, registry: CollectorRegistry, now: Callable[[], datetime] = _now) -> None:
+        self._now = now
+        self._sights: dict[str, Sight] = {}
+        registry.register(self)
+
+        def counter(name: str, meaning: str, *labels: str) -> Counter:
+            return Counter(f"pseudoreal_{name}", meaning, ["namespace", *labels], registry=registry)
+
+        def histogram(name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(f"pseudoreal_{name}_duration_seconds", meaning, buckets=buckets, registry=registry)
+
+        self._created = counter("jobs_created", "Jobs that were first seen without a status.")
+        self._completed = counter("jobs_completed", "Jobs that have completed.")
+        self._failed = counter("jobs_failed", "Jobs that have failed, by the reason of the condition Failed.", "reason")
+        counts = "counted: whether the restart counts against spec.restart.maxRestarts."
+        self._restarts = counter("restarts", f"Restarts of executions. {counts}", "reason", "counted")
+        self._hangs = counter("hangs", "Executions that stood still for longer than spec.hang allows.", "reason")
+        self._phases = histogram("phase", "Time from the beginning of a phase to its end.", _PHASE_SECONDS)
+        delink = "Time from the end of a phase to the checkpoint that the next one begins with."
+        self._delinks = histogram("delink", delink, _DELINK_SECONDS)
+
+    def see(self, change: str | None, body: Json) -> None:
+        """Takes a change of a job as the watch tells it; None: it was there before."""
+        uid = body["metadata"]["uid"]
+        if change == "DELETED":
+            self._sights.pop(uid, None)
+            return
+        try:
+            after = sight_of(body)
+        except ValueError:
+            return  # the pass over the job tells of it
+        before, self._sights[uid] = self._sights.get(uid), after
+        if before is None:
+            self._begin(after, is_new=not body.get("status"))
+        else:
+            self._count(before, after)
+
+    def forget(self, name: Name) -> None:
+        """Forgets a job that is gone, though nothing told so."""
+        gone = [uid for uid, sight in self._sights.items() if (sight.namespace, sight.name) == name]
+        for uid in gone:
+            del self._sights[uid]
+
+    def _begin(self, sight: Sight, *, is_new: bool) -> None:
+        # From here on there is a 0 from which the first one that completes is an increase.
+        self._completed.labels(sight.namespace)
+        self._created.labels(sight.namespace).inc(is_new)
+
+    def _count(self, before: Sight, after: Sight) -> None:
+        namespace = after.namespace
+        if after.complete and not before.complete:
+            self._completed.labels(namespace).inc()
+        if after.failed and not before.failed:
+            self._failed.labels(namespace, after.failed).inc()
+        for reason, counts in restarts(before, after):
+            self._restarts.labels(namespace, reason, str(counts).lower()).inc()
+        for reason in hangs(before, after):
+            self._hangs.labels(namespace, reason).inc()
+        for seconds in phase_seconds(before, after):
+            self._phases.observe(seconds)
+        if (delink := delink_seconds(before, after, self._now())) is not None:
+            self._delinks.observe(delink)
+
+    def collect(self) -> Iterator[Metric]:
+        sights = self._sights.values()
+        yield _tallied(
+            "pseudoreal_jobs", "Jobs by status.state.", "state", Tally((one.namespace, one.state) for one in sights)
+        )
+        yield _tallied(
+            "pseudoreal_jobs_standing",
+            "Jobs that have not ended and do not go on, by the reason of the condition Progressing.",
+            "reason",
+            Tally((one.namespace, one.standing) for one in sights if one.standing),
+        )
+        yield self._checkpoint_ages()
+
+    def _checkpoint_ages(self) -> Metric:
+        ages = GaugeMetricFamily(
+            "pseudoreal_checkpoint_age_seconds",
+            "Seconds of training that would be lost with the pods of a job: since its newest checkpoint, or since the"
+            " execution began if that is later. Only of jobs that train.",
+            labels=["namespace", "job_name"],
+        )
+        now = self._now()
+        for sight in self._sights.values():
+            if sight.unsaved_since is not None:
+                age = max(0.0, (now - sight.unsaved_since).total_seconds())
+                ages.add_metric([sight.namespace, sight.name], age)
+        return ages
+
+
+def _tallied(name: str, meaning: str, label: str, tally: "Tally[tuple[str, str]]") -> Metric:
+    gauge = GaugeMetricFamily(name, meaning, labels=["namespace", label])
+    for (namespace, value), count in tally.items():
+        gauge.add_metric([namespace, value], count)
+    return gauge
