@@ -16,8 +16,10 @@ class Routers:
     def __init__(self, model: Transformer) -> None:
         experts = model.spec.experts
         self._top_k = experts.top_k if experts else None
+        self._sequence = model.spec.sequence_length
+        self._layers = sum(map(model.spec.has_experts, range(model.spec.layers)))
         self._logits: list[tuple[int, Tensor]] = []
-        """Block, and the logits of its router, [B, T, experts], for each layer with experts of the newest pass."""
+        """Block, and the logits of its router, [B, L, experts], for each layer with experts of the newest passes."""
         self._biases = dict(_biases(model))
         self.counts: list[Tensor] = []
         """For each layer with experts, the lowest first, the tokens of its experts since the step began, [experts]."""
@@ -38,16 +40,23 @@ class Routers:
         self._logits, self.counts, self.auxiliary_loss = [], [], 0.0
 
     def take(self) -> Tensor | float:
-        """The auxiliary losses of the pass that was made, summed over its tokens; its tokens are counted."""
+        """The auxiliary losses of the passes that were made, summed over their tokens, which are counted. It was one of
+        whole sequences, or they were one for each document of sequences, in their order."""
         if self._top_k is None:
             return 0.0
-        passed, self._logits = self._logits, []
+        passed, self._logits = [self._of_sequences(layer) for layer in range(self._layers)], []
         self._blocks = [block for block, _ in passed]
         found = [_tokens(self._top_k, logits, self._biases.get(block)) for block, logits in passed]
         self.counts = [a + b for a, b in zip(self.counts, found, strict=True)] if self.counts else found
         loss = sum((_auxiliary_loss(self._top_k, logits) for _, logits in passed), start=torch.tensor(0.0))
         self.auxiliary_loss += float(loss.detach())
         return loss
+
+    def _of_sequences(self, layer: int) -> tuple[int, Tensor]:
+        """Block, and the logits of whole sequences, [B, T, experts], whatever the passes were."""
+        passes = self._logits[layer :: self._layers]
+        tokens = torch.cat([logits.flatten(0, 1) for _, logits in passes])
+        return passes[0][0], tokens.unflatten(0, (-1, self._sequence))
 
     def balance(self) -> None:
         """Changes the biases by the tokens of the step, summed over the layers of each block."""

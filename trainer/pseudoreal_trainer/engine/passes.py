@@ -40,14 +40,21 @@ class Training:
     """What a training step needs besides its batch."""
 
     tokens: int
-    """Targets of the whole batch, over all ranks, that are not ignored: the divisor of the loss before the backward
-    pass."""
+    """Tokens of the whole batch, over all ranks: the divisor of auxiliary losses, which are of whole sequences."""
     rate: float
     """Learning rate."""
     stop: bool
     """Whether this rank was asked to stop."""
     finish: bool = False
     """Whether this rank was asked to end the phase."""
+    ignored: int = 0
+    """Those of the tokens that have no target, as they end documents."""
+
+    @property
+    def targets(self) -> int:
+        """What the loss is divided by before the backward pass; at least 1, as a batch may consist of empty
+        documents."""
+        return max(1, self.tokens - self.ignored)
 
 
 @dataclass(frozen=True)
@@ -184,7 +191,7 @@ class Passes:
 
         source, head = self._take_input(run, self.layout.head, m), self.layout.head
         run.losses[m], run.gradients[head, m] = self.loss.backward(
-            self.modules.head, source, self._targets(run, m), run.training_step.tokens, take
+            self.modules.head, source, self._targets(run, m), run.training_step.targets, take
         )
 
     def _bind(self, position: int) -> int:

@@ -26,7 +26,7 @@ class Tally:
     """Zeros, [experts + 1], float64; the gradient is the number of tokens of each expert, and behind them the
     auxiliary loss, summed over tokens."""
     divisor: int
-    """Tokens of the whole batch, by which its loss is divided before the backward pass."""
+    """Tokens of the whole batch, by which its auxiliary losses are divided before the backward pass."""
 
     @classmethod
     def empty(cls, experts: int, divisor: int, device: torch.device) -> "Tally":

@@ -34,7 +34,7 @@ from pseudoreal_trainer.training.batches import StreamBatch
 from pseudoreal_trainer.training.ending import Rules
 from pseudoreal_trainer.training.gauges import phase_gauges
 from pseudoreal_trainer.training.metrics import Meter, Reporter
-from pseudoreal_trainer.training.progress import Progress, targets_of
+from pseudoreal_trainer.training.progress import Progress, tokens_of
 from pseudoreal_trainer.training.reading import Reading, Samples, open_reading
 from pseudoreal_trainer.training.same_corpus import agree_on_corpus, check_corpus
 from pseudoreal_trainer.training.saving import Saved, Saver
@@ -119,8 +119,9 @@ def train_step(
     """
     step, mesh = progress.step + 1, engine.mesh
     batch = StreamBatch(samples, rank_parts(config.batch, progress.cursor, mesh.data_rank, mesh.layout.data))
-    rate = phase_rate(config, step, progress.begin)
-    return engine.train(batch, Training(targets_of(config, counted), rate, stop, finish), step, probe)
+    rate, tokens = phase_rate(config, step, progress.begin), tokens_of(config)
+    ignored = 0 if counted is None else tokens - counted.targets
+    return engine.train(batch, Training(tokens, rate, stop, finish, ignored), step, probe)
 
 
 @dataclass(frozen=True)

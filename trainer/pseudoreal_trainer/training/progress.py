@@ -117,7 +117,7 @@ class Progress:
         self.gradient_norm = agreed.norm if is_known else None
         self.z_loss = None if agreed.z_loss_sum is None else agreed.z_loss_sum / targets_of(config, counted)
         self.load = agreed.load
-        self.auxiliary_loss = _auxiliary_loss(agreed, config, counted)
+        self.auxiliary_loss = _auxiliary_loss(agreed, config)
         if agreed.trains:
             self.updates = self.updates.and_one(left_out)
 
@@ -162,17 +162,22 @@ def loss_of(agreed: Agreement, config: PhaseConfig, counted: Counts | None) -> f
     return agreed.loss_sum / targets_of(config, counted)
 
 
-def _auxiliary_loss(agreed: Agreement, config: PhaseConfig, counted: Counts | None) -> float | None:
+def _auxiliary_loss(agreed: Agreement, config: PhaseConfig) -> float | None:
     top_k = config.model.top_k
     if agreed.load is None or top_k is None or float(top_k.auxiliary_loss) == 0:
         return None
-    return agreed.load.auxiliary_loss_sum / targets_of(config, counted)
+    return agreed.load.auxiliary_loss_sum / tokens_of(config)
+
+
+def tokens_of(config: PhaseConfig) -> int:
+    """Tokens of a step's batch: what its auxiliary losses, which are of whole sequences, are the mean of."""
+    return config.batch.sequences * config.model.sequence_length
 
 
 def targets_of(config: PhaseConfig, counted: Counts | None) -> int:
     """Targets of a step's batch: what its loss is the mean of. At least 1, as a batch may consist of empty
     documents."""
-    return config.batch.sequences * config.model.sequence_length if counted is None else max(1, counted.targets)
+    return tokens_of(config) if counted is None else max(1, counted.targets)
 
 
 def _skipped(progress: Progress, agreed: Agreement, loss: float, *, skips: bool) -> Skipped:

@@ -16,8 +16,8 @@ from pseudoreal_trainer.plan.sharing import blocks_of_layers
 STEPS = 5
 SEQUENCES_OF_A_MICRO_BATCH = 4
 RATE = 1e-2
-PROMPTS = [[5], [7, 1, 200], [9, 9, 4, 8, 2, 6, 1, 3]]
-"""Fewer tokens than a sequence has, and more."""
+PROMPTS = [[5], [7, 0, 200], [9, 9, 4, 8, 2, 6, 1, 3]]
+"""Fewer tokens than a sequence has, and more; the second one has the end of a document in it."""
 WRITTEN = 5
 """Tokens that are written behind each prompt."""
 SAMPLING = Sampling(200, temperature=1.0, seed=11)

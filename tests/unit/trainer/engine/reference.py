@@ -43,6 +43,11 @@ def targets_of(case: Case, step: int) -> int:
     return int((inputs != END).sum()) if case.documents else inputs.numel()
 
 
+def tokens_of(case: Case) -> int:
+    """Tokens of a step, with a target or without."""
+    return case.micro_batches * SEQUENCES_OF_A_MICRO_BATCH * case.model.sequence_length
+
+
 def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:
     """A data rank's sequences, [micro-batches, B, T + 1]."""
     count = batch.shape[1]
@@ -71,14 +76,12 @@ def _plain(case: Case) -> Case:
 @cache
 def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tensor]]:
     model, optimizer = model_and_optimizer(case)
-    # Their counts are those of whole sequences, and no case of masked documents has a bias or an auxiliary loss.
-    routers, losses = None if case.documents else Routers(model), []
+    routers, losses = Routers(model), []
     for step in range(STEPS):
         losses.append(set_gradients(model, case, step, routers))
         clip(model, case)
         optimizer.step()
-        if routers is not None:
-            routers.balance()
+        routers.balance()
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     return losses, weights, {name: optimizer.state[p]["exp_avg"] for name, p in trained.items()}
@@ -97,16 +100,15 @@ def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]
 
 
 def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | None = None) -> float:
-    """Sets the gradients of a step's batch: its cross-entropy."""
+    """Sets the gradients of a step's batch: its cross-entropy. `routers`: None where no experts are chosen by top k."""
     if routers is not None:
         routers.begin()
     batch = batch_of(case, step)
-    tokens = targets_of(case, step)
-    parts = [_gradients(model, case, part_of(batch, d, case.data), tokens, routers) for d in range(case.data)]
+    parts = [_gradients(model, case, part_of(batch, d, case.data), step, routers) for d in range(case.data)]
     for index, parameter in enumerate(p for p in model.parameters() if p.requires_grad):
         # Partial sums of the data ranks, added up in their order.
         parameter.grad = torch.stack([gradients[index] for _, gradients in parts]).sum(dim=0)
-    return sum(loss for loss, _ in parts) / tokens
+    return sum(loss for loss, _ in parts) / targets_of(case, step)
 
 
 @torch.no_grad()
@@ -133,26 +135,31 @@ def _pairs(case: Case, windows: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 @torch.no_grad()
 def write(case: Case, weights: dict[str, Tensor]) -> list[list[int]]:
-    """Tokens behind each of PROMPTS, by a plain loop over whole sequences with zeros behind the text, as what experts
-    do depends on their length."""
+    """Tokens behind each of PROMPTS, by a plain loop over whole sequences with zeros behind the text, which nothing
+    sees."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
     model.load_state_dict(weights)
-    return [_behind(model, prompt, SAMPLING.seed + number) for number, prompt in enumerate(PROMPTS)]
+    seeds = range(SAMPLING.seed, SAMPLING.seed + len(PROMPTS))
+    return [_behind(model, *each, documents=case.documents) for each in zip(PROMPTS, seeds, strict=True)]
 
 
-def _behind(model: Transformer, prompt: list[int], seed: int) -> list[int]:
+def _behind(model: Transformer, prompt: list[int], seed: int, *, documents: bool) -> list[int]:
     length, text, generator = model.spec.sequence_length, [*prompt], torch.Generator().manual_seed(seed)
     for _ in range(WRITTEN):
         seen = text[-length:]
+        if documents:
+            # Any token that goes on: that part of the row is the newest document.
+            seen = [token for token, _ in cut([*seen, END + 1], END)[-1]]
         logits = model(torch.tensor([seen + [0] * (length - len(seen))]))[0, len(seen) - 1]
         text.append(draw(logits, SAMPLING, generator))
     return text[len(prompt) :]
 
 
 def _gradients(
-    model: Transformer, case: Case, part: Tensor, tokens: int, routers: Routers | None
+    model: Transformer, case: Case, part: Tensor, step: int, routers: Routers | None
 ) -> tuple[float, list[Tensor]]:
-    """Sum of the cross-entropies and gradients of one data rank's sequences, micro-batch after micro-batch."""
+    """Sum of the cross-entropies and gradients of one data rank's sequences, micro-batch after micro-batch. Auxiliary
+    losses are of whole sequences: of all their tokens, also of those without a target."""
     model.zero_grad()
     sums = []
     for windows in part:
@@ -164,9 +171,10 @@ def _gradients(
         if case.z_loss != "0":
             squares = [(logits.exp().sum(-1).log().square() * (wanted != -100)).sum() for logits, wanted in found]
             loss_sum = loss_sum + float(case.z_loss) * reduce(add, squares)
+        loss = loss_sum / targets_of(case, step)
         if routers is not None:
-            loss_sum = loss_sum + routers.take()
-        (loss_sum / tokens).backward()
+            loss = loss + routers.take() / tokens_of(case)
+        loss.backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
     return float(torch.stack(sums).sum()), gradients
 

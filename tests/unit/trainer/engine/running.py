@@ -22,7 +22,7 @@ from torch import Tensor
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.cases import END, PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
 from tests.unit.trainer.engine.meshes import mesh_of
-from tests.unit.trainer.engine.reference import batch_of, part_of, targets_of
+from tests.unit.trainer.engine.reference import batch_of, part_of, targets_of, tokens_of
 
 SEED = 3
 _LIMIT_SECONDS = 1800.0
@@ -156,13 +156,13 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
     data_rank = ranks.rank % case.data
     for step in range(STEPS):
         batch = CaseBatch(case, step, data_rank, ranks.device)
-        tokens = targets_of(case, step)
+        tokens, targets = tokens_of(case), targets_of(case, step)
         probe = engine.probe(case.next_blocks) if case.next_sharing else None
-        agreement = engine.train(batch, Training(tokens, RATE, stop=False), step, probe)
+        agreement = engine.train(batch, Training(tokens, RATE, stop=False, ignored=tokens - targets), step, probe)
         if probe is not None:
             result.measured.append(probe.result())
         engine.settle()
-        result.losses.append(agreement.loss_sum / tokens)
+        result.losses.append(agreement.loss_sum / targets)
         result.left_out.append(agreement.left_out)
         result.loads.append(agreement.load)
         result.moved.append({str(link): size for link, size in engine.trace.moved.items()})

@@ -29,9 +29,16 @@ CASES = [
     Case(drawn=EVERYWHERE, pipeline=2, blocks=2, pattern="Segment", clipping="PerUnit", order="Interleaved"),
     Case(options=BALANCED, data=3, sharding="Optimizer", blocks=2, clipping="Global", micro_batches=1),
     Case(drawn=EVERYWHERE, pipeline=2, data=2, sharding="Full", blocks=1, homes="D", clipping="Global"),
+    *(
+        Case(documents=True, options=BALANCED, micro_batches=n, homes=h, clipping="Global")
+        for n, h in ((1, "d"), (4, "hD"))
+    ),
+    Case(documents=True, options=BALANCED, data=2, sharding="Full", blocks=2, homes="hDd", clipping="PerUnit"),
+    Case(documents=True, drawn=EVERYWHERE, pipeline=2, blocks=1, recompute=False, order="1F1B", clipping="Global"),
     Case(options="Mixtral", pipeline=2, data=2, sharding="Gradients"),
 ]
-"""Blocks of layers on both pipeline ranks are among them, and shards that reach into the padding."""
+"""Blocks of layers on both pipeline ranks are among them, shards that reach into the padding, and masked documents: the
+bias follows all tokens, also those without a target, and the auxiliary loss is the mean over whole sequences."""
 want(CASES)
 
 

@@ -119,6 +119,15 @@ def test_losses_are_those_of_documents_in_rows_of_their_own(config: Any, train: 
     assert lines[-1]["bits_per_byte"]["wiki"] == pytest.approx(bits, rel=1e-13)
 
 
+def test_an_auxiliary_loss_is_the_mean_over_sequences(job: Any, config: Any, train: Any) -> None:
+    """Every token goes to all experts, so they are in balance, and the loss of each of the four layers is its factor,
+    whatever part of the tokens has a target."""
+    top_k = {"perToken": 3, "auxiliaryLoss": "0.5"}
+    job["spec"]["model"]["experts"] = {"type": "TopK", "count": 3, "topK": top_k}
+    train(config(0))
+    assert [line["auxiliary_loss"] for line in metrics(config(0))] == pytest.approx([2.0] * 6, rel=1e-12)
+
+
 def test_operations_are_those_within_documents(config: Any, train: Any) -> None:
     train(config(0))
     parts = parts_of([sample(number) for number in range(30, 36)])
