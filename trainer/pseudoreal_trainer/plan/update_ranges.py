@@ -64,7 +64,10 @@ def _append(ranges: list[UpdateRange], last: UpdateRange) -> None:
 
 def cut(ranges: Sequence[UpdateRange], begin: int, end: int) -> tuple[UpdateRange, ...]:
     """What the elements begin..end-1 have of the ranges, counted from `begin`. Padding behind the last range belongs to
-    it, where AdamW updates that: its gradient is zero, and so are its weights."""
+    it, where AdamW updates that: its gradient is zero, and so are its weights. Padding behind a balancing bias belongs
+    to none, and a rank may have nothing else."""
+    if not ranges:
+        return ()
     last = ranges[-1].end if ranges[-1].is_balancing else end
     ends = [*(one.end for one in ranges[:-1]), last]
     parts = [

@@ -1,6 +1,7 @@
 """Ranges that are updated alike, against each tensor by itself."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -73,6 +74,25 @@ def test_without_multipliers_there_are_matrices_and_others() -> None:
             assert {(one.begin, one.end) for one in ranges} == {(0, matrices), (matrices, unit.numel)} - {
                 (unit.numel, unit.numel)
             }
+
+
+BALANCED = _units({"experts": {"type": "TopK", "count": 5, "topK": {"perToken": 2, "biasUpdateRate": "0.1"}}})[1]
+
+
+@given(st.integers(1, 80), st.integers(1, 100), multipliers)
+def test_shards_in_chunks_are_those_of_the_whole(ranks: int, chunk: int, chosen: dict[str, tuple[str, str]]) -> None:
+    """The last of many ranks have nothing but padding, which is updated by none where a balancing bias is before it."""
+    whole = update_ranges(BALANCED, _optimizer(chosen))
+    assert whole[-1] == UpdateRange(BALANCED.trained, BALANCED.numel, is_balancing=True)
+    found = []
+    for rank in range(ranks):
+        shard = BALANCED.shard(rank, ranks)
+        ranges = cut(whole, shard.start, shard.stop)
+        for begin in range(0, len(shard), chunk):
+            parts = cut(ranges, begin, min(begin + chunk, len(shard)))
+            first = shard.start + begin
+            found += [(first + i, replace(one, begin=0, end=0)) for one in parts for i in range(one.begin, one.end)]
+    assert found == [(i, replace(one, begin=0, end=0)) for one in whole for i in range(one.begin, one.end)]
 
 
 @given(st.data(), multipliers)

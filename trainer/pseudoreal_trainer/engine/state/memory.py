@@ -43,7 +43,7 @@ class Extent:
     begin: int
     length: int
     ranges: tuple[UpdateRange, ...]
-    """How its elements are updated, counted from `begin`; all of them."""
+    """How its elements are updated, counted from `begin`; all but padding behind a balancing bias."""
     master: torch.dtype
     compute: torch.dtype
 
@@ -216,7 +216,7 @@ class Slices:
     """Memory for the new weights in the compute type; None: the weights are computed with as they are. Nothing else
     lies in it, as one thread writes to it while others read their parts of the gradient."""
     ranges: tuple[UpdateRange, ...]
-    """How their elements are updated; all of them."""
+    """How their elements are updated; all but padding behind a balancing bias."""
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,19 @@ def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
         assert torch.equal(_whole(pair.disk, "weights"), torch.cat([part.detach() for part in parts]))
 
 
+def test_a_shard_that_is_padding_behind_a_balancing_bias_stays_as_it_is(tmp_path: Path) -> None:
+    extent = Extent(960, 32, (), torch.float32, torch.bfloat16)
+    passing = PassingBuffers([aligned_buffer(extent.length * 4)])
+    staging = [aligned_buffer(extent.length * 2)]
+    state = open_disk_states(tmp_path, {0: extent}, lambda _: False, staging, passing, AdamW(), Trace(0))[0]
+    for kind in KINDS:
+        state.put(kind, torch.zeros(extent.length))
+    state.keep_gradient(torch.zeros(extent.length))
+    state.update(Optimizer(), RATE, SCALE)
+    assert not any(_whole(state, kind).any() for kind in KINDS)
+    state.close()
+
+
 def test_reading_ahead_waits_for_the_update(pairs: list[Pair]) -> None:
     failed: Future[None] = Future()
     failed.set_exception(OSError("the disk is gone"))
