@@ -1,7 +1,6 @@
 """Causal self-attention: grouped queries, with norms, biases and a window as the model says, over whole sequences or
 within the documents in them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +54,7 @@ class Attention(nn.Module):
             mixed = mixed.transpose(1, 2).flatten(2)
         else:
             mixed = self.attend_within(
-                documents.lengths, rotate(query, rotation), rotate(key, rotation), value, mask, self.window
+                documents, rotate(query, rotation), rotate(key, rotation), value, mask, self.window
             )
         out: Tensor = self.output(mixed)
         return out
@@ -85,17 +84,17 @@ def _attended(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, *,
 
 
 def attend_within(
-    lengths: Sequence[Sequence[int]], query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
+    documents: Documents, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, window: int | None
 ) -> Tensor:
     """Values mixed by attention within documents: queries [B, heads, T, w], keys and values [B, key heads, T, w] ->
-    [B, T, heads * w], B at least 1. `lengths`: as in `Documents`; `mask`: that of the window.
+    [B, T, heads * w], B at least 1. `mask`: that of the window.
 
     Each document is a call of its own, so no mask of all pairs of tokens is ever made: the kernels are those of whole
     sequences, time grows with the squares of the documents' lengths, and no kernel needs to know documents.
     """
     is_grouped = query.shape[1] != key.shape[1]
     mixed: list[Tensor] = []
-    for row, *sequence in zip(lengths, query.split(1), key.split(1), value.split(1), strict=True):
+    for row, *sequence in zip(documents.lengths, query.split(1), key.split(1), value.split(1), strict=True):
         for length, q, k, v in zip(row, *(features.split([*row], dim=2) for features in sequence), strict=True):
             one = _attended(q, k, v, _corner(mask, length, window), is_grouped=is_grouped)  # [1, heads, length, w]
             mixed.append(one.squeeze(0).transpose(0, 1))

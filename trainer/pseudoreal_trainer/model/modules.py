@@ -121,7 +121,8 @@ class Modules:
 
 def _compiled(block: Block) -> Callable[..., Any]:
     """The block's pass, compiled. Experts are left out: their numbers of tokens differ from pass to pass, and
-    torch.compile would begin anew for each. So is attention within documents, for the same reason."""
+    torch.compile would begin anew for each. So is attention within documents, for the same reason: it alone looks into
+    them."""
     block.attention.attend_within = torch.compiler.disable(attend_within)
     if not block.is_mixture:
         return torch.compile(block)

@@ -1,5 +1,6 @@
 """Attention within documents: rows of several documents compute what each of them computes by itself."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -91,6 +92,27 @@ def test_positions_begin_anew_in_each_document() -> None:
     for found, table in zip(given[0], rotary(spec, LENGTH, hidden), strict=True):
         expected = [[table[place] for part in cut(row, END) for place in range(len(part))] for row in tokens.tolist()]
         assert torch.equal(found[:, 0], torch.stack([torch.stack(row) for row in expected]))
+
+
+def test_nothing_is_compiled_anew_for_other_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each micro-batch has others, and behind the eighth torch would go on uncompiled."""
+    graphs: list[Any] = []
+
+    def backend(graph: Any, _: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    spec, tokens = MODELS["windows"], _rows()
+    modules = Modules(spec, units_of(spec, Sharing(blocks=2)), torch.float64, compiled=True)
+    modules.of(1).bind(torch.randn(modules.of(1).numel, dtype=torch.float64))
+    hidden, compiled = torch.randn(2, LENGTH, 32, dtype=torch.float64), []
+    for rows in (tokens[:2], tokens[1:3], tokens[2:4], tokens[3:]):
+        modules.block(hidden, 0, documents=documents_of(rows, END, rows))
+        compiled.append(len(graphs))
+    torch.compiler.reset()
+    assert compiled == [compiled[0]] * 4
+    assert compiled[0] > 0
 
 
 def test_masks_change_what_is_computed() -> None:
