@@ -235,9 +235,9 @@ class MixtureOfExperts(ApiModel):
     )
     capacity_factor: DecimalString = Field(
         "1.25",
-        description="capacityFactor is the number of tokens of a sequence that an expert accepts, as a multiple"
-        " of its even share, rounded up. Further tokens pass the layer unchanged. With a factor of"
-        " count / prototypes no expert is ever full.",
+        description="capacityFactor is the number of tokens of a sequence, or of a document where documents are masked,"
+        " that an expert accepts, as a multiple of its even share of a sequence, rounded up. Further tokens pass the"
+        " layer unchanged. With a factor of count / prototypes no expert is ever full.",
     )
     top_k: Annotated[TopK | None, Since(4)] = Field(
         None, description="topK is set with type TopK. Omitted with type Prototypes."

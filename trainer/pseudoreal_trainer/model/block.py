@@ -41,16 +41,19 @@ class Block(nn.Module):
         hidden = hidden + _applied(
             self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask, documents)
         )
-        return hidden + _applied(self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally))
+        return hidden + _applied(
+            self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally, documents)
+        )
 
-    def _fed_forward(self, features: Tensor, tally: Tally | None) -> Tensor:
-        out: Tensor = self._mixed(features, tally) if self.is_mixture else self.ffn(features)
+    def _fed_forward(self, features: Tensor, tally: Tally | None, documents: Documents | None) -> Tensor:
+        out: Tensor = self._mixed(features, tally, documents) if self.is_mixture else self.ffn(features)
         return out
 
-    def _mixed(self, features: Tensor, tally: Tally | None = None) -> Tensor:
+    def _mixed(self, features: Tensor, tally: Tally | None = None, documents: Documents | None = None) -> Tensor:
         """The output of the experts: [B, T, H] -> [B, T, H]."""
-        tallies = () if tally is None else (tally,)
-        mixed: Tensor = self.experts(features, self.router(features), *tallies)
+        # Experts by top k are never full, so they need not know documents; only they are tallied.
+        wanted = tally if isinstance(self.experts, TopKExperts) else documents
+        mixed: Tensor = self.experts(features, self.router(features), wanted)
         return mixed if self.shared is None else mixed + self.shared(features)
 
 

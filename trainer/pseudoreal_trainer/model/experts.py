@@ -7,6 +7,7 @@ for each token (arXiv 2401.04088). There is no auxiliary loss that balances expe
 An expert accepts no more than its capacity of the tokens of each sequence, the earliest (Switch, arXiv 2101.03961,
 which counts over a whole batch). Counted in each sequence, it does not matter how a batch is cut into micro-batches
 and ranks. It holds in evaluation, too: what is measured is what was trained, and no token depends on a later one.
+Where tokens attend within documents, it counts in each document, which then computes what it does in a row of its own.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from pseudoreal_api.spec.model import MixtureOfExperts, Model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pseudoreal_trainer.model.attention import Documents
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
 
@@ -41,9 +43,10 @@ class Experts(nn.ModuleList):
         self._prototypes = experts.prototypes
         self._capacity = capacity_of(spec)
 
-    def forward(self, hidden: Tensor, logits: Tensor) -> Tensor:
-        """The sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H]."""
-        routes = _routed(logits.unflatten(-1, (self._prototypes, -1)), self._capacity)
+    def forward(self, hidden: Tensor, logits: Tensor, documents: Documents | None = None) -> Tensor:
+        """The sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H]. `documents`: those
+        in which the capacity counts; None: whole sequences."""
+        routes = _routed(logits.unflatten(-1, (self._prototypes, -1)), self._capacity, documents)
         # The only place where the host waits for the device, once for all prototypes.
         counts: list[list[int]] = routes.counts.tolist()
         tokens = hidden.flatten(0, 1)  # [N, H]
@@ -70,18 +73,30 @@ class _Routes:
     """Factor of each token's output, [P, N]: 1, with a gradient."""
 
 
-def _routed(logits: Tensor, capacity: int) -> _Routes:
+def _routed(logits: Tensor, capacity: int, documents: Documents | None) -> _Routes:
     """The routes for logits [B, T, P, n]. Nothing is read back from the device: `bincount` and `one_hot` may, to learn
     a size."""
     experts = logits.shape[-1]
     choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, P, 1]
     chosen = choice == torch.arange(experts, device=logits.device)  # [B, T, P, n]
-    # Among the tokens of the sequence that choose the same expert, from 1.
-    number = chosen.cumsum(dim=1).gather(-1, choice)  # [B, T, P, 1]
-    is_refused = number > capacity
+    is_refused = _numbers(chosen, choice, documents) > capacity  # [B, T, P, 1]
     counts = (chosen & ~is_refused).sum(dim=(0, 1))  # [P, n]
     expert = choice.masked_fill(is_refused, experts).flatten(0, 1).squeeze(-1).t()  # [P, N]
     return _Routes(expert.argsort(dim=-1, stable=True), counts, _gates(logits, choice))
+
+
+def _numbers(chosen: Tensor, choice: Tensor, documents: Documents | None) -> Tensor:
+    """The number of each token, from 1, among those of its sequence, or document, that choose the same expert: chosen
+    [B, T, P, n], choice [B, T, P, 1] -> [B, T, P, 1]."""
+    counts = chosen.cumsum(dim=1)
+    numbers = counts.gather(-1, choice)
+    if documents is None:
+        return numbers
+    sequences, places, prototypes = (torch.arange(size, device=chosen.device) for size in chosen.shape[:3])
+    begins = (places - documents.positions)[..., None]  # [B, T, 1]
+    # Those that were counted at the end of the document before; before the first one nothing was, and -1 is the end.
+    before = counts[sequences[:, None, None], begins - 1, prototypes, choice.squeeze(-1)]  # [B, T, P]
+    return numbers - before.masked_fill(begins == 0, 0)[..., None]
 
 
 def _gates(logits: Tensor, choice: Tensor) -> Tensor:

@@ -19,15 +19,18 @@ MASKED = [
     Case(documents=True, homes="hD", recompute=False, order="1F1B", micro_batches=4),
     Case(documents=True, blocks=1, vocabulary=300, loss_chunk=5, z_loss="1e-3", tied=True),
     *(Case(documents=True, options=name, homes="dhD", blocks=2, clipping="PerUnit") for name in FAMILIES),
+    *(Case(documents=True, experts=6, prototypes=p, homes="hD", micro_batches=n) for p, n in ((1, 1), (3, 4))),
     *(Case(documents=True, pipeline=2, order=order, micro_batches=4) for order in ORDERS),
     Case(documents=True, pipeline=2, blocks=1, homes="D", clipping="Global"),
     Case(documents=True, pipeline=2, recompute=False, order="GPipe", options="Mistral", homes="h"),
     *(Case(documents=True, data=2, sharding=sharding, homes="hDd", clipping="Global") for sharding in ("None", "Full")),
     Case(documents=True, data=2, sharding="Full", options="Qwen2", blocks=2, loss_chunk=7),
+    Case(documents=True, data=2, sharding="Full", experts=4, recompute=False, clipping="PerUnit"),
     Case(documents=True, pipeline=3, layers=6, homes="hD", options="Llama3"),
     Case(documents=True, pipeline=2, data=2, sharding="Full", blocks=2, homes="D", tied=True, clipping="PerUnit"),
 ]
-"""Pipeline ranks in the middle, of three, have neither the embedding nor the head."""
+"""Pipeline ranks in the middle, of three, have neither the embedding nor the head. Experts of prototypes are full in
+documents of several tokens."""
 want(MASKED)
 
 
