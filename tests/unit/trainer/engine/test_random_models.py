@@ -51,6 +51,7 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
         epsilon="1e-4",
         exclusions=draw.choice([(), ("Embedding",)]),
         multipliers=draw.choice([(), (("Attention", "0.5", "2"), ("Norms", "2", "1"))]),
+        documents=draw.random() < 0.4,
         drawn=json.dumps(_drawn_model(draw, family, layers, blocks_of_layers(sharing, layers))),
     )
 
@@ -76,14 +77,14 @@ def _drawn_model(draw: Random, family: str | None, layers: int, layer_blocks: tu
         "feedForward": {"size": draw.choice([12, 20])}
         | _some(draw, {"activation": draw.choice(["GELU", "SwiGLU"]), "bias": "All"}),
     }
-    if family in ("Mixtral", "Qwen3MoE") or draw.random() < 0.3:
+    if family in ("Mixtral", "Qwen3MoE"):
         model["experts"] = _drawn_experts(draw, layer_blocks)
+    elif draw.random() < 0.4:
+        model["experts"] = draw.choice([_drawn_experts, _drawn_prototypes])(draw, layer_blocks)
     return model
 
 
 def _drawn_experts(draw: Random, layer_blocks: tuple[int, ...]) -> dict[str, Any]:
-    """Dense layers are all of those of some blocks, and not of all."""
-    dense = draw.sample(sorted(set(layer_blocks)), draw.randrange(len(set(layer_blocks))))
     top_k: dict[str, Any] = {
         "perToken": draw.randint(1, 3),
         "score": draw.choice(["Softmax", "Sigmoid"]),
@@ -92,8 +93,20 @@ def _drawn_experts(draw: Random, layer_blocks: tuple[int, ...]) -> dict[str, Any
     top_k |= _some(
         draw, {"size": 7, "scale": "1.5", "sharedExperts": 1, "biasUpdateRate": "0.02", "auxiliaryLoss": "0.1"}
     )
-    layers = [layer for layer, block in enumerate(layer_blocks) if block in dense]
-    return {"type": "TopK", "count": draw.randint(3, 6), "topK": top_k, "denseLayers": layers}
+    dense = _drawn_dense_layers(draw, layer_blocks)
+    return {"type": "TopK", "count": draw.randint(3, 6), "topK": top_k, "denseLayers": dense}
+
+
+def _drawn_prototypes(draw: Random, layer_blocks: tuple[int, ...]) -> dict[str, Any]:
+    """Some tokens find their expert full."""
+    dense = _drawn_dense_layers(draw, layer_blocks)
+    return {"type": "Prototypes", "count": 6, "prototypes": draw.choice([1, 2, 3]), "denseLayers": dense}
+
+
+def _drawn_dense_layers(draw: Random, layer_blocks: tuple[int, ...]) -> list[int]:
+    """All layers of some blocks, and not of all."""
+    dense = draw.sample(sorted(set(layer_blocks)), draw.randrange(len(set(layer_blocks))))
+    return [layer for layer, block in enumerate(layer_blocks) if block in dense]
 
 
 def _some(draw: Random, fields: dict[str, Any]) -> dict[str, Any]:
@@ -132,5 +145,7 @@ def test_every_option_is_drawn() -> None:
         "Post",
         "tied",
         "denseLayers",
+        "Prototypes",
+        "documents",
     ):
         assert word in drawn
