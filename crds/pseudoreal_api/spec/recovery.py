@@ -95,8 +95,8 @@ class Hang(ApiModel):
         900,
         ge=1,
         le=2**31,
-        description="stepSeconds is the longest time from one step to the next, with a validation between them;"
-        " the clock stands still during a save.",
+        description="stepSeconds is the longest time from one step to the next, with a validation and its samples"
+        " between them; the clock stands still during a save.",
     )
     checkpoint_seconds: int = Field(
         1800,

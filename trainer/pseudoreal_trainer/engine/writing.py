@@ -2,8 +2,8 @@
 
 Each token is one evaluation of all prompts: each in a pass of its own, as long as a training sequence, as windows of a
 validation are. So it needs no more memory than they, no other shape is compiled or tried, and the same weights write
-the same tokens on any number of ranks. What stands behind a prompt's last token cannot be seen from it, except by
-experts, which count it against their capacity.
+the same tokens on any number of ranks. What stands behind a prompt's last token cannot be seen from it: attention is
+causal, and experts that are full have taken earlier tokens.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,13 @@ WITH_EXPERTS = [
     Case(options="Mixtral", data=2, sharding="Full"),
     Case(experts=6, prototypes=2, pipeline=2, homes="hD"),
 ]
-CASES = [*DENSE, *WITH_EXPERTS]
+MASKED = [
+    Case(documents=True, homes="hD"),
+    Case(documents=True, pipeline=2, data=2, sharding="Full", options="Mistral"),
+    Case(documents=True, data=2, experts=6, prototypes=2),
+]
+"""What stands before the end of a document cannot be seen from behind it."""
+CASES = [*DENSE, *WITH_EXPERTS, *MASKED]
 want(CASES, written=True)
 
 
@@ -45,7 +51,7 @@ def test_it_is_what_a_plain_model_writes(case: Case, engine_results: dict[Case, 
         assert result.written == expected, "the same on every rank"
 
 
-@pytest.mark.parametrize("case", DENSE, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [*DENSE, *WITH_EXPERTS], ids=lambda case: case.name)
 def test_it_is_what_sampling_from_a_checkpoint_writes(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     """Nothing of what stands behind a text is seen from it."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
