@@ -56,7 +56,12 @@ REFINEMENTS = [
 
 
 MIXTURE = {"count": 6, "prototypes": 3, "capacityFactor": "0.75"}
-MIXED_REFINEMENTS = [(*REFINEMENTS[index], MIXTURE) for index in (0, 2, 3)]
+BALANCED = {
+    "type": "TopK",
+    "count": 5,
+    "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.02", "auxiliaryLoss": "0.1"},
+}
+MIXED_REFINEMENTS = [*((*REFINEMENTS[index], MIXTURE) for index in (0, 2, 3)), (*REFINEMENTS[2], BALANCED)]
 
 
 @pytest.mark.parametrize(("before", "after", "experts"), [*((*r, None) for r in REFINEMENTS), *MIXED_REFINEMENTS])
@@ -81,6 +86,10 @@ def test_the_function_stays_the_same_to_the_bit(
         block, _, rest = name.partition(".")
         layers = [layer for layer, used in enumerate(shared.layer_blocks) if used == int(block)]
         copies = {real.layer_blocks[layer] for layer in layers}
+        if not parameter.requires_grad:
+            assert parameter.any(), "a balancing bias"
+            assert all(torch.equal(real.blocks[copy].get_parameter(rest), parameter) for copy in copies)
+            continue
         total = torch.stack([_gradient(real.blocks[copy].get_parameter(rest)) for copy in copies]).sum(dim=0)
         torch.testing.assert_close(parameter.grad, total, rtol=0, atol=1e-12)
 

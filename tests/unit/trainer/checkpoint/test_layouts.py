@@ -44,6 +44,8 @@ LAYOUTS = {
 
 MIXTURE = {"count": 6, "prototypes": 2, "capacityFactor": "0.75"}
 OF_THE_MIXTURE = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk"]
+BALANCED = {"type": "TopK", "count": 5, "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.02"}}
+OF_THE_BALANCED = OF_THE_MIXTURE[:2]
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,12 @@ def stores_of_experts(job_body: dict[str, Any], config: Any, tmp_path: Path) -> 
     return _stores(OF_THE_MIXTURE, job_body, config, tmp_path)
 
 
+@pytest.fixture
+def stores_of_balanced_experts(job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
+    job_body["spec"]["model"]["experts"] = BALANCED
+    return _stores(OF_THE_BALANCED, job_body, config, tmp_path)
+
+
 def _stores(layouts: list[str], job_body: dict[str, Any], config: Any, tmp_path: Path) -> dict[str, Path]:
     job_body["spec"]["phases"][0] |= {"sharing": {"blocks": 2}, "until": {"step": 90}}
     first = [Task(_config(name, job_body, config, name), None) for name in layouts]
@@ -154,6 +162,13 @@ def test_pairs_of_layouts_with_experts(stores_of_experts: dict[str, Path]) -> No
     assert first.shape("blocks.1.router.weight") == (6, 16)
     for other in others:
         _assert_same_end(first, other, exact=False)
+
+
+def test_pairs_of_layouts_with_biases_that_balance_experts(stores_of_balanced_experts: dict[str, Path]) -> None:
+    _assert_all_pairs(OF_THE_BALANCED, stores_of_balanced_experts)
+    first, other = (_at(stores_of_balanced_experts[name], END) for name in OF_THE_BALANCED)
+    assert first.tensor("blocks.1.experts.balancing_bias").any()
+    _assert_same_end(first, other, exact=False)
 
 
 def _assert_all_pairs(layouts: list[str], stores: dict[str, Path]) -> None:
