@@ -134,8 +134,9 @@ def _counting(config: PhaseConfig, samples: Samples, parts: Callable[[int], list
 
 
 def _over_all_ranks(counts: Counts, mesh: Mesh) -> Counts:
-    """The sum over the data ranks; the pipeline ranks of each have the same samples. The ranks have agreed on the step
-    before, so that this sum waits for no pass, and no rank reads what only others train on."""
+    """The sums over the data ranks; the pipeline ranks of each have the same samples. No rank reads what only others
+    train on. With clipping Global the ranks have agreed behind all passes of the step before, so that this sum waits
+    for none; else they did before most backward passes, and on a GPU the sum waits for these."""
     numbers = torch.tensor([counts.targets, *counts.twice_the_pairs.values()], device=mesh.device)
     targets, *pairs = mesh.ranks.sum_(numbers if mesh.pipeline_rank == 0 else torch.zeros_like(numbers)).tolist()
     return Counts(targets, dict(zip(counts.twice_the_pairs, pairs, strict=True)))

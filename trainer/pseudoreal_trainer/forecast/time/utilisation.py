@@ -2,9 +2,8 @@
 
 The operations of a step are counted as Megatron-LM does: two for each weight of a matrix that a token meets, attention
 to the half of the tokens that come before (of those, to the ones in a window, and in the same document where documents
-are masked), the backward pass twice the forward
-pass, and nothing for what is computed again. Others count attention to all tokens (torchtitan, nanoGPT): at long
-sequences their shares are larger by a tenth.
+are masked), the backward pass twice the forward pass, and nothing for what is computed again. Others count attention to
+all tokens (torchtitan, nanoGPT): at long sequences their shares are larger by a tenth.
 """
 
 from collections.abc import Mapping, Sequence
