@@ -3,7 +3,7 @@
 import json
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import aiohttp
@@ -12,6 +12,8 @@ from pseudoreal_dev.cluster.api import Server
 Json = dict[str, Any]
 
 MERGE = "application/merge-patch+json"
+_SILENT_SECONDS = 150.0
+"""Bookmarks come once a minute."""
 
 
 class Connection:
@@ -43,14 +45,16 @@ class Connection:
                 yield body
 
     async def watch(self, path: str, selector: str) -> AsyncIterator[tuple[str, Json]]:
-        """(type, object): first of what there is, then of each change, until the API server ends it."""
-        query = {"watch": "true", "labelSelector": selector, "timeoutSeconds": "7200"}
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.get(path, params=query, timeout=timeout) as answer:
-            answer.raise_for_status()
-            async for line in answer.content:
-                told = json.loads(line)
-                yield told["type"], told["object"]
+        """(type, object): first of what there is, then of each change and of bookmarks, until the API server ends it or
+        is silent for longer than it ever is between two bookmarks."""
+        query = {"watch": "true", "labelSelector": selector, "timeoutSeconds": "7200", "allowWatchBookmarks": "true"}
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=_SILENT_SECONDS)
+        with suppress(aiohttp.ServerTimeoutError):
+            async with self._session.get(path, params=query, timeout=timeout) as answer:
+                answer.raise_for_status()
+                async for line in answer.content:
+                    told = json.loads(line)
+                    yield told["type"], told["object"]
 
 
 def _page(following: str | None) -> dict[str, Any]:
