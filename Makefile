@@ -149,6 +149,7 @@ lock: $(BIN)/uv ## Refresh the exact versions in requirements/
 	$(COMPILE) --extra operator --extra trainer --extra data --extra s3 --extra tensorboard --extra dev --extra peers -o requirements/all.txt
 	$(COMPILE) --extra dev --constraint requirements/all.txt -o requirements/dev.txt
 	$(COMPILE) --extra operator --constraint requirements/all.txt -o requirements/operator.txt
+	$(COMPILE) --extra client --constraint requirements/all.txt -o requirements/client.txt
 	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --constraint requirements/all.txt -o requirements/trainer.txt
 	$(COMPILE) --extra trainer --extra bench --constraint requirements/all.txt -o requirements/bench.txt
 	$(COMPILE) --extra readers --constraint requirements/all.txt -o requirements/readers.txt

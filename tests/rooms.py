@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pseudoreal_api
+import pseudoreal_client
 import pseudoreal_dev
 import pseudoreal_operator
 import pseudoreal_trainer
@@ -34,6 +35,12 @@ OPERATOR = Package(
     ("", "metrics", "cluster", "observe", "status", "failures", "manifests", "lifecycle", "endpoint", "loop"),
     ("__main__", "release", "self_test"),
 )
+CLIENT = Package(
+    "pseudoreal_client",
+    Path(pseudoreal_client.__file__).parent,
+    ("", "files", "view", "cluster", "commands"),
+    ("command",),
+)
 TRAINER = Package(
     "pseudoreal_trainer",
     Path(pseudoreal_trainer.__file__).parent,
@@ -51,7 +58,7 @@ DEV = Package(
     ("machine", "bundle", "cluster", "images", "demo", ""),
     ("__main__",),
 )
-PACKAGES = (API, OPERATOR, TRAINER, DEV)
+PACKAGES = (API, OPERATOR, CLIENT, TRAINER, DEV)
 CONTRIBUTING = paths.REPOSITORY / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- rooms: written by python -m tests.rooms -->\n", "<!-- end of rooms -->\n"
 
@@ -77,9 +84,10 @@ def _room_of(package: Package, path: list[str]) -> str:
 def drawing() -> str:
     """Mermaid. An arrow points to the room that is imported; those that follow from others are left out."""
     lines = ["```mermaid", "flowchart LR"]
-    for package in (API, OPERATOR, TRAINER):
+    for package in (API, OPERATOR, CLIENT, TRAINER):
         lines += [f"  subgraph {package.name}", *(f"    {line}" for line in _arrows(package)), "  end"]
     lines += [f"  {package.name} --> {API.name}" for package in (OPERATOR, TRAINER)]
+    lines += [f"  {CLIENT.name} --> {package.name}" for package in (OPERATOR, TRAINER)]
     return "\n".join([*lines, "```\n"])
 
 

@@ -9,7 +9,8 @@ import pytest
 from kubernetes import client
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-from tests.support.installed import install
+from tests.support.cluster import Cluster
+from tests.support.installed import install, make_namespace
 from tests.support.kubectl import Kubectl
 from tests.support.names import OPERATOR
 
@@ -43,6 +44,13 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 def admin(control_plane: ControlPlane) -> client.ApiClient:
     """A client that may do everything, with the CustomResourceDefinition installed."""
     return install(control_plane)
+
+
+@pytest.fixture
+def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
+    """A namespace of its own for each test."""
+    name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
+    return make_namespace(admin, name)
 
 
 @pytest.fixture(scope="session")

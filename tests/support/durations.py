@@ -12,6 +12,7 @@ Outcome = Literal["passed", "failed", "error", "skipped"]
 BUDGETS: dict[str, float] = {
     "tests/unit": 10,
     "tests/unit/benchmarks": 26,
+    "tests/unit/client": 8,
     "tests/unit/contract": 10,
     "tests/unit/dev": 5,
     "tests/unit/e2e": 2,
@@ -34,6 +35,7 @@ BUDGETS: dict[str, float] = {
     "tests/unit/trainer/preflight": 35,
     "tests/unit/trainer/training": 180,
     "tests/integration": 30,
+    "tests/integration/client": 20,
     "tests/integration/operator": 305,
     "tests/integration/operator/chaos": 215,
     "tests/e2e": 250,

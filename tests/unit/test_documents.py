@@ -11,13 +11,16 @@ from typing import Any
 import pytest
 import yaml
 from pseudoreal_api.base import API_VERSION
-from pseudoreal_trainer.cli.command import main
+from pseudoreal_client.command import SECTIONS
 
 Json = dict[str, Any]
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("operator/*.md")])
-PACKAGES = ("crds/pseudoreal_api", "operator/pseudoreal_operator", "trainer/pseudoreal_trainer", "dev/pseudoreal_dev")
+PACKAGES = (
+    *("crds/pseudoreal_api", "operator/pseudoreal_operator", "operator/pseudoreal_client"),
+    *("trainer/pseudoreal_trainer", "dev/pseudoreal_dev"),
+)
 
 _LINK = re.compile(r"\]\(([^()\s]+)\)")
 _FENCE = re.compile(r"^ *```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
@@ -74,7 +77,7 @@ class TestADocument:
         for target in re.findall(r"(?:`|^ *|IMAGE=… )make ([a-z][a-z0-9-]*)", text, re.MULTILINE):
             assert target in _targets(), target
         for command in re.findall(r"(?:`|bin/)pseudoreal ([a-z][a-z-]+)", text, re.MULTILINE):
-            assert command in main.commands or command == "checkpoint", command  # a name in manifests
+            assert command in _commands() or command == "checkpoint", command  # a name in manifests
         for module in re.findall(r"python -m ([a-z_]+\.[a-z_.]+\w)", text):
             assert find_spec(module) is not None, module
 
@@ -126,6 +129,10 @@ def _folders(path: Path) -> list[Path]:
 def _targets() -> set[str]:
     lines = re.findall(r"^([a-z0-9 -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     return {target for line in lines for target in line.split()}
+
+
+def _commands() -> set[str]:
+    return {name for section in SECTIONS.values() for name in section}
 
 
 @cache

@@ -11,17 +11,10 @@ from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
 from tests.support.cluster import Cluster
-from tests.support.installed import binding, make_namespace
+from tests.support.installed import binding
 from tests.support.names import OPERATOR
 from tests.support.operator_process import Operator
 from tests.support.patience import wait_for
-
-
-@pytest.fixture
-def cluster(admin: client.ApiClient, request: pytest.FixtureRequest) -> Cluster:
-    """A namespace of its own for each test."""
-    name = request.node.name.replace("_", "-").replace("[", "-").rstrip("]").lower()[:60].strip("-")
-    return make_namespace(admin, name)
 
 
 @pytest.fixture(scope="session")

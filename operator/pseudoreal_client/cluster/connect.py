@@ -1,0 +1,63 @@
+"""Which cluster is meant, as kubectl decides it: flags, KUBECONFIG, the user's own file, or the pod around it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+
+from pseudoreal_client.cluster.api import Api
+from pseudoreal_client.refusal import ExitStatus, Refusal
+
+_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True)
+class Where:
+    """What the command line says of it; None: what the kubeconfig says."""
+
+    namespace: str | None = None
+    context: str | None = None
+    kubeconfig: str | None = None
+
+
+@dataclass(frozen=True)
+class Connection:
+    api: Api
+    namespace: str
+    """The namespace that is meant where none is named."""
+    is_named: bool = False
+    """Whether the command line names it."""
+
+
+def connect(where: Where) -> Connection:
+    """The connection; nothing is asked yet. Raises Refusal if no cluster is configured."""
+    configuration = client.Configuration()
+    try:
+        usual = _load(where, configuration)
+    except (config.ConfigException, OSError) as error:
+        raise Refusal(
+            f"no cluster is configured ({error}); set KUBECONFIG, or give --kubeconfig and --context;"
+            " `kubectl config get-contexts` lists what there is",
+            ExitStatus.NO_CLUSTER,
+        ) from error
+    # A cluster that is away is said at once.
+    configuration.retries = False
+    return Connection(Api(client.ApiClient(configuration)), where.namespace or usual, where.namespace is not None)
+
+
+def _load(where: Where, configuration: client.Configuration) -> str:
+    """Fills the configuration. Returns the namespace of the context."""
+    if where.kubeconfig is None and where.context is None and _runs_in_a_pod():
+        config.load_incluster_config(configuration)
+        return _ACCOUNT.read_text().strip()
+    contexts, active = config.list_kube_config_contexts(where.kubeconfig)
+    config.load_kube_config(where.kubeconfig, where.context, configuration)
+    chosen: Any = next((one for one in contexts if one["name"] == where.context), active)
+    return str(chosen["context"].get("namespace") or "default")
+
+
+def _runs_in_a_pod() -> bool:
+    has_file = "KUBECONFIG" in os.environ or Path(config.KUBE_CONFIG_DEFAULT_LOCATION).expanduser().exists()
+    return not has_file and "KUBERNETES_SERVICE_HOST" in os.environ

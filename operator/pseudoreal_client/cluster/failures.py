@@ -1,0 +1,116 @@
+"""What a failed request means for the person who made it: one sentence, the remedy and an exit code. Pure."""
+
+import json
+from typing import Any, NamedTuple, TypeVar
+
+from pseudoreal_api.base import KIND
+from pseudoreal_operator.foreign import clean
+
+from pseudoreal_client.refusal import ExitStatus, Refusal
+
+Json = dict[str, Any]
+R = TypeVar("R", bound=Refusal)
+
+_LOGIN = "the cluster does not know who you are; renew your credentials, or choose others with --context"
+
+
+class Asked(NamedTuple):
+    """What a request was for. `kind` is a kind, or a plural; `namespace` is None for those of all namespaces."""
+
+    verb: str
+    kind: str
+    name: str
+    namespace: str | None
+
+    @property
+    def place(self) -> str:
+        return f"in namespace {self.namespace}" if self.namespace else "in all namespaces"
+
+
+class Rejected(Refusal):
+    """The API server finds something wrong in the object. `causes` are its sentences, which begin with the field."""
+
+    def __init__(self, sentence: str, causes: list[str]) -> None:
+        super().__init__(sentence, ExitStatus.INVALID_JOB)
+        self.causes = causes
+
+
+def no_answer(host: str, asked: Asked, error: Exception) -> Refusal:
+    return Refusal(
+        f"the cluster at {host} does not answer ({asked.verb} {asked.kind}: {clean(str(error), 300)}); is it up, is its"
+        " network within reach, and is this the context that you mean (`kubectl config current-context`)?",
+        ExitStatus.NO_CLUSTER,
+    )
+
+
+def failure(status: int, text: str, asked: Asked, kind: type[R]) -> R | Refusal:
+    """The refusal for an answer that is no success. `kind`: the class for those of no other kind."""
+    said = _status(text)
+    details: Json = said.get("details") or {}
+    if status == 401:
+        return Refusal(_LOGIN, ExitStatus.FORBIDDEN)
+    if status == 403 and said.get("reason", "Forbidden") == "Forbidden" and "exceeded quota" not in _message(said):
+        return _forbidden(said, asked)
+    if status == 404:
+        return _not_found(details, asked)
+    if said.get("reason") == "AlreadyExists":
+        return Refusal(
+            f"there is a {asked.kind} {asked.name} {asked.place} already; give the new one another metadata.name, or"
+            f" delete the old one: kubectl delete prj {asked.name} -n {asked.namespace}"
+        )
+    if status in (400, 422):
+        return _rejected(said, details, asked)
+    return kind(f"the cluster refuses to {asked.verb} {asked.kind} {asked.name}: {_message(said) or status}")
+
+
+def _forbidden(said: Json, asked: Asked) -> Refusal:
+    role = "view" if asked.verb in ("get", "list") else "edit"
+    remedy = f"ask for the role `{role}` {asked.place}"
+    if asked.kind == "nodes":
+        remedy = "ask for the right to list nodes"
+    elif asked.namespace is None:
+        remedy += ", or name a namespace of yours with -n"
+    return Refusal(f"you may not do this: {_message(said)}; {remedy}", ExitStatus.FORBIDDEN)
+
+
+def _not_found(details: Json, asked: Asked) -> Refusal:
+    # Without the definition the API server knows no such path, and so says of no object that it is missing.
+    if asked.kind in (KIND, "pseudorealjobs") and not details.get("name"):
+        return Refusal(
+            f"the cluster has no {KIND}s: pseudoreal is not installed there;"
+            " `helm install pseudoreal charts/pseudoreal` installs it (README.md)",
+            ExitStatus.NOT_INSTALLED,
+        )
+    if asked.verb == "create":
+        return Refusal(
+            f"there is no namespace {asked.namespace}; `kubectl create namespace {asked.namespace}` makes it",
+            ExitStatus.NOT_FOUND,
+        )
+    return Refusal(
+        f"there is no {asked.kind.removeprefix('the log of ')} {asked.name} {asked.place};"
+        f" `pseudoreal get -n {asked.namespace}` lists its jobs, and `pseudoreal get -A` those of all namespaces",
+        ExitStatus.NOT_FOUND,
+    )
+
+
+def _rejected(said: Json, details: Json, asked: Asked) -> Refusal:
+    causes = [_cause(cause) for cause in details.get("causes") or []]
+    return Rejected(f"the cluster refuses to {asked.verb} {asked.kind} {asked.name}: {_message(said)}", causes)
+
+
+def _cause(cause: Json) -> str:
+    field, message = cause.get("field") or "", clean(cause.get("message") or "")
+    message = message.removeprefix('Invalid value: "object": ').removeprefix('Invalid value: "array": ')
+    return message if field in ("", "<nil>") or message.startswith(field) else f"{field}: {message}"
+
+
+def _status(text: str) -> Json:
+    try:
+        said = json.loads(text)
+    except ValueError:
+        said = {"message": text}
+    return said if isinstance(said, dict) else {}
+
+
+def _message(said: Json) -> str:
+    return clean(str(said.get("message") or "")).strip()

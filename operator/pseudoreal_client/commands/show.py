@@ -1,0 +1,61 @@
+"""`pseudoreal get` and `pseudoreal describe`."""
+
+import json
+from typing import Any
+
+import click
+import yaml
+from pseudoreal_api.base import API_VERSION, KIND
+
+from pseudoreal_client.cluster.api import EVENTS, JOBS, PODS
+from pseudoreal_client.cluster.connect import Connection
+from pseudoreal_client.commands.options import job_argument, now, on_cluster
+from pseudoreal_client.view.description import description
+from pseudoreal_client.view.rows import table
+from pseudoreal_client.view.seen import SeenJob
+
+Json = dict[str, Any]
+
+
+@click.command()
+@job_argument(required=False)
+@click.option("-A", "--all-namespaces", "everywhere", is_flag=True, help="The jobs of all namespaces.")
+@click.option("-o", "--output", type=click.Choice(["wide", "yaml", "json"]), help="Default: a table.")
+@on_cluster
+def get(connection: Connection, name: str | None, everywhere: bool, output: str | None) -> None:
+    """List the jobs, or show the job NAME."""
+    if name and everywhere:
+        raise click.UsageError("a job of that name may be in several namespaces; name one with -n, not -A")
+    bodies = _jobs(connection, name, everywhere=everywhere)
+    if output in ("yaml", "json"):
+        shown = bodies[0] if name else {"apiVersion": "v1", "kind": "List", "items": bodies}
+        click.echo(
+            json.dumps(shown, indent=2) if output == "json" else yaml.safe_dump(shown, sort_keys=False),
+            nl=output == "json",
+        )
+    elif not bodies:
+        where = "" if everywhere else f" in namespace {connection.namespace}; -A lists those of all namespaces"
+        click.echo(f"there are no jobs{where}", err=True)
+    else:
+        for line in table([*map(SeenJob, bodies)], now(), wide=output == "wide", namespaces=everywhere):
+            click.echo(line)
+
+
+def _jobs(connection: Connection, name: str | None, *, everywhere: bool) -> list[Json]:
+    if name:
+        return [connection.api.job(connection.namespace, name)]
+    # What a list holds says neither its kind nor its version.
+    head = {"apiVersion": API_VERSION, "kind": KIND}
+    return [head | body for body in connection.api.each(JOBS, None if everywhere else connection.namespace)]
+
+
+@click.command()
+@job_argument()
+@on_cluster
+def describe(connection: Connection, name: str) -> None:
+    """Say all there is to know of the job NAME: phases, ranks and their nodes, faults, conditions, events."""
+    job = SeenJob(connection.api.job(connection.namespace, name))
+    pods = job.current_pods(connection.api.each(PODS, job.namespace, job.selector))
+    events = connection.api.each(EVENTS, job.namespace, fields=f"involvedObject.uid={job.uid}")
+    for line in description(job, pods, events, now()):
+        click.echo(line)

@@ -1,0 +1,75 @@
+"""`pseudoreal submit`."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from pseudoreal_client.cluster.connect import Connection
+from pseudoreal_client.cluster.failures import Rejected
+from pseudoreal_client.commands.options import now, on_cluster
+from pseudoreal_client.files.job_file import JobFile, invalid, only_job, read_job_file
+from pseudoreal_client.files.located import Document
+from pseudoreal_client.refusal import Refusal
+from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.story import story
+
+Json = dict[str, Any]
+
+_LOOK_SECONDS = 2.0
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.option("--wait", is_flag=True, help="Tell what becomes of the job until it ends; exit code 1 if it fails.")
+@on_cluster
+def submit(connection: Connection, file: Path, wait: bool) -> None:
+    """Create the job in FILE, once the cluster has said that it would take it.
+
+    FILE may be -, standard input. Other objects in it are left to `kubectl apply`.
+    """
+    read = read_job_file(file)
+    job = only_job(read)
+    namespace = _namespace(job.body, connection, read.name)
+    if read.others:
+        click.echo(f"left alone in {read.name}: {', '.join(read.others)}; kubectl apply -f makes them", err=True)
+    _create(connection, read, job, namespace, dry_run=True)
+    name = _create(connection, read, job, namespace, dry_run=False)["metadata"]["name"]
+    click.echo(f"job {name} is created in namespace {namespace}; pseudoreal watch {name} -n {namespace} shows it")
+    if wait:
+        _wait(connection, namespace, name)
+
+
+def _namespace(body: Json, connection: Connection, file: str) -> str:
+    """The namespace of the file, or else of the command line. Raises Refusal if they differ."""
+    own = body["metadata"].get("namespace")
+    if own and connection.is_named and own != connection.namespace:
+        raise Refusal(f"{file} says namespace {own}, and -n says {connection.namespace}; remove one of them")
+    return str(own or connection.namespace)
+
+
+def _create(connection: Connection, file: JobFile, job: Document, namespace: str, *, dry_run: bool) -> Json:
+    try:
+        return connection.api.create_job(job.body, namespace, dry_run=dry_run)
+    except Rejected as rejected:
+        raise invalid([job.fault(cause).text(file.name) for cause in rejected.causes or [rejected.sentence]]) from None
+
+
+def _wait(connection: Connection, namespace: str, name: str) -> None:
+    """Tells what becomes of the job. Raises Refusal if it fails."""
+    told: str | None = None
+    try:
+        while True:
+            job = SeenJob(connection.api.job(namespace, name))
+            said = story(job, now())
+            if said != told:
+                click.echo(said)
+            told = said
+            if job.is_over:
+                break
+            time.sleep(_LOOK_SECONDS)
+    except KeyboardInterrupt:
+        raise Refusal(f"the job goes on; pseudoreal watch {name} -n {namespace} shows it") from None
+    if job.status.state == "Failed":
+        raise Refusal(f"job {name} failed; pseudoreal describe {name} -n {namespace} says what to change")

@@ -1,0 +1,81 @@
+"""The PseudoRealJobs in a file, checked as the API server checks them, with the place of each fault."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_api.base import KIND
+from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable
+from pseudoreal_api.spec.check import InvalidJob, check_job
+
+from pseudoreal_client.files.located import Document, Fault, UnreadableYaml, read_documents
+from pseudoreal_client.refusal import ExitStatus, Refusal
+
+_STDIN = Path("-")
+
+
+@dataclass(frozen=True)
+class JobFile:
+    """The jobs of a file, and the kinds of the other objects in it. `name` is what faults are told with."""
+
+    name: str
+    jobs: list[Document]
+    others: list[str]
+
+    def faults(self) -> list[str]:
+        """All that is wrong in the jobs, with the place of each."""
+        return [fault.text(self.name) for job in self.jobs for fault in faults_of(job)]
+
+
+def read_job_file(path: Path) -> JobFile:
+    """The file, or standard input for the path -. Raises Refusal if it is no YAML, or holds no job."""
+    name, text = _read(path)
+    try:
+        documents = read_documents(text)
+    except UnreadableYaml as error:
+        raise invalid([fault.text(name) for fault in error.faults]) from error
+    kinds = [document.body.get("kind") if isinstance(document.body, dict) else None for document in documents]
+    jobs = [document for document, kind in zip(documents, kinds, strict=True) if kind == KIND]
+    if not jobs:
+        raise Refusal(f"{name} holds no object of kind {KIND}", ExitStatus.INVALID_JOB)
+    return JobFile(name, jobs, [str(kind or "no kind") for kind in kinds if kind != KIND])
+
+
+def invalid(faults: list[str]) -> Refusal:
+    return Refusal("\n".join(faults), ExitStatus.INVALID_JOB)
+
+
+def only_job(file: JobFile) -> Document:
+    """The job in the file. Raises Refusal if there are several, or if something is wrong in it."""
+    if len(file.jobs) > 1:
+        raise Refusal(
+            f"{file.name} holds {len(file.jobs)} objects of kind {KIND}; write each into a file of its own",
+            ExitStatus.INVALID_JOB,
+        )
+    faults = file.faults()
+    if faults:
+        raise invalid(faults)
+    return file.jobs[0]
+
+
+def faults_of(document: Document) -> list[Fault]:
+    """What is wrong with a job, in the order of the file."""
+    return sorted(map(document.fault, _sentences(document.body)), key=lambda fault: (fault.line, fault.column))
+
+
+def _sentences(body: dict[str, Any]) -> Iterator[str]:
+    try:
+        check_resolvable(check_job(body).spec)
+    except (InvalidJob, UnresolvableJob) as error:
+        yield from str(error).splitlines()
+
+
+def _read(path: Path) -> tuple[str, str]:
+    if path == _STDIN:
+        return "standard input", sys.stdin.read()
+    try:
+        return str(path), path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Refusal(f"{path} cannot be read: {error}", ExitStatus.INVALID_JOB) from error

@@ -1,0 +1,39 @@
+"""Times, numbers and columns as people read them. Pure."""
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+
+_UNITS = (("d", 86_400), ("h", 3600), ("m", 60), ("s", 1))
+NOTHING = "-"
+
+
+def duration(seconds: float) -> str:
+    """The two largest units: 93784 seconds -> 1d2h."""
+    left, parts = max(0, round(seconds)), list[str]()
+    for unit, size in _UNITS:
+        count, left = divmod(left, size)
+        # What is behind a unit that is missing is too small to matter.
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+    return "".join(parts[:2]) or "0s"
+
+
+def age(since: str | None, now: datetime) -> str:
+    """Time since an RFC 3339 time."""
+    return NOTHING if since is None else duration((now - datetime.fromisoformat(since)).total_seconds())
+
+
+def number(value: object) -> str:
+    return NOTHING if value is None else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def columns(rows: Iterable[Sequence[str]]) -> list[str]:
+    """One line for each row, with its cells below each other."""
+    table = [[*row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["   ".join(map(str.ljust, row, widths)).rstrip() for row in table]
+
+
+def sentences(text: str) -> list[str]:
+    """The lines of a text that are not empty."""
+    return [line for line in text.splitlines() if line.strip()]

@@ -1,0 +1,144 @@
+"""What `pseudoreal describe` prints. Pure."""
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from pseudoreal_api.status.status import PhaseStatus
+from pseudoreal_operator.observe.view import Pod
+
+from pseudoreal_client.text import NOTHING, age, columns, duration, number
+from pseudoreal_client.view.ranks import rank_map
+from pseudoreal_client.view.seen import SeenJob, cleaned, share
+
+Json = dict[str, Any]
+
+_NEWEST_EVENTS = 10
+
+
+def description(job: SeenJob, pods: Sequence[Pod], events: Sequence[Json], now: datetime) -> list[str]:
+    """The lines. `pods`: those of the newest execution."""
+    lines = columns([[f"{name}:", value] for name, value in facts(job, now)])
+    lines += _part("Phases", phase_table(job, now))
+    lines += _part("Ranks", rank_map(job, pods, now))
+    lines += _part("Requests", _requests(job))
+    lines += _part("Faults", _faults(job, now))
+    lines += _part("Conditions", _conditions(job))
+    return lines + _part("Events", _events(events, now))
+
+
+def facts(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
+    """What there is to say of a job in a few words."""
+    status, progress = job.status, job.status.progress
+    yield "Job", f"{job.name} in namespace {job.namespace}"
+    yield "State", _state(job)
+    if job.reason and job.reason.message:
+        yield "Reason", cleaned(job.reason.message)
+    if progress:
+        yield "Step", f"{share(progress)}, {progress.tokens:,} tokens"
+        yield "Loss", f"{progress.loss or NOTHING}, of the validation text {progress.validation_loss or NOTHING}"
+        yield "Rate", f"{progress.tokens_per_second or NOTHING} tokens/s"
+    yield from _remaining(job, now)
+    if status.checkpoint:
+        saved = f", saved {age(status.checkpoint.saved_time, now)} ago" if status.checkpoint.saved_time else ""
+        yield "Checkpoint", f"{status.checkpoint.latest} at step {status.checkpoint.step:,}{saved}"
+    yield "Restarts", str(status.restarts)
+    yield "Age", age(job.created, now)
+    if status.avoided_nodes:
+        yield "Avoided nodes", ", ".join(status.avoided_nodes)
+
+
+def _state(job: SeenJob) -> str:
+    status = job.status
+    where = f", phase {status.current_phase}" if status.current_phase else ""
+    asked = ", asked to suspend" if job.is_suspended and status.state not in ("Suspended", "Complete", "Failed") else ""
+    return f"{status.state}{where}, execution {status.execution}{asked}"
+
+
+def _remaining(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
+    phase, whole = job.remaining_of_phase(now), job.remaining_of_job(now)
+    if phase is not None:
+        of_job = f", {duration(whole)} of the job at this rate" if whole is not None else ""
+        yield "Remaining", f"{duration(phase)} of phase {job.status.current_phase}{of_job}"
+
+
+def _part(title: str, lines: list[str]) -> list[str]:
+    return ["", f"{title}:", *(f"  {line}" for line in lines)] if lines else []
+
+
+def phase_table(job: SeenJob, now: datetime) -> list[str]:
+    """One line for each phase."""
+    heads = ("PHASE", "STATE", "ENDS AT", "STEP", "LOSS", "VAL-LOSS", "TOOK", "CHECKPOINT")
+    return columns([heads, *(_phase(job, name, now) for name in job.phase_names)])
+
+
+def _phase(job: SeenJob, name: str, now: datetime) -> list[str]:
+    found = job.phase_status(name) or PhaseStatus(name=name, state="Pending")
+    progress = job.status.progress if name == job.status.current_phase else None
+    step = found.step if found.step is not None or progress is None else progress.step
+    loss = found.loss or (progress.loss if progress else None) or NOTHING
+    validation = found.validation_loss or (progress.validation_loss if progress else None) or NOTHING
+    end = found.end_checkpoint or NOTHING
+    return [name, found.state, _until(job, name), number(step), loss, validation, _took(found, now), end]
+
+
+def _until(job: SeenJob, name: str) -> str:
+    phase = job.phase(name)
+    if phase is None:
+        return NOTHING
+    bounds = [f"step {phase.until.step:,}"] if phase.until.step is not None else []
+    bounds += [f"{phase.until.tokens:,} tokens"] if phase.until.tokens is not None else []
+    bounds += [f"validation loss {phase.until.validation_loss}"] if phase.until.validation_loss is not None else []
+    bounds += ["unlike gradients"] if phase.until.gradient_correlation is not None else []
+    return " or ".join(bounds)
+
+
+def _took(phase: PhaseStatus, now: datetime) -> str:
+    if phase.start_time is None:
+        return NOTHING
+    return age(phase.start_time, datetime.fromisoformat(phase.completion_time) if phase.completion_time else now)
+
+
+def _requests(job: SeenJob) -> list[str]:
+    if job.spec is None or not job.spec.requests:
+        return []
+    served = job.status.served_requests
+    rows = [(r.id, r.type, r.phase, "served" if r.id in served else "open") for r in job.spec.requests]
+    return columns([("ID", "TYPE", "PHASE", "STATE"), *rows])
+
+
+def _faults(job: SeenJob, now: datetime) -> list[str]:
+    faults = job.status.faults
+    if not faults:
+        return []
+    rows = [
+        (str(f.execution), f"{age(f.time, now)} ago", cleaned(f.reason), f.pod or NOTHING, f.node or NOTHING)
+        for f in faults
+    ]
+    return columns([("EXECUTION", "TIME", "REASON", "POD", "NODE"), *rows])
+
+
+def _conditions(job: SeenJob) -> list[str]:
+    conditions = job.status.conditions
+    if not conditions:
+        return []
+    rows = [(c.type, c.status, c.reason, cleaned(c.message)) for c in conditions]
+    return columns([("TYPE", "STATUS", "REASON", "MESSAGE"), *rows])
+
+
+def _events(events: Sequence[Json], now: datetime) -> list[str]:
+    newest = sorted(events, key=_time)[-_NEWEST_EVENTS:]
+    if not newest:
+        return []
+    rows = [
+        (age(_time(e), now), e.get("type") or "", e.get("reason") or "", cleaned(e.get("message") or ""))
+        for e in newest
+    ]
+    return columns([("AGE", "TYPE", "REASON", "MESSAGE"), *rows])
+
+
+def _time(event: Json) -> str:
+    """When it happened last: newer clients of Kubernetes write eventTime, older ones lastTimestamp."""
+    series = event.get("series") or {}
+    found = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
+    return str(found or event["metadata"]["creationTimestamp"])

@@ -1,0 +1,122 @@
+"""What `get` and `describe` print, compared with files that were read and found good. RENEW_GOLDEN=1 writes them."""
+
+import os
+from typing import Any
+
+import pytest
+from pseudoreal_client.view.description import description
+from pseudoreal_client.view.ranks import pod_of_rank, pod_state
+from pseudoreal_client.view.rows import table
+from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.story import story
+from pseudoreal_dev.machine import paths
+from pseudoreal_operator.observe.reading import read_pod
+
+from tests.unit.client.seen import NOW, TRAINING, at, body, condition, job, pod
+
+Json = dict[str, Any]
+FOLDER = paths.REPOSITORY / "tests" / "data" / "golden" / "terminal"
+
+UNSCHEDULABLE: Json = {
+    "phase": "Pending",
+    "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available."}
+    ],
+}
+OOM = {
+    "phase": "Failed",
+    "containerStatuses": [
+        {"name": "trainer", "state": {"terminated": {"exitCode": 137, "reason": "OOMKilled", "startedAt": at(3)}}}
+    ],
+}
+FAILED = TRAINING | {
+    "state": "Failed",
+    "currentPhase": None,
+    "completionTime": at(1),
+    "conditions": [condition("Failed", "True", "OutOfMemory", "Pod 1 was out of memory. Raise\nresources.limits.")],
+}
+EVENTS: list[Json] = [
+    {"type": "Warning", "reason": "HangDetected", "message": "No step for 9 s.", "eventTime": at(4), "metadata": {}},
+    {"type": "Normal", "reason": "Accepted", "message": "The job is valid.", "lastTimestamp": at(90), "metadata": {}},
+]
+REQUEST = [{"id": "finish-1", "type": "FinishPhase", "phase": "real"}]
+DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
+    "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
+    "fresh": (job(), [], []),
+    "pending": (job({"state": "Pending", "execution": 1}), [pod(0, phase="pseudo", node="", status=UNSCHEDULABLE)], []),
+    "failed": (job(FAILED, spec__requests=REQUEST), [pod(0), pod(1, status=OOM)], []),
+}
+
+
+def golden(name: str, lines: list[str]) -> str:
+    path = FOLDER / f"{name}.txt"
+    if os.environ.get("RENEW_GOLDEN"):
+        path.write_text("\n".join(lines) + "\n")
+    return path.read_text()
+
+
+@pytest.mark.parametrize("name", DESCRIBED)
+def test_a_description(name: str) -> None:
+    seen, pods, events = DESCRIBED[name]
+    lines = description(seen, seen.current_pods(pods), events, NOW)
+    assert "\n".join(lines) + "\n" == golden(f"describe-{name}", lines)
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_a_table_of_jobs(wide: bool) -> None:
+    lines = table([job(TRAINING), job(), job(FAILED)], NOW, wide=wide, namespaces=wide)
+    assert "\n".join(lines) + "\n" == golden("get-wide" if wide else "get", lines)
+
+
+def test_what_remains_of_a_phase_shrinks_while_no_report_comes() -> None:
+    # 100 s were left half a minute ago.
+    assert job(TRAINING).remaining_of_phase(NOW) == 70
+    assert job(TRAINING | {"state": "Restarting"}).remaining_of_phase(NOW) is None
+
+
+def test_what_remains_of_the_job_is_the_phase_and_the_tokens_of_later_ones_at_its_rate() -> None:
+    first = TRAINING | {"currentPhase": "pseudo"}
+    # The second phase is 10 steps of 8 sequences of 32 tokens: 2560 tokens, which take 200 s at 12.8 tokens/s.
+    assert job(first).remaining_of_job(NOW) == 270
+    assert job(TRAINING).remaining_of_job(NOW) == 70
+    silent = first | {"progress": {**TRAINING["progress"], "tokensPerSecond": None}}
+    assert job(silent).remaining_of_job(NOW) is None
+
+
+def test_a_job_of_another_release_is_shown_without_what_only_its_spec_says() -> None:
+    newer = job(TRAINING, spec__somethingNew={"a": 1})
+    assert newer.spec is None
+    assert any("Training" in line for line in description(newer, [], [], NOW))
+    assert newer.remaining_of_job(NOW) is None
+
+
+def test_only_pods_of_this_job_and_of_its_newest_execution_are_shown() -> None:
+    bodies = [pod(0), pod(0, execution=1), pod(1, uid="another"), pod(0, stage="delink")]
+    assert [one.name for one in job(TRAINING).current_pods(bodies)] == ["llm-real-abcdef-e2-0"]
+
+
+def test_a_rank_is_found_in_its_pod() -> None:
+    seen = job(TRAINING, spec__phases__1__processesPerWorker=2)
+    pods = seen.current_pods([pod(0), pod(1)])
+    found = [pod_of_rank(seen, pods, rank) for rank in range(5)]
+    assert [one and one.index for one in found] == [0, 0, 1, 1, None]
+
+
+def test_text_of_others_cannot_command_the_terminal() -> None:
+    said = {"phase": "Pending", "conditions": [{**UNSCHEDULABLE["conditions"][0], "message": "\x1b[2Jgone\nfar"}]}
+    assert pod_state(read_pod(pod(0, status=said))) == "Pending (Unschedulable: ␛[2Jgone far)"
+    evil = TRAINING | {"conditions": [condition("Progressing", "True", "Training", "\x1b]0;owned\x07")]}
+    lines = description(job(evil), [], [{**EVENTS[0], "message": "\x1b[31m"}], NOW)
+    assert "\x1b" not in "".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("status", "line"),
+    [
+        (TRAINING, "Training  phase real  step 15 of 20 (75%)  loss 3.2500  1m10s left"),
+        (FAILED, "Failed  Pod 1 was out of memory. Raise resources.limits."),
+        (None, "Pending"),
+    ],
+)
+def test_a_state_in_a_line(status: Json | None, line: str) -> None:
+    assert story(SeenJob(body(status)), NOW) == line
