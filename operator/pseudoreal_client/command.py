@@ -25,7 +25,12 @@ class _Found(NamedTuple):
 CLUSTER = {
     "get": _Found("pseudoreal_client.commands.show:get", "List the jobs on a cluster, or show one."),
     "describe": _Found("pseudoreal_client.commands.show:describe", "Say all there is to know of a job."),
+    "logs": _Found("pseudoreal_client.commands.logs:logs", "Print what the ranks of a job say."),
     "submit": _Found("pseudoreal_client.commands.submit:submit", "Create the job in a file."),
+    "suspend": _Found("pseudoreal_client.commands.change:suspend", "Save a checkpoint, free the pods and wait."),
+    "resume": _Found("pseudoreal_client.commands.change:resume", "Go on with a suspended job."),
+    "finish-phase": _Found("pseudoreal_client.commands.change:finish_phase", "End a phase now, with a checkpoint."),
+    "repeat-phase": _Found("pseudoreal_client.commands.change:repeat_phase", "Train a phase again from its start."),
 }
 FILES = {
     "validate": _Found("pseudoreal_client.commands.validate:validate", "Check a job file; name line and column."),

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase
 
 from pseudoreal_client.text import NOTHING, age, columns
@@ -20,7 +21,7 @@ def rank_map(job: SeenJob, pods: Sequence[Pod], now: datetime) -> list[str]:
 
 def ranks_of(job: SeenJob, pod: Pod) -> range:
     """The numbers of a pod's ranks; that of a delink is 0."""
-    size = job.ranks_per_pod(pod.execution.phase) if pod.execution.kind == "train" else 1
+    size = job.ranks_per_pod(pod.execution.phase) if pod.execution.kind is StageKind.TRAIN else 1
     return range(pod.index * size, (pod.index + 1) * size)
 
 

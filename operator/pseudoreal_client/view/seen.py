@@ -13,6 +13,7 @@ from pseudoreal_api.spec.phase import Phase
 from pseudoreal_api.status.status import Condition, PhaseStatus, Progress, PseudoRealJobStatus
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
+from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
 from pydantic import ValidationError
 
@@ -111,20 +112,24 @@ class SeenJob:
         return own + later / rate if rate > 0 else None
 
     def pods(self, bodies: Iterable[Json]) -> list[Pod]:
-        """Its pods among the bodies, the newest execution last."""
+        """Its pods among the bodies, in the order of their ranks."""
         own = [read_pod(body) for body in bodies if belongs_to(self.uid, body)]
-        return sorted(own, key=lambda pod: (pod.execution.number, pod.execution.kind, pod.index, pod.name))
+        return sorted(own, key=lambda pod: (pod.index, pod.name))
+
+    def executions(self, bodies: Iterable[Json]) -> list[list[Pod]]:
+        """Its pods by their executions, in the order in which these began."""
+        pods = self.pods(bodies)
+        found = sorted({pod.execution for pod in pods}, key=self._order)
+        return [[pod for pod in pods if pod.execution == execution] for execution in found]
 
     def current_pods(self, bodies: Iterable[Json]) -> list[Pod]:
-        """The pods of the newest stage of the newest execution that has any."""
-        pods = self.pods(bodies)
-        newest = max((pod.execution.number for pod in pods), default=0)
-        stages = {pod.execution for pod in pods if pod.execution.number == newest}
-        last = max(stages, key=lambda one: (self._place(one.phase), one.kind == "train"), default=None)
-        return [pod for pod in pods if pod.execution == last]
+        """The pods of the newest execution that has any."""
+        return next(reversed(self.executions(bodies)), [])
 
-    def _place(self, phase: str) -> int:
-        return self.phase_names.index(phase) if phase in self.phase_names else -1
+    def _order(self, execution: Execution) -> tuple[int, int, bool]:
+        names = self.phase_names
+        place = names.index(execution.phase) if execution.phase in names else -1
+        return execution.number, place, execution.kind is StageKind.TRAIN
 
     @property
     def selector(self) -> str:

@@ -95,15 +95,15 @@ def make_job(cluster: Cluster) -> Callable[..., Job]:
     return make
 
 
-def make_pods(job: Job, index: int = 1, execution: int = 1) -> list[Json]:
-    """The pods of a phase, as the controllers make them of the Job that the operator would make, on nodes gpu-N."""
+def make_pods(job: Job, execution: int = 1, *, node: str = "", runs: bool = True) -> list[Json]:
+    """The pods of the second phase, as the controllers make them of the Job that the operator would make: on a node, or
+    each on one of its own, gpu-N."""
     read = PseudoRealJob.from_object(job.body)
-    phase = read.spec.phases[index]
-    status = PseudoRealJobStatus(execution=execution)
-    manifest: Any = children(read, Stage(index, phase.name, StageKind.TRAIN), status, _SETTINGS)[-1]
+    stage, status = Stage(1, read.spec.phases[1].name, StageKind.TRAIN), PseudoRealJobStatus(execution=execution)
+    manifest: Any = children(read, stage, status, _SETTINGS)[-1]
     client.BatchV1Api(job.cluster.api).create_namespaced_job(job.cluster.namespace, manifest)
-    pods = job.pods(f"{job.name}-{phase.name}-e{execution}", phase.workers)
-    for number, pod in enumerate(pods):
-        job.bind(pod, f"gpu-{number}")
+    pods = job.pods(f"{job.name}-{stage.phase}-e{execution}", read.spec.phases[1].workers)
+    for number, pod in enumerate(pods if runs else ()):
+        job.bind(pod, node or f"gpu-{number}")
         job.start(pod)
     return pods

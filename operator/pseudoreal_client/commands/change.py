@@ -1,0 +1,66 @@
+"""`pseudoreal suspend`, `resume`, `finish-phase` and `repeat-phase`."""
+
+from collections.abc import Callable
+
+import click
+
+from pseudoreal_client.cluster.api import Conflict
+from pseudoreal_client.cluster.connect import Connection
+from pseudoreal_client.commands.options import job_argument, on_cluster
+from pseudoreal_client.view import changes
+from pseudoreal_client.view.changes import Change
+from pseudoreal_client.view.seen import SeenJob
+
+_TRIES = 10
+"""The operator writes the status every few seconds, so a patch of what was just read rarely comes too late twice."""
+
+
+@click.command()
+@job_argument()
+@on_cluster
+def suspend(connection: Connection, name: str) -> None:
+    """Let the job NAME save a checkpoint, free its pods and wait."""
+    _change(connection, name, changes.suspend)
+
+
+@click.command()
+@job_argument()
+@on_cluster
+def resume(connection: Connection, name: str) -> None:
+    """Let the suspended job NAME go on from its checkpoint."""
+    _change(connection, name, changes.resume)
+
+
+@click.command("finish-phase")
+@job_argument()
+@click.argument("phase", required=False)
+@on_cluster
+def finish_phase(connection: Connection, name: str, phase: str | None) -> None:
+    """End PHASE of the job NAME now, through a committed checkpoint. Default: the phase that trains."""
+    _change(connection, name, lambda job: changes.finish_phase(job, phase))
+
+
+@click.command("repeat-phase")
+@job_argument()
+@click.argument("phase")
+@on_cluster
+def repeat_phase(connection: Connection, name: str, phase: str) -> None:
+    """Train PHASE of the job NAME again from the checkpoint that it started from, and all phases after it.
+
+    Checkpoints of the earlier training are removed when the new one commits its first.
+    """
+    _change(connection, name, lambda job: changes.repeat_phase(job, phase))
+
+
+def _change(connection: Connection, name: str, wanted: Callable[[SeenJob], Change]) -> None:
+    for left in reversed(range(_TRIES)):
+        job = SeenJob(connection.api.job(connection.namespace, name))
+        change = wanted(job)
+        try:
+            connection.api.patch_job(connection.namespace, name, change.patch(job))
+        except Conflict:
+            if not left:
+                raise
+        else:
+            click.echo(change.says)
+            return

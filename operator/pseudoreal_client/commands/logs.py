@@ -1,0 +1,106 @@
+"""`pseudoreal logs`."""
+
+import threading
+import time
+from dataclasses import dataclass, field
+
+import click
+from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.observe.view import Pod
+
+from pseudoreal_client.cluster.api import PODS
+from pseudoreal_client.cluster.connect import Connection
+from pseudoreal_client.commands.options import job_argument, on_cluster
+from pseudoreal_client.refusal import Refusal
+from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.speakers import has_begun, prefix, silence, speakers
+
+_LOOK_SECONDS = 2.0
+_MOST_CHARACTERS = 2**20
+"""Most characters of a line."""
+
+
+@click.command()
+@job_argument()
+@click.option("--rank", type=click.IntRange(min=0), help="Only the pod of this rank, without a prefix.")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends, through all its executions.")
+@click.option("-p", "--previous", is_flag=True, help="The execution before the newest, if its pods are still there.")
+@click.option("--tail", type=click.IntRange(min=0), help="Lines of each pod. Default: all.")
+@on_cluster
+def logs(connection: Connection, name: str, rank: int | None, follow: bool, previous: bool, tail: int | None) -> None:
+    """Print what the ranks of the job NAME say: all pods of its newest execution, with a prefix."""
+    if follow and previous:
+        raise click.UsageError("an execution that is over says no more; leave out --follow or --previous")
+    reader = _Reader(connection, name, rank, tail)
+    if follow:
+        reader.follow()
+    else:
+        reader.print_once(previous=previous)
+
+
+@dataclass
+class _Reader:
+    """Reads the logs of one job."""
+
+    connection: Connection
+    name: str
+    rank: int | None
+    tail: int | None
+    failures: list[Refusal] = field(default_factory=list)
+    _readers: dict[str, threading.Thread] = field(default_factory=dict)
+    """Threads by the names of their pods."""
+
+    def print_once(self, *, previous: bool) -> None:
+        job, pods = self._look(previous=previous)
+        for pod in pods:
+            self._print(job, pod, follow=False)
+        if self.failures:
+            raise self.failures[0]
+
+    def follow(self) -> None:
+        """Prints what is said until the job is over. Raises Refusal if there was something that could not be read."""
+        try:
+            while True:
+                over = self._begin_readers()
+                if over and not any(thread.is_alive() for thread in self._readers.values()):
+                    break
+                time.sleep(_LOOK_SECONDS)
+        except KeyboardInterrupt:
+            return
+        if self.failures:
+            raise self.failures[0]
+
+    def _begin_readers(self) -> bool:
+        """A thread for each pod that has begun. Returns whether no more will come."""
+        job = self._job()
+        try:
+            _, pods = self._look(previous=False, job=job)
+        except Refusal:
+            pods = []
+        for pod in filter(has_begun, pods):
+            if pod.name not in self._readers:
+                thread = threading.Thread(target=self._print, args=(job, pod), kwargs={"follow": True}, daemon=True)
+                self._readers[pod.name] = thread
+                thread.start()
+        return job.is_over
+
+    def _job(self) -> SeenJob:
+        return SeenJob(self.connection.api.job(self.connection.namespace, self.name))
+
+    def _look(self, *, previous: bool, job: SeenJob | None = None) -> tuple[SeenJob, list[Pod]]:
+        job = job or self._job()
+        bodies = self.connection.api.each(PODS, job.namespace, job.selector)
+        return job, speakers(job, bodies, self.rank, previous=previous)
+
+    def _print(self, job: SeenJob, pod: Pod, *, follow: bool) -> None:
+        if not has_begun(pod):
+            click.echo(silence(pod), err=True)
+            return
+        head = prefix(job, pod) if self.rank is None else ""
+        try:
+            for line in self.connection.api.log(job.namespace, pod.name, follow=follow, tail=self.tail):
+                # One write for a line: threads share the terminal.
+                click.echo(f"{head}{clean(line, _MOST_CHARACTERS)}")
+        except Refusal as refusal:
+            self.failures.append(refusal)
+            click.echo(f"{head}{refusal.sentence}", err=True)

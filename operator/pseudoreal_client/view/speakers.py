@@ -1,0 +1,52 @@
+"""Whose logs are meant, and what stands before their lines. Pure."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from pseudoreal_operator.observe.stages import StageKind
+from pseudoreal_operator.observe.view import Pod, PodPhase
+
+from pseudoreal_client.refusal import ExitStatus, Refusal
+from pseudoreal_client.view.ranks import pod_of_rank, pod_state, ranks_of, ranks_text
+from pseudoreal_client.view.seen import SeenJob
+
+Json = dict[str, Any]
+
+
+def speakers(job: SeenJob, bodies: Iterable[Json], rank: int | None, *, previous: bool) -> list[Pod]:
+    """The pods of the newest execution, or of the one before it; only that of a rank. Raises Refusal if there are
+    none."""
+    executions = job.executions(bodies)
+    found = executions[-2:-1] if previous else executions[-1:]
+    if not found:
+        what = "an earlier execution" if previous and executions else "any execution"
+        raise Refusal(
+            f"there are no pods of {what} of {job.name}; pseudoreal describe {job.name} -n {job.namespace} says what"
+            " became of it",
+            ExitStatus.NOT_FOUND,
+        )
+    (pods,) = found
+    return pods if rank is None else [_of_rank(job, pods, rank)]
+
+
+def _of_rank(job: SeenJob, pods: Sequence[Pod], rank: int) -> Pod:
+    pod = pod_of_rank(job, pods, rank)
+    if pod is None:
+        known = ", ".join(ranks_text(ranks_of(job, pod)) for pod in pods)
+        raise Refusal(f"there is no pod of rank {rank} of {job.name}; there are those of {known}", ExitStatus.NOT_FOUND)
+    return pod
+
+
+def has_begun(pod: Pod) -> bool:
+    """Whether its container has said anything, or could have."""
+    return pod.phase is not PodPhase.PENDING
+
+
+def silence(pod: Pod) -> str:
+    return f"pod {pod.name} has not begun: {pod_state(pod)}"
+
+
+def prefix(job: SeenJob, pod: Pod) -> str:
+    """Phase, execution and ranks."""
+    stage = "" if pod.execution.kind is StageKind.TRAIN else "-delink"
+    return f"[{pod.execution.phase}{stage} e{pod.execution.number} rank {ranks_text(ranks_of(job, pod))}] "

@@ -1,0 +1,61 @@
+"""Whose logs are meant."""
+
+import pytest
+from pseudoreal_client.refusal import ExitStatus, Refusal
+from pseudoreal_client.view.speakers import has_begun, prefix, silence, speakers
+from pseudoreal_operator.observe.reading import read_pod
+
+from tests.unit.client.seen import TRAINING, job, pod
+
+SEEN = job(TRAINING, spec__phases__1__processesPerWorker=2)
+BODIES = [
+    *(pod(index, execution=2) for index in (1, 0)),
+    pod(0, execution=1),
+    pod(0, execution=1, stage="delink"),
+    pod(0, execution=1, phase="pseudo"),
+]
+
+
+def names(rank: int | None = None, previous: bool = False, bodies: int = 5) -> list[str]:
+    return [one.name for one in speakers(SEEN, BODIES[-bodies:], rank, previous=previous)]
+
+
+def test_the_newest_execution_speaks() -> None:
+    assert names() == ["llm-real-abcdef-e2-0", "llm-real-abcdef-e2-1"]
+    assert names(rank=3) == ["llm-real-abcdef-e2-1"]
+
+
+def test_the_execution_before_it_is_of_the_same_number_or_of_a_smaller_one() -> None:
+    assert names(previous=True) == ["llm-real-abcdef-e1-0"]
+    # The delink comes before the training that it leads into.
+    before = speakers(SEEN, BODIES[-3:], None, previous=True)
+    assert [prefix(SEEN, one) for one in before] == ["[real-delink e1 rank 0] "]
+    assert names(previous=True, bodies=2) == ["llm-pseudo-abcdef-e1-0"]
+
+
+def test_a_prefix_says_phase_execution_and_ranks() -> None:
+    assert [prefix(SEEN, one) for one in speakers(SEEN, BODIES, 3, previous=False)] == ["[real e2 rank 2-3] "]
+
+
+@pytest.mark.parametrize(
+    ("rank", "previous", "bodies", "says"),
+    [
+        (4, False, 5, "no pod of rank 4 of llm; there are those of 0-1, 2-3"),
+        (None, True, 1, "no pods of an earlier execution of llm"),
+    ],
+)
+def test_nobody_to_speak_is_said(rank: int | None, previous: bool, bodies: int, says: str) -> None:
+    with pytest.raises(Refusal, match=says) as refused:
+        names(rank, previous, bodies)
+    assert refused.value.status is ExitStatus.NOT_FOUND
+
+
+def test_a_job_without_pods_is_said_to_have_none() -> None:
+    with pytest.raises(Refusal, match="no pods of any execution of llm"):
+        speakers(SEEN, [], None, previous=False)
+
+
+def test_a_pod_that_has_not_begun_says_why() -> None:
+    read = read_pod(pod(0, status={"phase": "Pending"}))
+    assert not has_begun(read)
+    assert silence(read) == "pod llm-real-abcdef-e2-0 has not begun: Pending"
