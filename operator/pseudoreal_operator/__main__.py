@@ -1,15 +1,21 @@
-"""`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at :8080/healthz."""
+"""`python -m pseudoreal_operator`: runs until SIGTERM. Liveness is at :8080/healthz.
+
+Every operator watches; the one that holds the Lease leads: it makes passes, and pods report to it.
+"""
 
 import asyncio
 import signal
 import sys
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack
 
 import kopf
 import structlog
 
+from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 from pseudoreal_operator.cluster.login import connect, register_login
+from pseudoreal_operator.cluster.route import lead_reports_here
 from pseudoreal_operator.endpoint.identity import Identities
 from pseudoreal_operator.endpoint.server import Reports, serve_reports
 from pseudoreal_operator.logs import configure_logs
@@ -27,42 +33,80 @@ from pseudoreal_operator.settings import Settings, read_settings
 
 
 async def run(settings: Settings) -> None:
-    registry, board, counts = kopf.OperatorRegistry(), Board(), Counts()
-    register_login(registry)
-    _end_on_sigterm()
+    """Runs the operator. Raises LeaseLost."""
+    ending = _noted_signals()
+    board, counts = Board(), Counts()
+    REGISTRY.register(counts)
     async with AsyncExitStack() as stack:
         if settings.metrics_port is not None:
-            # Before the Lease: an operator that waits for it says so.
             await stack.enter_async_context(serve_metrics(REGISTRY, settings.metrics_port))
-        if settings.lease:
-            # With connections of its own: no other request holds up a renewal.
-            await stack.enter_async_context(keep_lease(await stack.enter_async_context(connect()), settings.lease))
-        LEADER.set(1)
-        api = await stack.enter_async_context(connect())
+        fence = Fence() if settings.lease else None
+        api = await stack.enter_async_context(connect(fence=fence))
         identities = Identities(api, settings.namespaces) if settings.reports else None
-        if settings.reports and identities:
-            await stack.enter_async_context(serve_reports(Reports(identities, board), settings.reports))
-        REGISTRY.register(counts)
         loop = Loop(Means(api, settings, board, counts, News(api, counts)), identities, Census(REGISTRY))
         watching = await stack.enter_async_context(connect(connections=0))
-        await stack.enter_async_context(loop.running(watching))
-        register(registry, loop, counts, settings)
-        await kopf.operator(
-            registry=registry,
-            settings=kopf_settings(),
-            standalone=True,
-            clusterwide=not settings.namespaces,
-            namespaces=list(settings.namespaces),
-            liveness_endpoint=f"http://0.0.0.0:{settings.health_port}/healthz",
-        )
+        await stack.enter_async_context(loop.watching(watching))
+        reports = Reports(identities, board) if identities else None
+        leading = asyncio.create_task(_lead(settings, fence, api, loop, reports), name="leading")
+        before = asyncio.all_tasks()
+        stop, tasks = await _watch_jobs(settings, loop, counts)
+        _note_signals(ending)  # in place of kopf, which would cut off passes
+        await asyncio.wait([leading, ending, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        leading.cancel()
+        await asyncio.wait([leading])
+        stop.set()
+        await kopf.run_tasks(tasks, ignored=before)
+        if not leading.cancelled():
+            leading.result()
 
 
-def _end_on_sigterm() -> None:
-    """Makes SIGTERM end the process until kopf handles signals: the first process of a container ignores those that it
-    does not handle."""
-    task = asyncio.current_task()
-    assert task is not None, "this runs in a task"
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+async def _watch_jobs(settings: Settings, loop: Loop, counts: Counts) -> tuple[asyncio.Event, list[asyncio.Task[None]]]:
+    """Starts kopf: what makes it stop, and its tasks."""
+    registry, stop = kopf.OperatorRegistry(), asyncio.Event()
+    register_login(registry)
+    register(registry, loop, counts, settings)
+    tasks = await kopf.spawn_tasks(
+        registry=registry,
+        settings=kopf_settings(),
+        standalone=True,
+        clusterwide=not settings.namespaces,
+        namespaces=list(settings.namespaces),
+        liveness_endpoint=f"http://0.0.0.0:{settings.health_port}/healthz",
+        stop_flag=stop,
+    )
+    return stop, [*tasks]
+
+
+async def _lead(settings: Settings, fence: Fence | None, api: Api, loop: Loop, reports: Reports | None) -> None:
+    """Leads from the moment at which this operator may, until it is cancelled. Raises LeaseLost."""
+    async with AsyncExitStack() as stack:
+        if settings.lease and fence:
+            # With connections of its own: no other request holds up a renewal.
+            lease_api = await stack.enter_async_context(connect())
+            await stack.enter_async_context(keep_lease(lease_api, settings.lease, fence))
+        LEADER.set(1)
+        if settings.reports and reports:
+            await stack.enter_async_context(serve_reports(reports, settings.reports))
+        await stack.enter_async_context(loop.leading())
+        if settings.lease:
+            await lead_reports_here(api, settings.lease)
+        await asyncio.Event().wait()
+
+
+def _noted_signals() -> "asyncio.Future[None]":
+    """What SIGTERM and SIGINT end: the first process of a container ignores signals that it does not handle."""
+    ending = asyncio.get_running_loop().create_future()
+    _note_signals(ending)
+    return ending
+
+
+def _note_signals(ending: "asyncio.Future[None]") -> None:
+    def end() -> None:
+        if not ending.done():
+            ending.set_result(None)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, end)
 
 
 def main() -> None:
@@ -70,8 +114,7 @@ def main() -> None:
     settings = read_settings()
     structlog.get_logger().info("started", image=settings.trainer_image, namespaces=settings.namespaces or "all")
     try:
-        with suppress(asyncio.CancelledError):
-            asyncio.run(run(settings))
+        asyncio.run(run(settings))
     except LeaseLost as lost:
         structlog.get_logger().error("lease_lost", error=str(lost))
         sys.exit(1)

@@ -22,7 +22,8 @@ class Release:
     trainer: str
 
     def install(self, kubernetes: Kubernetes) -> None:
-        chart.install(kubernetes, self.operator, self.trainer, self.folder / "charts" / "pseudoreal")
+        # Its chart has no such values yet.
+        chart.install(kubernetes, self.operator, self.trainer, self.folder / "charts" / "pseudoreal", wanted=())
 
 
 def previous_release(folder: Path) -> Release | None:

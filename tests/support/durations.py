@@ -36,8 +36,8 @@ BUDGETS: dict[str, float] = {
     "tests/unit/trainer/training": 180,
     "tests/integration": 30,
     "tests/integration/client": 20,
-    "tests/integration/operator": 305,
-    "tests/integration/operator/chaos": 215,
+    "tests/integration/operator": 285,
+    "tests/integration/operator/chaos": 265,
     "tests/e2e": 250,
     "tests/e2e/faults": 375,
 }

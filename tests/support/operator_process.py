@@ -135,6 +135,13 @@ class Operator:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/healthz", timeout=5) as answer:
             return json.load(answer)
 
+    def is_ready(self) -> bool:
+        """Whether the chart's probes call it so, and its watches of one namespace run."""
+        try:
+            return bool(self.health()["watchers"] == 4)
+        except OSError:
+            return False
+
     def metrics(self) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
         """Name and labels of each sample, as Prometheus' own client reads them."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as answer:

@@ -1,5 +1,6 @@
 """The Helm chart, installed from this checkout."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from pseudoreal_dev.cluster.kubectl import Kubernetes
@@ -11,9 +12,19 @@ CHART = paths.REPOSITORY / "charts" / "pseudoreal"
 RELEASE = NAMESPACE = "pseudoreal"
 
 
-def install(kubernetes: Kubernetes, operator_image: str, trainer_image: str, chart: Path = CHART) -> None:
+ONE_NODE = ("--set=replicaCount=1",)
+"""Values for a machine alone, where a standby would only take memory."""
+
+
+def install(
+    kubernetes: Kubernetes,
+    operator_image: str,
+    trainer_image: str,
+    chart: Path = CHART,
+    wanted: Sequence[str] = ONE_NODE,
+) -> None:
     """Installs the chart, or upgrades to it, and waits until the operator is ready."""
-    values = []
+    values = [*wanted]
     for part, image in (("operator", operator_image), ("trainer", trainer_image)):
         repository, _, tag = image.rpartition(":")
         values += [f"--set={part}.image.repository={repository}", f"--set-string={part}.image.tag={tag}"]

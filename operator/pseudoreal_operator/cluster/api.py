@@ -87,7 +87,7 @@ class Api:
         namespaces. `name`: only the object of that name."""
         query = [("limit", str(PAGE))]
         query += [("labelSelector", selector)] if selector else []
-        query += [("fieldSelector", f"metadata.name={name}")] if name else []
+        query += _named(name)
         following: str | None = None
         while following != "":
             page = await self._json(_Request("GET", _path(kind, namespace), [*query, *_continued(following)]))
@@ -102,12 +102,13 @@ class Api:
         return str(page["metadata"]["resourceVersion"])
 
     async def watch(
-        self, kind: str, namespace: str | None, selector: str, version: str
+        self, kind: str, namespace: str | None, selector: str, version: str, *, name: str = ""
     ) -> AsyncIterator[tuple[str, Json]]:
         """The changes after that version, as (type, object), until the API server ends the watch. Of bookmarks only the
-        version counts. Raises ApiException as well for an error that the API server tells in the stream."""
+        version counts. `name`: only the object of that name. Raises ApiException as well for an error that the API
+        server tells in the stream."""
         query = [("watch", "true"), ("allowWatchBookmarks", "true"), ("timeoutSeconds", str(WATCH_SECONDS))]
-        query += [("labelSelector", selector), ("resourceVersion", version)]
+        query += [("labelSelector", selector), ("resourceVersion", version), *_named(name)]
         timeout = ClientTimeout(total=None, sock_connect=REQUEST_SECONDS, sock_read=_SILENT_SECONDS)
         answer = await self._send(_Request("GET", _path(kind, namespace), query, timeout=timeout))
         async with answer.response as response:
@@ -219,6 +220,10 @@ def status_of(error: ApiException) -> Json:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _named(name: str) -> _Query:
+    return [("fieldSelector", f"metadata.name={name}")] if name else []
 
 
 def _continued(token: str | None) -> _Query:

@@ -1,6 +1,7 @@
-"""One operator at a time: a Lease that is held while the operator runs, by the rules of client-go.
+"""One operator leads: the one that holds the Lease, by the rules and the times of client-go.
 
-A Deployment that recreates its pod may still leave two of them for a while, when a node is cut off.
+A holder that cannot renew writes nothing any more when its time is over; it goes on when it can renew and nobody held
+the Lease in between. So an API server that is started anew ends no operator.
 """
 
 import asyncio
@@ -8,61 +9,77 @@ import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import structlog
 from aiohttp import ClientError
 from kubernetes.aio.client import ApiException
 
 from pseudoreal_operator.cluster.api import Api
+from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.metrics.registry import LEASE_AGE
 from pseudoreal_operator.settings import Lease
 
 Json = dict[str, Any]
 
-_FAILURES = (ApiException, ClientError, OSError)
+_FAILURES = (ApiException, ClientError, OSError, ValueError)
 
 log = structlog.get_logger()
 
-
-# Twice what client-go has. A busy machine needs no more than that (sixteen busy loops on two cores: renewals stay two
-# seconds apart); the rest is for an API server that is started anew, after which the operator need not be. Who ends in
-# order hands over at once.
-DURATION_SECONDS = 30.0
-"""Seconds without a renewal after which another operator may take the lease."""
-_RENEW_SECONDS = 20.0
-"""Seconds without a renewal of its own after which an operator ends itself; it has the rest of the duration to do
-so."""
-_REQUEST_SECONDS = 5.0
+DURATION_SECONDS = 15.0
+"""Seconds without a renewal after which another operator may take the Lease."""
+WRITE_SECONDS = 10.0
+"""Seconds after a renewal for which its holder writes; what it sent last has the rest of the duration to arrive."""
+_GIVE_UP_SECONDS = 60.0
+"""Seconds without a renewal after which a holder ends itself."""
+_REQUEST_SECONDS = 3.0
 _RETRY_SECONDS = 2.0
+_PAUSE_SECONDS = 0.1
+"""Seconds between two connections of the watch."""
+_MOST_DURATION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A version of the lease, and when it was first seen by this machine's clock: clocks of other machines are not
-    compared."""
+    """A version of the Lease. `moment`: when it was first seen by this machine's clock: clocks of other machines are
+    not compared. `term` counts the holders; `seconds` is for how long this one may be silent: releases differ."""
 
     version: str
     moment: float
     holder: str
+    term: int
+    seconds: float
+
+    @classmethod
+    def of(cls, body: Json, before: "Self | None" = None) -> Self:
+        version, spec = body["metadata"]["resourceVersion"], body.get("spec") or {}
+        if before is not None and before.version == version:
+            return before
+        seconds = min(float(spec.get("leaseDurationSeconds") or DURATION_SECONDS), _MOST_DURATION_SECONDS)
+        term = spec.get("leaseTransitions") or 0
+        return cls(version, _now(), spec.get("holderIdentity") or "", term, seconds)
+
+    @property
+    def end(self) -> float:
+        return self.moment + self.seconds
 
 
 class LeaseLost(Exception):
-    """Another operator holds the lease, or may hold it by now."""
+    """Another operator holds the Lease, or may hold it by now."""
 
 
 @asynccontextmanager
-async def keep_lease(api: Api, lease: Lease) -> AsyncIterator[None]:
-    """Waits until the lease is free, and holds it while the context lasts. Raises LeaseLost, having cancelled what runs
-    inside."""
-    asked = await _acquire(api, lease)
-    log.info("lease_acquired", holder=lease.holder)
+async def keep_lease(api: Api, lease: Lease, fence: Fence) -> AsyncIterator[None]:
+    """Waits until the Lease is free, and holds it while the context lasts, with the fence open. Raises LeaseLost,
+    having cancelled what runs inside."""
+    term = await _acquire(api, lease, fence)
+    log.info("lease_acquired", holder=lease.holder, term=term)
     owner = asyncio.current_task()
     assert owner is not None, "this runs in a task"
-    renewal = asyncio.create_task(_renew(api, lease, asked), name="lease")
+    renewal = asyncio.create_task(_renew(api, lease, fence, term), name="lease")
     renewal.add_done_callback(lambda task: task.cancelled() or owner.cancel())
     try:
         yield
@@ -73,96 +90,140 @@ async def keep_lease(api: Api, lease: Lease) -> AsyncIterator[None]:
     finally:
         renewal.cancel()
         await asyncio.wait([renewal])
-        await _release(api, lease)
+        fence.close()
+        await _release(api, lease, fence, term)
     if not renewal.cancelled():
         renewal.result()
 
 
-async def _acquire(api: Api, lease: Lease) -> float:
-    """The moment at which the request that acquired the lease was sent."""
+async def _acquire(api: Api, lease: Lease, fence: Fence) -> int:
+    """Takes the Lease when it is free: its term. The fence is open from then on."""
     seen: _Seen | None = None
     while True:
-        asked, before = _now(), seen
+        asked, before = fence.now(), seen
         try:
-            seen = await _try(api, lease, seen)
-        except _FAILURES as error:
-            log.warning("lease_unreachable", error=str(error))
-        else:
-            if seen is None:
-                return asked
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                found = await _look(api, lease, seen)
+                # One that somebody deleted still has its holder, who makes it again.
+                seen = found or seen
+                if seen is None or seen.holder in ("", lease.holder) or _now() >= seen.end:
+                    term = await _take(api, lease, found)
+                    fence.open_until(asked + WRITE_SECONDS)
+                    return term
             if before is None or before.holder != seen.holder:
                 log.info("lease_awaited", held_by=seen.holder)
-        await asyncio.sleep(_RETRY_SECONDS)
+            seen = await _wait(api, lease, seen)
+        except _FAILURES as error:
+            log.warning("lease_unreachable", error=f"{type(error).__name__}: {error}")
+            await asyncio.sleep(_RETRY_SECONDS)
 
 
-async def _renew(api: Api, lease: Lease, asked: float) -> None:
-    """Renews the lease again and again. Raises LeaseLost. What counts is when a renewal was sent: others count from
+async def _wait(api: Api, lease: Lease, seen: _Seen) -> _Seen:
+    """Waits until the Lease may be free, or its watch ends: the Lease as it was seen last. Raises what the watch
+    raises."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout_at(seen.end) as limit:
+            async for change, body in api.watch("Lease", lease.namespace, "", seen.version, name=lease.name):
+                if change not in ("ADDED", "MODIFIED"):
+                    continue
+                seen = _Seen.of(body)
+                if not seen.holder:
+                    break
+                limit.reschedule(seen.end)
+            else:
+                await asyncio.sleep(_PAUSE_SECONDS)
+    return seen
+
+
+async def _renew(api: Api, lease: Lease, fence: Fence, term: int) -> None:
+    """Renews the Lease again and again. Raises LeaseLost. What counts is when a renewal was sent: others count from
     when they see it, which is later."""
-    try:
-        while True:
-            LEASE_AGE.set_function(partial(_seconds_since, asked))
-            async with asyncio.timeout_at(asked + _RENEW_SECONDS):
-                asked = await _renew_once(api, lease)
-    except TimeoutError:
-        raise LeaseLost(f"the lease could not be renewed for {_RENEW_SECONDS:.0f} s") from None
-
-
-async def _renew_once(api: Api, lease: Lease) -> float:
+    renewed = fence.now()
+    LEASE_AGE.set_function(partial(_seconds_since, time.monotonic()))
     while True:
         await asyncio.sleep(_RETRY_SECONDS)
-        asked = _now()
+        asked, sent = fence.now(), time.monotonic()
         try:
-            other = await _try(api, lease, None)
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                term = await _prolong(api, lease, term)
+        except LeaseLost:
+            fence.close()
+            raise
         except _FAILURES as error:
-            log.warning("lease_not_renewed", error=str(error))
+            log.warning("lease_not_renewed", error=f"{type(error).__name__}: {error}", writes=fence.is_open)
+            if asked - renewed > _GIVE_UP_SECONDS:
+                raise LeaseLost(f"the lease could not be renewed for {_GIVE_UP_SECONDS:.0f} s") from None
         else:
-            if other is None:
-                return asked
-            raise LeaseLost("another operator took the lease")
+            renewed = asked
+            LEASE_AGE.set_function(partial(_seconds_since, sent))
+            fence.open_until(asked + WRITE_SECONDS)
 
 
-async def _release(api: Api, lease: Lease) -> None:
+async def _prolong(api: Api, lease: Lease, term: int) -> int:
+    """Renews the Lease: its term, which is another one only where somebody deleted it. Raises LeaseLost. Who holds it
+    again after another one did has not kept it."""
+    seen = await _look(api, lease, None)
+    if seen is not None and (seen.holder != lease.holder or seen.term != term):
+        raise LeaseLost("another operator took the lease")
+    return await _take(api, lease, seen)
+
+
+async def _release(api: Api, lease: Lease, fence: Fence, term: int) -> None:
+    """Lets go of the Lease, unless something that was sent may still arrive: then it runs out."""
+    if not fence.settled_for(DURATION_SECONDS):
+        log.info("lease_runs_out", seconds=DURATION_SECONDS)
+        return
     with suppress(*_FAILURES):
-        await _try(api, replace(lease, holder=""), None, held_by=lease.holder)
+        async with asyncio.timeout(_REQUEST_SECONDS):
+            seen = await _look(api, lease, None)
+            if seen is not None and (seen.holder, seen.term) == (lease.holder, term):
+                await _write(api, lease, seen, {"holderIdentity": ""})
+                log.info("lease_released")
 
 
-async def _try(api: Api, lease: Lease, seen: _Seen | None, held_by: str | None = None) -> _Seen | None:
-    """Writes the lease if it is ours, free or run out; None when that is done, else what was seen of it."""
-    async with asyncio.timeout(_REQUEST_SECONDS):
-        found = await api.find("Lease", lease.namespace, lease.name)
-        if found is None:
-            await api.create(_manifest(lease, {}))
-            return None
-        version, spec = found["metadata"]["resourceVersion"], found.get("spec") or {}
-        holder = spec.get("holderIdentity") or ""
-        if holder not in ("", held_by or lease.holder):
-            if seen is None or seen.version != version:
-                return _Seen(version, _now(), holder)
-            if _now() - seen.moment < DURATION_SECONDS:
-                return seen
-        # With the version, so that of two who try one fails.
-        patch = _manifest(lease, spec)
-        patch["metadata"]["resourceVersion"] = version
-        await api.merge("Lease", lease.namespace, lease.name, patch)
-        return None
+async def _look(api: Api, lease: Lease, before: _Seen | None) -> _Seen | None:
+    found = await api.find("Lease", lease.namespace, lease.name)
+    return None if found is None else _Seen.of(found, before)
 
 
-def _manifest(lease: Lease, before: Json) -> Json:
-    """The Lease to write. `before`: what it said; empty for a new one."""
-    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-    spec = {
-        "holderIdentity": lease.holder,
-        "leaseDurationSeconds": math.ceil(DURATION_SECONDS),
-        "renewTime": now,
-    }
-    if lease.holder and before.get("holderIdentity") != lease.holder:
-        spec |= {"acquireTime": now, "leaseTransitions": before.get("leaseTransitions", 0) + 1 if before else 0}
+async def _take(api: Api, lease: Lease, seen: _Seen | None) -> int:
+    """Writes this holder into the Lease: the term."""
+    if seen is None:
+        await api.create(_manifest(lease) | {"spec": _claim(lease) | {"acquireTime": _time(), "leaseTransitions": 0}})
+        return 0
+    term, spec = seen.term, _claim(lease)
+    if seen.holder != lease.holder:
+        term += 1
+        spec |= {"acquireTime": _time(), "leaseTransitions": term}
+    await _write(api, lease, seen, spec)
+    return term
+
+
+async def _write(api: Api, lease: Lease, seen: _Seen, spec: Json) -> None:
+    # With the version, so that of two who try one fails.
+    patch = _manifest(lease) | {"spec": spec}
+    patch["metadata"]["resourceVersion"] = seen.version
+    await api.merge("Lease", lease.namespace, lease.name, patch)
+
+
+def _manifest(lease: Lease) -> Json:
     return {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
         "metadata": {"name": lease.name, "namespace": lease.namespace},
-        "spec": spec,
     }
+
+
+def _claim(lease: Lease) -> Json:
+    return {
+        "holderIdentity": lease.holder,
+        "leaseDurationSeconds": math.ceil(DURATION_SECONDS),
+        "renewTime": _time(),
+    }
+
+
+def _time() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _seconds_since(moment: float) -> float:

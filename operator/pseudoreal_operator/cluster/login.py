@@ -3,18 +3,24 @@
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import kopf
 from kubernetes.aio import client, config
 
 from pseudoreal_operator.cluster.api import Api
 from pseudoreal_operator.cluster.bodies import send_utf8
+from pseudoreal_operator.cluster.fence import Fence
 
 
 @asynccontextmanager
-async def connect(connections: int = 100) -> AsyncIterator[Api]:
-    """A client with a pool of `connections` connections of its own; 0: of any number."""
-    configuration = client.Configuration(client_session_kwargs={"middlewares": (send_utf8,)})
+async def connect(connections: int = 100, fence: Fence | None = None) -> AsyncIterator[Api]:
+    """A client with a pool of `connections` connections of its own; 0: of any number. `fence` is before what it
+    writes."""
+    session: dict[str, Any] = {"middlewares": (send_utf8,)}
+    if fence is not None:
+        session = {"middlewares": (fence.guard, send_utf8), "request_class": fence.requests()}
+    configuration = client.Configuration(client_session_kwargs=session)
     configuration.connection_pool_maxsize = connections
     if os.environ.get("KUBECONFIG"):
         await config.load_kube_config(os.environ["KUBECONFIG"], client_configuration=configuration)

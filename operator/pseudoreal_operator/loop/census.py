@@ -5,7 +5,7 @@ its counting begins.
 """
 
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -33,6 +33,7 @@ class Census(Collector):
     def __init__(self, registry: CollectorRegistry, now: Callable[[], datetime] = _now) -> None:
         self._now = now
         self._sights: dict[str, Sight] = {}
+        self._is_silent = False
         registry.register(self)
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
@@ -51,6 +52,15 @@ class Census(Collector):
         delink = "Time from the end of a phase to the checkpoint that the next one begins with."
         self._delinks = histogram("delink", delink, _DELINK_SECONDS)
 
+    def be_silent(self) -> None:
+        """Counts nothing while another operator does, and only remembers how the jobs are."""
+        self._is_silent = True
+
+    def speak(self) -> None:
+        self._is_silent = False
+        for sight in self._sights.values():
+            self._begin(sight)
+
     def see(self, change: str | None, body: Json) -> None:
         """Takes a change of a job as the watch tells it; None: it was there before."""
         uid = body["metadata"]["uid"]
@@ -62,8 +72,10 @@ class Census(Collector):
         except ValueError:
             return  # the pass over the job tells of it
         before, self._sights[uid] = self._sights.get(uid), after
+        if self._is_silent:
+            return
         if before is None:
-            self._begin(after, is_new=not body.get("status"))
+            self._begin(after)
         else:
             self._count(before, after)
 
@@ -73,10 +85,10 @@ class Census(Collector):
         for uid in gone:
             del self._sights[uid]
 
-    def _begin(self, sight: Sight, *, is_new: bool) -> None:
+    def _begin(self, sight: Sight) -> None:
         # From here on there is a 0 from which the first one that completes is an increase.
         self._completed.labels(sight.namespace)
-        self._created.labels(sight.namespace).inc(is_new)
+        self._created.labels(sight.namespace).inc(not sight.told)
 
     def _count(self, before: Sight, after: Sight) -> None:
         namespace = after.namespace
@@ -94,7 +106,7 @@ class Census(Collector):
             self._delinks.observe(delink)
 
     def collect(self) -> Iterator[Metric]:
-        sights = self._sights.values()
+        sights = [] if self._is_silent else [*self._sights.values()]
         yield _tallied(
             "pseudoreal_jobs", "Jobs by status.state.", "state", Tally((one.namespace, one.state) for one in sights)
         )
@@ -104,9 +116,9 @@ class Census(Collector):
             "reason",
             Tally((one.namespace, one.standing) for one in sights if one.standing),
         )
-        yield self._checkpoint_ages()
+        yield self._checkpoint_ages(sights)
 
-    def _checkpoint_ages(self) -> Metric:
+    def _checkpoint_ages(self, sights: Iterable[Sight]) -> Metric:
         ages = GaugeMetricFamily(
             "pseudoreal_checkpoint_age_seconds",
             "Seconds of training that would be lost with the pods of a job: since its newest checkpoint, or since the"
@@ -114,7 +126,7 @@ class Census(Collector):
             labels=["namespace", "job_name"],
         )
         now = self._now()
-        for sight in self._sights.values():
+        for sight in sights:
             if sight.unsaved_since is not None:
                 age = max(0.0, (now - sight.unsaved_since).total_seconds())
                 ages.add_metric([sight.namespace, sight.name], age)

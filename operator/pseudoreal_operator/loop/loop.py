@@ -70,9 +70,12 @@ class Wakeups:
         self._queue = queue
         self._wishes: dict[Name, dict[str, Wish]] = {}
         """The wishes of jobs, by name and uid: events of a job that is gone may come after those of its successor."""
-        self._changed: set[Name] | None = set()
-        """Jobs of which something has changed since the first look began; None when it is over."""
+        self._changed: set[Name] | None = None
+        """Jobs of which something has changed since the first look began; None before and after it."""
         self._resting: dict[Name, Rest] = {}
+
+    def first_look_begins(self) -> None:
+        self._changed = set()
 
     def rest(self, found: Mapping[Name, Rest]) -> None:
         """Takes what the first look has found: those jobs need no first pass, unless something has changed since."""
@@ -188,42 +191,48 @@ class Loop:
         self._means, self._identities, self._census = means, identities, census
         self._queue: WorkQueue[Name] = WorkQueue(self._pass, _failed)
         self._wakeups = Wakeups(self._queue)
-        WAITING_JOBS.set_function(lambda: self._queue.depth)
+        self._begun: list[asyncio.Event] = []
+        """One for each watch: it misses nothing any more."""
+        self._leads = False
+        census.be_silent()
+        WAITING_JOBS.set_function(lambda: self._queue.depth if self._leads else 0)
 
     @asynccontextmanager
-    async def running(self, watching: Api) -> AsyncIterator[None]:
-        """Runs the loop until it is cancelled. `watching` has connections of its own: watches hold theirs."""
-        begun: list[asyncio.Event] = []
+    async def watching(self, api: Api) -> AsyncIterator[None]:
+        """Watches, and makes no pass. `api` has connections of its own: watches hold theirs."""
         tasks: list[asyncio.Task[Any]] = []
         for namespace in self._means.settings.namespaces or (None,):
             for kind in WATCHED_CHILDREN:
-                watch = Watch(
-                    watching,
-                    kind,
-                    namespace,
-                    LABEL_JOB,
-                    partial(self._child_changed, kind),
-                    self._changes_missed,
-                )
-                begun.append(asyncio.Event())
-                tasks.append(asyncio.create_task(watch.run(begun[-1]), name=f"{WATCH_TASK}{kind} in {namespace}"))
+                told = partial(self._child_changed, kind)
+                watch = Watch(api, kind, namespace, LABEL_JOB, told, self._changes_missed)
+                self._begun.append(asyncio.Event())
+                running = watch.run(self._begun[-1])
+                tasks.append(asyncio.create_task(running, name=f"{WATCH_TASK}{kind} in {namespace}"))
         logs = read_logs(self._means.api, self._means.board)
         tasks.append(asyncio.create_task(logs, name=f"{WATCH_TASK}silent pods"))
         try:
-            # Before jobs are looked at: what changes after a look is told.
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_BEGIN_SECONDS):
-                    await asyncio.gather(*(one.wait() for one in begun))
-            await self._first_look()
-            async with self._means.news.posting(), self._queue.workers(WORKERS):
-                yield
+            yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
 
+    @asynccontextmanager
+    async def leading(self) -> AsyncIterator[None]:
+        """Makes passes, first over all jobs."""
+        # Before jobs are looked at: what changes after a look is told.
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_BEGIN_SECONDS):
+                await asyncio.gather(*(one.wait() for one in self._begun))
+        self._leads = True
+        self._census.speak()
+        await self._first_look()
+        async with self._means.news.posting(), self._queue.workers(WORKERS):
+            yield
+
     async def _first_look(self) -> None:
         resting: dict[Name, Rest] = {}
+        self._wakeups.first_look_begins()
         try:
             resting = await first_look(self._means, self._heard_of)
         # An object that was cut off is no JSON.

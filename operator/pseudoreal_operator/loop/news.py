@@ -1,8 +1,9 @@
 """Events, best effort: kept in a bounded memory until the API server takes them. No job waits for one."""
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import random
 from typing import Any
 
@@ -20,6 +21,7 @@ Json = dict[str, Any]
 MOST_WAITING = 2000
 MOST_TRIES = 8
 """Number of tries to post an event: about two minutes."""
+LAST_SECONDS = 1.0
 _WORKERS = 2
 _FINAL = (400, 403, 422)
 """HTTP statuses after which an event is given up: the namespace takes no more events, or not this one."""
@@ -33,11 +35,19 @@ class News:
         self._waiting: dict[Name, deque[Json]] = {}
         self._held: dict[str, tuple[PseudoRealJobStatus, Sequence[Json]]] = {}
         self._queue: WorkQueue[Name] = WorkQueue(self._post_first, self._failed)
+        self._all_told = asyncio.Event()
+        self._all_told.set()
 
     @asynccontextmanager
     async def posting(self) -> AsyncIterator[None]:
+        """A context in which events are posted. At its end those that wait have LAST_SECONDS."""
         async with self._queue.workers(_WORKERS):
-            yield
+            try:
+                yield
+            finally:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LAST_SECONDS):
+                        await self._all_told.wait()
 
     def hold(self, job: str, status: PseudoRealJobStatus, events: Sequence[Json]) -> None:
         """Keeps the events of a status that may be written or not, as its answer did not come. `job`: its uid."""
@@ -58,6 +68,7 @@ class News:
                 self._lose(event, "too many events wait")
                 continue
             self._waiting.setdefault(job, deque()).append(event)
+            self._all_told.clear()
             self._queue.add(job)
 
     async def _post_first(self, job: Name) -> float | None:
@@ -85,6 +96,8 @@ class News:
         if self._waiting[job]:
             return 0.0
         del self._waiting[job]
+        if not self._waiting:
+            self._all_told.set()
         return None
 
     def _lose(self, event: Json, why: str) -> None:

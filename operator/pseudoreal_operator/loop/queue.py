@@ -13,6 +13,9 @@ from typing import Generic, TypeVar
 
 from pseudoreal_operator.cluster.retry import Pause
 
+FINISH_SECONDS = 5.0
+"""Seconds that a pass has to end when the operator does: it is a few requests."""
+
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -36,6 +39,9 @@ class WorkQueue(Generic[Key]):
         self._later: dict[Key, asyncio.TimerHandle] = {}
         self._failures: Counter[Key] = Counter()
         self._not_before: dict[Key, float] = {}
+        self._busy: set[asyncio.Task[None]] = set()
+        """Workers whose pass goes on."""
+        self._ends = False
 
     @property
     def depth(self) -> int:
@@ -70,11 +76,17 @@ class WorkQueue(Generic[Key]):
 
     @asynccontextmanager
     async def workers(self, count: int) -> AsyncIterator[None]:
-        """A context in which the workers make passes. Passes that go on at its end are cut off."""
+        """A context in which the workers make passes. At its end no pass begins any more, and those that go on have
+        FINISH_SECONDS to end; then they are cut off."""
         tasks = [asyncio.create_task(self._serve(), name=f"worker {number}") for number in range(count)]
         try:
             yield
         finally:
+            self._ends = True
+            for task in tasks:
+                if task not in self._busy:
+                    task.cancel()
+            await asyncio.wait(tasks, timeout=FINISH_SECONDS)
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
@@ -91,12 +103,16 @@ class WorkQueue(Generic[Key]):
             self._ready.release()
 
     async def _serve(self) -> None:
-        while True:
+        task = asyncio.current_task()
+        assert task is not None, "this runs in a task"
+        while not self._ends:
             await self._ready.acquire()
             key = (self._news or self._backlog).popleft()
             # Served from the other line, or forgotten, or added once more after that.
             if key in self._wanted and key not in self._running:
+                self._busy.add(task)
                 await self._serve_one(key)
+                self._busy.discard(task)
 
     async def _serve_one(self, key: Key) -> None:
         del self._wanted[key]

@@ -31,6 +31,8 @@ class Sight:
 
     namespace: str
     name: str
+    told: bool = True
+    """Whether the job has a status."""
     state: str = "Pending"
     execution: int = 0
     restarting: bool = False
@@ -60,6 +62,7 @@ def sight_of(body: Json) -> Sight:
     return Sight(
         namespace=metadata["namespace"],
         name=metadata["name"],
+        told=bool(body.get("status")),
         state=status.state,
         execution=status.execution,
         restarting=reason == "Restarting",

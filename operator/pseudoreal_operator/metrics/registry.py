@@ -50,7 +50,7 @@ LAST_EVENT = Gauge(
     ["kind", "namespace"],
     registry=REGISTRY,
 )
-LEADER = Gauge("pseudoreal_leader", "1 while this operator works; 0 while it waits for the Lease.", registry=REGISTRY)
+LEADER = Gauge("pseudoreal_leader", "1 while this operator leads; 0 while it stands by.", registry=REGISTRY)
 LEASE_AGE = Gauge(
     "pseudoreal_lease_renewal_age_seconds",
     "Seconds since the Lease was last renewed; 0 where this operator does not hold it.",

@@ -74,6 +74,26 @@ def test_the_operator_s_account_makes_only_children(ask: Ask, body: Json) -> Non
     assert "created" in create(ask, body), "others are left alone"
 
 
+def test_the_operator_s_account_changes_nothing_of_pods_but_which_of_its_own_leads(ask: Ask) -> None:
+    says = "of pods, the operator changes only the label pseudoreal.dev/leader of its own"
+    for name, labels in (("other", {}), ("own", {"app.kubernetes.io/component": "operator", "kept": "yes"})):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": POD}
+        assert "created" in ask("create", "--namespace=guarded", "-f", "-", body=pod)
+
+    def patch(name: str, patch: str) -> str:
+        return ask("patch", "pod", name, "--namespace=guarded", "--type=strategic", f"--patch={patch}", OPERATOR)
+
+    leads = '{"metadata": {"labels": {"pseudoreal.dev/leader": %s}}}'
+    assert "patched" in patch("own", leads % '"true"')
+    assert "patched" in patch("own", leads % "null")
+    assert says in patch("other", leads % '"true"')
+    assert says in patch("own", '{"metadata": {"labels": {"kept": "no"}}}')
+    assert says in patch("own", '{"metadata": {"labels": {"more": "yes"}}}')
+    assert says in patch("own", '{"metadata": {"labels": {"kept": null}}}')
+    assert says in patch("own", '{"metadata": {"annotations": {"more": "yes"}}}')
+    assert says in patch("own", '{"spec": {"containers": [{"name": "trainer", "image": "another"}]}}')
+
+
 def test_the_operator_s_account_deletes_only_pods_of_jobs(ask: Ask) -> None:
     for name, labels in (("stranger", {}), ("child", {"pseudoreal.dev/job-uid": "1"})):
         metadata = {"name": name, "labels": labels}

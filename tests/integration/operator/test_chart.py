@@ -14,7 +14,7 @@ import yaml
 from kubernetes import client
 from pseudoreal_api.wire.reports import REPORT_PATH, REPORT_URL
 from pseudoreal_dev.cluster.control_plane import ControlPlane
-from pseudoreal_operator.cluster.lease import DURATION_SECONDS
+from pseudoreal_operator.cluster.route import LABEL, LEADS
 from pseudoreal_operator.settings import Lease, Settings, read_settings
 
 from tests.support import chart
@@ -95,10 +95,29 @@ def test_the_operator_finds_what_the_chart_sets(tmp_path: Path) -> None:
     assert (settings.trainer_metrics_port, settings.scrapers) == (None, ())
 
 
-def test_an_operator_may_wait_for_the_lease_of_a_pod_that_is_lost() -> None:
-    """Until it has the Lease it does not answer."""
-    probe = container(render())["startupProbe"]
-    assert probe["periodSeconds"] * probe["failureThreshold"] > 2 * DURATION_SECONDS
+def test_an_upgrade_leaves_no_gap() -> None:
+    """A pod that stands by answers its probes, and a new one is there before an old one goes."""
+    deployment = find(render(), "Deployment")["spec"]
+    assert deployment["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}}
+    probes = [container(render())[f"{probe}Probe"]["httpGet"] for probe in ("startup", "readiness", "liveness")]
+    assert probes == 3 * [{"path": "/healthz", "port": "health"}]
+
+
+def test_replicas_are_kept_apart_and_one_of_them_stays() -> None:
+    documents = render("--set=replicaCount=3")
+    deployment, budget = find(documents, "Deployment")["spec"], find(documents, "PodDisruptionBudget")["spec"]
+    assert deployment["replicas"] == 3
+    pod = deployment["template"]
+    assert budget["minAvailable"] == 1
+    for spread in pod["spec"]["topologySpreadConstraints"]:
+        assert spread["whenUnsatisfiable"] == "ScheduleAnyway", "a cluster of one node has a standby, too"
+        assert spread["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert budget["selector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("value", ["replicaCount=1", "podDisruptionBudget.enabled=false"])
+def test_one_pod_alone_keeps_no_node_from_being_emptied(value: str) -> None:
+    assert not [document for document in render(f"--set={value}") if document["kind"] == "PodDisruptionBudget"]
 
 
 def test_no_mount_lies_in_another_that_is_read_only() -> None:
@@ -111,7 +130,9 @@ def test_pods_are_told_where_the_service_is() -> None:
     (port,) = [port for port in find(documents, "Service")["spec"]["ports"] if port["name"] == "reports"]
     assert environment(documents)[REPORT_URL] == f"https://{HOST}:{port['port']}{REPORT_PATH}"
     labels = find(documents, "Deployment")["spec"]["template"]["metadata"]["labels"]
-    assert find(documents, "Service")["spec"]["selector"].items() <= labels.items()
+    selector = find(documents, "Service")["spec"]["selector"]
+    assert selector.items() <= (labels | {LABEL: LEADS}).items()
+    assert LABEL not in labels, "no pod leads from the start"
 
 
 @pytest.mark.parametrize("values", [(), ("--set=watchNamespaces={a,b}",)])
@@ -121,7 +142,8 @@ def test_nobody_may_touch_secrets_and_only_the_own_lease_is_written(values: tupl
     assert not [rule for rule in rules if {"secrets", "*"} & {*rule["resources"], *rule["verbs"]}]
     lease = find(documents, "Role", "pseudoreal-lease")
     assert lease["metadata"]["namespace"] == "operators"
-    assert [rule.get("resourceNames") for rule in lease["rules"] if rule["verbs"] != ["create"]] == [[RELEASE]]
+    written = [rule for rule in lease["rules"] if rule["resources"] == ["leases"] and rule["verbs"] != ["create"]]
+    assert [rule.get("resourceNames") for rule in written] == [[RELEASE]]
 
 
 def test_every_role_is_bound_to_the_operator() -> None:
@@ -195,7 +217,8 @@ def test_nothing_of_prometheus_unless_it_is_asked_for() -> None:
 
 def test_prometheus_finds_the_operator_and_the_pods() -> None:
     documents = render(*MONITORED)
-    service, monitor = find(documents, "Service"), find(documents, "ServiceMonitor")
+    service, monitor = find(documents, "Service", "pseudoreal-metrics"), find(documents, "ServiceMonitor")
+    assert LABEL not in service["spec"]["selector"], "all operators are read, whoever leads"
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
     assert monitor["spec"]["endpoints"][0]["port"] in [port["name"] for port in service["spec"]["ports"]]
     assert monitor["metadata"]["labels"]["release"] == "prom"

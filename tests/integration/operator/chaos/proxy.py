@@ -75,6 +75,10 @@ class Proxy:
     counts: Counter[Target] = field(default_factory=Counter)
     refuses_texts: bool = False
     """No status may have any."""
+    holds: str = ""
+    """End of the paths of reads whose answers are kept until `release`; empty: none."""
+    holding: int = 0
+    """Number of answers that were kept."""
 
     def __enter__(self) -> Self:
         self._ready = threading.Event()
@@ -93,6 +97,14 @@ class Proxy:
         """While it serves, in place of the others."""
         self.struck, self.faults = "", (fault,)
 
+    def release(self) -> None:
+        self.holds = ""
+        self._loop.call_soon_threadsafe(self._released.set)
+
+    def writes(self, begin: int = 0) -> list[str]:
+        """What was to be written from that exchange on."""
+        return [str(exchange) for exchange in self.exchanges[begin:] if exchange.method != "GET"]
+
     def write_kubeconfig(self, path: Path) -> Path:
         named = {"name": "proxy"}
         content = {
@@ -107,7 +119,7 @@ class Proxy:
         return path
 
     async def _run(self) -> None:
-        self._loop, self._end = asyncio.get_running_loop(), asyncio.Event()
+        self._loop, self._end, self._released = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
         app = web.Application(client_max_size=_LINE_BYTES)
         app.router.add_route("*", "/{path:.*}", self._serve)
         # At the end, what hangs is cut off.
@@ -145,6 +157,9 @@ class Proxy:
         if not await self._reaches_the_server(kind):
             return _cut_off(request)
         answer = await self._forward(request, exchange)
+        if self.holds and exchange.targets() == (Target.READ,) and exchange.path.endswith(self.holds):
+            self.holding += 1
+            await self._released.wait()
         if kind is Kind.DUPLICATE:
             answer = await self._forward(request, exchange)
         if kind is Kind.KILL_AFTER:

@@ -2,7 +2,7 @@
 
 import asyncio
 import copy
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,12 +17,27 @@ class Server:
     lease: Json | None = None
     version: int = 0
     writes: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def store(self, body: Json) -> None:
         self.version += 1
         self.writes += 1
         self.lease = copy.deepcopy(body)
         self.lease["metadata"]["resourceVersion"] = str(self.version)
+        self._tell()
+
+    def delete(self) -> None:
+        self.version += 1
+        self.lease = None
+        self._tell()
+
+    async def changed_since(self, version: int) -> None:
+        while self.version <= version:
+            await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     @property
     def holder(self) -> str | None:
@@ -48,6 +63,19 @@ class Client(Api):
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
         assert (kind, namespace, name) == ("Lease", "pseudoreal", "pseudoreal")
         await self._ask(lambda: self._merged(patch))
+
+    async def watch(
+        self, kind: str, namespace: str | None, selector: str, version: str, *, name: str = ""
+    ) -> AsyncIterator[tuple[str, Json]]:
+        assert (kind, namespace, selector, name) == ("Lease", "pseudoreal", "", "pseudoreal")
+        await self._travel()
+        known = int(version)
+        while True:
+            await self.server.changed_since(known)
+            known = self.server.version
+            told = copy.deepcopy(self.server.lease)
+            await self._travel()
+            yield ("MODIFIED", told) if told else ("DELETED", {"metadata": {"resourceVersion": str(known)}})
 
     async def _ask(self, serve: Callable[[], Any]) -> Any:
         # What was sent arrives, even if nobody waits for the answer any more.

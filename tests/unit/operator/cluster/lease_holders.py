@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
+from pseudoreal_operator.cluster.fence import Fence
 from pseudoreal_operator.cluster.lease import LeaseLost, keep_lease
 from pseudoreal_operator.settings import Lease
 
@@ -20,17 +21,36 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
+class NotedFence(Fence):
+    """`turns`: from when to when it was open."""
+
+    def __init__(self) -> None:
+        super().__init__(now)
+        self.turns: list[tuple[float, float]] = []
+
+    def open_until(self, moment: float) -> None:
+        super().open_until(moment)
+        if moment > now():
+            self.turns.append((now(), moment))
+
+    def close(self) -> None:
+        super().close()
+        if self.turns:
+            began, end = self.turns.pop()
+            self.turns.append((began, min(end, now())))
+
+
 class Operator:
     """A process that works for ever, once it holds the lease; `began` and `ended` say when."""
 
     def __init__(self, server: Server, name: str, delay: Callable[[], float | None] = lambda: 0.0) -> None:
-        self.client, self.name = Client(server, delay), name
+        self.client, self.name, self.fence = Client(server, delay), name, NotedFence()
         self.began: float | None = None
         self.ended: float | None = None
         self.task = asyncio.create_task(self._execution())
 
     async def _execution(self) -> None:
-        async with keep_lease(self.client, lease(self.name)):
+        async with keep_lease(self.client, lease(self.name), self.fence):
             self.began = now()
             try:
                 await asyncio.sleep(HOUR)
@@ -39,7 +59,8 @@ class Operator:
 
     @property
     def works(self) -> bool:
-        return self.began is not None and self.ended is None
+        """Whether it may write."""
+        return self.began is not None and self.ended is None and self.fence.is_open
 
     def cut_off(self) -> None:
         self.client.delay = lambda: None

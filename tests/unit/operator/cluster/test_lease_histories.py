@@ -56,6 +56,7 @@ async def _end(operator: Operator, chance: random.Random) -> None:
 
 
 def _check_turns(everybody: list[Operator]) -> None:
-    turns = sorted((one.began, one.ended) for one in everybody if one.began is not None and one.ended is not None)
-    for (_, ended), (began, _) in pairwise(turns):
-        assert ended <= began
+    turns = sorted((*turn, one.name) for one in everybody for turn in one.fence.turns)
+    assert len({name for _, _, name in turns}) > 1, "several of them led"
+    for (_, ended, one), (began, _, other) in pairwise(turns):
+        assert one == other or ended <= began

@@ -65,6 +65,23 @@ def test_jobs_by_state_with_those_that_are_gone_left_out(watched: Watched) -> No
     assert watched.shows("jobs") == {("green", "Complete"): 1}
 
 
+def test_who_does_not_lead_counts_nothing_and_goes_on_from_what_it_saw(watched: Watched) -> None:
+    """Two operators that count would show every job twice."""
+    watched.census.be_silent()
+    watched.tell({"state": "Training"})
+    watched.tell({"state": "Failed", "conditions": [condition("Failed", "RestartsExhausted")]})
+    watched.tell({"state": "Training"}, name="other")
+    watched.tell({}, name="new")
+    shown = ("jobs", "jobs_created_total", "jobs_failed_total", "jobs_completed_total")
+    assert [watched.shows(name) for name in shown] == [{}] * 4
+    watched.census.speak()
+    assert watched.shows("jobs")["blue", "Training"] == 1
+    assert watched.shows("jobs_created_total") == {("blue",): 1}, "the one that nobody has told anything yet"
+    assert watched.shows("jobs_completed_total") == {("blue",): 0}, "a zero from which the first is an increase"
+    watched.tell({"state": "Failed", "conditions": [condition("Failed", "RestartsExhausted")]}, name="other")
+    assert watched.shows("jobs_failed_total") == {("blue", "RestartsExhausted"): 1}
+
+
 def test_what_happened_before_is_not_counted_again(watched: Watched) -> None:
     """After a restart of the operator it sees jobs in the midst of their lives."""
     ended = {"state": "Failed", "execution": 3, "conditions": [condition("Failed", "RestartsExhausted")]}

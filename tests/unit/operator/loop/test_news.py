@@ -50,6 +50,33 @@ def test_events_of_a_job_are_posted_in_their_order() -> None:
     assert [message for message, _ in server.posted if message != "2"] == ["1", "3", "4"]
 
 
+def test_at_the_end_what_waits_is_posted() -> None:
+    server = Server()
+
+    async def main() -> None:
+        unsent = News(cast(Api, server), Counts())
+        async with unsent.posting():
+            unsent.tell(JOB, [event("1"), event("2")])
+            unsent.tell(OTHER, [event("3")])
+
+    virtual_time.run(main())
+    assert sorted(message for message, _ in server.posted) == ["1", "2", "3"]
+
+
+def test_the_end_does_not_wait_for_an_api_server_that_is_away() -> None:
+    server, ended = Server(lambda _event, _now: OSError("down")), list[float]()
+
+    async def main() -> None:
+        unsent = News(cast(Api, server), Counts())
+        async with unsent.posting():
+            unsent.tell(JOB, [event("1")])
+        ended.append(asyncio.get_running_loop().time())
+
+    virtual_time.run(main())
+    assert server.posted == []
+    assert ended == [news.LAST_SECONDS]
+
+
 @pytest.mark.parametrize("error", [ApiException(status=429), ApiException(status=404), OSError("down"), TimeoutError()])
 def test_an_event_that_may_come_later_waits_and_those_of_others_do_not(error: Exception) -> None:
     server = Server(lambda event, now: error if now < 30 and event["message"] == "1" else None)

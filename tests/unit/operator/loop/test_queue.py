@@ -205,7 +205,25 @@ def test_a_key_that_is_forgotten_is_left_alone() -> None:
     assert [key for key, _ in work.begun] == ["b", "c", "d"]
 
 
-def test_the_end_cuts_passes_off() -> None:
+def test_at_the_end_a_pass_that_goes_on_may_end_and_none_begins() -> None:
+    work, done = Work(seconds=3), list[float]()
+
+    async def main() -> None:
+        for key in ("a", "b", "c", "d", "e"):
+            work.queue.add(key)
+        await asyncio.sleep(1)
+
+    async def whole() -> None:
+        async with work.queue.workers(WORKERS):
+            await main()
+        done.append(now())
+
+    virtual_time.run(whole())
+    assert done == [3]
+    assert len(work.begun) == WORKERS
+
+
+def test_the_end_cuts_off_a_pass_that_hangs() -> None:
     work = Work(seconds=1e6)
 
     async def main() -> None:

@@ -79,9 +79,19 @@ def test_a_job_rests_until_something_changes(happens: Callable[[Asked], object],
 
 def test_what_changes_during_the_first_look_is_looked_at() -> None:
     asked = Asked()
+    asked.wakeups.first_look_begins()
     asked.child()
     asked.wakeups.rest({JOB: REST})
     assert asked.wakeups.rest_of(JOB) is None
+
+
+def test_what_changed_before_the_first_look_may_rest() -> None:
+    """An operator that does not lead yet hears of everything."""
+    asked = Asked()
+    asked.child()
+    asked.wakeups.first_look_begins()
+    asked.wakeups.rest({JOB: REST})
+    assert asked.wakeups.rest_of(JOB) == REST
 
 
 def test_the_echo_of_our_own_status_wakes_nobody() -> None:
