@@ -12,6 +12,7 @@ from pseudoreal_api.spec.pod import Pod
 Pattern = Literal["Cycle", "Segment"]
 Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
 StateSharding = Literal["None", "Optimizer", "Gradients", "Full"]
+Keep = Literal["Inputs", "All"]
 Home = Literal["Device", "Host", "Disk"]
 OptimizerState = Literal["Measured", "Copy", "Scale", "Reset"]
 
@@ -126,7 +127,7 @@ class Parallelism(ApiModel):
 class Activations(ApiModel):
     """How activations are kept from the forward pass for the backward pass."""
 
-    keep: Literal["Inputs", "All"] = Field(
+    keep: Keep = Field(
         "Inputs",
         description="keep says which activations wait for the backward pass. Inputs: the input of each block; the"
         " rest is computed again. All: all of them.",

@@ -13,6 +13,7 @@ from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from pseudoreal_trainer.cli.fastest_layouts import fastest_layouts, show_fastest
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show
 from pseudoreal_trainer.errors import InvalidJobError
@@ -33,7 +34,19 @@ from pseudoreal_trainer.threads import threads_of
 @click.option(
     "--picture", "picture_file", type=click.Path(path_type=Path), help="Draw the step of each phase as an SVG."
 )
-def plan(file: Path, phase: str | None, hardware: Path | None, as_json: bool, picture_file: Path | None) -> None:
+@click.option(
+    "--fastest",
+    type=click.IntRange(1, 100),
+    help="Search for that many of the fastest layouts of each phase that fit, and say these instead; needs --hardware.",
+)
+def plan(
+    file: Path,
+    phase: str | None,
+    hardware: Path | None,
+    as_json: bool,
+    picture_file: Path | None,
+    fastest: int | None,
+) -> None:
     """Say what each phase of the PseudoRealJob in FILE needs, without running it.
 
     Bytes on each tier and rank, bytes on each link and step, the share of time in which ranks wait, and, with the
@@ -43,7 +56,10 @@ def plan(file: Path, phase: str | None, hardware: Path | None, as_json: bool, pi
     """
     try:
         profile = read_profile(hardware) if hardware else None
-        planned = list(_planned(_phases(file, phase, profile), profile))
+        phases = _phases(file, phase, profile)
+        if fastest is not None:
+            sys.exit(_say_fastest(phases, profile, fastest, as_json=as_json))
+        planned = list(_planned(phases, profile))
     except ValueError as error:
         click.echo(str(error), err=True)
         sys.exit(ExitCode.INVALID_JOB)
@@ -76,6 +92,29 @@ def _planned(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile 
         for phase, device in phases:
             status.update(f"planning phase {phase.phase}")
             yield plan_phase(phase, device, profile, threads_of(phase.processes_per_worker))
+
+
+def _say_fastest(
+    phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None, wanted: int, *, as_json: bool
+) -> ExitCode:
+    """Searches the layouts of each phase: the exit code. Raises ValueError without a profile."""
+    if profile is None:
+        raise InvalidJobError(
+            "--fastest compares seconds, which need the profile of a machine; give --hardware a profile, which"
+            " `pseudoreal measure-hardware` writes"
+        )
+    found = []
+    with Console(stderr=True).status("searching") as status:
+        for phase, device in phases:
+            status.update(f"searching the layouts of phase {phase.phase}")
+            threads = threads_of(phase.processes_per_worker)
+            found.append(fastest_layouts(phase, device, profile, threads, wanted))
+    if as_json:
+        click.echo(json.dumps({"phases": [phase.as_json() for phase in found]}, indent=2))
+    else:
+        for phase_layouts in found:
+            show_fastest(Console(), phase_layouts)
+    return ExitCode.SUCCEEDED if all(phase.found for phase in found) else ExitCode.INVALID_JOB
 
 
 def _say(planned: list[PlannedPhase], *, as_json: bool) -> None:

@@ -1,25 +1,19 @@
 """What `pseudoreal plan` says of a phase; as JSON its keys are stable. Pure."""
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Home
 from pydantic import BaseModel, ConfigDict
 
-from pseudoreal_trainer.forecast.memory.from_config import best_layout, phase_sizes
-from pseudoreal_trainer.forecast.memory.graphs import graphs_by_position
-from pseudoreal_trainer.forecast.memory.homes import (
-    Bounds,
-    activation_peaks,
-    bounds_of,
-    budget_shortfalls,
-    machine_shortfalls,
-)
+from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout
+from pseudoreal_trainer.forecast.memory.homes import Peaks, activation_peaks
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
+from pseudoreal_trainer.forecast.shortfalls import kernel_scratch, shortfalls
 from pseudoreal_trainer.forecast.time.costs import Load, UnitTime
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, Precision, pass_speed
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
 from pseudoreal_trainer.forecast.time.predict import idle_share, predict
 from pseudoreal_trainer.forecast.time.timeline import Timeline, timeline
 from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic, traffic_bytes
@@ -101,21 +95,22 @@ class PlannedPhase:
 def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | None, threads: int) -> PlannedPhase:
     """The plan of a phase. `threads`: those of each rank. Raises ValueError when the profile lacks what the phase
     needs."""
-    layout, sizes = best_layout(config, device), replace(phase_sizes(config, device), threads=threads)
+    sizes = phase_sizes(config, device, threads)
+    peaks = activation_peaks(fixed_layout(config, sizes), sizes)
+    layout = placed_layout(config, sizes, peaks)
     plan = step_plan(layout)
     check_plan(layout, plan)
-    ranks = _ranks(layout, sizes, plan)
+    ranks = _ranks(layout, sizes, plan, peaks)
     prediction = predict(layout, sizes, profile, config.precision.compute) if profile else None
     line = prediction.timeline if prediction else timeline(layout, plan, unit_time(layout))
-    scratch = kernel_scratch(layout, sizes, profile, config.precision.compute) if profile else None
-    reasons = _reasons(config, layout, sizes, profile, scratch or 0)
+    reasons = shortfalls(config, layout, sizes, peaks, profile)
     report = PhaseReport(
         name=config.phase,
         parameters=sum(unit.numel for unit in sizes.units),
         parameters_per_rank=max(rank.parameters for rank in ranks),
         bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
         peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),
-        scratch_bytes=scratch,
+        scratch_bytes=kernel_scratch(layout, sizes, profile, config.precision.compute) if profile else None,
         bytes_moved_per_step={
             traffic: max(rank.bytes_moved_per_step[traffic] for rank in ranks) for traffic in TRAFFIC
         },
@@ -140,9 +135,9 @@ def unit_time(layout: Layout) -> UnitTime:
     return UnitTime(layout, backward=3.0 if layout.recompute else 2.0)
 
 
-def _ranks(layout: Layout, sizes: Sizes, plan: Plan) -> list[RankReport]:
+def _ranks(layout: Layout, sizes: Sizes, plan: Plan, peaks: Peaks) -> list[RankReport]:
     reports = []
-    for rank, peak in enumerate(activation_peaks(layout, sizes)):
+    for rank, peak in enumerate(peaks):
         through, moved = held(layout, sizes, rank), traffic_bytes(layout, sizes, plan[rank])
         most = through + peak
         reports.append(
@@ -159,23 +154,6 @@ def _ranks(layout: Layout, sizes: Sizes, plan: Plan) -> list[RankReport]:
 def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:
     counts = [Counter(record.unit for record in records if isinstance(record, kind)) for records in plan]
     return max((count for counter in counts for count in counter.values()), default=0)
-
-
-def kernel_scratch(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Precision) -> int:
-    """Bytes that kernels hold for themselves. Raises ValueError when nothing was measured in that precision."""
-    tokens = sizes.most_tokens(layout.data)
-    speed = pass_speed(profile.for_ranks(1), compute, sizes.model.hidden_size, tokens)
-    return round(speed.scratch_share * max(passes.block_backward for passes in graphs_by_position(sizes, tokens)))
-
-
-def _reasons(
-    config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile | None, scratch: int
-) -> list[str]:
-    reasons = budget_shortfalls(layout, sizes, bounds_of(config.offload.budget))
-    if profile is not None:
-        room = None if profile.device_bytes is None else profile.device_bytes - scratch
-        reasons += machine_shortfalls(layout, sizes, Bounds(room, profile.host_bytes))
-    return reasons
 
 
 def _hints(layout: Layout) -> list[str]:

@@ -108,7 +108,11 @@ class Layout:
 
     def local_units(self, rank: int) -> tuple[int, ...]:
         """Units that a pipeline rank uses, in the order of their first use."""
-        return tuple(dict.fromkeys(self.unit_of(position) for position in self.positions(rank)))
+        return self._local_units[rank]
+
+    @cached_property
+    def _local_units(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(dict.fromkeys(map(self.unit_of, positions))) for positions in self._positions)
 
     def moving_units(self, rank: int) -> tuple[int, ...]:
         """Units of a pipeline rank whose working copies come and go."""

@@ -7,7 +7,8 @@ from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
-from pseudoreal_trainer.forecast.memory.from_config import best_layout, phase_sizes
+from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout
+from pseudoreal_trainer.forecast.memory.homes import activation_peaks
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.plan.units import units_of
 
@@ -43,7 +44,8 @@ OFFLOAD = {"spec__phases__1__offload": {"home": "Disk"}}
 def test_it_is_at_least_what_the_plan_needs_and_not_much_more(changes: dict[str, Any], compute: str) -> None:
     job = make_job(spec__model=LARGE, spec__precision={"compute": compute}, **OFFLOAD | changes)
     config = phase_config(job, 1, execution=1, work_directory="/w", offload_directory="/o")
-    layout, sizes = best_layout(config, "cpu"), phase_sizes(config, "cpu")
+    sizes = phase_sizes(config, "cpu")
+    layout = placed_layout(config, sizes, activation_peaks(fixed_layout(config, sizes), sizes))
     ranks = config.processes_per_worker
     needed = ranks * max(held(layout, sizes, rank).disk for rank in range(layout.pipeline))
     allowed = bytes_of(size_limit(job.spec, job.spec.phases[1]))

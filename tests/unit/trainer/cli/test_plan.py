@@ -207,3 +207,44 @@ def test_text_for_people(job: dict[str, Any], file: Path) -> None:
         "pipeline ranks wait",
     ):
         assert words in result.stdout
+
+
+def test_the_fastest_layouts_are_shown_and_can_be_planned(job: dict[str, Any], file: Path) -> None:
+    hardware = ("--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml"), "--phase", "real")
+    result = plan(job, file, *hardware, "--fastest", "3", "--json")
+    assert result.exit_code == 0, result.output
+    (phase,) = phases(result)
+    seconds = [layout["step_seconds"] for layout in phase["layouts"]]
+    assert len(seconds) == 3
+    assert seconds == sorted(seconds)
+    assert phase["searched"]["layouts"] >= phase["searched"]["simulated"] >= 3
+    best = phase["layouts"][0]
+    real = job["spec"]["phases"][1]
+    real["parallelism"] = {
+        "pipeline": best["pipeline"],
+        "schedule": best["schedule"],
+        "stateSharding": best["sharding"],
+    }
+    real["batch"]["microBatches"] = best["micro_batches"]
+    real["activations"] = {"keep": best["keep"]}
+    (planned,) = phases(plan(job, file, *hardware, "--json"))
+    assert planned["step_seconds"] == best["step_seconds"]
+    assert planned["bottleneck"] == best["bottleneck"]
+    shown = plan(job, file, *hardware, "--fastest", "2").output
+    assert "fastest layouts" in shown
+    assert f"1: bottleneck: {best['bottleneck']}" in shown
+
+
+def test_the_fastest_layouts_need_a_profile(job: dict[str, Any], file: Path) -> None:
+    result = plan(job, file, "--fastest", "3")
+    assert result.exit_code == ExitCode.INVALID_JOB
+    assert "--hardware" in result.output
+
+
+def test_a_phase_of_which_no_layout_fits_says_so(job: dict[str, Any], file: Path) -> None:
+    profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text()) | {"device_bytes": 1}
+    hardware = file.with_name("hardware.yaml")
+    hardware.write_text(yaml.safe_dump(profile))
+    result = plan(job, file, "--hardware", str(hardware), "--fastest", "3")
+    assert result.exit_code == ExitCode.INVALID_JOB
+    assert "none of them is within the budget and the machine" in result.output

@@ -6,7 +6,14 @@ from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.errors import InvalidJobError
-from pseudoreal_trainer.forecast.memory.homes import bounds_of, budget_shortfalls, choose_homes
+from pseudoreal_trainer.forecast.memory.homes import (
+    Peaks,
+    activation_peaks,
+    bounds_of,
+    budget_shortfalls,
+    choose_homes,
+    named_homes,
+)
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.chunks import most_tokens
 from pseudoreal_trainer.plan.layout import Layout
@@ -16,20 +23,30 @@ from pseudoreal_trainer.plan.units import units_of
 
 def phase_layout(config: PhaseConfig, device: Device) -> Layout:
     """The layout of a phase, the same on all ranks. Raises InvalidJobError when the phase does not fit its budget."""
-    layout = best_layout(config, device)
-    reasons = budget_shortfalls(layout, phase_sizes(config, device), bounds_of(config.offload.budget))
+    sizes = phase_sizes(config, device)
+    peaks = activation_peaks(fixed_layout(config, sizes), sizes)
+    layout = placed_layout(config, sizes, peaks)
+    reasons = budget_shortfalls(layout, sizes, peaks, bounds_of(config.offload.budget))
     if reasons:
         raise InvalidJobError("; ".join(reasons))
     return layout
 
 
-def best_layout(config: PhaseConfig, device: Device) -> Layout:
-    """The layout with the homes that come nearest to the budget, whether that is enough or not."""
-    layout = Layout(
+def placed_layout(config: PhaseConfig, sizes: Sizes, peaks: Peaks) -> Layout:
+    """The layout with the homes that come nearest to the budget, whether that is enough or not. `peaks`: those of the
+    layout before a budget moves anything."""
+    layout = fixed_layout(config, sizes)
+    return replace(layout, homes=choose_homes(config.offload, layout, sizes, peaks))
+
+
+def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
+    """The layout before a budget moves anything: each unit has the home that the phase names."""
+    return Layout(
         layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
         pipeline=config.parallelism.pipeline,
         data=config.ranks // config.parallelism.pipeline,
         micro_batches=config.batch.micro_batches,
+        homes=named_homes(config.offload, sizes),
         order=config.parallelism.schedule,
         sharding=config.parallelism.state_sharding,
         window=config.offload.window,
@@ -40,10 +57,9 @@ def best_layout(config: PhaseConfig, device: Device) -> Layout:
         loss_chunk=most_tokens(config.model.vocabulary_size, master_bytes(config.precision.compute)),
         measures=config.measure is not None or config.until.gradient_correlation is not None,
     )
-    return replace(layout, homes=choose_homes(config.offload, layout, phase_sizes(config, device)))
 
 
-def phase_sizes(config: PhaseConfig, device: Device) -> Sizes:
+def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1) -> Sizes:
     return Sizes(
         model=config.model,
         units=units_of(config.model, config.sharing),
@@ -52,6 +68,7 @@ def phase_sizes(config: PhaseConfig, device: Device) -> Sizes:
         micro_batch=config.batch.sequences // config.batch.micro_batches,
         checkpoint_buffer=bytes_of(config.checkpoint.buffer_bytes),
         device=device,
+        threads=threads,
         has_z_loss=float(config.optimizer.z_loss) > 0,
         masks_documents=config.data.documents.masking == "IntraDocument",
     )

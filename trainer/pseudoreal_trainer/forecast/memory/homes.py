@@ -33,20 +33,29 @@ def bounds_of(budget: OffloadBudget | None) -> Bounds:
     return Bounds(*(None if bound is None else bytes_of(bound) for bound in (budget.device, budget.host)))
 
 
-def activation_peaks(layout: Layout, sizes: Sizes) -> tuple[Tiers, ...]:
-    """Most bytes of activations on each pipeline rank. Homes have no part in them."""
+Peaks = tuple[Tiers, ...]
+"""Most bytes of activations on each pipeline rank."""
+
+
+def activation_peaks(layout: Layout, sizes: Sizes) -> Peaks:
+    """The peaks of a step: neither homes nor sharding have a part in them. They take a plan of the whole step."""
     at_home = replace(layout, homes=(), sharding="None")
     return tuple(activation_peak(layout, sizes, rank, records) for rank, records in enumerate(step_plan(at_home)))
 
 
-def choose_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
-    """The home of each unit: as `homes` says; else as `home` says, and farther away as far as the budget forces it."""
-    fixed: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
-    homes: list[Home] = [fixed.get(unit.name, offload.home) for unit in sizes.units]
-    movable = [unit for unit in _moving_order(layout, sizes) if sizes.units[unit].name not in fixed]
-    choice, bounds = _Choice(layout, movable, homes), bounds_of(offload.budget)
+def named_homes(offload: Offload, sizes: Sizes) -> tuple[Home, ...]:
+    """The home of each unit as `homes` says, else as `home` says."""
+    named: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
+    return tuple(named.get(unit.name, offload.home) for unit in sizes.units)
+
+
+def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -> tuple[Home, ...]:
+    """The home of each unit: the one that is named, and farther away as far as the budget forces it."""
+    named = {entry.unit for entry in offload.homes}
+    movable = [unit for unit in _moving_order(layout, sizes) if sizes.units[unit].name not in named]
+    choice, bounds = _Choice(layout, movable, [*named_homes(offload, sizes)]), bounds_of(offload.budget)
     if bounds.device is not None:
-        room = [bounds.device - peak.device for peak in activation_peaks(layout, sizes)]
+        room = [bounds.device - peak.device for peak in peaks]
         choice.move("Device", "Host", lambda now, rank: held(now, sizes, rank).device <= room[rank])
     if bounds.host is not None:
         bound = bounds.host
@@ -78,23 +87,25 @@ def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:
     return sum(unit_state(layout, sizes, unit).host for unit in layout.local_units(rank))
 
 
-def budget_shortfalls(layout: Layout, sizes: Sizes, budget: Bounds) -> list[str]:
+def budget_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds) -> list[str]:
     """A sentence for each bound of the budget that some rank exceeds, of the rank that exceeds it most. On the host a
     budget bounds the state alone."""
     state = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
     return [
-        *_too_much([most.device for most in _peaks(layout, sizes)], budget.device, "offload.budget.device", _DEVICE),
+        *_too_much(
+            [most.device for most in _most(layout, sizes, peaks)], budget.device, "offload.budget.device", _DEVICE
+        ),
         *_too_much(state, budget.host, "offload.budget.host", _HOST),
     ]
 
 
-def machine_shortfalls(layout: Layout, sizes: Sizes, machine: Bounds) -> list[str]:
+def machine_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, machine: Bounds) -> list[str]:
     """A sentence for each bound of the machine that some rank exceeds: on the host, buffers take of a rank's part as
     well."""
-    peaks, profile = _peaks(layout, sizes), "the hardware profile's"
+    needs, profile = _most(layout, sizes, peaks), "the hardware profile's"
     return [
-        *_too_much([most.device for most in peaks], machine.device, f"{profile} device_bytes", _DEVICE),
-        *_too_much([most.host for most in peaks], machine.host, f"{profile} host_bytes", _HOST),
+        *_too_much([most.device for most in needs], machine.device, f"{profile} device_bytes", _DEVICE),
+        *_too_much([most.host for most in needs], machine.host, f"{profile} host_bytes", _HOST),
     ]
 
 
@@ -105,9 +116,9 @@ _DEVICE = (
 _HOST = "let units move to disk (offload.budget, offload.homes), or take more ranks"
 
 
-def _peaks(layout: Layout, sizes: Sizes) -> list[Tiers]:
+def _most(layout: Layout, sizes: Sizes, peaks: Peaks) -> list[Tiers]:
     """Most bytes on each pipeline rank, by tier."""
-    return [held(layout, sizes, rank) + peak for rank, peak in enumerate(activation_peaks(layout, sizes))]
+    return [held(layout, sizes, rank) + peak for rank, peak in enumerate(peaks)]
 
 
 def _too_much(needs: Sequence[int], bound: int | None, source: str, remedy: str) -> list[str]:

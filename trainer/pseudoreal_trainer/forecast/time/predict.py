@@ -21,7 +21,7 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Plan, Read, Reduce, Tie, Update
 
-_STEPS = 3
+STEPS = 3
 """Number of simulated steps: updates overlap the next step, so one step alone is not like those that follow."""
 _BUSY = 0.5
 """Least share of the step that a bottleneck is busy; below it nothing is one, and what costs the time is waiting."""
@@ -50,7 +50,7 @@ def predict(layout: Layout, sizes: Sizes, profile: HardwareProfile, compute: Pre
     """The prediction for a phase. Raises ValueError when the profile lacks what the phase needs."""
     costs = MeasuredCosts(profile, layout, sizes, compute)
     plan = step_plan(layout)
-    line = timeline(layout, plan, costs, _STEPS)
+    line = timeline(layout, plan, costs, STEPS)
     idle = idle_share(line, layout.pipeline)
     tokens = _tokens_to_hide(layout, sizes, plan, costs)
     return Prediction(line, idle, _bottleneck(layout, line, idle), tokens)

@@ -37,6 +37,10 @@ def placed(layout: Layout, homes: tuple[Home, ...]) -> Layout:
     return replace(layout, homes=homes)
 
 
+def homes_of(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
+    return choose_homes(offload, layout, sizes, activation_peaks(layout, sizes))
+
+
 def needs(layout: Layout, sizes: Sizes) -> list[int]:
     """Device bytes of each rank."""
     return [held(layout, sizes, rank).device + peak.device for rank, peak in enumerate(activation_peaks(layout, sizes))]
@@ -44,7 +48,7 @@ def needs(layout: Layout, sizes: Sizes) -> list[int]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_nothing_moves_when_it_fits(layout: Layout) -> None:
-    assert set(choose_homes(offload(max(needs(layout, SIZES))), layout, SIZES)) == {"Device"}
+    assert set(homes_of(offload(max(needs(layout, SIZES))), layout, SIZES)) == {"Device"}
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -54,7 +58,7 @@ def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, te
     everything = placed(layout, (host,) * layout.units)
     least, most = max(needs(everything, SIZES)), max(needs(layout, SIZES))
     bound = least + (most - least) * tenths // 10
-    moved = placed(layout, choose_homes(offload(bound), layout, SIZES))
+    moved = placed(layout, homes_of(offload(bound), layout, SIZES))
     assert max(needs(moved, SIZES)) <= bound
     for rank in range(layout.pipeline):
         local = [unit for unit in layout.local_units(rank) if moved.home(unit) != "Device"]
@@ -68,7 +72,7 @@ def test_what_moves_exceeds_the_shortfall_by_less_than_a_unit(layout: Layout, te
 
 def test_one_unit_less_does_not_fit() -> None:
     bound = max(needs(placed(ONE_RANK, ("Host",) * 10), SIZES)) + 500_000
-    homes = choose_homes(offload(bound), ONE_RANK, SIZES)
+    homes = homes_of(offload(bound), ONE_RANK, SIZES)
     assert 0 < homes.count("Host") < 10
     for unit, home in enumerate(homes):
         if home == "Host":
@@ -78,7 +82,7 @@ def test_one_unit_less_does_not_fit() -> None:
 
 def test_the_blocks_that_are_needed_last_move_first() -> None:
     bound = max(needs(ONE_RANK, SIZES)) - 1
-    homes = choose_homes(offload(bound - 500_000), ONE_RANK, SIZES)
+    homes = homes_of(offload(bound - 500_000), ONE_RANK, SIZES)
     moved = [unit for unit, home in enumerate(homes) if home == "Host"]
     assert moved
     assert moved == list(range(9 - len(moved), 9))
@@ -87,30 +91,33 @@ def test_the_blocks_that_are_needed_last_move_first() -> None:
 def test_what_the_host_does_not_hold_goes_to_disk_and_no_more() -> None:
     block = unit_state(placed(ONE_RANK, ("Host",) * 10), SIZES, 1).host
     for bound in (0, block // 2, 2 * block, 5 * block):
-        homes = choose_homes(offload(host=bound, home="Host"), ONE_RANK, SIZES)
+        homes = homes_of(offload(host=bound, home="Host"), ONE_RANK, SIZES)
         assert bound - block < host_state(placed(ONE_RANK, homes), SIZES, 0) <= bound
         assert "Device" not in homes
 
 
 def test_units_with_a_home_of_their_own_stay_there() -> None:
     fixed = [{"unit": "blocks.7", "home": "Device"}, {"unit": "head", "home": "Disk"}]
-    homes = choose_homes(offload(1, homes=fixed), ONE_RANK, SIZES)
+    homes = homes_of(offload(1, homes=fixed), ONE_RANK, SIZES)
     assert homes == ("Host",) * 8 + ("Device", "Disk")
 
 
 def test_without_a_budget_homes_are_as_written() -> None:
     written = Offload.model_validate({"home": "Disk", "homes": [{"unit": "embedding", "home": "Host"}]})
-    assert choose_homes(written, ONE_RANK, SIZES) == ("Host", *("Disk",) * 9)
+    assert homes_of(written, ONE_RANK, SIZES) == ("Host", *("Disk",) * 9)
 
 
 def test_what_cannot_fit_is_named_with_the_figures() -> None:
     budget = offload(100_000).budget
-    layout = placed(ONE_RANK, choose_homes(offload(100_000), ONE_RANK, SIZES))
+    layout = placed(ONE_RANK, homes_of(offload(100_000), ONE_RANK, SIZES))
     assert set(layout.homes) == {"Host"}
-    (sentence,) = budget_shortfalls(layout, SIZES, bounds_of(budget))
+    (sentence,) = budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), bounds_of(budget))
     assert "offload.budget.device is 97.66 KiB, but pipeline rank 0 needs" in sentence
     assert f"({max(needs(layout, SIZES)) - 100_000} bytes) more" in sentence
-    assert budget_shortfalls(layout, SIZES, Bounds(max(needs(layout, SIZES)), 10**9)) == []
+    assert (
+        budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(max(needs(layout, SIZES)), 10**9))
+        == []
+    )
 
 
 def test_a_shared_block_moves_on_all_its_ranks() -> None:
@@ -118,7 +125,7 @@ def test_a_shared_block_moves_on_all_its_ranks() -> None:
     layout = make_layout(8, 2, 2, layer_blocks=(0, 0, 1, 1) * 2)
     assert layout.tied_blocks
     bound = max(needs(placed(layout, ("Host",) * 4), sizes))
-    moved = placed(layout, choose_homes(offload(bound), layout, sizes))
+    moved = placed(layout, homes_of(offload(bound), layout, sizes))
     assert max(needs(moved, sizes)) <= bound
 
 
@@ -126,8 +133,8 @@ def test_buffers_take_of_the_memory_of_a_machine_and_not_of_a_budget() -> None:
     layout = placed(ONE_RANK, ("Host",) * 10)
     state, whole = host_state(layout, SIZES, 0), held(layout, SIZES, 0).host
     assert whole > state
-    assert budget_shortfalls(layout, SIZES, Bounds(host=state)) == []
-    (sentence,) = machine_shortfalls(layout, SIZES, Bounds(host=whole - 1))
+    assert budget_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=state)) == []
+    (sentence,) = machine_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole - 1))
     assert sentence.startswith("the hardware profile's host_bytes is ")
     assert "(1 bytes) more; let units move to disk" in sentence
-    assert machine_shortfalls(layout, SIZES, Bounds(host=whole)) == []
+    assert machine_shortfalls(layout, SIZES, activation_peaks(layout, SIZES), Bounds(host=whole)) == []

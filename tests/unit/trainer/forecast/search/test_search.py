@@ -1,0 +1,194 @@
+"""The search for layouts against brute force: every layout that eight ranks may have, planned and simulated."""
+
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice, product
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.resolve import UnresolvableJob, phase_config, rank_counts
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
+from pseudoreal_dev.machine import paths
+from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
+from pseudoreal_trainer.forecast.report import plan_phase
+from pseudoreal_trainer.forecast.search.bound import least_seconds
+from pseudoreal_trainer.forecast.search.search import Search
+from pseudoreal_trainer.forecast.search.space import Choice, choices, chosen
+from pseudoreal_trainer.forecast.time.costs import MeasuredCosts
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, read_profile
+
+from tests.unit.trainer.forecast.time.profiles import profile
+
+PHASE = 1
+GPUS: dict[str, Any] = {"flops": 1e9, "pass_seconds": 1e-6, "memory_bytes_per_second": 1e9}
+NETWORKS: dict[str, HardwareProfile] = {
+    "fast networks": profile(**GPUS),
+    "a slow network": profile(
+        **GPUS, all_gather=2e6, reduce_scatter=2e6, all_reduce=2e6, point_to_point=1e6, agree_seconds=1e-3
+    ),
+    "slow updates": profile(**GPUS, update_on_device_seconds_per_element=1e-6, all_gather=1e7, reduce_scatter=1e7),
+    "eight ranks on four cores": profile(
+        **GPUS, overlaps=False, ranks=4, all_gather=1e7, reduce_scatter=1e7, all_reduce=1e7, point_to_point=1e6
+    ),
+}
+
+
+@pytest.fixture
+def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> PhaseConfig:
+    """Four layers on eight ranks."""
+    job_body["spec"]["precision"] = {"compute": "float32"}
+    job_body["spec"]["phases"][PHASE] |= {"workers": 4, "processesPerWorker": 2, "batch": {"sequences": 16}}
+    return config(PHASE)
+
+
+def seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> float | None:
+    """Seconds of a step as the ordinary plan says them; None where it does not fit."""
+    report = plan_phase(chosen(phase, choice), "cpu", hardware, 1).report
+    return report.step_seconds if report.fits else None
+
+
+def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> tuple[float, float]:
+    planned = plan_phase(chosen(phase, choice), "cpu", hardware, 1)
+    sizes = phase_sizes(chosen(phase, choice), "cpu")
+    costs = MeasuredCosts(hardware, planned.layout, sizes, phase.precision.compute)
+    return least_seconds(planned.layout, costs), planned.timeline.seconds
+
+
+def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:
+    """Most bytes of the device that a layout needs."""
+    return plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_fastest_is_that_of_brute_force(phase: PhaseConfig, name: str) -> None:
+    everything = {choice: seconds(phase, choice, NETWORKS[name]) for choice in choices(phase)}
+    fitting = {choice: found for choice, found in everything.items() if found is not None}
+    expected = sorted((found, choice.simplicity) for choice, found in fitting.items())
+    search = Search(phase, "cpu", NETWORKS[name], 1)
+    assert [(found.seconds, found.choice.simplicity) for found in search.fastest()] == expected
+    assert len(expected) == len(everything) > 100
+    assert expected[0][0] < expected[-1][0] / 2
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_bound_is_below_every_simulation(phase: PhaseConfig, name: str) -> None:
+    found = [bound_and_seconds(phase, choice, NETWORKS[name]) for choice in choices(phase)]
+    for bound, simulated in found:
+        assert 0 < bound <= simulated * (1 + 1e-9)
+    assert max(bound / simulated for bound, simulated in found) > 0.9
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: PhaseConfig, name: str) -> None:
+    """Ranks that do not wait for each other may begin a step in the one before: few simulated steps look faster."""
+    mode = phase.optimizer.clipping.model_copy(update={"mode": "PerUnit"})
+    phase = phase.model_copy(update={"optimizer": phase.optimizer.model_copy(update={"clipping": mode})})
+    best = next(Search(phase, "cpu", NETWORKS[name], 1).fastest())
+    assert best.seconds == min(max(bound_and_seconds(phase, choice, NETWORKS[name])) for choice in choices(phase))
+
+
+def resolvable(job: PseudoRealJob) -> Iterator[Choice]:
+    """Every choice that the job's own rules let pass."""
+    phase = job.spec.phases[PHASE]
+    numbers = product(range(1, 9), range(1, 17), get_args(Schedule), get_args(StateSharding), get_args(Keep))
+    for pipeline, micro_batches, schedule, sharding, keep in numbers:
+        parallelism = phase.parallelism.model_copy(update={"pipeline": pipeline, "schedule": schedule})
+        batch = phase.batch.model_copy(update={"micro_batches": micro_batches})
+        if pipeline > job.spec.model.layers or phase.batch.sequences % micro_batches:
+            continue
+        try:
+            rank_counts(job.spec, phase.model_copy(update={"parallelism": parallelism, "batch": batch}))
+        except UnresolvableJob:
+            continue
+        yield Choice(pipeline, micro_batches, schedule, sharding, keep)
+
+
+def test_the_space_is_all_that_a_job_may_ask_for(job_body: dict[str, Any], phase: PhaseConfig) -> None:
+    """But what is the same by another name: one micro-batch on one pipeline rank has one order, which Interleaved
+    shares with 1F1B, and nothing is split over one data rank."""
+    job = PseudoRealJob.model_validate(job_body)
+    found = list(choices(phase))
+    assert len(found) == len(set(found))
+    assert set(found) == {
+        choice
+        for choice in resolvable(job)
+        if (choice.pipeline, choice.schedule) != (1, "Interleaved")
+        and ((choice.pipeline, choice.micro_batches) != (1, 1) or choice.schedule == "Layered")
+        and (choice.pipeline != 8 or choice.sharding == "None")
+    }
+
+
+def test_inputs_that_wait_on_the_host_are_never_kept_whole(phase: PhaseConfig) -> None:
+    on_host = phase.activations.model_copy(update={"home": "Host"})
+    found = list(choices(phase.model_copy(update={"activations": on_host})))
+    assert {choice.keep for choice in found} == {"Inputs"}
+    assert 2 * len(found) == len(list(choices(phase)))
+
+
+def test_what_does_not_fit_is_left_out(phase: PhaseConfig) -> None:
+    """A machine in whose memory half of the layouts fit."""
+    hardware = NETWORKS["a slow network"]
+    needs = {
+        choice: plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes
+        for choice in choices(phase)
+    }
+    bound = sorted(needs.values())[len(needs) // 2]
+    small = hardware.model_copy(update={"device_bytes": bound})
+    search = Search(phase, "cpu", small, 1)
+    found = {entry.choice for entry in search.fastest()}
+    assert found == {choice for choice, need in needs.items() if need <= bound}
+    assert search.counts.too_large == len(needs) - len(found) > 0
+
+
+def test_a_budget_moves_units_before_a_layout_is_left_out(
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig], phase: PhaseConfig
+) -> None:
+    hardware = NETWORKS["fast networks"]
+    most = min(
+        plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes for choice in choices(phase)
+    )
+    job_body["spec"]["phases"][PHASE]["offload"] = {"budget": {"device": most - 1}}
+    budgeted = config(PHASE)
+    best = next(Search(budgeted, "cpu", hardware, 1).fastest())
+    report = plan_phase(chosen(budgeted, best.choice), "cpu", hardware, 1).report
+    assert report.fits
+    assert "Host" in report.homes.values()
+    assert report.step_seconds == best.seconds
+
+
+@pytest.fixture(scope="module")
+def cluster() -> HardwareProfile:
+    return read_profile(Path(paths.REPOSITORY / "examples" / "hardware" / "gpu-cluster.yaml"))
+
+
+def test_512_ranks_take_less_than_a_minute(job_body: dict[str, Any], cluster: HardwareProfile) -> None:
+    job_body["spec"]["precision"] = {"compute": "bfloat16"}
+    job_body["spec"]["model"] |= {
+        "layers": 48,
+        "hiddenSize": 8192,
+        "sequenceLength": 2048,
+        "attention": {"heads": 64, "keyValueHeads": 8},
+        "feedForward": {"size": 28672, "activation": "SwiGLU"},
+        "vocabularySize": 128_256,
+    }
+    job_body["spec"]["phases"] = [
+        {
+            "name": "real",
+            "until": {"step": 10},
+            "workers": 64,
+            "processesPerWorker": 8,
+            "batch": {"sequences": 1024},
+        }
+    ]
+    job = PseudoRealJob.model_validate(job_body)
+    phase = phase_config(job, 0, execution=1, work_directory=".", offload_directory=".")
+    begin = time.process_time()
+    search = Search(phase, "cuda", cluster, 1)
+    first, second, third = islice(search.fastest(), 3)
+    print(f"{time.process_time() - begin:.1f} s, {search.counts}, {first}")
+    assert time.process_time() - begin < 60
+    assert first.seconds <= second.seconds <= third.seconds
+    assert search.counts.simulated < search.counts.layouts / 20

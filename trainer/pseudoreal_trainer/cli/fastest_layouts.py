@@ -1,0 +1,92 @@
+"""What `pseudoreal plan --fastest` prints: the fastest layouts of a phase, as a table."""
+
+from dataclasses import asdict, dataclass
+from itertools import islice
+from typing import Any
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from rich.console import Console
+from rich.table import Table
+
+from pseudoreal_trainer.forecast.memory.sizes import Device
+from pseudoreal_trainer.forecast.report import PhaseReport, plan_phase
+from pseudoreal_trainer.forecast.search.search import Found, Search
+from pseudoreal_trainer.forecast.search.space import chosen
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
+from pseudoreal_trainer.quantity import readable_bytes
+
+
+@dataclass(frozen=True)
+class FastestLayouts:
+    """The fastest layouts of a phase that fit, best first, and what was looked at."""
+
+    phase: str
+    found: list[tuple[Found, PhaseReport]]
+    search: Search
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs; its keys are stable."""
+        layouts = [
+            asdict(found.choice)
+            | {
+                "step_seconds": found.seconds,
+                "tokens_per_second": report.tokens_per_step / found.seconds,
+                "bottleneck": report.bottleneck,
+                "peak_device_bytes": report.peak_device_bytes,
+            }
+            for found, report in self.found
+        ]
+        return {"name": self.phase, "layouts": layouts, "searched": asdict(self.search.counts)}
+
+
+def fastest_layouts(
+    config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int, wanted: int
+) -> FastestLayouts:
+    """The `wanted` fastest layouts of a phase. Raises ValueError when the profile lacks what the phase needs."""
+    search = Search(config, device, profile, threads)
+    found = list(islice(search.fastest(), wanted))
+    reports = [plan_phase(chosen(config, entry.choice), device, profile, threads).report for entry in found]
+    return FastestLayouts(config.phase, [*zip(found, reports, strict=True)], search)
+
+
+def show_fastest(console: Console, fastest: FastestLayouts) -> None:
+    def say(text: str) -> None:
+        console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    counts = fastest.search.counts
+    say(f"phase {fastest.phase}: of {counts.layouts} layouts {counts.simulated} were simulated")
+    if not fastest.found:
+        say(
+            "does not fit: none of them is within the budget and the machine; take more ranks, or let units move"
+            " (offload.budget, offload.home)\n"
+        )
+        return
+    console.print(_table(fastest))
+    for number, (_, report) in enumerate(fastest.found, 1):
+        say(f"{number}: bottleneck: {report.bottleneck}")
+    say("")
+
+
+def _table(fastest: FastestLayouts) -> Table:
+    names = (
+        "pipeline",
+        "schedule",
+        "stateSharding",
+        "microBatches",
+        "keep",
+        "s a step",
+        "tokens/s",
+        "of best",
+        "device, peak",
+    )
+    table = Table("", *names, title="fastest layouts")
+    best = fastest.found[0][0].seconds
+    for number, (found, report) in enumerate(fastest.found, 1):
+        choice = found.choice
+        table.add_row(
+            *(str(number), str(choice.pipeline), choice.schedule, choice.sharding),
+            *(str(choice.micro_batches), choice.keep, f"{found.seconds:.4g}"),
+            *(f"{report.tokens_per_step / found.seconds:,.0f}", f"{best / found.seconds:.1%}"),
+            readable_bytes(report.peak_device_bytes),
+        )
+    return table

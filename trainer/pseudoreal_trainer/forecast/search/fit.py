@@ -1,0 +1,29 @@
+"""Quick tests of what cannot fit: they take no plan of a step, or no choice of homes. Pure."""
+
+from pseudoreal_api.resolved.config import PhaseConfig
+
+from pseudoreal_trainer.forecast.memory.homes import Bounds, Peaks, bounds_of
+from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.shortfalls import room
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
+from pseudoreal_trainer.plan.layout import Layout
+
+
+def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:
+    """Whether a phase fits the machine before its first pass. Where a budget moves units, True."""
+    if config.offload.budget is not None:
+        return True
+    machine = room(layout, sizes, profile, config.precision.compute)
+    most = [held(layout, sizes, rank) for rank in range(layout.pipeline)]
+    return _is_within([m.device for m in most], machine.device) and _is_within([m.host for m in most], machine.host)
+
+
+def activations_fit(config: PhaseConfig, layout: Layout, sizes: Sizes, peaks: Peaks, profile: HardwareProfile) -> bool:
+    """Whether activations alone are within the phase's budget and the machine, wherever the state lives."""
+    bounds: list[Bounds] = [bounds_of(config.offload.budget), room(layout, sizes, profile, config.precision.compute)]
+    return all(_is_within([peak.device for peak in peaks], bound.device) for bound in bounds)
+
+
+def _is_within(needs: list[int], bound: int | None) -> bool:
+    return bound is None or max(needs) <= bound

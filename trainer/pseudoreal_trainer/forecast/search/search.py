@@ -1,0 +1,110 @@
+"""The fastest layouts of a phase, best first. Pure.
+
+Layouts wait in the order of a bound of their seconds; one that reaches the front is simulated, and waits again with
+its true seconds. So the first that reaches the front simulated is the fastest of all, and most are never simulated.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.phase import Keep, Schedule
+
+from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout
+from pseudoreal_trainer.forecast.memory.homes import Peaks, activation_peaks
+from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
+from pseudoreal_trainer.forecast.search.bound import least_seconds
+from pseudoreal_trainer.forecast.search.fit import activations_fit, state_fits
+from pseudoreal_trainer.forecast.search.space import Choice, choices, chosen
+from pseudoreal_trainer.forecast.shortfalls import shortfalls
+from pseudoreal_trainer.forecast.time.costs import MeasuredCosts
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
+from pseudoreal_trainer.forecast.time.predict import STEPS
+from pseudoreal_trainer.forecast.time.timeline import timeline
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.lower import step_plan
+
+
+@dataclass(frozen=True)
+class Found:
+    """A layout that fits, and what its step takes."""
+
+    choice: Choice
+    seconds: float
+
+
+@dataclass
+class Counts:
+    """What became of the layouts of a search."""
+
+    layouts: int = 0
+    too_large: int = 0
+    simulated: int = 0
+
+
+class Search:
+    """The search among the layouts of one phase."""
+
+    def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
+        self._config, self._profile = config, profile
+        self._sizes = phase_sizes(config, device, threads)
+        self._peaks: dict[tuple[int, int, Schedule, Keep], Peaks] = {}
+        """Activations of the layouts that differ in nothing but their sharding: planning a step takes the longest."""
+        self.counts = Counts()
+
+    def fastest(self) -> Iterator[Found]:
+        """Layouts that fit, the fastest first; of those that take equally long, the simplest. Raises ValueError when
+        the profile lacks what the phase needs."""
+        waiting = [self._bounded(choice) for choice in choices(self._config)]
+        self.counts.layouts = len(waiting)
+        heapq.heapify(waiting)
+        while waiting:
+            entry = heapq.heappop(waiting)
+            if entry.simulated:
+                yield Found(entry.choice, entry.seconds)
+            elif (layout := self._fitting(entry.choice)) is not None:
+                heapq.heappush(waiting, self._simulated(entry, layout))
+            else:
+                self.counts.too_large += 1
+
+    def _bounded(self, choice: Choice) -> "_Entry":
+        layout, sizes = fixed_layout(chosen(self._config, choice), self._sizes), self._sizes_of(choice)
+        return _Entry(least_seconds(layout, self._costs(layout, sizes)), choice.simplicity, choice)
+
+    def _fitting(self, choice: Choice) -> Layout | None:
+        """The layout of a choice; None where it does not fit."""
+        config, sizes = chosen(self._config, choice), self._sizes_of(choice)
+        fixed = fixed_layout(config, sizes)
+        if not state_fits(config, fixed, sizes, self._profile):
+            return None
+        kind = (choice.pipeline, choice.micro_batches, choice.schedule, choice.keep)
+        if kind not in self._peaks:
+            self._peaks[kind] = activation_peaks(fixed, sizes)
+        peaks = self._peaks[kind]
+        if not activations_fit(config, fixed, sizes, peaks, self._profile):
+            return None
+        layout = placed_layout(config, sizes, peaks)
+        return None if shortfalls(config, layout, sizes, peaks, self._profile) else layout
+
+    def _simulated(self, entry: "_Entry", layout: Layout) -> "_Entry":
+        self.counts.simulated += 1
+        costs = self._costs(layout, self._sizes_of(entry.choice))
+        line = timeline(layout, step_plan(layout), costs, STEPS)
+        # Where ranks do not wait for each other, one of few steps may have been begun in the step before.
+        return _Entry(max(line.seconds, entry.seconds), entry.simplicity, entry.choice, simulated=True)
+
+    def _costs(self, layout: Layout, sizes: Sizes) -> MeasuredCosts:
+        return MeasuredCosts(self._profile, layout, sizes, self._config.precision.compute)
+
+    def _sizes_of(self, choice: Choice) -> Sizes:
+        return replace(self._sizes, micro_batch=self._config.batch.sequences // choice.micro_batches)
+
+
+@dataclass(order=True, frozen=True)
+class _Entry:
+    seconds: float
+    """Seconds of a step: a bound from below, or what the simulation says."""
+    simplicity: tuple[int, ...]
+    choice: Choice = field(compare=False)
+    simulated: bool = False
