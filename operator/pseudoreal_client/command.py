@@ -25,6 +25,7 @@ class _Found(NamedTuple):
 CLUSTER = {
     "get": _Found("pseudoreal_client.commands.show:get", "List the jobs on a cluster, or show one."),
     "describe": _Found("pseudoreal_client.commands.show:describe", "Say all there is to know of a job."),
+    "watch": _Found("pseudoreal_client.commands.watch:watch", "Show a job live: phases, loss, ranks, what remains."),
     "logs": _Found("pseudoreal_client.commands.logs:logs", "Print what the ranks of a job say."),
     "submit": _Found("pseudoreal_client.commands.submit:submit", "Create the job in a file."),
     "suspend": _Found("pseudoreal_client.commands.change:suspend", "Save a checkpoint, free the pods and wait."),

@@ -89,11 +89,21 @@ class Api:
         query = [("fieldManager", FIELD_MANAGER)]
         return self._json(_Request("PATCH", _path(JOBS, namespace, name), asked, query, patch, _MERGE))
 
-    def log(self, namespace: str, pod: str, *, follow: bool = False, tail: int | None = None) -> Iterator[str]:
-        """The lines of the trainer's log, as they come. The last one may be cut."""
+    def log(
+        self,
+        namespace: str,
+        pod: str,
+        *,
+        follow: bool = False,
+        tail: int | None = None,
+        since_seconds: int | None = None,
+    ) -> Iterator[str]:
+        """The lines of the trainer's log, as they come. The last one may be cut. `since_seconds`: only those of the
+        newest seconds."""
         query = [("container", CONTAINER)]
         query += [("follow", "true")] if follow else []
         query += [("tailLines", str(tail))] if tail is not None else []
+        query += [("sinceSeconds", str(since_seconds))] if since_seconds is not None else []
         path, asked = _path(PODS, namespace, pod, "log"), Asked("get", "the log of pod", pod, namespace)
         request = _Request("GET", path, asked, query, answer_seconds=None if follow else _ANSWER_SECONDS)
         return self._lines(request)

@@ -1,6 +1,5 @@
 """`pseudoreal submit`."""
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +7,13 @@ import click
 
 from pseudoreal_client.cluster.connect import Connection
 from pseudoreal_client.cluster.failures import Rejected
-from pseudoreal_client.commands.options import now, on_cluster
+from pseudoreal_client.commands.options import on_cluster
+from pseudoreal_client.commands.telling import tell_until_end
 from pseudoreal_client.files.job_file import JobFile, invalid, only_job, read_job_file
 from pseudoreal_client.files.located import Document
 from pseudoreal_client.refusal import Refusal
-from pseudoreal_client.view.seen import SeenJob
-from pseudoreal_client.view.story import story
 
 Json = dict[str, Any]
-
-_LOOK_SECONDS = 2.0
 
 
 @click.command()
@@ -38,7 +34,7 @@ def submit(connection: Connection, file: Path, wait: bool) -> None:
     name = _create(connection, read, job, namespace, dry_run=False)["metadata"]["name"]
     click.echo(f"job {name} is created in namespace {namespace}; pseudoreal watch {name} -n {namespace} shows it")
     if wait:
-        _wait(connection, namespace, name)
+        tell_until_end(connection, namespace, name)
 
 
 def _namespace(body: Json, connection: Connection, file: str) -> str:
@@ -54,22 +50,3 @@ def _create(connection: Connection, file: JobFile, job: Document, namespace: str
         return connection.api.create_job(job.body, namespace, dry_run=dry_run)
     except Rejected as rejected:
         raise invalid([job.fault(cause).text(file.name) for cause in rejected.causes or [rejected.sentence]]) from None
-
-
-def _wait(connection: Connection, namespace: str, name: str) -> None:
-    """Tells what becomes of the job. Raises Refusal if it fails."""
-    told: str | None = None
-    try:
-        while True:
-            job = SeenJob(connection.api.job(namespace, name))
-            said = story(job, now())
-            if said != told:
-                click.echo(said)
-            told = said
-            if job.is_over:
-                break
-            time.sleep(_LOOK_SECONDS)
-    except KeyboardInterrupt:
-        raise Refusal(f"the job goes on; pseudoreal watch {name} -n {namespace} shows it") from None
-    if job.status.state == "Failed":
-        raise Refusal(f"job {name} failed; pseudoreal describe {name} -n {namespace} says what to change")

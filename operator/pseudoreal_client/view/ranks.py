@@ -9,14 +9,27 @@ from pseudoreal_operator.observe.view import Pod, PodPhase
 from pseudoreal_client.text import NOTHING, age, columns
 from pseudoreal_client.view.seen import SeenJob, cleaned
 
+_WELL = "Running"
 _HEADS = ("RANKS", "POD", "NODE", "STATE", "SINCE")
 
 
-def rank_map(job: SeenJob, pods: Sequence[Pod], now: datetime) -> list[str]:
-    """One line for each pod of an execution, with the ranks in it; nothing when there are none."""
+def rank_map(job: SeenJob, pods: Sequence[Pod], now: datetime, most: int | None = None) -> list[str]:
+    """One line for each pod of an execution, with the ranks in it; nothing when there are none. `most`: of more pods,
+    those that do not run are shown, and the first others."""
     if not pods:
         return []
-    return columns([_HEADS, *(_row(job, pod, now) for pod in pods)])
+    shown = pods if most is None else sorted(sorted(pods, key=_is_well)[:most], key=lambda pod: pod.index)
+    lines = columns([_HEADS, *(_row(job, pod, now) for pod in shown)])
+    return lines if len(shown) == len(pods) else [*lines, _left_out([pod for pod in pods if pod not in shown])]
+
+
+def _is_well(pod: Pod) -> bool:
+    return pod_state(pod) == _WELL
+
+
+def _left_out(pods: Sequence[Pod]) -> str:
+    ill = sum(not _is_well(pod) for pod in pods)
+    return f"and {len(pods)} more pods, {f'{ill} of which do not run' if ill else 'all of which run'}"
 
 
 def ranks_of(job: SeenJob, pod: Pod) -> range:

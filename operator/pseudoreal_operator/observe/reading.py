@@ -119,7 +119,7 @@ def read_pod(body: Json) -> Pod:
 def newest_report(log: str) -> ProgressReport | None:
     """The last progress line of a trainer's log."""
     for line in reversed(log.splitlines()):
-        report = _progress(line)
+        report = progress_of(line)
         if report:
             return report
     return None
@@ -140,7 +140,8 @@ def read_report(body: bytes) -> PodReport:
     return report.model_copy(update={"ranks": ranks, "checkpoint": saved})
 
 
-def _progress(line: str) -> ProgressReport | None:
+def progress_of(line: str) -> ProgressReport | None:
+    """The progress that a line of a trainer's log reports; None for other lines."""
     try:
         event = json.loads(line)
         if isinstance(event, dict) and event.get("event") == PROGRESS_EVENT:

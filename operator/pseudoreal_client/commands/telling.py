@@ -1,0 +1,37 @@
+"""A job's life in lines: for logs, and for whoever waits for its end."""
+
+import time
+
+import click
+
+from pseudoreal_client.cluster.connect import Connection
+from pseudoreal_client.commands.options import now
+from pseudoreal_client.refusal import Refusal
+from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.story import story
+
+LOOK_SECONDS = 2.0
+
+
+def tell_until_end(connection: Connection, namespace: str, name: str) -> None:
+    """Prints a line whenever something has changed. Raises Refusal if the job fails."""
+    told: str | None = None
+    try:
+        while True:
+            job = SeenJob(connection.api.job(namespace, name))
+            said = story(job, now())
+            if said != told:
+                click.echo(said)
+            told = said
+            if job.is_over:
+                break
+            time.sleep(LOOK_SECONDS)
+    except KeyboardInterrupt:
+        raise Refusal(f"the job goes on; pseudoreal watch {name} -n {namespace} shows it") from None
+    check_success(job)
+
+
+def check_success(job: SeenJob) -> None:
+    """Raises Refusal if the job has failed."""
+    if job.status.state == "Failed":
+        raise Refusal(f"job {job.name} failed; pseudoreal describe {job.name} -n {job.namespace} says what to change")

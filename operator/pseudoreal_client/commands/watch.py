@@ -1,0 +1,91 @@
+"""`pseudoreal watch`."""
+
+import time
+from dataclasses import dataclass, field
+
+import click
+from pseudoreal_operator.observe.view import Pod
+from rich.console import Console
+from rich.live import Live
+
+from pseudoreal_client.cluster.api import PODS
+from pseudoreal_client.cluster.connect import Connection
+from pseudoreal_client.commands.options import job_argument, now, on_cluster
+from pseudoreal_client.commands.telling import LOOK_SECONDS, check_success, tell_until_end
+from pseudoreal_client.refusal import ExitStatus, Refusal
+from pseudoreal_client.view.dashboard import Look, dashboard
+from pseudoreal_client.view.history import History
+from pseudoreal_client.view.seen import SeenJob
+from pseudoreal_client.view.speakers import has_begun
+
+_LINES = 20_000
+"""Most lines of a log that are read of the time before the first look."""
+_OVERLAP_SECONDS = 10
+"""Seconds that a look reads again: clocks differ, and what is read twice counts once."""
+
+
+@click.command()
+@job_argument()
+@on_cluster
+def watch(connection: Connection, name: str) -> None:
+    """Show the job NAME until it ends: phases, loss, ranks and their nodes, checkpoints, what remains.
+
+    Where the output is no terminal, it is a line whenever something has changed. Exit code 1 if the job fails.
+    """
+    console = Console()
+    if not console.is_terminal:
+        tell_until_end(connection, connection.namespace, name)
+        return
+    watcher = _Watcher(connection, name)
+    look = watcher.look()
+    try:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
+            while not look.job.is_over:
+                live.update(dashboard(look, console.width, console.height), refresh=True)
+                time.sleep(LOOK_SECONDS)
+                look = watcher.look_again(look)
+    except KeyboardInterrupt:
+        pass
+    console.print(dashboard(look, console.width, console.height))
+    check_success(look.job)
+
+
+@dataclass
+class _Watcher:
+    connection: Connection
+    name: str
+    history: History = field(default_factory=History)
+    _read: dict[str, float] = field(default_factory=dict)
+    """Pods whose logs were read -> when that was last, by a clock that only goes forward."""
+
+    def look(self) -> Look:
+        api = self.connection.api
+        job = SeenJob(api.job(self.connection.namespace, self.name))
+        executions = job.executions(api.each(PODS, job.namespace, job.selector))
+        notes: list[str] = []
+        for pods in executions:
+            self._read_log(job, pods, notes, is_newest=pods is executions[-1])
+        self.history.add_status(job.status)
+        return Look(job, executions[-1] if executions else [], self.history, notes, now())
+
+    def look_again(self, before: Look) -> Look:
+        """What is seen now; while the cluster does not answer, what was seen before. Raises Refusal if the job is
+        gone."""
+        try:
+            return self.look()
+        except Refusal as refusal:
+            if refusal.status is ExitStatus.NOT_FOUND:
+                raise
+            return Look(before.job, before.pods, self.history, [refusal.sentence], now())
+
+    def _read_log(self, job: SeenJob, pods: list[Pod], notes: list[str], *, is_newest: bool) -> None:
+        """Adds what the pod with rank 0 says; of an earlier execution once."""
+        first = next((pod for pod in pods if pod.index == 0 and has_begun(pod)), None)
+        if first is None or (first.name in self._read and not is_newest):
+            return
+        before, self._read[first.name] = self._read.get(first.name), time.monotonic()
+        since = None if before is None else round(time.monotonic() - before) + _OVERLAP_SECONDS
+        try:
+            self.history.read(self.connection.api.log(job.namespace, first.name, tail=_LINES, since_seconds=since))
+        except Refusal as refusal:
+            notes.append(f"the curve has only what the status says: {refusal.sentence}")

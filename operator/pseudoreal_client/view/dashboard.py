@@ -1,0 +1,125 @@
+"""What `pseudoreal watch` shows: one screen of a job. Pure: it only says what is to be drawn."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+
+from pseudoreal_api.resolved.resolve import last_steps
+from pseudoreal_operator.observe.view import Pod
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from pseudoreal_client.text import NOTHING, age, columns, duration
+from pseudoreal_client.view.curve import plot
+from pseudoreal_client.view.description import phase_table
+from pseudoreal_client.view.history import History
+from pseudoreal_client.view.ranks import rank_map
+from pseudoreal_client.view.seen import SeenJob, cleaned
+
+_CURVE_LINES = 8
+_CHECKPOINTS = 3
+_BAR = 30
+_OTHER_LINES = 26
+"""Lines of the screen besides those of phases and pods."""
+_LEAST_PODS = 4
+_COLOURS = {"Training": "green", "Complete": "green", "Failed": "red", "Restarting": "yellow", "Suspended": "yellow"}
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look found. `notes`: what could not be found out."""
+
+    job: SeenJob
+    pods: Sequence[Pod]
+    history: History
+    notes: Sequence[str]
+    now: datetime
+
+
+def dashboard(look: Look, width: int, height: int) -> RenderableType:
+    """The screen, of that many characters."""
+    parts: list[RenderableType] = [_title(look), *_reason(look), *_bars(look)]
+    parts += _part("Phases", phase_table(look.job, look.now))
+    parts += _part(_loss(look), plot(look.history.losses, width - 2, _CURVE_LINES, _ends(look.job)))
+    room = max(_LEAST_PODS, height - _OTHER_LINES - len(look.job.phase_names))
+    parts += _part("Ranks", rank_map(look.job, look.pods, look.now, room))
+    parts += _part("Checkpoints", _checkpoints(look))
+    parts += [Text(note, style="yellow", overflow="ellipsis", no_wrap=True) for note in look.notes]
+    return Group(*parts)
+
+
+def _title(look: Look) -> Text:
+    job, status = look.job, look.job.status
+    where = f"  phase {status.current_phase}" if status.current_phase else ""
+    title = Text(f"{job.namespace}/{job.name}  ", style="bold", overflow="ellipsis", no_wrap=True)
+    title.append(status.state, style=_COLOURS.get(status.state, "cyan"))
+    restarts = f"  restarts {status.restarts}" if status.restarts else ""
+    title.append(f"{where}  execution {status.execution}{restarts}  age {age(job.created, look.now)}", style="default")
+    return title
+
+
+def _reason(look: Look) -> list[RenderableType]:
+    message = cleaned(look.job.reason.message) if look.job.reason else ""
+    return [Text(message, overflow="ellipsis", no_wrap=True)] if message else []
+
+
+def _bars(look: Look) -> list[RenderableType]:
+    """How far the phase and the job are, and what remains of each."""
+    job, progress = look.job, look.job.status.progress
+    if progress is None or job.spec is None:
+        return []
+    table = Table.grid(padding=(0, 2))
+    rate = f"{progress.tokens_per_second} tokens/s" if progress.tokens_per_second else ""
+    for name, (begin, end), left in _spans(look):
+        done = min(max(progress.step - begin, 0), end - begin)
+        bar = ProgressBar(total=max(1, end - begin), completed=done, width=_BAR)
+        steps = f"{done:,} of {end - begin:,} steps"
+        table.add_row(name, bar, steps, f"{duration(left)} left" if left is not None else NOTHING, rate)
+        rate = ""
+    return [table]
+
+
+def _spans(look: Look) -> Iterator[tuple[str, tuple[int, int], float | None]]:
+    """Name, first and last step, and seconds that remain, of the current phase and of the job."""
+    job, name = look.job, look.job.status.current_phase
+    assert job.spec is not None, "as was asked before"
+    ends = last_steps(job.spec)
+    spans = dict(zip(job.phase_names, pairwise([0, *ends]), strict=True))
+    if name in spans:
+        # An earlier phase may have ended before its last step.
+        before = job.status.phases[job.phase_names.index(name) - 1] if name != job.phase_names[0] else None
+        begin = before.step if before and before.step is not None else spans[name][0]
+        yield f"phase {name}", (begin, spans[name][1]), job.remaining_of_phase(look.now)
+    yield "job", (0, ends[-1]), job.remaining_of_job(look.now)
+
+
+def _loss(look: Look) -> str:
+    progress = look.job.status.progress
+    if progress is None:
+        return "Loss"
+    return f"Loss {progress.loss or NOTHING}, of the validation text {progress.validation_loss or NOTHING}"
+
+
+def _ends(job: SeenJob) -> list[int]:
+    return [phase.step for phase in job.status.phases if phase.step is not None]
+
+
+def _checkpoints(look: Look) -> list[str]:
+    """The newest ones with what they took, as far as the logs tell, and the one that the status names."""
+    rows = [
+        (f"step {cost.step:,}", f"{cost.bytes / 2**30:.2f} GiB", f"saved in {duration(cost.seconds)}")
+        for cost in [*look.history.checkpoints.values()][-_CHECKPOINTS:]
+    ]
+    saved = look.job.status.checkpoint
+    newest = [(saved.latest, f"step {saved.step:,}", f"{age(saved.saved_time, look.now)} ago")] if saved else []
+    return columns(newest + rows)
+
+
+def _part(title: str, lines: Sequence[str]) -> list[RenderableType]:
+    if not lines:
+        return []
+    body = Text("\n".join(f"  {line}" for line in lines), overflow="ellipsis", no_wrap=True)
+    return [Text(""), Text(title, style="bold"), body]

@@ -1,0 +1,157 @@
+"""What `watch` shows: the curve, the past that logs tell, and the whole screen as files that were found good."""
+
+import io
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_client.view.curve import plot
+from pseudoreal_client.view.dashboard import Look, dashboard
+from pseudoreal_client.view.history import History
+from pseudoreal_client.view.seen import SeenJob
+from rich.console import Console
+
+from tests.support.trainer_log import line
+from tests.unit.client.seen import NOW, TRAINING, at, job, pod
+from tests.unit.client.test_views import UNSCHEDULABLE, golden
+
+Json = dict[str, Any]
+
+
+def history(*lines: str) -> History:
+    made = History()
+    made.read(lines)
+    return made
+
+
+def dots(rows: list[str]) -> set[tuple[int, int]]:
+    """Row and column of each dot of the curve, by the Unicode block "Braille Patterns": bits count down the left
+    column, then down the right one, and the last row comes last."""
+    places = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (3, 1)]
+    return {
+        (4 * y + row, 2 * x + column)
+        for y, text in enumerate(rows)
+        for x, char in enumerate(text)
+        for bit, (row, column) in enumerate(places)
+        if 0x2800 <= ord(char) < 0x2900 and (ord(char) - 0x2800) >> bit & 1
+    }
+
+
+class TestTheCurve:
+    def test_a_straight_line_is_a_diagonal(self) -> None:
+        *rows, axis = plot({step: float(-step) for step in range(8)}, width=4 + 4, height=2)
+        assert dots([row.partition("┤")[2] for row in rows]) == {(n, n) for n in range(8)}
+        assert [row.partition(" ┤")[0] for row in rows] == [" 0", "-7"]
+        assert axis == "    step 0 7"
+
+    def test_a_column_shows_the_mean(self) -> None:
+        losses = {0: 4.0, 1: 0.0, 2: 2.0, 100: 2.0}
+        *rows, _ = plot(losses, width=1 + 2 + 2, height=1)
+        # Three steps in the first column of dots, with the mean 2, and one in the last.
+        assert dots([row.partition("┤")[2] for row in rows]) == {(2, 0), (2, 3)}
+
+    def test_ends_of_phases_are_marked(self) -> None:
+        *rows, _ = plot({0: 1.0, 20: 0.0}, width=24, height=3, ends=[0, 10, 20])
+        assert [row.index("┊") for row in rows] == [3 + 10] * 3
+
+    @pytest.mark.parametrize("losses", [{5: 1.5}, {5: 1.5, 6: 1.5}])
+    def test_losses_that_do_not_differ_are_drawn(self, losses: dict[int, float]) -> None:
+        *rows, _ = plot(losses, width=20, height=4)
+        assert len(dots(rows)) == len(losses)
+
+    def test_without_losses_nothing_is_drawn(self) -> None:
+        assert plot({}, 20, 5) == []
+
+    @given(
+        st.dictionaries(st.integers(0, 10**9), st.floats(-1e6, 1e6), min_size=1, max_size=50),
+        st.integers(1, 100),
+        st.integers(1, 10),
+    )
+    def test_it_never_leaves_its_place(self, losses: dict[int, float], width: int, height: int) -> None:
+        *rows, _ = plot(losses, width, height, ends=[*losses])
+        assert len(rows) == height
+        margin = max(len(row.partition("┤")[0]) for row in rows)
+        assert all(len(row) <= max(width, margin + 2) for row in rows)
+        assert dots(rows)
+
+
+class TestTheHistory:
+    def test_logs_tell_losses_and_checkpoints(self) -> None:
+        read = history("torch is loaded", line(1, 5.0), "{", '{"event": "other"}', line(2, None), line(3, 4.0, 3))
+        assert read.losses == {1: 5.0, 3: 4.0}
+        assert [cost.bytes for cost in read.checkpoints.values()] == [2**31]
+
+    def test_what_is_made_anew_replaces_what_was(self) -> None:
+        """An execution goes on from step 2; its steps come in place of those of the one that failed."""
+        read = history(line(1, 5.0), line(2, 4.0, 2), line(3, 3.0), line(4, 2.0, 4), line(3, 3.5))
+        assert read.losses == {1: 5.0, 2: 4.0, 3: 3.5}
+        assert [*read.checkpoints] == [2]
+
+    def test_lines_that_are_read_twice_count_once(self) -> None:
+        lines = [line(step, 10.0 - step) for step in range(1, 8)]
+        read = history(*lines, *lines[3:])
+        assert read == history(*lines)
+
+    def test_losses_that_are_not_finite_are_left_out(self) -> None:
+        assert history(line(1, 1.0).replace('"loss": 1.0', '"loss": NaN')).losses == {}
+
+    def test_the_status_tells_of_phases_whose_logs_are_gone(self) -> None:
+        read = history(line(12, 4.0))
+        read.add_status(job(TRAINING).status)
+        assert [*read.losses.items()] == [(10, 4.25), (12, 4.0), (15, 3.25)]
+        read.read([line(14, 3.5)])
+        assert [*read.losses] == [10, 12, 14]
+
+
+def screen(
+    seen: SeenJob, pods: list[Json], *lines: str, notes: tuple[str, ...] = (), size: tuple[int, int] = (100, 40)
+) -> list[str]:
+    read = history(*lines)
+    read.add_status(seen.status)
+    look = Look(seen, seen.current_pods(pods), read, notes, NOW)
+    console = Console(width=size[0], height=size[1], file=io.StringIO(), force_terminal=False)
+    console.print(dashboard(look, *size))
+    assert isinstance(console.file, io.StringIO)
+    return [row.rstrip() for row in console.file.getvalue().splitlines()]
+
+
+LINES = [line(step, 5.5 - step / 8, step if step % 5 == 0 else None) for step in range(1, 15)]
+SCREENS: dict[str, list[str]] = {
+    "training": screen(job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(0), pod(1)], *LINES),
+    "fresh": screen(job(), []),
+    "pending": screen(
+        job({"state": "Pending", "currentPhase": "pseudo", "execution": 1}),
+        [pod(0, phase="pseudo", node="", status=UNSCHEDULABLE)],
+        notes=("the cluster does not answer",),
+    ),
+    "failed": screen(job(TRAINING | {"state": "Failed", "completionTime": at(1), "currentPhase": None}), []),
+}
+
+
+@pytest.mark.parametrize("name", SCREENS)
+def test_a_screen(name: str) -> None:
+    assert "\n".join(SCREENS[name]) + "\n" == golden(f"watch-{name}", SCREENS[name])
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    seen = job(TRAINING, spec__phases__1__processesPerWorker=2)
+    rows = screen(seen, [pod(0), pod(1)], *LINES, notes=("far " * 100,), size=(width, 40))
+    assert max(map(len, rows)) <= width
+
+
+def test_of_many_pods_those_that_do_not_run_are_shown() -> None:
+    pods = [pod(index, status=UNSCHEDULABLE if index in (17, 400) else None) for index in range(1000)]
+    rows = screen(job(TRAINING, spec__phases__1__workers=1000), pods, size=(100, 40))
+    shown = "\n".join(rows)
+    assert "llm-real-abcdef-e2-17 " in shown
+    assert "llm-real-abcdef-e2-400" in shown
+    assert "and 988 more pods, all of which run" in shown
+    assert len(rows) <= 40
+
+
+def test_a_phase_that_begins_earlier_than_the_spec_says_counts_from_there() -> None:
+    early = [{**TRAINING["phases"][0], "step": 6}, TRAINING["phases"][1]]
+    rows = screen(job(TRAINING | {"phases": early}), [])
+    assert any("phase real" in row and "9 of 14 steps" in row for row in rows)
