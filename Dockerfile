@@ -34,7 +34,8 @@ RUN headers="$(python3 -c 'import sysconfig; print(sysconfig.get_path("include")
  && apt-get install -qq --yes --no-install-recommends gcc libc6-dev $([ -e "$headers/Python.h" ] || echo python3-dev) \
  && rm -rf /var/lib/apt/lists/* \
  && echo '#include <Python.h>' | gcc -fsyntax-only -I"$headers" -x c -
-ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+# OpenShift chooses ids that have no entry: then USER is the name that torch asks for.
+ENV USER=pseudoreal NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 WORKDIR /workspace
 COPY --from=corpus /corpus /workspace/corpus
 COPY crds/pseudoreal_api /app/pseudoreal_api

@@ -1,7 +1,9 @@
-"""Checks what is derived from the models: the CustomResourceDefinition, and the chart that carries it."""
+"""Checks what is derived: from the models the CustomResourceDefinition and its reference, from the charts' values their
+READMEs."""
 
 from pseudoreal_api.publish import crd, reference
 
+from pseudoreal_dev import chart_readme
 from pseudoreal_dev.demo.chart import CHART
 from pseudoreal_dev.machine import paths
 from pseudoreal_dev.machine.errors import DevError
@@ -17,8 +19,9 @@ REFERENCE = paths.REPOSITORY / "docs" / "manifest.md"
 def check() -> None:
     """Raises DevError when a generated file is stale."""
     wanted = {**dict.fromkeys(COPIES, crd.to_yaml()), REFERENCE: reference.to_markdown()}
+    wanted |= {chart / chart_readme.FILE_NAME: chart_readme.readme(chart) for chart in chart_readme.CHARTS}
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
     if stale:
         names = ", ".join(str(path.relative_to(paths.REPOSITORY)) for path in stale)
-        raise DevError(f"{names} differ from crds/pseudoreal_api; run `make generate` and commit the result")
+        raise DevError(f"{names} are stale; run `make generate` and commit the result")
     progress.note("the generated files are up to date")

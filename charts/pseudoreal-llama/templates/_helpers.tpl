@@ -36,8 +36,10 @@ spec:
       securityContext:
         runAsNonRoot: true
         seccompProfile: {type: RuntimeDefault}
+        {{- if not (.root.Capabilities.APIVersions.Has "security.openshift.io/v1") }}
         {{- with .root.Values.podSecurityContext }}
         {{- toYaml . | nindent 8 }}
+        {{- end }}
         {{- end }}
       containers:
       - name: {{ .name }}

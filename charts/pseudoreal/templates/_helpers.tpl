@@ -29,9 +29,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- else }}{{ $image.repository }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end }}
 {{- end }}
 
+{{- /* Ids of users and groups, as JSON. On OpenShift those of the namespace's range are given to pods that name none. */ -}}
+{{- define "pseudoreal.podIds" -}}
+{{- ternary dict .Values.podSecurityContext (.Capabilities.APIVersions.Has "security.openshift.io/v1") | toJson }}
+{{- end }}
+
 {{- define "pseudoreal.podSecurityContext" -}}
 runAsNonRoot: true
-{{- range $field, $number := omit .Values.podSecurityContext "fsGroup" }}
+{{- range $field, $number := omit (include "pseudoreal.podIds" . | fromJson) "fsGroup" }}
 {{- if not (kindIs "invalid" $number) }}
 {{ $field }}: {{ int64 $number }}
 {{- end }}
@@ -50,7 +55,8 @@ capabilities: {drop: [ALL]}
 {{- end }}
 
 {{- define "pseudoreal.tlsSecret" -}}
-{{ .Values.reports.tlsSecret | default (printf "%s-tls" (include "pseudoreal.fullname" .)) }}
+{{- $made := ternary "issued-tls" "tls" (ne .Values.reports.certManager.issuerRef.name "") }}
+{{- .Values.reports.tlsSecret | default (printf "%s-%s" (include "pseudoreal.fullname" .) $made) }}
 {{- end }}
 
 {{- /* The data of the endpoint's Secret: what the cluster has, else a new certificate, made once for all templates.
@@ -58,7 +64,7 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 {{- define "pseudoreal.certificate" -}}
 {{- if not (hasKey .Values.reports "certificate") }}
 {{- $data := (lookup "v1" "Secret" .Release.Namespace (include "pseudoreal.tlsSecret" .) | default dict).data }}
-{{- if not (or $data .Values.reports.tlsSecret) }}
+{{- if not (or $data .Values.reports.tlsSecret .Values.reports.certManager.issuerRef.name) }}
 {{- /* Every pod shakes hands, all of them at once after a restart, and signing with such keys costs a tenth of RSA. */}}
 {{- $authority := genCAWithKey "pseudoreal-reports-ca" 3650 (genPrivateKey "ecdsa") }}
 {{- $names := list (include "pseudoreal.reportHost" .) }}

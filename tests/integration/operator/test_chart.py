@@ -68,7 +68,8 @@ MONITORED = (
         (),
         ("--set=watchNamespaces={a,b}", "--set=crds.keep=false", "--set=networkPolicy.enabled=true"),
         ("--set=reports.tlsSecret=own", "--set=networkPolicy.enabled=false", "--set=admissionPolicy.enabled=false"),
-        ("--set=trainer.ncclConfig=NCCL_IB_HCA=mlx5_0",),
+        ("--set=trainer.ncclConfig=NCCL_IB_HCA=mlx5_0", "--set=replicaCount=1"),
+        ("--set=reports.certManager.issuerRef.name=ca",),
         MONITORED,
     ],
 )
@@ -184,6 +185,10 @@ def test_a_secret_of_the_users_own() -> None:
     ("value", "says"),
     [
         ("reports.tlsSecret=Not_A_Name", "/reports/tlsSecret"),
+        ("reports.certManager.issuerRef.name=a,reports.tlsSecret=b", "leave one of them empty"),
+        ("replicaCount=0", "/replicaCount"),
+        ("operator.image.digest=sha256:1", "/operator/image/digest"),
+        ("operator.resources.memory=1Gi", "'memory' not allowed"),
         ("reports.port=8443", "'port' not allowed"),
         ("networkPolicy.enabled=maybe", "/networkPolicy/enabled"),
         ("metrics.scrapers[0]=monitoring", "/metrics/scrapers/0"),
@@ -247,14 +252,63 @@ def test_alerts_and_dashboard_are_in_the_objects_as_they_are_in_their_files() ->
     assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_the_cluster_may_choose_the_users(tmp_path: Path) -> None:
-    """OpenShift chooses the users, for instance."""
-    documents = render(*(f"--set=podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")))
-    assert "runAsUser" not in str(find(documents, "Deployment"))
+NO_IDS = [f"--set=podSecurityContext.{field}=null" for field in ("runAsUser", "runAsGroup", "fsGroup")]
+OPENSHIFT = ["--api-versions=security.openshift.io/v1"]
+SCC_VOLUMES = {"configMap", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
+"""What the security context constraint restricted-v2 allows."""
+
+
+@pytest.mark.parametrize("values", [NO_IDS, OPENSHIFT], ids=["null", "OpenShift"])
+def test_openshift_admits_all_pods_by_restricted_v2(values: list[str], tmp_path: Path) -> None:
+    documents = render(*values)
     write_secret(tmp_path, documents)
     set_here = environment(documents) | {"PSEUDOREAL_REPORT_CA": str(tmp_path / "ca.crt")}
-    assert read_settings(set_here).pod_ids == {}
+    training = rendered(TRAIN, 1, {"settings": read_settings(set_here)})["Job"]["spec"]["template"]["spec"]
+    operator = find(documents, "Deployment")["spec"]["template"]["spec"]
+    for pod in (operator, find(documents, "Pod", "pseudoreal-test")["spec"], training):
+        assert {*_restricted(pod)} == set()
+
+
+def test_pods_have_an_id_where_the_cluster_gives_none() -> None:
     assert find(render(), "Deployment")["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 10001
+    assert "runAsUser: a number" in {*_restricted(find(render(), "Deployment")["spec"]["template"]["spec"])}
+
+
+def _restricted(pod: Json) -> Iterator[str]:
+    """What restricted-v2 refuses of a pod."""
+    whole = pod["securityContext"]
+    for context in (whole, *(one["securityContext"] for one in pod["containers"])):
+        yield from (f"{field}: a number" for field in ("runAsUser", "runAsGroup", "fsGroup") if field in context)
+    if (whole["runAsNonRoot"], whole["seccompProfile"]) != (True, {"type": "RuntimeDefault"}):
+        yield "securityContext"
+    for container in pod["containers"]:
+        context = container["securityContext"]
+        if context["allowPrivilegeEscalation"] or context["capabilities"] != {"drop": ["ALL"]}:
+            yield "privileges"
+    yield from (kind for volume in pod.get("volumes", []) for kind in volume.keys() - {"name"} - SCC_VOLUMES)
+    yield from (field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field))
+
+
+def test_an_image_by_its_digest() -> None:
+    digest = f"sha256:{'a' * 64}"
+    documents = render(*(f"--set={part}.image.digest={digest}" for part in ("operator", "trainer")))
+    assert container(documents)["image"] == f"pseudoreal/operator@{digest}"
+    assert environment(documents)["PSEUDOREAL_TRAINER_IMAGE"] == f"pseudoreal/trainer@{digest}"
+    (test,) = find(documents, "Pod", "pseudoreal-test")["spec"]["containers"]
+    assert test["image"] == f"pseudoreal/operator@{digest}"
+
+
+def test_cert_manager_makes_the_certificate() -> None:
+    wanted = ["--set=reports.certManager.issuerRef.name=internal-ca"]
+    documents = render(*wanted)
+    assert not [document for document in documents if document["kind"] == "Secret"]
+    certificate = find(documents, "Certificate")["spec"]
+    assert certificate["dnsNames"] == [HOST]
+    assert certificate["issuerRef"] == {"name": "internal-ca", "kind": "Issuer", "group": "cert-manager.io"}
+    volumes = find(documents, "Deployment")["spec"]["template"]["spec"]["volumes"]
+    assert {"name": "tls", "secret": {"secretName": certificate["secretName"]}} in volumes
+    assert certificate["secretName"] != "pseudoreal-tls", "Helm deletes that one when cert-manager takes over"
+    assert render(*wanted) == documents, "nothing is random in it"
 
 
 @pytest.mark.parametrize("thing", ["serviceAccounts", "hostPath", "privileged", "hostNetwork"])
