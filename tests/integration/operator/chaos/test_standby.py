@@ -112,7 +112,6 @@ def _takes_reports(operator: Operator) -> bool:
         return connection.connect_ex(operator.report_address.getsockname()) == 0
 
 
-@pytest.mark.solo
 def test_a_job_outlives_its_leaders(pair: Pair) -> None:
     """The first goes on purpose, the second is killed, and the job knows nothing of it."""
     pair.start()
