@@ -38,7 +38,7 @@ OPERATOR = Package(
 CLIENT = Package(
     "pseudoreal_client",
     Path(pseudoreal_client.__file__).parent,
-    ("", "files", "view", "cluster", "commands"),
+    ("", "files", "view", "capacity", "cluster", "commands"),
     ("command",),
 )
 TRAINER = Package(

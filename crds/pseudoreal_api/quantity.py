@@ -14,13 +14,13 @@ _SUFFIXES = {
 
 def bytes_of(quantity: Quantity) -> int:
     """2Gi -> 2147483648. Rounded up, as Kubernetes does."""
-    amount = _exact(quantity)
+    amount = amount_of(quantity)
     return -(-amount.numerator // amount.denominator)
 
 
 def count_of(quantity: Quantity) -> int:
     """1k -> 1000, 2000m -> 2. Raises ValueError for what is no whole number."""
-    amount = _exact(quantity)
+    amount = amount_of(quantity)
     if amount.denominator != 1:
         raise ValueError(f"{quantity} is not a whole number")
     return amount.numerator
@@ -32,7 +32,8 @@ def quantity_of(amount: int) -> str:
     return f"{amount // _BINARY[units[-1]]}{units[-1]}" if units else str(amount)
 
 
-def _exact(quantity: Quantity) -> Fraction:
+def amount_of(quantity: Quantity) -> Fraction:
+    """500m -> 1/2, exactly."""
     text = str(quantity)
     for suffix, factor in _SUFFIXES.items():
         if text.endswith(suffix):

@@ -34,13 +34,13 @@ CLUSTER = {
     "repeat-phase": _Found("pseudoreal_client.commands.change:repeat_phase", "Train a phase again from its start."),
 }
 FILES = {
+    "plan": _Found("pseudoreal_client.commands.plan:plan", "Say what a job needs, and whether a cluster has it."),
     "validate": _Found("pseudoreal_client.commands.validate:validate", "Check a job file; name line and column."),
 }
 LOCAL = {
     name: _Found(_TRAINER, line)
     for name, line in {
         "run": "Train the job in a file on this machine.",
-        "plan": "Say what each phase of a job needs, without running it.",
         "measure-hardware": "Measure how fast this machine is, for plan --hardware.",
         "metrics": "Print the figures of all steps of a job.",
         "sample": "Print text that a checkpoint's model writes.",
@@ -52,7 +52,7 @@ LOCAL = {
         "data": "Text to tokens: train a tokenizer, prepare token files.",
     }.items()
 }
-SECTIONS = {"Jobs on a cluster": CLUSTER, "Job files": FILES, "On this machine": LOCAL}
+SECTIONS = {"Jobs on a cluster": CLUSTER, "Job files, and what they need": FILES, "On this machine": LOCAL}
 
 
 class _Commands(click.Group):

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -11,9 +11,22 @@ from pseudoreal_client.cluster.api import JOBS
 from pseudoreal_client.cluster.connect import Where, connect
 from pseudoreal_client.refusal import Refusal
 
+C = TypeVar("C", bound=Callable[..., Any])
+
+
+def cluster_options(command: C) -> C:
+    """Adds -n, --context and --kubeconfig."""
+    for option in (
+        click.option("--kubeconfig", help="File to use in place of KUBECONFIG."),
+        click.option("--context", help="Context of the kubeconfig."),
+        click.option("-n", "--namespace", help="Default: that of the context."),
+    ):
+        command = option(command)
+    return command
+
 
 def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds -n, --context and --kubeconfig to a command, which gets a Connection in their place."""
+    """Adds the options of a cluster to a command, which gets a Connection in their place."""
 
     @wraps(command)
     def connected(
@@ -21,21 +34,15 @@ def on_cluster(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         command(connect(Where(namespace, context, kubeconfig)), *arguments, **options)
 
-    for option in (
-        click.option("--kubeconfig", help="File to use in place of KUBECONFIG."),
-        click.option("--context", help="Context of the kubeconfig."),
-        click.option("-n", "--namespace", help="Default: that of the context."),
-    ):
-        connected = option(connected)
-    return connected
+    return cluster_options(connected)
 
 
 def job_argument(**settings: Any) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """The argument NAME: that of a job."""
-    return click.argument("name", shell_complete=_names, **settings)
+    return click.argument("name", shell_complete=names_of_jobs, **settings)
 
 
-def _names(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
+def names_of_jobs(context: click.Context, _: click.Parameter, incomplete: str) -> list[str]:
     given = context.params
     try:
         connection = connect(Where(given.get("namespace"), given.get("context"), given.get("kubeconfig")))

@@ -1,0 +1,167 @@
+"""Whether equal pods fit onto nodes, and what stands in the way. Pure.
+
+A node takes as many of them as its scarcest resource allows. Where nodes must differ by more than their names, or pods
+must lie close together, only the scheduler knows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pseudoreal_client.capacity.nodes import Amounts, Node
+
+Json = dict[str, Any]
+
+_REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_HOST_NAME = "kubernetes.io/hostname"
+_HARD = ("NoSchedule", "NoExecute")
+
+
+@dataclass(frozen=True)
+class Wish:
+    """Pods that are wanted. `spec`: that of each of them."""
+
+    count: int
+    requests: Amounts
+    spec: Json
+    device_bytes: int = 0
+    """Memory that its ranks need on each GPU."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no two of them share a node."""
+        terms = self._affinity("podAntiAffinity").get(_REQUIRED) or []
+        return any(term.get("topologyKey") == _HOST_NAME for term in terms)
+
+    def _affinity(self, kind: str) -> Json:
+        return (self.spec.get("affinity") or {}).get(kind) or {}
+
+    @property
+    def node_terms(self) -> list[Json]:
+        """Terms of the node affinity, one of which a node must meet; none: there are no terms."""
+        terms: list[Json] = (self._affinity("nodeAffinity").get(_REQUIRED) or {}).get("nodeSelectorTerms") or []
+        return terms
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Where the pods go. `now`: node -> pods that fit beside what runs; `ever`: those that would fit on empty nodes."""
+
+    wanted: int
+    now: dict[str, int]
+    ever: dict[str, int]
+    obstacles: dict[str, str] = field(default_factory=dict)
+    """Node -> why none of the pods fits there, now or ever."""
+
+    @property
+    def fits_now(self) -> bool:
+        return sum(self.now.values()) >= self.wanted
+
+    @property
+    def fits_ever(self) -> bool:
+        return sum(self.ever.values()) >= self.wanted
+
+    @property
+    def placement(self) -> dict[str, int]:
+        """Node -> pods, when they fill one node after the other."""
+        left, placed = self.wanted, {}
+        for node, room in self.now.items():
+            placed[node] = min(room, left)
+            left -= placed[node]
+        return {node: count for node, count in placed.items() if count}
+
+
+def fit(nodes: Sequence[Node], wish: Wish) -> Fit:
+    """The room that the nodes have for the pods."""
+    now: dict[str, int] = {}
+    ever: dict[str, int] = {}
+    obstacles: dict[str, str] = {}
+    for node in nodes:
+        barrier = _barrier(node, wish)
+        ever[node.name] = 0 if barrier else _room(node, wish, empty=True)
+        now[node.name] = 0 if barrier else _room(node, wish, empty=False)
+        if not now[node.name]:
+            obstacles[node.name] = barrier or _shortage(node, wish)
+    return Fit(wish.count, now, ever, obstacles)
+
+
+def _room(node: Node, wish: Wish, *, empty: bool) -> int:
+    rooms = [
+        (node.allocatable.get(name, 0) if empty else node.free(name)) // amount
+        for name, amount in wish.requests.items()
+        if amount
+    ]
+    room = max(0, min([wish.count, *map(int, rooms)]))
+    return min(room, 1) if wish.is_alone else room
+
+
+def _shortage(node: Node, wish: Wish) -> str:
+    short = [name for name, amount in wish.requests.items() if node.free(name) < amount]
+    never = [name for name in short if node.allocatable.get(name, 0) < wish.requests[name]]
+    if missing := [name for name in never if not node.allocatable.get(name)]:
+        return f"no {', '.join(missing)}"
+    return f"too little {', '.join(never)}" if never else f"too little {', '.join(short)} left"
+
+
+def _barrier(node: Node, wish: Wish) -> str | None:
+    """Why the node takes none of the pods, whatever is free on it."""
+    if node.is_cordoned:
+        return "cordoned"
+    if not node.is_ready:
+        return "not ready"
+    if taint := next((t for t in node.taints if t["effect"] in _HARD and not _is_tolerated(t, wish.spec)), None):
+        value = f"={taint['value']}" if taint.get("value") else ""
+        return f"taint {taint['key']}{value}:{taint['effect']}, which pod.template does not tolerate"
+    if not _is_selected(node, wish):
+        return "not selected by the nodeSelector or the node affinity of pod.template"
+    if node.gpu_bytes is not None and node.gpu_bytes < wish.device_bytes:
+        return "GPUs with too little memory"
+    return None
+
+
+def _is_tolerated(taint: Json, spec: Json) -> bool:
+    return any(_tolerates(toleration, taint) for toleration in spec.get("tolerations") or [])
+
+
+def _tolerates(toleration: Json, taint: Json) -> bool:
+    if toleration.get("effect") not in (None, "", taint["effect"]):
+        return False
+    if toleration.get("operator") == "Exists":
+        return toleration.get("key") in (None, "", taint["key"])
+    has_key: bool = toleration.get("key") == taint["key"]
+    return has_key and (toleration.get("value") or "") == (taint.get("value") or "")
+
+
+def _is_selected(node: Node, wish: Wish) -> bool:
+    wanted = wish.spec.get("nodeSelector") or {}
+    if any(node.labels.get(key) != value for key, value in wanted.items()):
+        return False
+    return not wish.node_terms or any(_meets(node, term) for term in wish.node_terms)
+
+
+def _meets(node: Node, term: Json) -> bool:
+    labels, fields = term.get("matchExpressions") or [], term.get("matchFields") or []
+    if not labels and not fields:
+        return False
+    return all(_holds(node.labels, one) for one in labels) and all(
+        _holds({"metadata.name": node.name}, one) for one in fields
+    )
+
+
+def _holds(labels: dict[str, str], expression: Json) -> bool:
+    value, values = labels.get(expression["key"]), expression.get("values") or []
+    match expression["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+        case "Gt" | "Lt" as operator:
+            if value is None or not value.isdecimal():
+                return False
+            return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
+        case _:
+            return False

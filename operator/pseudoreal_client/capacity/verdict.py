@@ -1,0 +1,130 @@
+"""What `pseudoreal plan` says of a job on a cluster: whether each stage fits, and what must change. Pure."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from pseudoreal_trainer.quantity import readable_bytes
+
+from pseudoreal_client.capacity.fit import Fit, Wish
+from pseudoreal_client.capacity.nodes import GPU_MEMORY, Node
+from pseudoreal_client.capacity.wishes import Need, amount_text, asked_text
+
+Json = dict[str, Any]
+
+_MOST_NAMES = 4
+"""Most nodes that are named for one reason."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of one stage. `problems`: what in the job itself cannot be."""
+
+    title: str
+    phase: str
+    wish: Wish
+    need: Need | None
+    fit: Fit
+    nodes: Sequence[Node]
+    problems: Sequence[str]
+
+    @property
+    def can_run(self) -> bool:
+        return self.fit.fits_ever and not self.problems
+
+    @property
+    def can_run_now(self) -> bool:
+        return self.fit.fits_now and not self.problems
+
+    def lines(self) -> Iterator[str]:
+        yield f"{self.title}: {asked_text(self.wish)}"
+        if self.need:
+            device = f", and each GPU {readable_bytes(self.need.device)}" if self.need.device else ""
+            memory, disk = readable_bytes(self.need.memory), readable_bytes(self.need.disk)
+            yield f"  forecast: a pod needs {memory} of memory and {disk} of disk{device}"
+        yield f"  {self._word()}"
+        for sentence in (*self.problems, *self.sentences()):
+            yield f"  - {sentence}"
+        if not self.fit.fits_now:
+            yield from (f"    {line}" for line in _grouped(self.fit.obstacles))
+
+    def sentences(self) -> list[str]:
+        """What must change, or be waited for, and what is not known."""
+        return [*self._changes(), *self._unknown()]
+
+    def as_json(self) -> Json:
+        return {
+            "stage": self.title,
+            "pods": self.wish.count,
+            "requests": {name: float(amount) for name, amount in sorted(self.wish.requests.items())},
+            "forecast": None if self.need is None else vars(self.need),
+            "fits": self.can_run,
+            "fits_now": self.can_run_now,
+            "placement": self.fit.placement,
+            "obstacles": self.fit.obstacles,
+            "reasons": [*self.problems, *self.sentences()],
+        }
+
+    def _word(self) -> str:
+        if self.can_run_now:
+            return f"fits: {', '.join(f'{node} {count}' for node, count in self.fit.placement.items())}"
+        return "fits, but not now" if self.can_run else "does not fit"
+
+    def _changes(self) -> Iterator[str]:
+        if self.fit.fits_now:
+            return
+        room, wanted = sum(self.fit.now.values()), self.wish.count
+        if self.fit.fits_ever:
+            yield f"there is room for {room} of {wanted} pods now; the others wait until pods of others end"
+            return
+        too_large = [*self._too_large()]
+        yield from too_large
+        ever = sum(self.fit.ever.values())
+        if ever:
+            yield (
+                f"empty nodes have room for {ever} of {wanted} pods; lower spec.phases[{self.phase}].workers or what a"
+                " pod needs (resources, offload), or add nodes"
+            )
+        elif not too_large:
+            yield "no node takes any of the pods; below it is said why" if self.nodes else "the cluster has no nodes"
+
+    def _too_large(self) -> Iterator[str]:
+        """Resources of which one pod wants more than any node has."""
+        for name, amount in sorted(self.wish.requests.items()):
+            most = max((node.allocatable.get(name, Fraction()) for node in self.nodes), default=Fraction())
+            if self.nodes and most < amount:
+                yield (
+                    f"a pod wants {amount_text(name, amount)}, and the most that a node has is"
+                    f" {amount_text(name, most)}; lower what a pod needs (spec.phases[{self.phase}].resources,"
+                    " offload), or add larger nodes"
+                )
+        known = [node.gpu_bytes for node in self.nodes if node.gpu_bytes is not None]
+        if known and self.wish.device_bytes > max(known):
+            yield (
+                f"a GPU needs {readable_bytes(self.wish.device_bytes)}, and the largest has"
+                f" {readable_bytes(max(known))}; offload units (spec.phases[{self.phase}].offload), raise"
+                " batch.microBatches, or take more ranks"
+            )
+
+    def _unknown(self) -> Iterator[str]:
+        silent = [node.name for node in self.nodes if node.gpu_bytes is None and self.fit.ever.get(node.name)]
+        if self.wish.device_bytes and silent:
+            yield (
+                f"nobody says how much memory the GPUs of {_names(silent)} have, as the label {GPU_MEMORY} is missing;"
+                f" each needs {readable_bytes(self.wish.device_bytes)}"
+            )
+
+
+def _grouped(obstacles: dict[str, str]) -> Iterator[str]:
+    """Obstacles, each with the nodes that it is on."""
+    reasons: dict[str, list[str]] = {}
+    for node, reason in obstacles.items():
+        reasons.setdefault(reason, []).append(node)
+    for reason, nodes in reasons.items():
+        yield f"{_names(nodes)}: {reason}"
+
+
+def _names(nodes: Sequence[str]) -> str:
+    more = len(nodes) - _MOST_NAMES
+    return ", ".join(nodes[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,102 @@
+"""What the stages of a job want of the nodes: the pods that the operator makes, and what the forecast adds. Pure."""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from pseudoreal_api.names import CONTAINER
+from pseudoreal_api.quantity import amount_of
+from pseudoreal_api.resolved.resolve import gpus_of, rank_counts
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_operator.manifests.objects import children
+from pseudoreal_operator.observe.stages import Stage, StageKind, all_stages
+from pseudoreal_operator.settings import Settings
+from pseudoreal_trainer.forecast.report import PhaseReport
+from pseudoreal_trainer.quantity import readable_bytes
+
+from pseudoreal_client.capacity.fit import Wish
+from pseudoreal_client.capacity.nodes import requests_of
+
+Json = dict[str, Any]
+
+_SETTINGS = Settings("trainer", "IfNotPresent", ())
+"""What the operator adds of its own settings takes no room on a node."""
+_DISK = "ephemeral-storage"
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that a pod of a phase needs by the forecast."""
+
+    memory: int
+    disk: int
+    device: int
+    """Bytes on each of its GPUs; 0 without any."""
+
+
+def stages_left(job: PseudoRealJob, status: PseudoRealJobStatus, phase: str | None) -> list[Stage]:
+    """The stages that are not done, or those of one phase."""
+    done = {one.name for one in status.phases if one.state == "Complete"}
+    return [stage for stage in all_stages(job.spec) if (stage.phase == phase if phase else stage.phase not in done)]
+
+
+def need_of(job: PseudoRealJob, phase: Phase, report: PhaseReport) -> Need:
+    """What the forecast of the phase means for each of its pods."""
+    gpus, ranks = gpus_of(phase), rank_counts(job.spec, phase).processes_per_worker
+    host, device = report.bytes.host, report.peak_device_bytes
+    if gpus:
+        return Need(ranks * host, ranks * report.bytes.disk, -(-ranks // gpus) * device)
+    # Without a GPU the device is the same memory.
+    return Need(ranks * (host + device), ranks * report.bytes.disk, 0)
+
+
+def wish_of(job: PseudoRealJob, stage: Stage, need: Need | None) -> Wish:
+    """The pods of a stage; with a forecast they want what it says where the job asks for less."""
+    manifest = children(job, stage, PseudoRealJobStatus(execution=1), _SETTINGS)[-1]
+    spec = manifest["spec"]["template"]["spec"]
+    wish = Wish(manifest["spec"]["completions"], requests_of(spec), spec)
+    if need is None or stage.kind is StageKind.DELINK:
+        return wish
+    forecast = {"memory": need.memory} | ({_DISK: need.disk} if _is_on_node(spec) else {})
+    more = {name: max(wish.requests.get(name, Fraction()), Fraction(amount)) for name, amount in forecast.items()}
+    return replace(wish, requests=wish.requests | more, device_bytes=need.device)
+
+
+def _is_on_node(spec: Json) -> bool:
+    """Whether the offloaded state lies on the node's own disk."""
+    return any(volume["name"] == "offload" and "emptyDir" in volume for volume in spec.get("volumes") or [])
+
+
+def limits_too_small(phase: Phase, spec: Json, need: Need) -> list[str]:
+    """Limits of the job itself that the forecast passes, with the remedy."""
+    found = []
+    trainer = next(one for one in spec["containers"] if one["name"] == CONTAINER)
+    memory = ((trainer.get("resources") or {}).get("limits") or {}).get("memory")
+    if memory is not None and amount_of(memory) < need.memory:
+        found.append(
+            f"spec.phases[{phase.name}].resources.limits.memory is {memory}, but a pod needs"
+            f" {readable_bytes(need.memory)} by the forecast; raise it, or let units move to disk (offload)"
+        )
+    for volume in spec.get("volumes") or []:
+        limit = (volume.get("emptyDir") or {}).get("sizeLimit")
+        if volume["name"] == "offload" and limit is not None and amount_of(limit) < need.disk:
+            found.append(
+                f"spec.phases[{phase.name}].offload.volume.emptyDir.sizeLimit is {limit}, but a pod needs"
+                f" {readable_bytes(need.disk)} of disk by the forecast; raise it"
+            )
+    return found
+
+
+def asked_text(wish: Wish) -> str:
+    """2 pods, each with 4 cpu, 8.00 GiB memory, 1 nvidia.com/gpu."""
+    amounts = [amount_text(name, amount) for name, amount in sorted(wish.requests.items()) if name != "pods"]
+    each = f", each with {', '.join(amounts)}" if amounts else ""
+    return f"{wish.count} {'pod' if wish.count == 1 else 'pods'}{each}"
+
+
+def amount_text(name: str, amount: Fraction) -> str:
+    if name == "memory" or name == _DISK or name.startswith("hugepages-"):
+        return f"{readable_bytes(float(amount))} {name}"
+    return f"{int(amount) if amount.denominator == 1 else float(amount)} {name}"

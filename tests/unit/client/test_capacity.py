@@ -1,0 +1,278 @@
+"""Whether a job fits onto nodes, beside a scheduler that places pod after pod."""
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_client.capacity.fit import Wish, fit
+from pseudoreal_client.capacity.nodes import Node, read_nodes, requests_of
+from pseudoreal_client.capacity.verdict import Verdict
+from pseudoreal_client.capacity.wishes import Need, limits_too_small, stages_left, wish_of
+
+from tests.support.jobs import good_job
+from tests.unit.client.seen import UID
+from tests.unit.client.test_views import golden
+
+Json = dict[str, Any]
+
+GIB = 2**30
+GPU = "nvidia.com/gpu"
+GPU_TAINT = {"key": GPU, "value": "present", "effect": "NoSchedule"}
+
+
+def node_body(name: str, **changes: Any) -> Json:
+    """A node with 8 GPUs."""
+    allocatable = {"cpu": "63500m", "memory": "512Gi", GPU: "8", "pods": "110", "ephemeral-storage": "1Ti"}
+    body: Json = {
+        "metadata": {"name": name, "labels": {"pool": "h100", **changes.pop("labels", {})}},
+        "spec": {"taints": changes.pop("taints", []), "unschedulable": changes.pop("cordoned", False)},
+        "status": {"conditions": [{"type": "Ready", "status": changes.pop("ready", "True")}]},
+    }
+    body["status"]["allocatable"] = allocatable | changes
+    return body
+
+
+def pod_body(node: str, uid: str = "", phase: str = "Running", **requests: Any) -> Json:
+    labels = {"pseudoreal.dev/job-uid": uid}
+    container = {"resources": {"requests": {name.replace("gpu", GPU): amount for name, amount in requests.items()}}}
+    return {
+        "metadata": {"labels": labels},
+        "spec": {"nodeName": node, "containers": [container]},
+        "status": {"phase": phase},
+    }
+
+
+def nodes(*bodies: Json, pods: tuple[Json, ...] = (), own: str = "") -> list[Node]:
+    return read_nodes(bodies, pods, own)
+
+
+def gpus(count: int, each: int, **spec: Any) -> Wish:
+    return Wish(count, {GPU: Fraction(each), "pods": Fraction(1)}, spec)
+
+
+class TestWhatIsFree:
+    def test_pods_that_run_take_what_they_asked_for(self) -> None:
+        there = [pod_body("a", gpu=2, cpu="500m"), pod_body("a", gpu=1), pod_body("a", "", "Succeeded", gpu=4)]
+        (node,) = nodes(node_body("a"), pods=(*there, pod_body("a", UID, gpu=1), pod_body("b", gpu=1)), own=UID)
+        assert {name: node.free(name) for name in (GPU, "cpu", "pods")} == {GPU: 5, "cpu": 63, "pods": 108}
+        assert node.free("example.com/none") == 0
+
+    def test_a_pod_wants_the_sum_of_its_containers_or_its_largest_step_before(self) -> None:
+        spec = {
+            "containers": [
+                {"resources": {"limits": {"memory": "2Gi", "cpu": 2}, "requests": {"cpu": "500m"}}},
+                {"resources": {"requests": {"memory": "1Gi"}}},
+            ],
+            "initContainers": [
+                {"resources": {"requests": {"memory": "8Gi"}}},
+                {"restartPolicy": "Always", "resources": {"requests": {"cpu": 1}}},
+            ],
+            "overhead": {"memory": "1Gi"},
+        }
+        assert requests_of(spec) == {"memory": 9 * GIB, "cpu": Fraction(3, 2), "pods": 1}
+
+
+class TestTheFit:
+    def test_pods_fill_the_nodes(self) -> None:
+        found = fit(nodes(node_body("b"), node_body("a"), pods=(pod_body("a", gpu=5),)), gpus(5, 2))
+        assert (found.now, found.ever) == ({"a": 1, "b": 4}, {"a": 4, "b": 4})
+        assert found.placement == {"a": 1, "b": 4}
+        assert found.fits_now
+
+    @given(
+        st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), max_size=4),
+        st.integers(1, 12),
+        st.integers(0, 4),
+        st.integers(1, 4),
+        st.booleans(),
+    )
+    def test_it_is_what_placing_pod_after_pod_finds(
+        self, rooms: list[tuple[int, int, int]], count: int, cpu: int, gpu: int, alone: bool
+    ) -> None:
+        made = nodes(
+            *(node_body(f"n{i}", cpu=str(c), **{GPU: str(g)}) for i, (c, g, _) in enumerate(rooms)),
+            pods=tuple(pod_body(f"n{i}", gpu=used) for i, (_, _, used) in enumerate(rooms)),
+        )
+        term = {"topologyKey": "kubernetes.io/hostname"}
+        away = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
+        wish = Wish(count, {"cpu": Fraction(cpu), GPU: Fraction(gpu)}, {"affinity": away} if alone else {})
+        left = {f"n{i}": [c, g - used, 0] for i, (c, g, used) in enumerate(rooms)}
+        placed = 0
+        for _ in range(count):
+            free = [room for room in left.values() if room[0] >= cpu and room[1] >= gpu and not (alone and room[2])]
+            if free:
+                free[0][:] = [free[0][0] - cpu, free[0][1] - gpu, 1]
+                placed += 1
+        found = fit(made, wish)
+        assert sum(found.placement.values()) == placed
+        assert found.fits_now == (placed == count)
+
+    @pytest.mark.parametrize(
+        ("body", "spec", "says"),
+        [
+            (node_body("n", cordoned=True), {}, "cordoned"),
+            (node_body("n", ready="Unknown"), {}, "not ready"),
+            (node_body("n", taints=[GPU_TAINT]), {}, f"taint {GPU}=present:NoSchedule"),
+            (node_body("n"), {"nodeSelector": {"pool": "a100"}}, "not selected"),
+            (node_body("n", labels={"nvidia.com/gpu.memory": "40960"}), {}, "GPUs with too little memory"),
+            (node_body("n", **{GPU: "0"}), {}, f"no {GPU}"),
+            (node_body("n", **{GPU: "1"}), {}, f"too little {GPU}"),
+        ],
+    )
+    def test_what_stands_in_the_way_is_said(self, body: Json, spec: Json, says: str) -> None:
+        found = fit(nodes(body), replace(gpus(1, 2, **spec), device_bytes=60 * GIB))
+        assert found.obstacles["n"].startswith(says)
+        assert not found.fits_ever
+
+    def test_what_is_taken_may_become_free(self) -> None:
+        found = fit(nodes(node_body("n"), pods=(pod_body("n", gpu=7),)), gpus(1, 2))
+        assert found.obstacles == {"n": f"too little {GPU} left"}
+        assert (found.fits_now, found.fits_ever) == (False, True)
+
+    @pytest.mark.parametrize(
+        "toleration",
+        [
+            {"operator": "Exists"},
+            {"key": GPU, "operator": "Exists"},
+            {"key": GPU, "operator": "Exists", "effect": "NoSchedule"},
+            {"key": GPU, "value": "present"},
+        ],
+    )
+    def test_a_taint_is_tolerated(self, toleration: Json) -> None:
+        tainted = nodes(node_body("n", taints=[GPU_TAINT, {"key": "soft", "effect": "PreferNoSchedule"}]))
+        assert fit(tainted, gpus(1, 1, tolerations=[toleration])).fits_now
+        for other in (
+            {**toleration, "effect": "NoExecute"},
+            {"key": "other", "operator": "Exists"},
+            {"key": GPU, "value": "x"},
+        ):
+            assert not fit(tainted, gpus(1, 1, tolerations=[other])).fits_now
+
+    @pytest.mark.parametrize(
+        ("expression", "holds"),
+        [
+            ({"key": "pool", "operator": "In", "values": ["h100"]}, True),
+            ({"key": "pool", "operator": "NotIn", "values": ["h100"]}, False),
+            ({"key": "zone", "operator": "NotIn", "values": ["a"]}, True),
+            ({"key": "pool", "operator": "Exists"}, True),
+            ({"key": "zone", "operator": "Exists"}, False),
+            ({"key": "zone", "operator": "DoesNotExist"}, True),
+            ({"key": "size", "operator": "Gt", "values": ["7"]}, True),
+            ({"key": "size", "operator": "Lt", "values": ["7"]}, False),
+            ({"key": "pool", "operator": "Gt", "values": ["7"]}, False),
+        ],
+    )
+    def test_terms_of_the_node_affinity(self, expression: Json, holds: bool) -> None:
+        there = nodes(node_body("n", labels={"size": "8"}))
+
+        def fits(*terms: Json) -> bool:
+            affinity = {
+                "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [*terms]}}
+            }
+            return fit(there, gpus(1, 1, affinity=affinity)).fits_now
+
+        assert fits({"matchExpressions": [expression]}) is holds
+        # One term is enough; all of its expressions must hold; an empty one selects nothing.
+        named = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n"]}]}
+        assert fits({"matchExpressions": [expression]}, named)
+        assert not fits({"matchExpressions": [expression, {"key": "zone", "operator": "Exists"}]})
+        assert not fits({})
+
+
+def job(**changes: Any) -> PseudoRealJob:
+    body = good_job("llm", **({"spec__phases__1__batch": {"sequences": 64, "microBatches": 2}} | changes))
+    body["metadata"]["uid"] = UID
+    return PseudoRealJob.from_object(body)
+
+
+LIMITS = {"limits": {GPU: 2, "cpu": 8, "memory": "64Gi"}}
+
+
+class TestTheWish:
+    def test_it_is_what_the_operator_asks_for(self) -> None:
+        wanted = job(spec__phases__1__resources=LIMITS)
+        delink, real = stages_left(wanted, PseudoRealJobStatus(), "real")
+        wish = wish_of(wanted, real, Need(2 * GIB, 0, 12 * GIB))
+        assert wish.count == 2
+        assert wish.requests == {GPU: 2, "cpu": 8, "memory": 64 * GIB, "pods": 1}
+        assert wish.device_bytes == 12 * GIB
+        assert wish_of(wanted, delink, None).requests == {"cpu": 8, "memory": 64 * GIB, "pods": 1}
+
+    def test_the_forecast_counts_where_the_job_asks_for_less(self) -> None:
+        wanted = job(spec__phases__0__offload={"home": "Disk"})
+        wish = wish_of(wanted, stages_left(wanted, PseudoRealJobStatus(), None)[0], Need(3 * GIB, 5 * GIB, 0))
+        assert wish.requests == {"memory": 3 * GIB, "ephemeral-storage": 5 * GIB, "pods": 1}
+        elsewhere = job(spec__phases__0__offload={"home": "Disk", "volume": {"hostPath": {"path": "/nvme"}}})
+        wish = wish_of(elsewhere, stages_left(elsewhere, PseudoRealJobStatus(), None)[0], Need(3 * GIB, 5 * GIB, 0))
+        assert "ephemeral-storage" not in wish.requests
+
+    def test_stages_that_are_done_are_left_out(self) -> None:
+        status = PseudoRealJobStatus.model_validate({"phases": [{"name": "pseudo", "state": "Complete"}]})
+        assert [stage.title for stage in stages_left(job(), status, None)] == [
+            "the delink into phase real",
+            "phase real",
+        ]
+        assert [stage.title for stage in stages_left(job(), status, "pseudo")] == ["phase pseudo"]
+
+    def test_limits_below_the_forecast_are_named(self) -> None:
+        small = job(
+            spec__phases__0__resources={"limits": {"memory": "1Gi"}},
+            spec__phases__0__offload={"home": "Disk", "volume": {"emptyDir": {"sizeLimit": "2Gi"}}},
+        )
+        phase, need = small.spec.phases[0], Need(2 * GIB, 3 * GIB, 0)
+        spec = wish_of(small, stages_left(small, PseudoRealJobStatus(), None)[0], need).spec
+        memory, disk = limits_too_small(phase, spec, need)
+        assert memory.startswith("spec.phases[pseudo].resources.limits.memory is 1Gi, but a pod needs 2.00 GiB")
+        assert "sizeLimit is 2Gi, but a pod needs 3.00 GiB of disk" in disk
+        assert limits_too_small(phase, spec, Need(GIB, 2 * GIB, 0)) == []
+
+
+def verdict(wanted: PseudoRealJob, there: list[Node], need: Need) -> Verdict:
+    stage = stages_left(wanted, PseudoRealJobStatus(), "real")[-1]
+    wish = wish_of(wanted, stage, need)
+    problems = limits_too_small(wanted.spec.phases[1], wish.spec, need)
+    return Verdict(stage.title, "real", wish, need, fit(there, wish), there, problems)
+
+
+WANTED = job(spec__phases__1__resources=LIMITS)
+NEED = Need(20 * GIB, 0, 60 * GIB)
+BIG = {"labels": {"nvidia.com/gpu.memory": "81559"}}
+VERDICTS: dict[str, Verdict] = {
+    "fits": verdict(WANTED, nodes(node_body("a", **BIG), node_body("b", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
+    "waits": verdict(WANTED, nodes(node_body("a", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
+    "few-nodes": verdict(job(spec__phases__1__resources=LIMITS | {"limits": {GPU: 8}}), nodes(node_body("a")), NEED),
+    "large-pods": verdict(
+        job(spec__phases__1__resources={"limits": {GPU: 16}}), nodes(node_body("a"), node_body("b")), NEED
+    ),
+    "small-gpus": verdict(
+        WANTED, nodes(*(node_body(f"gpu-{i}", labels={"nvidia.com/gpu.memory": "40960"}) for i in range(6))), NEED
+    ),
+    "taints": verdict(WANTED, nodes(node_body("a", taints=[GPU_TAINT]), node_body("cpu", **{GPU: "0"})), NEED),
+    "small-limit": verdict(WANTED, nodes(node_body("a", **BIG)), Need(80 * GIB, 0, 60 * GIB)),
+    "no-nodes": verdict(WANTED, [], NEED),
+}
+
+
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_verdict(name: str) -> None:
+    lines = [*VERDICTS[name].lines()]
+    assert "\n".join(lines) + "\n" == golden(f"plan-{name}", lines)
+
+
+def test_what_fits_and_when() -> None:
+    assert {name: (one.can_run, one.can_run_now) for name, one in VERDICTS.items()} == {
+        "fits": (True, True),
+        "waits": (True, False),
+        **dict.fromkeys(("few-nodes", "large-pods", "small-gpus", "taints", "small-limit", "no-nodes"), (False, False)),
+    }
+
+
+def test_json_is_what_the_lines_say() -> None:
+    said = VERDICTS["waits"].as_json()
+    assert (said["fits"], said["fits_now"], said["pods"], said["requests"][GPU]) == (True, False, 2, 2.0)
+    assert said["reasons"][0].startswith("there is room for 1 of 2 pods now")
