@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 from kubernetes import client
+from pseudoreal_dev.cluster.control_plane import ControlPlane
 
 from tests.integration.client.conftest import Terminal, make_pods, training
 from tests.support.cluster import Cluster, Job
@@ -89,8 +90,13 @@ def test_a_file_before_it_is_submitted(
 
 
 def test_who_may_see_only_a_namespace_is_told(
-    user: Terminal, make_job: MakeJob, make_node: Callable[..., str], admin: client.ApiClient
+    control_plane: ControlPlane,
+    cluster: Cluster,
+    make_job: MakeJob,
+    make_node: Callable[..., str],
+    admin: client.ApiClient,
 ) -> None:
+    user = Terminal(control_plane.user("planner")[1], cluster.namespace)
     make_node()
     make_job("llm", spec__phases__1__resources=RESOURCES)
     _allow(admin, user.namespace, [{"apiGroups": ["pseudoreal.dev"], "resources": ["*"], "verbs": ["get"]}])
@@ -108,7 +114,7 @@ def _allow(admin: client.ApiClient, name: str, rules: list[Json]) -> None:
     group = "rbac.authorization.k8s.io"
     binding: Any = {
         "metadata": {"name": name},
-        "subjects": [{"kind": "User", "name": "nobody", "apiGroup": group}],
+        "subjects": [{"kind": "User", "name": "planner", "apiGroup": group}],
         "roleRef": {"kind": "ClusterRole", "name": name, "apiGroup": group},
     }
     rbac.create_cluster_role_binding(binding)
