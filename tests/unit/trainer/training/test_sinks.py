@@ -14,10 +14,12 @@ from typing import Any
 import pytest
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.spec.logging import MLflow as Spec
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.training import metrics as training_metrics
 from pseudoreal_trainer.training.sinks import background, opening
 from pseudoreal_trainer.training.sinks.background import Background, finish
+from pseudoreal_trainer.training.sinks.mlflow import MLflow
 from pseudoreal_trainer.training.sinks.sink import Figures, Texts
 
 from tests.support.checkpoints import metrics
@@ -148,6 +150,24 @@ def test_mlflow_has_each_step_once(
         for step, text in texts.items():
             file = client.download_artifacts(run.info.run_id, artifacts[f"{step:08d}.txt"], str(tmp_path))
             assert Path(file).read_text() == text
+
+
+def test_a_run_that_goes_on_is_shown_as_running(
+    config: Callable[..., PhaseConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    url, job = (tmp_path / "mlflow").as_uri(), config(0).job
+    client, states = MlflowClient(tracking_uri=url), []
+    for _ in range(2):
+        sink = MLflow(Spec(url=url, experiment="tests"), job)
+        experiment = client.get_experiment_by_name("tests")
+        assert experiment is not None
+        (run,) = client.search_runs([experiment.experiment_id])
+        states.append(run.info.status)
+        sink.close()
+    assert states == ["RUNNING", "RUNNING"]
 
 
 def test_weights_and_biases_are_written_offline(crashed: Callable[..., PhaseConfig]) -> None:

@@ -24,6 +24,7 @@ class MLflow:
         found = self._client.search_runs([experiment], f"tags.{_UID} = '{job.uid}'")
         run = found[0] if found else self._client.create_run(experiment, tags={_UID: job.uid, _NAME: job.name})
         self._run: str = run.info.run_id
+        self._client.update_run(self._run, status="RUNNING")  # it may have ended, before a fault or a later phase
         known = self._client.get_metric_history(self._run, _MARK)
         self._newest = max((metric.step for metric in known), default=0)
         """The newest step that it has: those that are made anew after a fault are the same."""
