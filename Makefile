@@ -89,6 +89,11 @@ test-faults: venv ## Everything that can befall a job on a real cluster (half an
 test-gpu: venv ## Run what needs a GPU; skips with a sentence without one
 	$(BIN)/pytest tests/gpu
 
+# URL: where the archive will be published; HOMEPAGE: that of the project.
+.PHONY: krew
+krew: .venv/tools ## Make .krew/: `kubectl pseudoreal` for krew, URL=... HOMEPAGE=...
+	@$(BIN)/python -m pseudoreal_dev krew $(URL) $(HOMEPAGE)
+
 .PHONY: gpu-bundle gpu-report
 gpu-bundle: .venv/tools ## Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network
 	@$(BIN)/python -m pseudoreal_dev gpu-bundle

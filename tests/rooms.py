@@ -39,7 +39,7 @@ CLIENT = Package(
     "pseudoreal_client",
     Path(pseudoreal_client.__file__).parent,
     ("", "files", "view", "capacity", "cluster", "commands"),
-    ("command",),
+    ("command", "completion"),
 )
 TRAINER = Package(
     "pseudoreal_trainer",
@@ -55,7 +55,7 @@ TRAINER = Package(
 DEV = Package(
     "pseudoreal_dev",
     Path(pseudoreal_dev.__file__).parent,
-    ("machine", "bundle", "cluster", "images", "demo", ""),
+    ("machine", "bundle", "krew", "cluster", "images", "demo", ""),
     ("__main__",),
 )
 PACKAGES = (API, OPERATOR, CLIENT, TRAINER, DEV)

@@ -9,6 +9,7 @@ from pseudoreal_dev.bundle import bundle
 from pseudoreal_dev.cluster import binaries, cluster, preflight
 from pseudoreal_dev.demo import demo, target
 from pseudoreal_dev.images import images
+from pseudoreal_dev.krew import plugin
 from pseudoreal_dev.machine import packages
 from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
@@ -76,6 +77,14 @@ def run_demo(name: str) -> None:
 @commands.command("gpu-bundle", help="Make .gpu-bundle/: tests and benchmark for a machine with a GPU and no network.")
 def make_gpu_bundle() -> None:
     bundle.make()
+
+
+@commands.command(help="Make .krew/: the plugin of kubectl and the manifest with which krew installs it.")
+@click.argument("url")
+@click.argument("homepage")
+def krew(url: str, homepage: str) -> None:
+    folder = plugin.make(url, homepage)
+    progress.console.print(f"{folder / plugin.MANIFEST}\n{folder / plugin.ARCHIVE}: to be published as {url}")
 
 
 @commands.command(help="Fail if the CustomResourceDefinition is not what the models say.")

@@ -26,7 +26,11 @@ def test_an_unknown_command_is_a_wrong_command_line() -> None:
     assert CliRunner().invoke(command.main, ["frobnicate"]).exit_code == 2
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["get", "--help"], ["validate", "examples/quickstart.yaml"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["get", "--help"], ["validate", "examples/quickstart.yaml"], ["plan", "examples/quickstart.yaml"]],
+    ids=" ".join,
+)
 def test_it_loads_neither_torch_nor_what_the_operator_needs(arguments: list[str]) -> None:
     program = (
         "import sys\nfrom pseudoreal_client.command import main\n"

@@ -12,7 +12,6 @@ from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pydantic.alias_generators import to_camel
 
 from pseudoreal_trainer.checkpoint.storage.path import SCHEME
-from pseudoreal_trainer.data.corpus import corpus_files
 from pseudoreal_trainer.errors import InvalidJobError
 
 _RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend")
@@ -26,6 +25,9 @@ def read_job(path: Path) -> PseudoRealJob:
 
     Raises InvalidJobError with one sentence a line.
     """
+    # Only here: whoever plans a job needs neither its text nor numpy.
+    from pseudoreal_trainer.data.corpus import corpus_files
+
     job = parse_job(path)
     folder = path.resolve().parent
     data = job.spec.data.model_copy(update={"path": str(folder / job.spec.data.path)})

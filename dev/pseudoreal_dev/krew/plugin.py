@@ -1,0 +1,96 @@
+"""`.krew/`: the archive of the plugin, and the manifest with which krew installs it.
+
+The archive is the same to the byte whenever the sources are, so its checksum can be said before it is published.
+"""
+
+import gzip
+import hashlib
+import io
+import tarfile
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from pseudoreal_dev.machine import paths
+
+Json = dict[str, Any]
+
+FOLDER = paths.REPOSITORY / ".krew"
+ARCHIVE = "kubectl-pseudoreal.tar.gz"
+MANIFEST = "pseudoreal.yaml"
+_BIN = "kubectl-pseudoreal"
+_PACKAGES = (
+    *("crds/pseudoreal_api", "operator/pseudoreal_operator"),
+    *("operator/pseudoreal_client", "trainer/pseudoreal_trainer"),
+)
+_DESCRIPTION = """\
+Shows PseudoRealJobs on a cluster and changes them: get, describe, watch (live, with
+the curve of the loss), logs, submit, suspend, resume, finish-phase, repeat-phase. validate names line and column
+of mistakes in a job file, and plan says whether the nodes have room for a job.
+"""
+_CAVEATS = """\
+It needs Python 3.11 or newer. The first call installs its packages beside the plugin, from the index that pip uses;
+name a Python that has them in PSEUDOREAL_PYTHON to avoid that. The cluster needs the operator of pseudoreal.
+"""
+
+
+def make(url: str, homepage: str) -> Path:
+    """Writes both files. `url`: where the archive will be; `homepage`: that of the project. Returns the folder."""
+    FOLDER.mkdir(exist_ok=True)
+    packed = archive()
+    (FOLDER / ARCHIVE).write_bytes(packed)
+    text = yaml.safe_dump(manifest(url, homepage, packed), sort_keys=False, width=120)
+    (FOLDER / MANIFEST).write_text(text)
+    return FOLDER
+
+
+def manifest(url: str, homepage: str, packed: bytes) -> Json:
+    """The manifest for that archive."""
+    systems = {"matchExpressions": [{"key": "os", "operator": "In", "values": ["linux", "darwin"]}]}
+    platform = {"selector": systems, "uri": url, "sha256": hashlib.sha256(packed).hexdigest(), "bin": _BIN}
+    return {
+        "apiVersion": "krew.googlecontainertools.github.com/v1alpha2",
+        "kind": "Plugin",
+        "metadata": {"name": "pseudoreal"},
+        "spec": {
+            "version": f"v{version()}",
+            "homepage": homepage,
+            "shortDescription": "Show and change pseudo-to-real training jobs",
+            "description": _DESCRIPTION,
+            "caveats": _CAVEATS,
+            "platforms": [platform],
+        },
+    }
+
+
+def version() -> str:
+    with (paths.REPOSITORY / "pyproject.toml").open("rb") as file:
+        return str(tomllib.load(file)["project"]["version"])
+
+
+def archive() -> bytes:
+    """The archive, compressed."""
+    packed = io.BytesIO()
+    # Neither times nor names of this machine are in it.
+    zipped = gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, filename="")
+    with zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
+        for name, path in sorted(_files()):
+            member = tarfile.TarInfo(name)
+            member.size, member.mode = path.stat().st_size, 0o755 if name == _BIN else 0o644
+            with path.open("rb") as file:
+                tar.addfile(member, file)
+    return packed.getvalue()
+
+
+def _files() -> Iterator[tuple[str, Path]]:
+    """Name in the archive, and the file."""
+    root = paths.REPOSITORY
+    yield _BIN, Path(__file__).parent / "kubectl-pseudoreal.sh"
+    yield "LICENSE", root / "LICENSE"
+    yield "requirements.txt", root / "requirements" / "client.txt"
+    for package in _PACKAGES:
+        for file in (root / package).rglob("*.py"):
+            yield f"lib/{file.relative_to((root / package).parent)}", file

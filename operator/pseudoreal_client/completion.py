@@ -1,0 +1,22 @@
+"""`kubectl_complete-pseudoreal`: what kubectl runs to complete words after `kubectl pseudoreal`.
+
+It gets the words so far, the last of which is to be completed, and prints proposals and a directive, as cobra's.
+"""
+
+import sys
+
+from click.shell_completion import ShellComplete
+
+from pseudoreal_client.command import main as command
+
+_FILES, _NO_FILES = 0, 4
+"""Cobra's ShellCompDirectiveDefault and ShellCompDirectiveNoFileComp."""
+
+
+def main() -> None:
+    *words, last = sys.argv[1:] or [""]
+    found = ShellComplete(command, {}, "kubectl pseudoreal", "").get_completions(words, last)
+    for item in found:
+        if item.type == "plain":
+            print(item.value)
+    print(f":{_FILES if any(item.type != 'plain' for item in found) else _NO_FILES}")
