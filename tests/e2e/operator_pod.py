@@ -33,5 +33,8 @@ def starts(pod: dict[str, Any]) -> int:
 
 
 def _is_ready(pod: dict[str, Any]) -> bool:
+    # An upgrade ends the old pod after the new one is ready.
+    if "deletionTimestamp" in pod["metadata"]:
+        return False
     conditions = pod["status"].get("conditions", [])
     return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)

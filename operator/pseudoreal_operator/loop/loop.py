@@ -246,7 +246,8 @@ class Loop:
         self._queue.add(name, after)
 
     def job_changed(self, change: str | None, body: Json) -> None:
-        if change == "DELETED":
+        # A pass forgets jobs that have ended, and who does not lead makes none.
+        if change == "DELETED" or (not self._leads and _wish(body).ended):
             self._means.forget(body["metadata"]["namespace"], body["metadata"]["uid"])
         self._wakeups.job_changed(change, body, datetime.now(UTC))
         LAST_EVENT.labels(kind=KIND, namespace="").set_to_current_time()

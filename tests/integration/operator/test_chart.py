@@ -285,6 +285,8 @@ def _restricted(pod: Json) -> Iterator[str]:
         context = container["securityContext"]
         if context["allowPrivilegeEscalation"] or context["capabilities"] != {"drop": ["ALL"]}:
             yield "privileges"
+        if not context["readOnlyRootFilesystem"]:
+            yield "files of the image, which belong to another user"
     yield from (kind for volume in pod.get("volumes", []) for kind in volume.keys() - {"name"} - SCC_VOLUMES)
     yield from (field for field in ("hostNetwork", "hostPID", "hostIPC") if pod.get(field))
 
