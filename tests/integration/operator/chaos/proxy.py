@@ -79,6 +79,8 @@ class Proxy:
     """End of the paths of reads whose answers are kept until `release`; empty: none."""
     holding: int = 0
     """Number of answers that were kept."""
+    is_away: bool = False
+    """Whether no request is answered; watches that are there go on."""
 
     def __enter__(self) -> Self:
         self._ready = threading.Event()
@@ -146,6 +148,8 @@ class Proxy:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         exchange = Exchange(request.method, request.path, request.query.get("watch") == "true")
         self.exchanges.append(exchange)
+        if self.is_away:
+            return _cut_off(request)
         kind = self._due(str(exchange), *exchange.targets())
         if Target.STATUS in exchange.targets():
             self.refuses_texts |= kind is Kind.REFUSE_TEXTS

@@ -200,3 +200,20 @@ def test_a_leader_that_ends_finishes_what_it_writes(pair: Pair) -> None:
     exchanges = [*first.proxy.exchanges, *second.proxy.exchanges]
     assert [str(e) for e in exchanges if e.status == 409] == [], "nobody came late"
     assert set(pair.created().values()) == {1}
+
+
+def test_a_leader_pauses_while_the_api_server_is_away(pair: Pair) -> None:
+    """It goes on when it is back, though its time is over: nobody led in between."""
+    leader = pair.first
+    leader.operator.start()
+    leader.works()
+    wait_for("its readiness", leader.operator.is_ready, leader.operator.said)
+    leader.proxy.is_away = True
+    missed = leader.operator.lines
+    wait_for("the end of its time", lambda: [one for one in missed("lease_not_renewed") if not one["writes"]])
+    job = pair.cluster.create("paused")
+    wait_for("a try", lambda: missed("pass_failed"), leader.operator.said)
+    leader.proxy.is_away = False
+    complete_stage(job, "pseudo")
+    assert leader.operator.is_running
+    assert len(leader.operator.lines("lease_acquired")) == 1
