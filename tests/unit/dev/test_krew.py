@@ -124,6 +124,8 @@ def test_what_krew_refuses_is_seen(path: str, value: object, packed: bytes) -> N
 
 def test_the_archive_is_the_same_whenever_it_is_made(packed: bytes) -> None:
     assert plugin.archive() == packed
+    # The time in the head of a gzip file (RFC 1952).
+    assert packed[4:8] == bytes(4)
     with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
         assert {(member.uid, member.mtime, member.uname) for member in tar} == {(0, 0, "")}
         assert {member.name for member in tar if member.mode & stat.S_IXUSR} == {_bin(packed)}
@@ -132,15 +134,17 @@ def test_the_archive_is_the_same_whenever_it_is_made(packed: bytes) -> None:
 def test_it_runs_through_the_link_that_krew_makes(installed: Path) -> None:
     done = call(installed, "validate", "-", PSEUDOREAL_PYTHON=sys.executable, PYTHONSAFEPATH="1")
     assert (done.returncode, done.stderr) == (78, "standard input holds no object of kind PseudoRealJob\n")
-    # It is the plugin's own code that runs.
-    program = "import pseudoreal_client; print(pseudoreal_client.__file__)"
-    where = subprocess.run(
-        [sys.executable, "-c", program],
-        env={"PYTHONPATH": str(installed / "store" / "lib")},
-        capture_output=True,
-        text=True,
-    )
-    assert where.stdout.startswith(str(installed / "store"))
+
+
+def test_it_is_its_own_code_that_runs(installed: Path, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$PYTHONPATH" "$@"\n')
+    python.chmod(0o755)
+    library = os.path.realpath(installed / "store" / "lib")
+    done = call(installed, "get", PSEUDOREAL_PYTHON=str(python))
+    assert done.stdout == f"{library} -m pseudoreal_client.command get\n"
+    done = call(installed, "get", PSEUDOREAL_PYTHON=str(python), PYTHONPATH="/mine")
+    assert done.stdout.startswith(f"{library}:/mine ")
 
 
 def test_without_python_it_says_what_is_missing(installed: Path, tmp_path: Path) -> None:
