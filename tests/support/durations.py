@@ -12,7 +12,7 @@ Outcome = Literal["passed", "failed", "error", "skipped"]
 BUDGETS: dict[str, float] = {
     "tests/unit": 10,
     "tests/unit/benchmarks": 26,
-    "tests/unit/client": 8,
+    "tests/unit/client": 10,
     "tests/unit/contract": 10,
     "tests/unit/dev": 5,
     "tests/unit/e2e": 2,
@@ -35,7 +35,7 @@ BUDGETS: dict[str, float] = {
     "tests/unit/trainer/preflight": 35,
     "tests/unit/trainer/training": 180,
     "tests/integration": 30,
-    "tests/integration/client": 20,
+    "tests/integration/client": 40,
     "tests/integration/operator": 285,
     "tests/integration/operator/chaos": 265,
     "tests/e2e": 250,

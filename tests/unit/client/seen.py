@@ -66,6 +66,13 @@ TRAINING: Json = {
     ],
 }
 
+UNSCHEDULABLE: Json = {
+    "phase": "Pending",
+    "conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available."}
+    ],
+}
+
 
 def body(status: Json | None = None, **changes: Any) -> Json:
     made = good_job("llm", **changes)

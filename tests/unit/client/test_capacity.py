@@ -15,8 +15,8 @@ from pseudoreal_client.capacity.verdict import Verdict
 from pseudoreal_client.capacity.wishes import Need, limits_too_small, stages_left, wish_of
 
 from tests.support.jobs import good_job
+from tests.unit.client.golden import golden
 from tests.unit.client.seen import UID
-from tests.unit.client.test_views import golden
 
 Json = dict[str, Any]
 

@@ -1,6 +1,5 @@
 """What `get` and `describe` print, compared with files that were read and found good. RENEW_GOLDEN=1 writes them."""
 
-import os
 from typing import Any
 
 import pytest
@@ -9,20 +8,13 @@ from pseudoreal_client.view.ranks import pod_of_rank, pod_state
 from pseudoreal_client.view.rows import table
 from pseudoreal_client.view.seen import SeenJob
 from pseudoreal_client.view.story import story
-from pseudoreal_dev.machine import paths
 from pseudoreal_operator.observe.reading import read_pod
 
-from tests.unit.client.seen import NOW, TRAINING, at, body, condition, job, pod
+from tests.unit.client.golden import golden
+from tests.unit.client.seen import NOW, TRAINING, UNSCHEDULABLE, at, body, condition, job, pod
 
 Json = dict[str, Any]
-FOLDER = paths.REPOSITORY / "tests" / "data" / "golden" / "terminal"
 
-UNSCHEDULABLE: Json = {
-    "phase": "Pending",
-    "conditions": [
-        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available."}
-    ],
-}
 OOM = {
     "phase": "Failed",
     "containerStatuses": [
@@ -46,13 +38,6 @@ DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
     "pending": (job({"state": "Pending", "execution": 1}), [pod(0, phase="pseudo", node="", status=UNSCHEDULABLE)], []),
     "failed": (job(FAILED, spec__requests=REQUEST), [pod(0), pod(1, status=OOM)], []),
 }
-
-
-def golden(name: str, lines: list[str]) -> str:
-    path = FOLDER / f"{name}.txt"
-    if os.environ.get("RENEW_GOLDEN"):
-        path.write_text("\n".join(lines) + "\n")
-    return path.read_text()
 
 
 @pytest.mark.parametrize("name", DESCRIBED)

@@ -1,0 +1,60 @@
+"""Which cluster and namespace are meant."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes import client, config
+from pseudoreal_client.cluster import connect as module
+from pseudoreal_client.cluster.connect import Where, connect
+from pseudoreal_client.refusal import ExitStatus, Refusal
+
+
+@pytest.fixture
+def kubeconfig(tmp_path: Path) -> str:
+    """Two contexts; the second, which is not the current one, names a namespace."""
+    contexts = [{"name": "one", "context": {"cluster": "c", "user": "u"}}]
+    contexts.append({"name": "two", "context": {"cluster": "c", "user": "u", "namespace": "team"}})
+    body = {
+        "contexts": contexts,
+        "current-context": "one",
+        "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+        "users": [{"name": "u", "user": {}}],
+    }
+    path = tmp_path / "config"
+    path.write_text(yaml.safe_dump(body))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("namespace", "context", "meant", "is_named"),
+    [(None, None, "default", False), (None, "two", "team", False), ("mine", "two", "mine", True)],
+)
+def test_the_namespace_is_that_of_the_line_or_of_the_context(
+    kubeconfig: str, namespace: str | None, context: str | None, meant: str, is_named: bool
+) -> None:
+    found = connect(Where(namespace, context, kubeconfig))
+    assert (found.namespace, found.is_named) == (meant, is_named)
+
+
+def test_a_context_that_is_not_there_is_no_cluster(kubeconfig: str) -> None:
+    with pytest.raises(Refusal, match=r"no cluster is configured.*three") as refused:
+        connect(Where(context="three", kubeconfig=kubeconfig))
+    assert refused.value.status is ExitStatus.NO_CLUSTER
+
+
+@pytest.mark.parametrize(("context", "namespace"), [(None, "pods"), ("two", "team")])
+def test_in_a_pod_its_account_counts_unless_the_line_says_more(
+    context: str | None, namespace: str, kubeconfig: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(configuration: client.Configuration) -> None:
+        configuration.host = "http://127.0.0.1:2"
+
+    (tmp_path / "namespace").write_text("pods\n")
+    monkeypatch.setattr(module, "_ACCOUNT", tmp_path / "namespace")
+    monkeypatch.setattr(config, "load_incluster_config", load)
+    monkeypatch.setattr(config, "KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    where = Where(context=context, kubeconfig=kubeconfig if context else None)
+    assert connect(where).namespace == namespace
