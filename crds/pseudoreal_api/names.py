@@ -50,6 +50,13 @@ def network_name(job: str, uid: str) -> str:
     return f"{job}-{_digest(uid)}"
 
 
+def gang_name(job: str, uid: str, phase: str, terms: str) -> str:
+    """Name of the PodGroup of a phase, the same for all its executions. `terms` are what else it says: one that says
+    something else has another name, as none is ever changed."""
+    end = f"-{_digest(uid, phase, terms)}"
+    return f"{job}-{phase}"[: HOST_NAME_CHARACTERS - len(end)].rstrip("-") + end
+
+
 def _digest(*parts: str) -> str:
     # No part has a slash in it.
     return b32encode(sha256("/".join(parts).encode()).digest())[:_DIGEST_CHARACTERS].decode().lower()

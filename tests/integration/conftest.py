@@ -9,6 +9,7 @@ import pytest
 from kubernetes import client
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
+from tests.support import pod_groups
 from tests.support.cluster import Cluster
 from tests.support.installed import install, make_namespace
 from tests.support.kubectl import Kubectl
@@ -44,6 +45,13 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 def admin(control_plane: ControlPlane) -> client.ApiClient:
     """A client that may do everything, with the CustomResourceDefinition installed."""
     return install(control_plane)
+
+
+@pytest.fixture(scope="session")
+def pod_group_definitions(admin: client.ApiClient) -> None:
+    """PodGroups of the schedulers that are not Kubernetes' own, as they would bring them."""
+    for version in ("scheduling.x-k8s.io/v1alpha1", "scheduling.volcano.sh/v1beta1"):
+        pod_groups.define(admin, version)
 
 
 @pytest.fixture

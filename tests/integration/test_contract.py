@@ -136,6 +136,8 @@ WHERE: list[Change] = [
     {"spec__phases__1__pod": {"template": {"metadata": {"labels": {"a": "b"}}}}},
     {"spec__phases__1__resources": {"limits": {"memory": "2Gi"}}},
     {"spec__scheduling": {"queue": "night"}},
+    {"spec__scheduling": {"queue": "night", "workloadPriorityClassName": "urgent"}},
+    {"spec__scheduling": {"gang": {"policy": "Native"}}},
     {"spec__logging": {"sinks": [{"type": "TensorBoard"}]}},
 ]
 """What decides only on where pods run, and where their figures go."""
@@ -196,6 +198,8 @@ RUNS = "is immutable while the job runs; set spec.suspend to true first"
         (ADDED, {"spec__phases": [PSEUDO, REAL | {"until": {"step": 25}}, MORE]}, UNTIL),
         *(({}, where, RUNS) for where in WHERE),
         ({}, PAUSED | WHERE[0], RUNS),
+        ({}, {"spec__managedBy": "kueue.x-k8s.io/multikueue"}, "spec.managedBy is immutable"),
+        (PAUSED | {"spec__managedBy": "pseudoreal.dev/operator"}, PAUSED, "spec.managedBy is immutable"),
         # As many fields, none of which is in the other: CEL alone takes them for equal.
         (LABELLED, SELECTED, RUNS),
         (SELECTED, LABELLED, RUNS),

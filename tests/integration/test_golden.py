@@ -7,7 +7,7 @@ import pytest
 from tests import golden
 from tests.support.kubectl import Kubectl
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("pod_group_definitions")]
 
 DRY_RUN = ("apply", "--server-side", "--dry-run=server", "-f", "-")
 
@@ -27,7 +27,11 @@ def _namespaces(kubectl: Kubectl) -> None:
         kubectl.said("label", "namespace", namespace, "pod-security.kubernetes.io/warn=restricted")
 
 
-@pytest.mark.parametrize("name", golden.names())
+# Its PodGroup is of Kubernetes 1.37, and this API server's is older: tests/unit/operator/manifests has its schema.
+_TOO_NEW = {"gang-native"}
+
+
+@pytest.mark.parametrize("name", sorted({*golden.names()} - _TOO_NEW))
 def test_the_api_server_takes_the_children(kubectl: Kubectl, name: str) -> None:
     children = {"apiVersion": "v1", "kind": "List", "items": golden.manifests(name)}
     answer = kubectl(*DRY_RUN, "--output=name", body=children)

@@ -99,6 +99,10 @@ The authority's key is not kept, so it can sign nothing else. */ -}}
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, create]
+- apiGroups: [scheduling.k8s.io, scheduling.volcano.sh, scheduling.x-k8s.io]
+  resources: [podgroups]
+  # spec.scheduling.gang; get: whose it is that has the name of one.
+  verbs: [get, create]
 - apiGroups: [""]
   resources: [pods]
   # delete: those that cannot save any more, before their grace period is over.

@@ -79,19 +79,30 @@ def _while_running(field: str) -> str:
     return f"{_INDICES}.all(i, i >= size(oldSelf.phases) || i >= size(self.phases) || {equal(new, old)})"
 
 
-SPEC_CHANGES: list[Any] = [
-    _validation(
-        f"oldSelf.suspend || {equal(f'self.{field}', f'oldSelf.{field}')}",
-        f"spec.{field} is immutable while the job runs; {_SUSPEND}",
-    )
-    for field in ("logging", "pod", "scheduling")
-] + [
-    _validation(
-        f"oldSelf.suspend || {_while_running(field)}",
-        f"spec.phases[].{field} is immutable while the job runs; {_SUSPEND}",
-    )
-    for field in ("pod", "resources")
-]
+SPEC_CHANGES: list[Any] = (
+    [
+        _validation(
+            f"oldSelf.suspend || {equal(f'self.{field}', f'oldSelf.{field}')}",
+            f"spec.{field} is immutable while the job runs; {_SUSPEND}",
+        )
+        for field in ("logging", "pod", "scheduling")
+    ]
+    + [
+        _validation(
+            f"oldSelf.suspend || {_while_running(field)}",
+            f"spec.phases[].{field} is immutable while the job runs; {_SUSPEND}",
+        )
+        for field in ("pod", "resources")
+    ]
+    + [
+        # A field that may be absent is no place for a rule: it would not be asked about its removal.
+        _validation(
+            "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy =="
+            " oldSelf.managedBy)",
+            f"spec.managedBy is immutable; {_ANEW}",
+        )
+    ]
+)
 
 JOB_CHANGES: list[Any] = [
     _validation(

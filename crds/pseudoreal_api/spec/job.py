@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from pseudoreal_api.base import ApiModel, list_map
+from pseudoreal_api.base import GROUP, ApiModel, list_map
 from pseudoreal_api.spec.changes import JOB_CHANGES, PHASES_CHANGES, SPEC_CHANGES, immutable
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.data import Data
@@ -17,6 +17,10 @@ from pseudoreal_api.spec.pod import Pod, Scheduling
 from pseudoreal_api.spec.recovery import CleanUp, Deadlines, Hang, Restart
 from pseudoreal_api.spec.request import Request
 from pseudoreal_api.spec.rules.job import METADATA_RULES, SPEC_RULES
+
+MANAGER = f"{GROUP}/operator"
+"""Value of spec.managedBy by which the operator of this project is meant."""
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 
 
 class PseudoRealJobSpec(ApiModel):
@@ -70,8 +74,8 @@ class PseudoRealJobSpec(ApiModel):
     clean_up: CleanUp = Field(CleanUp(), description="cleanUp says what is left of a job that has ended.")
     scheduling: Scheduling = Field(
         Scheduling(),
-        description="scheduling sets the queue and the priority of the pods. It can be changed while the job is"
-        " suspended.",
+        description="scheduling says how the pods come to nodes: by which queue, in gangs, with which priority. It can"
+        " be changed while the job is suspended.",
     )
     requests: Annotated[list[Request], Field(max_length=100)] = Field(
         [],
@@ -84,6 +88,19 @@ class PseudoRealJobSpec(ApiModel):
         description="suspend stops and resumes the job. true: save a checkpoint, free the pods and wait. false:"
         " go on from that checkpoint.",
     )
+    managed_by: str | None = Field(
+        None,
+        max_length=63,
+        pattern=f"^{_LABEL}(\\.{_LABEL})*/[a-zA-Z0-9]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?$",
+        description=f"managedBy names the controller of the job, as in batch/v1. Any other than {MANAGER}, such as"
+        " kueue.x-k8s.io/multikueue, and this cluster's operator leaves the job alone. Omitted: it is"
+        f" {MANAGER}.",
+    )
+
+    @property
+    def is_managed_here(self) -> bool:
+        """Whether the job is for the operator of its own cluster."""
+        return self.managed_by in (None, MANAGER)
 
 
 class JobMetadata(ApiModel):

@@ -1,6 +1,6 @@
-"""The pods of a job: image, environment, template, queue and priority."""
+"""The pods of a job: image, environment, template; and how they come to nodes: queue, gang and priority."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -54,13 +54,49 @@ class Pod(ApiModel):
     )
 
 
+GangPolicy = Literal["None", "Native", "SchedulerPlugins", "Volcano"]
+
+
+class Gang(ApiModel):
+    """Whether the pods of a phase get nodes all at once."""
+
+    policy: GangPolicy = Field(
+        "None",
+        description="policy says who gives nodes to all pods of a phase at once, or to none of them. Native:"
+        " Kubernetes' own PodGroup (scheduling.k8s.io/v1beta1). SchedulerPlugins: the coscheduling of"
+        " scheduler-plugins. Volcano: the scheduler volcano. None: each pod gets a node by itself;"
+        " deadlines.startupSeconds lets them go again.",
+    )
+    timeout_seconds: int | None = Field(
+        None,
+        ge=1,
+        le=86_400,
+        description="timeoutSeconds is how long pods that have a node wait for the others before all of them let go of"
+        " theirs, with the policy SchedulerPlugins. Omitted: as long as that scheduler is set to.",
+    )
+
+
 class Scheduling(ApiModel):
     queue: str | None = Field(
         None,
         min_length=1,
         max_length=63,
-        description="queue is the Kueue queue that the phases' Jobs are submitted to. Omitted: they start at once.",
+        description="queue is the Kueue LocalQueue that the phases' Jobs are submitted to; their pods are made when it"
+        " admits them. Omitted: they are made at once.",
     )
+    queue_delink: bool = Field(
+        False,
+        description="queueDelink says whether delinks, which need no GPU, wait in the queue as well. false: they are"
+        " made at once.",
+    )
+    workload_priority_class_name: str | None = Field(
+        None,
+        min_length=1,
+        max_length=63,
+        description="workloadPriorityClassName is the Kueue WorkloadPriorityClass that says which job of a queue comes"
+        " first, and which one makes room. Omitted: priorityClassName says it.",
+    )
+    gang: Gang = Field(Gang(), description="gang says whether the pods of a phase get nodes all at once.")
     priority_class_name: str | None = Field(
         None,
         min_length=1,

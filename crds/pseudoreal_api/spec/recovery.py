@@ -121,8 +121,14 @@ class Deadlines(ApiModel):
         None,
         ge=1,
         le=2**31,
-        description="startupSeconds is the time in which all pods of an execution must be running; after it the job"
-        " fails. Omitted: there is no limit.",
+        description="startupSeconds is the time in which all pods of an execution must be running; time in a queue does"
+        " not count. Omitted: there is no limit.",
+    )
+    on_startup_timeout: Literal["Restart", "Fail"] = Field(
+        "Restart",
+        description="onStartupTimeout says what follows when not all pods run in startupSeconds. Restart: those that"
+        " do are let go, so that they hold nothing that others wait for, and all are asked for again after a wait that"
+        " grows; it does not count against restart.maxRestarts. Fail: the job fails.",
     )
     active_seconds: int | None = Field(
         None,

@@ -176,8 +176,8 @@ class PseudoRealJobStatus(StatusModel):
     )
     state: _Word = Field(
         "Pending",
-        description="state is a summary for people: Pending, Training, Delinking, Restarting, Suspended, Complete or"
-        " Failed. More words may come; programs read the conditions.",
+        description="state is a summary for people: Pending, Queued, Training, Delinking, Restarting, Suspended,"
+        " Complete or Failed. More words may come; programs read the conditions.",
     )
     current_phase: _Name | None = Field(
         None, description="currentPhase is the name of the phase that trains, or is about to. Omitted: none does."

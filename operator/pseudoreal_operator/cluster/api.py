@@ -137,7 +137,7 @@ class Api:
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
         """Creates an object. `dry_run`: the API server answers as it would, and stores nothing."""
         query = [("fieldManager", FIELD_MANAGER), *([("dryRun", "All")] if dry_run else [])]
-        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        path = _path(kind_of(manifest), manifest["metadata"]["namespace"])
         await self._json(_Request("POST", path, query, manifest))
 
     async def post(self, manifest: Json) -> None:
@@ -202,6 +202,12 @@ class Api:
         raise error
 
 
+def kind_of(manifest: Json) -> str:
+    """The kind of an object as requests name it: with the API version, where several schedulers have such a kind."""
+    kind = str(manifest["kind"])
+    return f"{kind} {manifest['apiVersion']}" if kind == "PodGroup" else kind
+
+
 def is_taken(refusal: ApiException) -> bool:
     """Whether the request was refused because an object of that name is there. Other conflicts, such as that of two
     writers of a quota, mean that nothing was made."""
@@ -231,6 +237,7 @@ def _continued(token: str | None) -> _Query:
 
 
 def _path(kind: str, namespace: str | None, *rest: str) -> str:
-    prefix, plural = _COLLECTIONS[kind]
+    name, _, version = kind.partition(" ")
+    prefix, plural = (f"apis/{version}", f"{name.lower()}s") if version else _COLLECTIONS[kind]
     scope = ["namespaces", namespace] if namespace else []
     return "/" + "/".join([prefix, *(quote(part) for part in [*scope, plural, *rest] if part)])

@@ -3,7 +3,9 @@
 import structlog
 from kubernetes.aio.client import ApiException
 
-from pseudoreal_operator.cluster.api import Api, Json, is_taken
+from pseudoreal_operator.cluster.api import Api, Json, is_taken, kind_of
+
+_NOT_FOUND = 404
 
 log = structlog.get_logger()
 
@@ -12,22 +14,35 @@ class NameConflict(Exception):
     """An object that is not the job's has the name of a child; the text names it."""
 
 
+class NotServed(Exception):
+    """The cluster has no objects of the kind of a child; the text names it."""
+
+
 async def make(api: Api, manifest: Json) -> None:
     """Creates a child. One that is there already and has the same owner is what another pass made. Raises NameConflict,
-    or ApiException."""
+    NotServed, or ApiException."""
     kind, metadata = manifest["kind"], manifest["metadata"]
     try:
         await api.create(manifest)
     except ApiException as refusal:
+        if refusal.status == _NOT_FOUND and kind == "PodGroup":
+            raise NotServed(_not_served(manifest["apiVersion"])) from refusal
         if not is_taken(refusal):
             raise
-        found = await api.find(kind, metadata["namespace"], metadata["name"])
+        found = await api.find(kind_of(manifest), metadata["namespace"], metadata["name"])
         # One that went away meanwhile is made by the next pass.
         if found is None:
             raise
         _check_owner(kind, found["metadata"], metadata)
     else:
         log.info("made", kind=kind, name=metadata["name"])
+
+
+def _not_served(version: str) -> str:
+    return (
+        f"The cluster has no PodGroup of {version}, which spec.scheduling.gang.policy asks for. What to do: install the"
+        " scheduler that serves it, or suspend the job and set another policy; the job then goes on by itself."
+    )
 
 
 def _check_owner(kind: str, found: Json, wanted: Json) -> None:

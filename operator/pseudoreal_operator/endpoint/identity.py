@@ -153,7 +153,7 @@ def speaker_of(body: Json) -> Speaker:
         raise stranger from None
     if pod.execution.kind is not StageKind.TRAIN:
         raise stranger
-    return Speaker((metadata["namespace"], job), pod.execution, pod.index)
+    return Speaker((metadata["namespace"], job), pod.execution, pod.index, pod.name)
 
 
 def _review(token: str) -> Json:

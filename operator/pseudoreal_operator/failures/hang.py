@@ -56,26 +56,26 @@ def seconds_to_stall(view: View) -> float | None:
 
 
 def _clocks(view: View) -> Iterator[_Clock]:
-    if not view.heard or _all_ended(view.heard):
+    if not view.speaking or _all_ended(view.speaking):
         return
     clocks = view.spec.hang
-    begun = [heard.begun for heard in view.heard if heard.begun]
+    begun = [heard.begun for heard in view.speaking if heard.begun]
     if not begun and view.started_pods < view.workers:
         return  # pods that wait for a node have a deadline of their own
     if not begun:
-        waited = _seconds(view, max([heard.first for heard in view.heard] + _starts(view)))
+        waited = _seconds(view, max([heard.first for heard in view.speaking] + _starts(view)))
         yield _Clock("StartStalled", "first step", waited, clocks.start_seconds, "hang.startSeconds")
         return
     what = "commit of the checkpoint that is being saved"
     for saving in sorted(_saving_seconds(view), reverse=True)[:1]:
         yield _Clock("CheckpointStalled", what, saving, clocks.checkpoint_seconds, "hang.checkpointSeconds")
-    last = max(begun + [heard.progressed for heard in view.heard if heard.progressed])
+    last = max(begun + [heard.progressed for heard in view.speaking if heard.progressed])
     yield _Clock("StepStalled", "step", _seconds(view, last), clocks.step_seconds, "hang.stepSeconds")
 
 
 def _starts(view: View) -> list[datetime]:
     """Start times of pods that have not reported yet: such a pod has perhaps only just started."""
-    heard = {heard.index for heard in view.heard}
+    heard = {heard.index for heard in view.speaking}
     return [clock.from_text(pod.started) for pod in view.pods if pod.started and pod.index not in heard]
 
 
@@ -97,7 +97,7 @@ def straggler_sentence(view: View, *, known: bool) -> str | None:
 
 def _stall(view: View, over: _Clock) -> Stall:
     ranks = _suspects(view)
-    step = max(steps_of(heard.report) for heard in view.heard)
+    step = max(steps_of(heard.report) for heard in view.speaking)
     named = "; ".join(_describe(view, rank) for rank in ranks[:_NAMED])
     blame = named or _nobody(view)
     sentence = f"No {over.missing} for {over.allowed} s (spec.{over.field}) at step {step}: {blame}."
@@ -107,9 +107,9 @@ def _stall(view: View, over: _Clock) -> Stall:
 def _suspects(view: View) -> list[int]:
     """The suspects, in order. Pods that fell silent, or never spoke, while others report come first: they cannot even
     say that they wait."""
-    quiet = [heard for heard in view.heard if _is_silent(view, heard)]
+    quiet = [heard for heard in view.speaking if _is_silent(view, heard)]
     silent = [rank for heard in quiet for rank in _first_rank(view, heard)]
-    if len(quiet) < len(view.heard) and (mute := [*silent, *_unheard(view)]):
+    if len(quiet) < len(view.speaking) and (mute := [*silent, *_unheard(view)]):
         return mute
     signs = _signs(view)
     return suspects(signs) or ([signs[0].rank] if len(signs) == 1 else silent)
@@ -122,12 +122,12 @@ def _first_rank(view: View, heard: Heard) -> list[int]:
 
 def _unheard(view: View) -> list[int]:
     """The first rank of each pod that runs and never said anything."""
-    heard = {heard.index for heard in view.heard}
+    heard = {heard.index for heard in view.speaking}
     return [view.first_rank(pod) for pod in view.pods if pod.phase is PodPhase.RUNNING and pod.index not in heard]
 
 
 def _describe(view: View, rank: int) -> str:
-    heard = next((h for h in view.heard if any(sign.rank == rank for sign in h.report.ranks)), None)
+    heard = next((h for h in view.speaking if any(sign.rank == rank for sign in h.report.ranks)), None)
     if heard is None:
         return f"{_where(view, rank)} was never heard"
     sign = next(sign for sign in heard.report.ranks if sign.rank == rank)
@@ -155,12 +155,12 @@ def _where(view: View, rank: int) -> str:
 
 
 def _signs(view: View) -> list[RankReport]:
-    return [sign for heard in view.heard for sign in heard.report.ranks]
+    return [sign for heard in view.speaking for sign in heard.report.ranks]
 
 
 def _saving_seconds(view: View) -> Iterator[float]:
-    newest = max((heard.progressed for heard in view.heard if heard.progressed), default=None)
-    for heard in view.heard:
+    newest = max((heard.progressed for heard in view.speaking if heard.progressed), default=None)
+    for heard in view.speaking:
         # All of them save together: where others have gone on, a pod that fell silent has saved as well.
         if _is_silent(view, heard) and newest and newest > heard.last:
             continue

@@ -18,10 +18,18 @@ _REMEDIES = {
 }
 
 
-def describe_obstacle(job: ChildJob, pods: Sequence[Pod]) -> Obstacle | None:
+def why_queued(job: ChildJob, queue: str | None) -> str:
+    """A sentence on a Job that a queue holds; `queue`: the one that its job names."""
+    held_by = f"queue {queue}" if queue else "a queue that spec.scheduling.queue does not name"
+    return (
+        f"Job {job.name} is suspended until {held_by} admits it. What it waits for:"
+        f" kubectl describe workloads.kueue.x-k8s.io -l kueue.x-k8s.io/job-uid={job.uid}."
+        " Where there is none, Kueue or that queue is missing."
+    )
+
+
+def describe_obstacle(pods: Sequence[Pod]) -> Obstacle | None:
     """What keeps pods from running; None when nothing does, or nothing that Kubernetes tells."""
-    if job.queued:
-        return Obstacle("Queued", f"Job {job.name} is suspended by its queue until it is admitted.")
     blocked = [pod for pod in pods if pod.phase is PodPhase.PENDING and pod.obstacle]
     if not blocked:
         return None

@@ -10,7 +10,7 @@ from pseudoreal_api.status.status import Transition
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.obstacles import describe_obstacle
 from pseudoreal_operator.lifecycle.again import roll_back
-from pseudoreal_operator.lifecycle.decisions import Decision, fail
+from pseudoreal_operator.lifecycle.decisions import Cause, Decision, fail, restart_or_fail
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, View
 from pseudoreal_operator.status import conditions
@@ -33,7 +33,7 @@ def delink_overdue(view: View) -> Decision | None:
         return None
     if view.now < clock.from_text(transition.deadline):
         return None
-    obstacle = describe_obstacle(view.job, view.pods) if view.job else None
+    obstacle = describe_obstacle(view.pods) if view.job else None
     why = obstacle.message if obstacle else f"What to do: {view.logs_command}"
     sentence = (
         f"{view.stage.title.capitalize()} was not done {view.spec.delink.timeout_seconds} s after the end of phase"
@@ -53,13 +53,15 @@ def never_started(view: View) -> Decision | None:
         return None
     if view.job.queued or view.started_pods >= view.workers or view.now < startup_deadline(view, allowed):
         return None
-    obstacle = describe_obstacle(view.job, view.pods)
+    obstacle = describe_obstacle(view.pods)
     why = obstacle.message if obstacle else f"What to do: kubectl describe job {view.job.name}"
     text = (
         f"{view.started_pods} of {view.workers} pods ran {allowed} s after they were asked for, which"
         f" spec.deadlines.startupSeconds allows. {why}"
     )
-    return fail(view, view.status, "StartupDeadlineExceeded", text)
+    if _fails(view):
+        return fail(view, view.status, "StartupDeadlineExceeded", text)
+    return restart_or_fail(view, Cause("StartupTimedOut", f"{text} They are let go.", counts=False, contended=True))
 
 
 def _never_made(view: View) -> Decision | None:
@@ -87,9 +89,14 @@ def startup_deadline(view: View, allowed: int) -> datetime:
 
 
 def blocked_deadline(view: View) -> datetime | None:
-    """The time until which the API server may refuse the pods; None where there is no limit."""
+    """The time until which the API server may refuse the pods; None where there is no limit. Pods that are not made
+    hold nothing that they could let go: they are asked for less and less often anyway."""
     allowed, since = view.spec.deadlines.startup_seconds, view.status.blocked_since
-    return clock.from_text(since) + timedelta(seconds=allowed) if allowed and since else None
+    return clock.from_text(since) + timedelta(seconds=allowed) if allowed and since and _fails(view) else None
+
+
+def _fails(view: View) -> bool:
+    return view.spec.deadlines.on_startup_timeout == "Fail"
 
 
 def _is_paused(view: View) -> bool:

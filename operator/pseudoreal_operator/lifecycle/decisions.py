@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Literal
+from zlib import crc32
 
 from pseudoreal_api.names import claim_name, work_folder
 from pseudoreal_api.spec.recovery import Restart
@@ -24,7 +25,7 @@ from pseudoreal_operator.observe.view import Pod, PodPhase, View
 from pseudoreal_operator.status.conditions import ACCEPTED, NOT_SUSPENDED, NewCondition, refused
 from pseudoreal_operator.status.events import Event, Reason
 
-State = Literal["Pending", "Training", "Delinking", "Restarting", "Suspended", "Complete", "Failed"]
+State = Literal["Pending", "Queued", "Training", "Delinking", "Restarting", "Suspended", "Complete", "Failed"]
 
 
 @dataclass(frozen=True)
@@ -168,6 +169,8 @@ class Cause:
     sentence: str
     pod: Pod | None = None
     counts: bool = True
+    contended: bool = False
+    """Whether others wait for the same, and end for the same reason: they must not all come back at one time."""
 
 
 def refuse(status: PseudoRealJobStatus, sentence: str, now: datetime) -> Decision:
@@ -230,7 +233,14 @@ def restart_or_fail(view: View, why: Cause, *also_told: Reason) -> Decision:
     status = remembered(view, started(status, view.stage), why)
     text = f"{why.sentence} {_continuation(view, status)}"
     new = Announcement("Restarting", text, (*also_told, Reason.EXECUTION_FAILED))
-    return announce(view, with_retry(status, counts=why.counts), new, wait_seconds(status, view.spec.restart))
+    wait = wait_seconds(status, view.spec.restart)
+    wait += _own_share(view, wait) if why.contended else 0
+    return announce(view, with_retry(status, counts=why.counts), new, wait)
+
+
+def _own_share(view: View, seconds: int) -> int:
+    """Between 0 and so many seconds: others for each job and each execution, the same for each look."""
+    return crc32(f"{view.metadata.uid}/{view.execution.number}".encode()) % (seconds + 1)
 
 
 @dataclass(frozen=True)

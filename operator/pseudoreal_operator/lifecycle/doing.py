@@ -1,9 +1,10 @@
 """What an execution that runs is doing: one claim, and an event where it is worth one. Pure."""
 
 import hashlib
+from collections.abc import Iterator
 
 from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sentence
-from pseudoreal_operator.failures.obstacles import describe_obstacle
+from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
 from pseudoreal_operator.lifecycle.decisions import event, progresses, stands
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.stages import StageKind
@@ -28,14 +29,28 @@ def noticed(view: View, doing: NewCondition) -> tuple[Event, ...]:
     return ()
 
 
+def taken_back(view: View) -> Iterator[Event]:
+    """The event that a queue takes pods back that ran, the first time that it is seen."""
+    since = view.status.queued_since
+    if since is None or view.seen.status.queued_since is not None or not view.seen.status.replicas.ready:
+        return
+    text = (
+        f"The queue takes the pods of execution {view.execution.number} back: they save and end. It goes on from there"
+        " when the queue admits it again; no restart is counted."
+    )
+    yield event(view, Reason.PREEMPTED, text, detail=since)
+
+
 def activity(view: View) -> NewCondition:
     assert view.job is not None, "there is a Job that runs"
+    if view.job.queued:
+        return stands("Queued", why_queued(view.job, view.spec.scheduling.queue))
     failed = next((pod for pod in view.pods if pod.phase is PodPhase.FAILED), None)
     if failed:
         return stands(
             "Ending", f"Pod {failed.name} has ended, and so do the others of execution {view.execution.number}."
         )
-    obstacle = describe_obstacle(view.job, view.pods)
+    obstacle = describe_obstacle(view.pods)
     if obstacle:
         return stands(obstacle.reason, obstacle.message)
     return _incomplete(view) or _stalled(view) or _at_work(view)
@@ -67,7 +82,7 @@ def _at_work(view: View) -> NewCondition:
     where = f"Execution {view.execution.number} at {view.stage.title}"
     if view.stage.kind is StageKind.DELINK:
         return progresses("Delinking", f"{where} is delinking.")
-    if view.heard and not any(heard.begun for heard in view.heard):
+    if view.speaking and not any(heard.begun for heard in view.speaking):
         return progresses("Starting", f"{where} is starting: its pods run, and no rank trains yet.")
     if view.stage.phase in phases_to_finish(view.spec, view.status):
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")

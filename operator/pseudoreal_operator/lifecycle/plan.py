@@ -233,7 +233,7 @@ def _running_jobs(seen: Observed, *, except_for: Execution | None) -> tuple[str,
 def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
     """The Job of `execution`, when it is only waiting for pods that can do nothing any more."""
     job = view.job if execution is not None and execution == view.execution else None
-    if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods:
+    if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
         return ()
     return (job.name,) if is_lost(view.pods, view.status, view.execution, view.now) else ()
 

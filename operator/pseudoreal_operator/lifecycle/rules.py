@@ -25,7 +25,7 @@ from pseudoreal_operator.lifecycle.decisions import (
     succeed,
     untold,
 )
-from pseudoreal_operator.lifecycle.doing import activity, noticed
+from pseudoreal_operator.lifecycle.doing import activity, noticed, taken_back
 from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
 from pseudoreal_operator.observe.asked import open_requests
@@ -177,9 +177,13 @@ def running(view: View) -> Decision | None:
     if status.execution_time is None:
         # The pass that asked for the pods did not live to say so.
         status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
+    if view.job.queued:
+        # Pods that its queue takes back save first.
+        status = results.with_checkpoints(results.with_saved(status, view.heard), view.words)
     doing = activity(view)
-    events = (*untold(view), *noticed(view, doing))
-    return Decision(status, _state_at(view.stage), doing, events=events, children=view.stage, wake_after=None)
+    events = (*untold(view), *noticed(view, doing), *taken_back(view))
+    state = "Queued" if view.job.queued else _state_at(view.stage)
+    return Decision(status, state, doing, events=events, children=view.stage, wake_after=None)
 
 
 def lost(view: View) -> Decision | None:
@@ -198,6 +202,8 @@ def deserted(view: View) -> Decision | None:
     """Decides when a pod is gone without a word, for instance with its node, and another lost its connection to it."""
     if view.job is None or view.job.state is not JobState.ACTIVE or not view.gone:
         return None
+    if view.job.queued:
+        return None  # all of its pods go
     witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
     if not witnesses or not is_lost(view.pods, view.status, view.execution, view.now):
         return None

@@ -92,6 +92,8 @@ def _rest(means: Means, body: Json, children: _Children, wake: Callable[[float],
     if "deletionTimestamp" in metadata or has_finalizer(metadata) or children.are_strange:
         return None
     job = PseudoRealJob.from_object(body)
+    if not job.spec.is_managed_here:
+        return Rest(metadata["resourceVersion"], None)
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
     if has_ended(status) or not status.phases:
         return None

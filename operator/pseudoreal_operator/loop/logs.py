@@ -25,15 +25,15 @@ async def read_logs(api: Api, board: Board) -> NoReturn:
     while True:
         await asyncio.sleep(PAUSE_SECONDS)
         if silent := board.most_silent(datetime.now(UTC)):
-            await _read_log(api, board, *silent)
+            await _read_log(api, board, silent)
 
 
-async def _read_log(api: Api, board: Board, pod: str, speaker: Speaker) -> None:
+async def _read_log(api: Api, board: Board, speaker: Speaker) -> None:
     """Reads one log. Where it tells of steps, the board wakes the job."""
     try:
-        report = newest_report(await api.log_tail(speaker.job[0], pod, CONTAINER, LOG_LINES))
+        report = newest_report(await api.log_tail(speaker.job[0], speaker.pod, CONTAINER, LOG_LINES))
     except (ApiException, ClientError, OSError) as error:
-        log.debug("log_unreadable", pod=pod, error=str(error))
+        log.debug("log_unreadable", pod=speaker.pod, error=str(error))
         return
     if report is not None:
         board.read_log(speaker, report, datetime.now(UTC))

@@ -15,7 +15,7 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pydantic import ValidationError
 
 from pseudoreal_operator.cluster.api import Api, Name, message_of, status_of
-from pseudoreal_operator.cluster.creation import NameConflict, make
+from pseudoreal_operator.cluster.creation import NameConflict, NotServed, make
 from pseudoreal_operator.cluster.finalizer import has_finalizer, take_off
 from pseudoreal_operator.cluster.retry import UNAVAILABLE, pause_after
 from pseudoreal_operator.foreign import clean
@@ -108,6 +108,8 @@ async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> floa
     except ValidationError as error:
         sentence = f"This release of the operator cannot read the job: {clean(str(error))}"
         return await hands.carry_out(plan_unreadable(metadata, status, sentence, now))
+    if not job.spec.is_managed_here:
+        return None
     if has_ended(status):
         means.forget(metadata.namespace, metadata.uid)
     else:
@@ -121,6 +123,8 @@ async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> floa
         refusal = await hands.try_children(wanted)
     except NameConflict as conflict:
         return await hands.carry_out(plan_conflict(seen, str(conflict), now))
+    except NotServed as missing:
+        return await hands.carry_out(plan_blocked(seen, str(missing), now))
     if refusal is None:
         return await hands.tell(wanted)
     wait = await hands.carry_out(_answer_to(refusal, seen, now))

@@ -1,4 +1,5 @@
-"""What the operator makes for a job: a claim, a headless Service, a NetworkPolicy, and an Indexed Job per execution.
+"""What the operator makes for a job: a claim, a headless Service, a NetworkPolicy, PodGroups, and an Indexed Job per
+execution.
 
 They never change once they are made: what they depend on is immutable in the spec, or the number of the execution is in
 their names and a new one is made.
@@ -36,19 +37,20 @@ from pseudoreal_operator.manifests.disk import claim_size, size_limit
 from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
+from pseudoreal_operator.manifests.scheduling import Gang, gang_of, is_queued, queue_labels
 from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, last_steps_of
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
-
-QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
     """The children of a stage in the order in which they must be made: the Job last, so that where it is, all of them
     are. The numbers and the nodes come from the status."""
     made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
-    made.append(_job(job, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes))
+    if gang := gang_of(job, stage):
+        made.append(_pod_group(job, gang))
+    made.append(_job(job, stage, _pod_plan(job, stage, status, settings), settings, status.avoided_nodes))
     if steps := last_steps_of(job.spec, stage):
         made[-1]["metadata"]["annotations"] = {ANNOTATION_LAST_STEPS: steps}
     return made
@@ -80,6 +82,7 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
         network=job.spec.network,
         disk=_disk(job, phase) if phase.offload.may_use_disk else None,
         weights=_weights(job) if stage.index == 0 else None,
+        gang=gang_of(job, stage),
     )
 
 
@@ -140,10 +143,17 @@ def _service(job: PseudoRealJob) -> Json:
     return child("Service", "v1", job, name, own_labels(job)) | {"spec": spec}
 
 
-def _job(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: Sequence[str]) -> Json:
-    queue = {QUEUE_LABEL: job.spec.scheduling.queue} if job.spec.scheduling.queue else {}
-    manifest = child("Job", "batch/v1", job, plan.name, plan.labels | queue)
+def _pod_group(job: PseudoRealJob, gang: Gang) -> Json:
+    return child("PodGroup", gang.api_version, job, gang.name, own_labels(job)) | {"spec": gang.spec}
+
+
+def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, settings: Settings, avoid: Sequence[str]) -> Json:
+    scheduling = job.spec.scheduling
+    labels = plan.labels | queue_labels(scheduling, stage.kind)
+    manifest = child("Job", "batch/v1", job, plan.name, labels)
     manifest["spec"] = {
+        # Nothing starts before the queue has seen it, also where the queue's webhook does not answer.
+        **({"suspend": True} if is_queued(scheduling, stage.kind) else {}),
         "completionMode": "Indexed",
         "completions": plan.workers,
         "parallelism": plan.workers,

@@ -34,6 +34,7 @@ from pseudoreal_api.wire.reports import METRICS_PORT, NODE_NAME, REPORT_AUDIENCE
 
 from pseudoreal_operator.manifests import network
 from pseudoreal_operator.manifests.overlay import merge, place, without_nulls
+from pseudoreal_operator.manifests.scheduling import Gang
 from pseudoreal_operator.observe.reading import COMPLETION_INDEX
 from pseudoreal_operator.settings import Settings
 
@@ -52,7 +53,8 @@ class PodPlan:
 
     `files` are those in CONFIG_DIRECTORY, by name. `rendezvous_id` is None for a delink: it is one process, and its
     network is the default one. `disk` is the volume source for offloaded state, or None where no state can be on disk.
-    `weights` are those that the stage may begin with, if they have a volume.
+    `weights` are those that the stage may begin with, if they have a volume. `gang` is None where each pod gets a node
+    by itself.
     """
 
     name: str
@@ -68,6 +70,7 @@ class PodPlan:
     network: Network = field(default_factory=Network)
     disk: Json | None = None
     weights: HuggingFaceWeights | None = None
+    gang: Gang | None = None
 
     @property
     def trains(self) -> bool:
@@ -110,11 +113,12 @@ def _grace_seconds(pod: Pod) -> int:
 
 
 def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
-    scheduling = job.spec.scheduling
+    scheduling, gang = job.spec.scheduling, plan.gang
+    marks = gang.pod_annotations if gang else {}
     return {
         "metadata": {
-            "labels": plan.labels,
-            "annotations": network.annotations(plan.network) | file_annotations(plan.files),
+            "labels": plan.labels | (gang.pod_labels if gang else {}),
+            "annotations": network.annotations(plan.network) | marks | file_annotations(plan.files),
         },
         "spec": {
             "restartPolicy": "Never",
@@ -133,6 +137,7 @@ def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
             **({"subdomain": network_name(job.metadata.name, job.metadata.uid)} if plan.trains else {}),
             **({"priorityClassName": scheduling.priority_class_name} if scheduling.priority_class_name else {}),
             **network.pod_fields(plan.network),
+            **(gang.pod_fields if gang else {}),
         },
     }
 

@@ -35,6 +35,8 @@ class Speaker:
     job: JobKey
     execution: Execution
     index: int
+    pod: str
+    """Its name."""
 
 
 def _nobody(_after: float) -> None:
@@ -45,7 +47,6 @@ def _nobody(_after: float) -> None:
 class _Listening:
     """To the pod of rank 0 of an execution, while it runs: it tells of the progress."""
 
-    pod: str
     speaker: Speaker
     since: datetime
     looked: datetime | None = None
@@ -103,21 +104,21 @@ class Board:
             followed.wake(after if is_urgent else max(after, len(self._jobs) / NEWS_PER_SECOND))
         return True
 
-    def listen(self, job: JobKey, pod: str, speaker: Execution | None, now: datetime) -> None:
-        """Listens to the pod of rank 0 of that execution; to none, where it does not run."""
+    def listen(self, job: JobKey, speaker: Speaker | None, now: datetime) -> None:
+        """Listens to the pod of rank 0 of the present execution; to none, where it does not run."""
         followed = self._jobs.get(job)
-        if followed is None or (followed.listening and followed.listening.speaker.execution == speaker):
+        if followed is None or (followed.listening and followed.listening.speaker == speaker):
             return
-        followed.listening = None if speaker is None else _Listening(pod, Speaker(job, speaker, 0), now)
+        followed.listening = None if speaker is None else _Listening(speaker, now)
 
-    def most_silent(self, now: datetime) -> tuple[str, Speaker] | None:
-        """The pod whose log is to be read next, by its name, which is noted; None where no pod is silent."""
+    def most_silent(self, now: datetime) -> Speaker | None:
+        """The pod whose log is to be read next, which is noted; None where no pod is silent."""
         due = [silent for followed in self._jobs.values() if (silent := followed.silent_pod(now))]
         if not due:
             return None
         longest = min(due, key=lambda silent: silent.looked or silent.since)
         longest.looked = now
-        return longest.pod, longest.speaker
+        return longest.speaker
 
     def read_log(self, speaker: Speaker, progress: ProgressReport, now: datetime) -> None:
         """Takes what a pod that does not report has logged: that it makes steps, and no more."""
@@ -140,8 +141,8 @@ class Board:
 
 def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:
     """What is known of a pod after one more report. Pure."""
-    if known is None:
-        known = Heard(speaker.execution, speaker.index, first=now, last=now, report=report)
+    if known is None or known.pod != speaker.pod:
+        known = Heard(speaker.execution, speaker.index, speaker.pod, first=now, last=now, report=report)
     grew = steps_of(report) > steps_of(known.report)
     at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
     # A save may hold up the steps, and has a clock of its own.

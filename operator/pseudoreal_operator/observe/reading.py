@@ -78,6 +78,7 @@ def read_job(body: Json) -> ChildJob:
         held=_changed(body, "Suspended", "True"),
         admitted=_changed(body, "Suspended", "False"),
         begun=body.get("status", {}).get("startTime"),
+        uid=clean(body["metadata"].get("uid") or ""),
         last_steps=_last_steps(body),
     )
 

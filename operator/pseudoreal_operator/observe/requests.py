@@ -10,7 +10,7 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 
 from pseudoreal_operator.cluster.api import Api
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.board import Board, Speaker
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.reading import (
     belongs_to,
@@ -64,8 +64,8 @@ def together(
 ) -> Observed:
     """What was seen of a job and its children, and what its pods have said. The board listens to them from now on."""
     key, execution = (job.metadata.namespace, job.metadata.uid), present(job, status, jobs)
-    speaker = _speaker(pods, execution)
-    board.listen(key, speaker.name if speaker else "", speaker.execution if speaker else None, now)
+    pod = _speaker(pods, execution)
+    board.listen(key, Speaker(key, pod.execution, 0, pod.name) if pod else None, now)
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
     claim = claim_of(job)
     claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()

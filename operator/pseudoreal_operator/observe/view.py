@@ -47,6 +47,7 @@ class ChildJob:
     """The time at which its queue last let it go, if one ever held it, in RFC 3339."""
     begun: str | None = None
     """The time at which it was first made, or last admitted by its queue, in RFC 3339."""
+    uid: str = ""
     last_steps: str | None = None
     """The steps at which its phase and the job end at the latest, as they were when it was made; None for a delink."""
 
@@ -115,6 +116,8 @@ class Heard:
 
     execution: Execution
     index: int
+    pod: str
+    """Name of the pod. A queue may take the pods of an execution back, and let it have others later."""
     first: datetime
     """The moment at which the pod was first heard."""
     last: datetime
@@ -263,6 +266,12 @@ class View:
         return sorted(
             (heard for heard in self.seen.heard if heard.execution == self.execution), key=lambda heard: heard.index
         )
+
+    @property
+    def speaking(self) -> list[Heard]:
+        """What was heard of the pods that there are."""
+        names = {pod.name for pod in self.pods}
+        return [heard for heard in self.heard if heard.pod in names]
 
     @property
     def started_pods(self) -> int:

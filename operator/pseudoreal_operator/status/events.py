@@ -37,6 +37,7 @@ class Reason(StrEnum):
     FINISH_REQUESTED = "FinishRequested"
     STRAGGLER_DETECTED = "StragglerDetected"
     HANG_DETECTED = "HangDetected"
+    PREEMPTED = "Preempted"
     PHASE_COMPLETED = "PhaseCompleted"
     PHASE_REPEATED = "PhaseRepeated"
     PHASE_PROLONGED = "PhaseProlonged"
@@ -53,6 +54,7 @@ _ORDER = tuple(Reason)
 _WARNINGS = (
     Reason.STRAGGLER_DETECTED,
     Reason.HANG_DETECTED,
+    Reason.PREEMPTED,
     Reason.DELINK_ROLLED_BACK,
     Reason.EXECUTION_FAILED,
     Reason.NODE_AVOIDED,

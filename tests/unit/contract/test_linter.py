@@ -22,6 +22,7 @@ EXCEPTIONS = {
     ("minlength", "spec.pod.env[].value"): "a variable may be empty, as in core/v1",
     ("minlength", "spec.phases[].pod.env[].value"): "a variable may be empty, as in core/v1",
     ("nobools", "spec.suspend"): "as in batch/v1; Kueue sets it",
+    ("nobools", "spec.scheduling.queueDelink"): "a delink waits with the phases or it does not",
     ("nobools", "spec.network.hostNetwork"): _AS_IN_CORE,
     ("nobools", "status.phases[].discards[].continued"): "written and read by the operator alone",
     ("nomaps", "spec.phases[].resources.limits"): _AS_IN_CORE,

@@ -60,7 +60,7 @@ class World:
     """What the operator has heard, by the name of the pod; it forgets when it dies."""
     made: int = 0
     queues: bool = False
-    """Whether a queue holds each Job that is made, until it is admitted."""
+    """Whether the queue is full: it holds each Job that is made for it, until it is admitted."""
 
     # What the operator does.
 
@@ -87,7 +87,7 @@ class World:
         speaker = read_pod(pod)
         sign = RankReport(rank=speaker.index, activity=activity, seconds=0, step=step)
         known = self.reports.get(speaker.name)
-        who = Speaker(("default", UID), speaker.execution, speaker.index)
+        who = Speaker(("default", UID), speaker.execution, speaker.index, speaker.name)
         self.reports[speaker.name] = updated(known, who, PodReport(ranks=[sign]), self.now)
 
     def plan(self) -> Plan:
@@ -144,8 +144,8 @@ class World:
         if key not in self.objects:
             assert key[0] != "Job" or name not in self.begun, f"{name} is made a second time"
             self.objects[key] = copy.deepcopy(manifest)
-            if key[0] == "Job" and self.queues:
-                self.hold(key[1])
+            if key[0] == "Job" and manifest["spec"].get("suspend"):
+                (self.hold if self.queues else self.admit)(key[1])
 
     def _stop(self, name: str) -> None:
         if name in self.pods:

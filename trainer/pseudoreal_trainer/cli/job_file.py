@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 from pseudoreal_trainer.checkpoint.storage.path import SCHEME
 from pseudoreal_trainer.errors import InvalidJobError
 
-_RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend")
+_RECOVERY = ("restart", "hang", "deadlines", "clean_up", "requests", "suspend", "managed_by")
 _CLUSTER_ONLY = ("pod", "network", "scheduling", *_RECOVERY)
 _POD = ("resources", "pod")
 """Fields of a phase that describe its pods."""

@@ -1,4 +1,4 @@
-"""Rules on a job while it runs: where its figures go, restarts, hangs, requests."""
+"""Rules on a job while it runs: queue and gang, where its figures go, restarts, hangs, requests."""
 
 from pseudoreal_api.spec.rules.rule import on_job
 
@@ -6,6 +6,23 @@ _ONE_LIST = "[size(r.onExitCodes), size(r.onPodConditions), size(r.onReasons)].e
 _DESCRIBED = "has(s.weightsAndBiases) == (s.type == 'WeightsAndBiases') && has(s.mlflow) == (s.type == 'MLflow')"
 
 OPERATION_RULES = (
+    *(
+        on_job(
+            f"has(self.scheduling.queue) || !{is_set}",
+            f"spec.scheduling.{field} needs a queue; set scheduling.queue to the name of a LocalQueue, or remove"
+            f" {field}",
+        )
+        for field, is_set in (
+            ("queueDelink", "self.scheduling.queueDelink"),
+            ("workloadPriorityClassName", "has(self.scheduling.workloadPriorityClassName)"),
+        )
+    ),
+    on_job(
+        "!has(self.scheduling.gang.timeoutSeconds) || self.scheduling.gang.policy == 'SchedulerPlugins'",
+        "spec.scheduling.gang.timeoutSeconds is of policy SchedulerPlugins alone, and gang.policy is %s; remove it, and"
+        " set deadlines.startupSeconds to let go of pods that do not all get nodes",
+        "self.scheduling.gang.policy",
+    ),
     on_job(
         f"self.logging.sinks.all(s, {_DESCRIBED})",
         "spec.logging.sinks: the one of type %s needs the field of that type, and no other; set weightsAndBiases for"

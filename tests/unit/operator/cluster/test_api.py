@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 from kubernetes.aio.client import ApiClient, ApiException
-from pseudoreal_operator.cluster.api import Api, message_of
+from pseudoreal_operator.cluster.api import Api, kind_of, message_of
 from pseudoreal_operator.metrics.registry import REGISTRY
 
 EVENT = {"kind": "Event", "metadata": {"name": "e", "namespace": "default"}}
@@ -33,6 +33,25 @@ def _api(status: int | OSError, body: object) -> Api:
             return Answer(status, body if isinstance(body, str) else json.dumps(body))
 
     return Api(cast(ApiClient, Client()))
+
+
+async def test_pod_groups_are_asked_of_the_scheduler_that_has_them() -> None:
+    paths: list[str] = []
+
+    class Client:
+        async def param_serialize(self, _method: str, path: str, **_: Any) -> tuple[()]:
+            paths.append(path)
+            return ()
+
+        async def call_api(self, **_: Any) -> Answer:
+            return Answer(200, "{}")
+
+    api = Api(cast(ApiClient, Client()))
+    for version in ("scheduling.k8s.io/v1beta1", "scheduling.x-k8s.io/v1alpha1"):
+        group = {"kind": "PodGroup", "apiVersion": version, "metadata": {"name": "g", "namespace": "n"}}
+        await api.create(group)
+        await api.find(kind_of(group), "n", "g")
+        assert paths[-2:] == [f"/apis/{version}/namespaces/n/podgroups", f"/apis/{version}/namespaces/n/podgroups/g"]
 
 
 async def test_posting_what_is_there_is_no_error() -> None:

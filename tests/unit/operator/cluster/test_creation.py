@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 from kubernetes.aio.client import ApiException
 from pseudoreal_operator.cluster.api import Api, Json
-from pseudoreal_operator.cluster.creation import NameConflict, make
+from pseudoreal_operator.cluster.creation import NameConflict, NotServed, make
 
 OURS = {"controller": True, "uid": "ours"}
 
@@ -14,13 +14,13 @@ OURS = {"controller": True, "uid": "ours"}
 class Server:
     """Holds one object of every name, or refuses what is created."""
 
-    def __init__(self, found: Json | None, reason: str = "AlreadyExists") -> None:
-        self._found, self._reason = found, reason
+    def __init__(self, found: Json | None, reason: str = "AlreadyExists", status: int = 409) -> None:
+        self._found, self._reason, self._status = found, reason, status
         self.created: list[Json] = []
 
     async def create(self, manifest: Json) -> None:
         if self._reason:
-            raise ApiException(status=409, body=json.dumps({"reason": self._reason}))
+            raise ApiException(status=self._status, body=json.dumps({"reason": self._reason}))
         self.created.append(manifest)
 
     async def find(self, *_: str) -> Json | None:
@@ -59,3 +59,11 @@ async def test_a_claim_that_stays_is_used_whoever_made_it() -> None:
 async def test_everything_else_is_for_another_pass(found: Json | None, reason: str) -> None:
     with pytest.raises(ApiException):
         await _make(Server(found, reason), child(OURS))
+
+
+async def test_pod_groups_that_the_cluster_has_not_are_named() -> None:
+    group = child(OURS) | {"kind": "PodGroup", "apiVersion": "scheduling.volcano.sh/v1beta1"}
+    with pytest.raises(NotServed, match=r"^The cluster has no PodGroup of scheduling\.volcano\.sh/v1beta1.* install"):
+        await _make(Server(None, "NotFound", 404), group)
+    with pytest.raises(ApiException):
+        await _make(Server(None, "NotFound", 404), child(OURS))

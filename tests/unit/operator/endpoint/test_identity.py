@@ -13,7 +13,7 @@ from pseudoreal_operator.observe.stages import Execution, StageKind
 from tests.unit.operator.endpoint.clock import HandClock
 from tests.unit.operator.endpoint.fake_api import FakeApi, pod_body, review_of
 
-SPEAKER = Speaker(("default", "job-uid"), Execution("pseudo", StageKind.TRAIN, 1), 0)
+SPEAKER = Speaker(("default", "job-uid"), Execution("pseudo", StageKind.TRAIN, 1), 0, "j-pseudo-e1-0")
 
 
 @pytest.fixture
@@ -69,7 +69,8 @@ def test_reviews_that_are_refused(review: dict[str, Any], status: int, says: str
 
 def test_the_speaker_is_what_the_labels_say() -> None:
     body = pod_body(index=3, **{"phase": "real", "execution": "7"})
-    assert speaker_of(body) == Speaker(("default", "job-uid"), Execution("real", StageKind.TRAIN, 7), 3)
+    name, execution = body["metadata"]["name"], Execution("real", StageKind.TRAIN, 7)
+    assert speaker_of(body) == Speaker(("default", "job-uid"), execution, 3, name)
 
 
 @pytest.mark.parametrize("missing", ["job-uid", "phase", "stage", "execution"])

@@ -42,10 +42,13 @@ def heard(world: World, *signs: RankReport, ago: float = 1, stepped: float | Non
         earlier.tick(-seconds)
         return earlier.now
 
+    execution = Execution("real", StageKind.TRAIN, 1)
+    names = {pod.index: pod.name for pod in world.observe().pods if pod.execution == execution}
     seen = [
         Heard(
-            Execution("real", StageKind.TRAIN, 1),
+            execution,
             one.rank,
+            names[one.rank],
             first=moment(400),
             last=moment(ago),
             report=PodReport(ranks=[one]),

@@ -93,7 +93,7 @@ def test_a_pass_that_changes_nothing_writes_nothing() -> None:
 
 @pytest.mark.parametrize("allowed", [60, 1000])
 def test_pods_that_are_refused_for_too_long_fail_the_job(allowed: int) -> None:
-    world, waits = blocked(100_000, spec__deadlines={"startupSeconds": allowed})
+    world, waits = blocked(100_000, spec__deadlines={"startupSeconds": allowed, "onStartupTimeout": "Fail"})
     assert sum(waits) == allowed
     world.settle()
     assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
@@ -102,7 +102,7 @@ def test_pods_that_are_refused_for_too_long_fail_the_job(allowed: int) -> None:
 
 def test_a_job_that_is_refused_before_it_is_accepted_asks_less_and_less_often_too() -> None:
     """By a policy, which may be changed."""
-    world = World(make_job(spec__deadlines={"startupSeconds": 60}))
+    world = World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}))
     waits = []
     for _ in range(8):
         wait = refused(world).wake_after
@@ -127,7 +127,7 @@ def test_the_other_deadlines_hold_for_who_is_refused_as_well() -> None:
 
 
 def test_a_job_that_fails_for_it_says_how_to_go_on() -> None:
-    world = until(World(make_job(spec__deadlines={"startupSeconds": 60})), "real-delink")
+    world = until(World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})), "real-delink")
     world.finish_all()
     world.settle()
     world.objects.clear()

@@ -232,7 +232,8 @@ def report(step: int, **changes: Any) -> ProgressReport:
 def heard(world: World, step: int) -> tuple[Heard, ...]:
     sign = RankReport(rank=0, activity="computing", seconds=0, step=step)
     pod_report = PodReport(ranks=[sign], progress=report(step))
-    return (Heard(Execution("pseudo", StageKind.TRAIN, 1), 0, world.now, world.now, pod_report, begun=world.now),)
+    (pod,) = world.observe().pods
+    return (Heard(pod.execution, 0, pod.name, world.now, world.now, pod_report, begun=world.now),)
 
 
 def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
@@ -371,7 +372,7 @@ def test_what_was_done_before_the_deadline_counts_though_it_is_seen_after_it() -
 
 
 def test_the_clock_of_the_start_runs_though_nobody_wrote_when_it_began() -> None:
-    world = World(make_job(spec__deadlines={"startupSeconds": 60}))
+    world = World(make_job(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}))
     world.carry_out(world.plan())
     wanted = world.plan()
     world.carry_out(wanted, len(wanted.apply))

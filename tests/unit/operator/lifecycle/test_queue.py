@@ -1,17 +1,20 @@
 """Time in a queue is nobody's fault: every clock of ours stands still, and then goes on where it was."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from pseudoreal_api.spec.pod import Scheduling
 from pseudoreal_operator import clock
+from pseudoreal_operator.lifecycle.plan import plan
 from pseudoreal_operator.status.conditions import find
 
-from tests.unit.operator.lifecycle.steps import begun, claims
-from tests.unit.operator.world import World, make_job
+from tests.unit.operator.lifecycle.steps import begun, claims, message, run_pods, until
+from tests.unit.operator.world import SETTINGS, World, make_job
 
 HOURS = 5 * 3600
-QUEUE = {"spec__scheduling": {"queue": "gpus"}}
+QUEUE = {"spec__scheduling": {"queue": "gpus", "queueDelink": True}}
 
 
 def look(world: World) -> None:
@@ -96,7 +99,10 @@ def away(_: World) -> None:
 
 @pytest.mark.parametrize("glance", [look, away])
 def test_startup_has_its_time_after_the_queue(glance: Callable[[World], None]) -> None:
-    world = World(make_job(**QUEUE, spec__deadlines={"startupSeconds": 60, "activeSeconds": 200}), queues=True)
+    world = World(
+        make_job(**QUEUE, spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail", "activeSeconds": 200}),
+        queues=True,
+    )
     world.settle()
     world.control()
     glance(world)
@@ -142,3 +148,106 @@ def test_each_hold_is_added_once() -> None:
         look(world)
     assert (clock.from_text(world.status.active_since or "") - started).total_seconds() == 150
     assert world.status.queued_since is None
+
+
+def waiting() -> World:
+    """A queue holds the Job of the first phase, which was never admitted."""
+    world = World(make_job(**QUEUE), queues=True)
+    world.settle()
+    look(world)
+    return world
+
+
+def test_a_job_that_waits_says_for_which_queue_and_where_it_is_told_why() -> None:
+    world = waiting()
+    assert (world.status.state, claims(world)["Progressing"]) == ("Queued", ("False", "Queued"))
+    assert "until queue gpus admits it" in message(world, "Progressing")
+    assert "kubectl describe workloads.kueue.x-k8s.io -l kueue.x-k8s.io/job-uid=" in message(world, "Progressing")
+    assert "Preempted" not in world.events.values(), "it had nothing that was taken back"
+
+
+def test_the_operator_never_says_again_whether_a_job_is_suspended() -> None:
+    """Only when it makes one: everything that it later does to it leaves that to the queue."""
+    world = waiting()
+    for _ in range(3):
+        wanted = world.plan()
+        assert [manifest["kind"] for manifest in wanted.apply] == []
+        world.admit("sim-pseudo-e1")
+        look(world)
+        world.start_pods()
+        look(world)
+        world.hold("sim-pseudo-e1")
+        look(world)
+    assert world.active_jobs() == ["sim-pseudo-e1"], "it stays the queue's"
+
+
+def preempted(world: World, *outcomes: Any) -> None:
+    """A queue takes the pods of the execution that runs back; each ends so."""
+    name = world.active_jobs()[0]
+    world.hold(name)
+    world.settle()
+    for pod, outcome in zip(world.alive(), outcomes, strict=True):
+        world.finish(pod, outcome, peer_lost=outcome == "Failed")
+    look(world)
+    for pod in [*world.pods.values()]:
+        if "deletionTimestamp" in pod["metadata"]:
+            world.vanish(pod)
+    look(world)
+
+
+@pytest.mark.parametrize("outcomes", [("Yielded", "Yielded"), ("Yielded", "Failed"), ("Failed", "Failed")])
+def test_what_a_queue_takes_back_is_no_fault_and_goes_on_as_the_same_execution(outcomes: tuple[Any, ...]) -> None:
+    world = until(World(make_job(**QUEUE, spec__restart={"maxRestarts": 0})), "real")
+    world.settle()
+    before = world.status
+    preempted(world, *outcomes)
+    assert (world.status.state, claims(world)["Progressing"]) == ("Queued", ("False", "Queued"))
+    assert list(world.events.values()).count("Preempted") == 1
+    assert world.objects["Job", "sim-real-e1"]["spec"].get("maxFailedIndexes") is None, "it is not given up"
+    world.tick(HOURS)
+    world.admit("sim-real-e1")
+    run_pods(world)
+    after = world.status
+    assert (after.restarts, after.execution, after.faults) == (before.restarts, before.execution, [])
+    assert (after.state, claims(world)["Progressing"]) == ("Training", ("True", "Training"))
+
+
+def test_what_pods_save_when_a_queue_takes_them_back_is_the_newest_checkpoint() -> None:
+    world = begun(**QUEUE)
+    name = world.active_jobs()[0]
+    world.hold(name)
+    world.settle()
+    world.finish(world.alive()[0], "Yielded")
+    world.settle()
+    assert world.status.checkpoint
+    assert world.status.checkpoint.latest == "pseudo-10"
+
+
+def test_the_next_pods_are_not_judged_by_what_those_before_them_said() -> None:
+    """The operator remembers what it heard of an execution; hours in a queue are no hang of the pods that follow."""
+    world = begun(**QUEUE, spec__hang={"stepSeconds": 100})
+    (pod,) = world.alive()
+    world.report(pod, 3)
+    said = world.heard()
+    preempted(world, "Yielded")
+    world.tick(HOURS)
+    world.admit("sim-pseudo-e1")
+    look(world)
+    for start in (str, run_pods):
+        start(world)
+        wanted = plan(replace(world.observe(), heard=said), world.now, SETTINGS)
+        assert (wanted.status.restarts, wanted.status.execution, wanted.stop) == (0, 1, ())
+        assert wanted.wake_after != 0
+
+
+def test_a_job_that_its_user_suspends_leaves_its_queue() -> None:
+    world = waiting()
+    world.set(suspend=True)
+    look(world)
+    assert (world.active_jobs(), world.status.state) == ([], "Suspended")
+    world.set(suspend=False, scheduling=Scheduling(queue="night"))
+    world.queues = False
+    run_pods(world)
+    (name,) = world.active_jobs()
+    assert world.objects["Job", name]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "night"
+    assert world.status.state == "Training"

@@ -144,7 +144,7 @@ def unstarted(**changes: Any) -> World:
 
 
 def test_pods_that_do_not_start_in_time_fail_the_job() -> None:
-    world = unstarted(spec__deadlines={"startupSeconds": 60})
+    world = unstarted(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(59)
     world.settle()
     assert failed(world) == ("", "")
@@ -155,14 +155,16 @@ def test_pods_that_do_not_start_in_time_fail_the_job() -> None:
 
 
 def test_pods_that_started_in_time_have_no_such_deadline() -> None:
-    world = begun(spec__deadlines={"startupSeconds": 60})
+    world = begun(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     world.tick(600)
     world.settle()
     assert failed(world) == ("", "")
 
 
 def test_each_execution_has_its_own_startup_deadline() -> None:
-    world = begun(spec__deadlines={"startupSeconds": 60}, spec__restart={"backoffSeconds": 0})
+    world = begun(
+        spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"}, spec__restart={"backoffSeconds": 0}
+    )
     world.tick(600)
     fail_execution(world)
     world.settle()
@@ -172,7 +174,7 @@ def test_each_execution_has_its_own_startup_deadline() -> None:
 
 
 def test_time_in_a_queue_does_not_count() -> None:
-    world = unstarted(spec__deadlines={"startupSeconds": 60})
+    world = unstarted(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
     job = world.objects["Job", "sim-pseudo-e1"]
     job["spec"]["suspend"] = True
     world.tick(600)

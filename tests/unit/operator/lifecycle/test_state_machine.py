@@ -56,6 +56,7 @@ class Life(RuleBasedStateMachine):
         on_timeout=st.sampled_from(["Fail", "RollBack"]),
         hang=st.sampled_from(["Report", "Restart", "Fail"]),
         startup=st.sampled_from([None, 500]),
+        on_startup=st.sampled_from(["Restart", "Fail"]),
         active=st.sampled_from([None, None, 2000]),
         stages=st.integers(0, 4),
         failures=st.integers(0, 3),
@@ -67,13 +68,15 @@ class Life(RuleBasedStateMachine):
         on_timeout: str,
         hang: str,
         startup: int | None,
+        on_startup: str,
         active: int | None,
         stages: int,
         failures: int,
     ) -> None:
         """Some lives begin in the middle: with stages that are done, and executions that failed."""
         restart = {"maxRestarts": restarts, "backoffSeconds": 5} | ({"windowSeconds": window} if window else {})
-        deadlines = {k: v for k, v in (("startupSeconds", startup), ("activeSeconds", active)) if v}
+        deadlines: dict[str, Any] = {k: v for k, v in (("startupSeconds", startup), ("activeSeconds", active)) if v}
+        deadlines["onStartupTimeout"] = on_startup
         self.world = World(
             make_job(
                 spec__phases=PHASES,
@@ -343,6 +346,15 @@ def test_every_life_ends_well() -> None:
     STORIES.clear()
     run_state_machine_as_test(Life, settings=CHOICES)
     assert all(
-        STORIES[story] >= 3 for story in ("PhaseRepeated", "Resumed", "RestartsExhausted", "Completed", "SpecChanged")
+        STORIES[story] >= 3
+        for story in (
+            "PhaseRepeated",
+            "Resumed",
+            "RestartsExhausted",
+            "Completed",
+            "Preempted",
+            "StartupDeadlineExceeded",
+        )
     ), STORIES
+    assert STORIES["SpecChanged"], STORIES
     assert any(STORIES[story] for story in ("HangDetected", "DelinkRolledBack", "DelinkTimeout")), STORIES

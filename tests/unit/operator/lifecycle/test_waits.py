@@ -46,7 +46,7 @@ def saved(world: World, step: int) -> Heard:
         ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)],
         checkpoint=SavedCheckpoint(name=f"pseudo-{step}", step=step, seconds=0),
     )
-    return Heard(pod.execution, 0, first=world.now, last=world.now, report=report, begun=world.now)
+    return Heard(pod.execution, 0, pod.name, first=world.now, last=world.now, report=report, begun=world.now)
 
 
 def latest(wanted: Plan) -> str | None:
@@ -91,7 +91,9 @@ def test_progress_that_came_too_soon_is_written_when_it_is_due() -> None:
 
     def said(step: int) -> Observed:
         report = PodReport(ranks=[RankReport(rank=0, activity="ended", seconds=0, step=step)], progress=progress(step))
-        return replace(world.observe(), heard=(Heard(pod.execution, 0, world.now, world.now, report, begun=world.now),))
+        return replace(
+            world.observe(), heard=(Heard(pod.execution, 0, pod.name, world.now, world.now, report, begun=world.now),)
+        )
 
     world.carry_out(planned(world, said(1)))
     assert planned(world, said(1)).wake_after is None

@@ -114,12 +114,20 @@ async def test_a_job_at_which_something_is_to_be_done_does_not_rest(change: Call
     assert await rest_of(training(), change) is None
 
 
+async def test_a_job_that_another_controller_manages_rests_whatever_is_to_be_done() -> None:
+    def manage(lists: Lists) -> None:
+        lists.bodies["PseudoRealJob"][0]["spec"]["managedBy"] = "kueue.x-k8s.io/multikueue"
+        _end(lists)
+
+    assert await rest_of(training(), manage) == Rest("7", None)
+
+
 async def test_its_pods_are_heard_from_then_on() -> None:
     lists, woken = Lists(training()), list[tuple[Name, float]]()
     found = means(lists)
     await first_look(found, lambda name, after: woken.append((name, after)))
     report = PodReport(ranks=[RankReport(rank=0, activity="starting", seconds=0, step=0)])
-    speaker = Speaker(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0)
+    speaker = Speaker(("default", UID), Execution("pseudo", StageKind.TRAIN, 1), 0, "pod")
     now = training().now
     assert found.board.hear(speaker, report, now)
     assert woken == [(NAME, 1.0)]

@@ -35,6 +35,7 @@ class Server:
         taken: bool = True,
     ) -> None:
         self._refusal, self._child_refusal, self._banned = refusal, child_refusal, banned
+        self._refused_kind = ""
         self._missing, self._gone = missing, gone
         self._lost, self._taken = lost, taken
         self.body = good_job()
@@ -61,6 +62,10 @@ class Server:
     async def merge(self, _kind: str, _namespace: str, _name: str, patch: Json) -> None:
         self.merged.append(patch)
 
+    def refuse(self, kind: str, refusal: ApiException) -> None:
+        """From now on children of this kind are refused."""
+        self._refused_kind, self._child_refusal = kind, refusal
+
     def remember(self) -> None:
         """The status that was written last."""
         self.body["status"] = self.applied[-1]["status"]
@@ -68,7 +73,7 @@ class Server:
     async def create(self, manifest: Json, *, dry_run: bool = False) -> None:
         if dry_run:
             return
-        if self._child_refusal:
+        if self._child_refusal and self._refused_kind in ("", manifest["kind"]):
             raise self._child_refusal
         self.created.append(manifest)
 
@@ -285,3 +290,26 @@ async def test_a_status_of_another_release_is_said_to_be_unreadable_and_left_as_
     assert written["status"].keys() == {"conditions"}
     assert server.condition("Progressing")["reason"] == "Unreadable"
     assert counts.internal_errors == 1
+
+
+@pytest.mark.parametrize(
+    ("manager", "is_ours"), [("kueue.x-k8s.io/multikueue", False), ("pseudoreal.dev/operator", True)]
+)
+async def test_a_job_of_another_controller_is_left_alone(manager: str, is_ours: bool) -> None:
+    server = Server()
+    server.body["spec"]["managedBy"] = manager
+    assert (await _pass(server) is None) == (not is_ours)
+    assert (bool(server.applied), server.requests > 1) == (is_ours, is_ours), "only the job itself is read"
+
+
+async def test_a_gang_that_no_scheduler_serves_is_told() -> None:
+    server = Server()
+    server.body["spec"]["scheduling"] = {"gang": {"policy": "Volcano"}}
+    await _pass(server)
+    server.remember()
+    server.refuse("PodGroup", ApiException(status=404, reason="Not Found", body="404 page not found"))
+    assert await _pass(server)
+    said = server.condition("Progressing")
+    assert said["reason"] == "Blocked"
+    assert "has no PodGroup of scheduling.volcano.sh/v1beta1" in said["message"]
+    assert "Job" not in {manifest["kind"] for manifest in server.created}

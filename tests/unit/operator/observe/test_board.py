@@ -1,5 +1,6 @@
 """What is kept of the pods' reports, and for how long."""
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.unit.operator.observe.reports import progress
 
 JOB = ("default", "uid-1")
 EXECUTION = Execution("pseudo", StageKind.TRAIN, 1)
-SPEAKER = Speaker(JOB, EXECUTION, 0)
+SPEAKER = Speaker(JOB, EXECUTION, 0, "pod")
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 SAVED = SavedCheckpoint(name="pseudo-4", step=4, seconds=3)
 
@@ -95,13 +96,25 @@ def test_what_a_report_does_not_repeat_stays_known() -> None:
 
 def test_each_pod_and_each_execution_has_its_own_entry(board: Board) -> None:
     second = Execution("pseudo", StageKind.TRAIN, 2)
-    for speaker in (SPEAKER, Speaker(JOB, EXECUTION, 1), Speaker(JOB, second, 0)):
+    for speaker in (SPEAKER, Speaker(JOB, EXECUTION, 1, "other"), Speaker(JOB, second, 0, "later")):
         board.hear(speaker, at(speaker.index), NOON)
     assert [(heard.execution, heard.index) for heard in board.of_job(JOB, {EXECUTION, second})] == [
         (EXECUTION, 0),
         (EXECUTION, 1),
         (second, 0),
     ]
+
+
+def test_the_next_pod_of_an_execution_begins_anew(board: Board) -> None:
+    """A queue took the first one back, and has let the job have another one since."""
+    board.hear(SPEAKER, at(7), NOON)
+    board.listen(JOB, SPEAKER, NOON)
+    later = replace(SPEAKER, pod="its-successor")
+    board.hear(later, at(0, "starting"), after(9000))
+    (heard,) = board.of_job(JOB, {EXECUTION})
+    assert (heard.pod, heard.first, heard.begun, heard.progressed) == ("its-successor", after(9000), None, None)
+    board.listen(JOB, later, after(9000))
+    assert board.most_silent(after(9021)) == later
 
 
 def test_executions_that_are_not_asked_for_are_forgotten(board: Board) -> None:
@@ -127,7 +140,7 @@ def test_pods_that_outlive_their_job_leave_nothing_behind(board: Board) -> None:
 
 
 def test_a_pod_in_another_namespace_does_not_speak_for_the_job(board: Board) -> None:
-    stranger = Speaker(("elsewhere", JOB[1]), EXECUTION, 0)
+    stranger = replace(SPEAKER, job=("elsewhere", JOB[1]))
     assert not board.hear(stranger, at(1), NOON)
     board.follow(JOB, frozenset({"pseudo"}))
     assert board.of_job(JOB, {EXECUTION}) == ()
@@ -148,7 +161,7 @@ def test_a_log_counts_where_it_is_ahead_of_the_reports(board: Board) -> None:
 
 
 def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(board: Board) -> None:
-    real = Speaker(JOB, Execution("real", StageKind.TRAIN, 1), 0)
+    real = replace(SPEAKER, execution=Execution("real", StageKind.TRAIN, 1))
     assert not board.is_to_finish(SPEAKER)
     board.follow(JOB, frozenset({"pseudo"}))
     assert board.is_to_finish(SPEAKER)
@@ -160,13 +173,13 @@ def test_the_wish_to_finish_is_for_one_phase_and_ends_with_the_request(board: Bo
 def listening(at: datetime = NOON) -> Board:
     board = Board()
     board.follow(JOB, frozenset())
-    board.listen(JOB, "pod", EXECUTION, at)
+    board.listen(JOB, SPEAKER, at)
     return board
 
 
 def looks(board: Board, seconds: range) -> list[int]:
     """When the log of the pod is read, which has nothing to say."""
-    return [second for second in seconds if board.most_silent(after(second)) == ("pod", SPEAKER)]
+    return [second for second in seconds if board.most_silent(after(second)) == SPEAKER]
 
 
 def test_the_log_of_a_pod_that_stays_silent_is_looked_at_ever_more_rarely() -> None:
@@ -192,13 +205,13 @@ def test_a_log_that_tells_of_steps_is_looked_at_every_minute() -> None:
 
 def test_nobody_is_listened_to_where_no_pod_runs_and_each_execution_has_its_own_silence() -> None:
     board = listening()
-    board.listen(JOB, "", None, after(1))
+    board.listen(JOB, None, after(1))
     assert looks(board, range(100)) == []
-    board.listen(JOB, "pod", EXECUTION, after(100))
-    board.listen(JOB, "pod", EXECUTION, after(115))
+    board.listen(JOB, SPEAKER, after(100))
+    board.listen(JOB, SPEAKER, after(115))
     assert looks(board, range(100, 130)) == [121], "since it runs"
     stranger = ("elsewhere", JOB[1])
-    board.listen(stranger, "pod", EXECUTION, NOON)
+    board.listen(stranger, replace(SPEAKER, job=stranger), NOON)
     assert looks(board, range(500, 501)) == [500], "of the job that is followed"
     board.forget(JOB)
     assert board.most_silent(after(900)) is None
@@ -209,9 +222,9 @@ def test_one_pod_at_a_time_the_longest_unread_first() -> None:
     for number in range(3):
         job = ("default", str(number))
         board.follow(job, frozenset())
-        board.listen(job, f"pod-{number}", EXECUTION, after(-number))
+        board.listen(job, Speaker(job, EXECUTION, 0, f"pod-{number}"), after(-number))
     read = [board.most_silent(after(100 + second)) for second in range(4)]
-    assert [silent[0] if silent else None for silent in read] == ["pod-2", "pod-1", "pod-0", None]
+    assert [silent.pod if silent else None for silent in read] == ["pod-2", "pod-1", "pod-0", None]
 
 
 def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> None:
@@ -219,10 +232,10 @@ def test_thousands_of_jobs_together_are_not_woken_more_often_for_progress() -> N
     for number in range(1000):
         board.follow(("default", str(number)), frozenset(), woken.append)
     for step in range(3):
-        board.hear(Speaker(("default", "7"), EXECUTION, 0), at(step, "computing" if step else "starting"), NOON)
+        board.hear(replace(SPEAKER, job=("default", "7")), at(step, "computing" if step else "starting"), NOON)
     assert woken == [SOON_SECONDS, SOON_SECONDS, 1000 / NEWS_PER_SECOND], "what begins is told at once"
     woken.clear()
-    board.hear(Speaker(("default", "8"), EXECUTION, 0), at(5), NOON)
+    board.hear(replace(SPEAKER, job=("default", "8")), at(5), NOON)
     assert woken == [1000 / NEWS_PER_SECOND], "it trained before, and was not heard"
 
 

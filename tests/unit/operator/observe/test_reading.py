@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pseudoreal_api.wire.messages import TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, RankReport, SavedCheckpoint
-from pseudoreal_operator.failures.obstacles import describe_obstacle
+from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
 from pseudoreal_operator.observe.reading import (
     belongs_to,
     is_of_another,
@@ -239,7 +239,7 @@ def test_what_pods_say_is_cleaned() -> None:
     ],
 )
 def test_obstacles_say_what_to_do(status: dict[str, Any], reason: str, says: str) -> None:
-    found = describe_obstacle(JOB, [pod(phase="Pending", **status)])
+    found = describe_obstacle([pod(phase="Pending", **status)])
     assert found
     assert found.reason == reason
     assert says in found.message
@@ -249,13 +249,14 @@ def test_obstacles_say_what_to_do(status: dict[str, Any], reason: str, says: str
 def test_an_ordinary_start_is_no_obstacle() -> None:
     waiting = [{"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}]
     scheduled = [{"type": "PodScheduled", "status": "True"}]
-    assert describe_obstacle(JOB, [pod(phase="Pending", containerStatuses=waiting, conditions=scheduled)]) is None
+    assert describe_obstacle([pod(phase="Pending", containerStatuses=waiting, conditions=scheduled)]) is None
 
 
-def test_a_queue_is_named() -> None:
-    found = describe_obstacle(ChildJob("the-job", EXECUTION, JobState.ACTIVE, queued=True), [])
-    assert found
-    assert found.reason == "Queued"
+def test_a_queue_is_named_and_where_it_says_why() -> None:
+    job = ChildJob("the-job", EXECUTION, JobState.ACTIVE, queued=True, uid="0f1e")
+    assert "until queue gpus admits it" in why_queued(job, "gpus")
+    assert "job-uid=0f1e" in why_queued(job, "gpus")
+    assert "a queue that spec.scheduling.queue does not name" in why_queued(job, None)
 
 
 def test_pods_phases_are_kubernetes_own() -> None:

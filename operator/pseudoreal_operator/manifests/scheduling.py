@@ -1,0 +1,81 @@
+"""What a job asks of the queue and of the scheduler: labels of its Jobs, PodGroups, and how pods say theirs. Pure.
+
+Only when it is made does the operator say whether a Job is suspended: from then on that is for the queue alone.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pseudoreal_api.names import gang_name
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.pod import GangPolicy, Scheduling
+
+from pseudoreal_operator.observe.stages import Stage, StageKind
+
+Json = dict[str, Any]
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+
+NATIVE = "scheduling.k8s.io/v1beta1"
+"""API version of Kubernetes' own PodGroups, as of Kubernetes 1.37. Those before it were of alpha versions that are
+gone."""
+SCHEDULER_PLUGINS = "scheduling.x-k8s.io/v1alpha1"
+"""API version of the PodGroups of scheduler-plugins, 0.19 and newer."""
+VOLCANO = "scheduling.volcano.sh/v1beta1"
+"""API version of Volcano's PodGroups, 1.0 and newer."""
+
+
+def is_queued(scheduling: Scheduling, kind: StageKind) -> bool:
+    """Whether the Job of such a stage waits in the queue. A delink takes no GPU from anybody."""
+    return scheduling.queue is not None and (kind is StageKind.TRAIN or scheduling.queue_delink)
+
+
+def queue_labels(scheduling: Scheduling, kind: StageKind) -> dict[str, str]:
+    """Labels by which Kueue knows a Job."""
+    if scheduling.queue is None or not is_queued(scheduling, kind):
+        return {}
+    priority = scheduling.workload_priority_class_name
+    return {QUEUE_LABEL: scheduling.queue} | ({PRIORITY_LABEL: priority} if priority else {})
+
+
+@dataclass(frozen=True)
+class Gang:
+    """The PodGroup of a phase, and what its pods say of it. There is one for all executions of the phase: two of them
+    never run at once."""
+
+    name: str
+    api_version: str
+    spec: Json
+    pod_labels: dict[str, str] = field(default_factory=dict)
+    pod_annotations: dict[str, str] = field(default_factory=dict)
+    pod_fields: Json = field(default_factory=dict)
+
+
+def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
+    """The gang of a stage; None where each pod gets a node by itself. A delink is one pod."""
+    policy, seconds = job.spec.scheduling.gang.policy, job.spec.scheduling.gang.timeout_seconds
+    if policy == "None" or stage.kind is not StageKind.TRAIN:
+        return None
+    priority = job.spec.scheduling.priority_class_name
+    terms = f"{policy} {seconds} {priority}"
+    name = gang_name(job.metadata.name, job.metadata.uid, stage.phase, terms)
+    return _gang(policy, name, job.spec.phases[stage.index].workers, seconds, priority)
+
+
+def _gang(policy: GangPolicy, name: str, pods: int, seconds: int | None, priority: str | None) -> Gang:
+    # Groups have a priority of their own, which counts instead of the pods'.
+    rank = {"priorityClassName": priority} if priority else {}
+    match policy:
+        case "Native":
+            spec: Json = {"schedulingPolicy": {"gang": {"minCount": pods}}} | rank
+            return Gang(name, NATIVE, spec, pod_fields={"schedulingGroup": {"podGroupName": name}})
+        case "SchedulerPlugins":
+            spec = {"minMember": pods} | ({"scheduleTimeoutSeconds": seconds} if seconds else {})
+            return Gang(name, SCHEDULER_PLUGINS, spec, pod_labels={"scheduling.x-k8s.io/pod-group": name})
+        case "Volcano":
+            spec = {"minMember": pods} | rank
+            marks = {"scheduling.k8s.io/group-name": name}
+            return Gang(name, VOLCANO, spec, pod_annotations=marks, pod_fields={"schedulerName": "volcano"})
+        case "None":
+            raise AssertionError("pods without a gang have no group")

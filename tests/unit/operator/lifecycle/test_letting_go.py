@@ -1,0 +1,122 @@
+"""Pods that do not all run in time are let go and asked for again: what runs of them holds what others wait for."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_operator import clock
+
+from tests.unit.operator.lifecycle.steps import claims, message, run_pods, until
+from tests.unit.operator.world import UID, World, make_job
+
+DEADLINE: dict[str, Any] = {"spec__deadlines": {"startupSeconds": 60}}
+
+
+def half_placed(**changes: Any) -> World:
+    """Phase real has two pods, of which only the first has a node."""
+    world = until(World(make_job(**(DEADLINE | changes))), "real-delink")
+    world.finish_all()
+    world.settle()
+    world.control()
+    place_one(world)
+    return world
+
+
+def place_one(world: World) -> None:
+    world.control()
+    first = world.alive()[0]
+    first["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    world.settle()
+
+
+def time_out(world: World) -> float:
+    """Seconds from the deadline until the pods are asked for again."""
+    world.tick(60)
+    world.settle()
+    return (clock.from_text(world.status.restart_after or "") - world.now).total_seconds()
+
+
+def let_go(world: World) -> None:
+    for pod in world.orphans():
+        world.vanish(pod)
+    world.settle()
+
+
+def test_a_job_that_is_half_placed_lets_go_and_tries_again() -> None:
+    world = half_placed()
+    world.tick(59)
+    world.settle()
+    assert (world.status.execution, len(world.alive())) == (1, 2)
+    world.tick(1)
+    world.settle()
+    assert (world.status.execution, world.status.restarts, world.status.faults) == (2, 0, [])
+    assert claims(world)["Progressing"] == ("False", "Restarting")
+    assert "1 of 2 pods ran 60 s after they were asked for" in message(world, "Progressing")
+    assert world.active_jobs() == [], "its pods hold nothing any more"
+    let_go(world)
+    world.wait_out()
+    run_pods(world)
+    assert (world.active_jobs(), world.status.state) == (["sim-real-e2"], "Training")
+
+
+def test_each_wait_is_longer_until_a_checkpoint_is_made() -> None:
+    world, waits = half_placed(), []
+    for _ in range(7):
+        waits.append(time_out(world))
+        let_go(world)
+        world.wait_out()
+        world.settle()
+        place_one(world)
+    for seconds, first in zip(waits, (10, 20, 40, 80, 160, 300, 300), strict=True):
+        assert first <= seconds <= 2 * first, "it doubles, and is spread"
+    assert world.status.retries
+    assert world.status.retries.disruptions == 7
+
+
+def test_two_jobs_that_keep_each_other_from_running_do_not_come_back_together() -> None:
+    def waits(uid: str) -> list[float]:
+        world, found = half_placed(), []
+        world.job = world.job.model_copy(update={"metadata": world.job.metadata.model_copy(update={"uid": uid})})
+        for _ in range(5):
+            found.append(time_out(world))
+            let_go(world)
+            world.wait_out()
+            world.settle()
+            place_one(world)
+        return found
+
+    # The world's pods belong to a job of that uid.
+    one = waits(UID)
+    assert one == waits(UID), "a pass that is made again decides the same"
+    spread = {seconds - base for seconds, base in zip(one, (10, 20, 40, 80, 160), strict=True)}
+    assert len(spread) > 1
+
+
+def test_the_job_fails_where_it_is_asked_to() -> None:
+    world = half_placed(spec__deadlines={"startupSeconds": 60, "onStartupTimeout": "Fail"})
+    world.tick(60)
+    world.settle()
+    assert claims(world)["Failed"] == ("True", "StartupDeadlineExceeded")
+
+
+def test_a_job_that_gets_nothing_for_too_often_fails_in_the_end() -> None:
+    world = half_placed(spec__restart={"maxDisruptions": 2})
+    for _ in range(3):
+        world.tick(60)
+        world.settle()
+        if world.status.completion_time:
+            break
+        let_go(world)
+        world.wait_out()
+        world.settle()
+        place_one(world)
+    assert claims(world)["Failed"] == ("True", "RestartsExhausted")
+
+
+@pytest.mark.parametrize("changes", [{"spec__deadlines": {}}, DEADLINE])
+def test_without_a_deadline_and_with_all_pods_nothing_is_let_go(changes: dict[str, Any]) -> None:
+    world = half_placed(**changes)
+    if changes == DEADLINE:
+        world.start_pods()
+    world.tick(5 * 3600)
+    world.settle()
+    assert world.status.execution == 1
