@@ -53,9 +53,9 @@ class Job:
         pods = [pod for pod in self.pods(role) if pod["status"]["phase"] == "Running"]
         return sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
 
-    def alive(self) -> list[Json]:
+    def alive(self, role: str = "") -> list[Json]:
         """Pods that have not ended."""
-        return [pod for pod in self.pods() if pod["status"]["phase"] in ("Pending", "Running")]
+        return [pod for pod in self.pods(role) if pod["status"]["phase"] in ("Pending", "Running")]
 
     def events(self) -> list[Json]:
         """In the order in which they are told."""

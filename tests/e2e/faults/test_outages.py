@@ -34,7 +34,7 @@ def test_an_api_server_that_is_down_for_a_minute_disturbs_nothing(
         control.start_api_server(binaries.build())
     undisturbed.check(job)
     status = job.status()
-    assert (status.restarts, status.execution, status.execution) == (0, 1, 1)
+    assert (status.restarts, status.execution) == (0, 1)
 
 
 @pytest.mark.long
@@ -49,7 +49,7 @@ def test_a_restarted_container_runtime_disturbs_nothing(start: Callable[..., Job
         cluster.containerd().resume()
     undisturbed.check(job)
     status = job.status()
-    assert (status.restarts, status.execution, status.execution) == (0, 1, 1)
+    assert (status.restarts, status.execution) == (0, 1)
 
 
 @pytest.mark.long
@@ -74,4 +74,4 @@ def test_a_lost_node_is_named_and_training_goes_on_elsewhere(
     undisturbed.check(job, "ExecutionFailed", "RestartStarted")
     assert "was disrupted (DeletionByTaintManager" in job.told("ExecutionFailed")
     status = job.status()
-    assert (status.restarts, status.execution, status.execution) == (0, 1, 2)
+    assert (status.restarts, status.execution) == (0, 2)
