@@ -40,14 +40,8 @@ NETWORKS: dict[str, HardwareProfile] = {
 def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> PhaseConfig:
     """Four layers on eight ranks."""
     job_body["spec"]["precision"] = {"compute": "float32"}
-    job_body["spec"]["phases"][PHASE] |= {"workers": 4, "processesPerWorker": 2, "batch": {"sequences": 16}}
+    job_body["spec"]["phases"][PHASE] |= {"workers": 4, "processesPerWorker": 2, "batch": {"sequences": 8}}
     return config(PHASE)
-
-
-def seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> float | None:
-    """Seconds of a step as the ordinary plan says them; None where it does not fit."""
-    report = plan_phase(chosen(phase, choice), "cpu", hardware, 1).report
-    return report.step_seconds if report.fits else None
 
 
 def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> tuple[float, float]:
@@ -64,24 +58,17 @@ def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_fastest_is_that_of_brute_force(phase: PhaseConfig, name: str) -> None:
-    everything = {choice: seconds(phase, choice, NETWORKS[name]) for choice in choices(phase)}
-    fitting = {choice: found for choice, found in everything.items() if found is not None}
-    expected = sorted((found, choice.simplicity) for choice, found in fitting.items())
+    everything = {choice: bound_and_seconds(phase, choice, NETWORKS[name]) for choice in choices(phase)}
+    expected = sorted((seconds, choice.simplicity) for choice, (_, seconds) in everything.items())
     search = Search(phase, "cpu", NETWORKS[name], 1)
     assert [(found.seconds, found.choice.simplicity) for found in search.fastest()] == expected
-    assert len(expected) == len(everything) > 100
+    assert len(expected) > 100
     assert expected[0][0] < expected[-1][0] / 2
+    assert all(0 < bound <= seconds for bound, seconds in everything.values())
+    assert max(bound / seconds for bound, seconds in everything.values()) > 0.9
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_bound_is_below_every_simulation(phase: PhaseConfig, name: str) -> None:
-    found = [bound_and_seconds(phase, choice, NETWORKS[name]) for choice in choices(phase)]
-    for bound, simulated in found:
-        assert 0 < bound <= simulated * (1 + 1e-9)
-    assert max(bound / simulated for bound, simulated in found) > 0.9
-
-
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", ["slow updates", "eight ranks on four cores"])
 def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: PhaseConfig, name: str) -> None:
     """Ranks that do not wait for each other may begin a step in the one before: few simulated steps look faster."""
     mode = phase.optimizer.clipping.model_copy(update={"mode": "PerUnit"})
@@ -93,7 +80,7 @@ def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: Phas
 def resolvable(job: PseudoRealJob) -> Iterator[Choice]:
     """Every choice that the job's own rules let pass."""
     phase = job.spec.phases[PHASE]
-    numbers = product(range(1, 9), range(1, 17), get_args(Schedule), get_args(StateSharding), get_args(Keep))
+    numbers = product(range(1, 9), range(1, 9), get_args(Schedule), get_args(StateSharding), get_args(Keep))
     for pipeline, micro_batches, schedule, sharding, keep in numbers:
         parallelism = phase.parallelism.model_copy(update={"pipeline": pipeline, "schedule": schedule})
         batch = phase.batch.model_copy(update={"micro_batches": micro_batches})
