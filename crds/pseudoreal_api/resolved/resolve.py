@@ -144,7 +144,10 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
         "processes_per_worker": ranks.processes_per_worker,
         "gpus": gpus_of(phase),
         "parallelism": ResolvedParallelism(
-            pipeline=ranks.pipeline, schedule=asked.schedule, state_sharding=asked.state_sharding
+            pipeline=ranks.pipeline,
+            schedule=asked.schedule,
+            state_sharding=asked.state_sharding,
+            replicas=asked.replicas,
         ),
     }
 
@@ -253,10 +256,15 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
         raise UnresolvableJob(
             f"{where}: {counted}, not a multiple of parallelism.pipeline {pipeline}; change one of them"
         )
-    replicas, width = ranks // pipeline, phase.batch.sequences // phase.batch.micro_batches
-    if replicas > width:
+    data, width = ranks // pipeline, phase.batch.sequences // phase.batch.micro_batches
+    if data % phase.parallelism.replicas:
         raise UnresolvableJob(
-            f"{where}: {counted} and parallelism.pipeline {pipeline} give {replicas} data-parallel replicas, but a"
+            f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks, not a multiple of"
+            f" parallelism.replicas {phase.parallelism.replicas}; change one of them"
+        )
+    if data > width:
+        raise UnresolvableJob(
+            f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks, but a"
             f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
         )
     if phase.parallelism.schedule == "Interleaved":

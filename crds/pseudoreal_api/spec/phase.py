@@ -8,6 +8,7 @@ from pseudoreal_api.base import VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel
 from pseudoreal_api.names import OFFLOAD_DIRECTORY
 from pseudoreal_api.spec.changes import PHASE_CHANGES
 from pseudoreal_api.spec.pod import Pod
+from pseudoreal_api.wire.contract import Since
 
 Pattern = Literal["Cycle", "Segment"]
 Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
@@ -121,6 +122,15 @@ class Parallelism(ApiModel):
         "None",
         description="stateSharding says what is split over the data-parallel ranks. None: nothing. Optimizer: the"
         " optimizer state. Gradients: also the gradients. Full: also the weights.",
+    )
+    replicas: Annotated[int, Since(4)] = Field(
+        1,
+        strict=True,
+        ge=1,
+        le=10_000,
+        description="replicas is the number of groups of data-parallel ranks, such as those of one node, each of which"
+        " has all parts of a unit together: gradients are summed within a group before between groups. It divides the"
+        " data-parallel ranks; more than 1 needs stateSharding other than None.",
     )
 
 

@@ -57,7 +57,14 @@ def test_a_pipeline_of_all_ranks() -> None:
             r"workers 2 x 8 processes per worker = 16 ranks, more than spec.model.layers 8; lower workers",
         ),
         ({"spec__phases__1__parallelism": {"pipeline": 3}}, r"= 2 ranks, not a multiple of parallelism.pipeline 3"),
-        ({"spec__phases__1__workers": 5}, r"5 data-parallel replicas, but a micro-batch has 4 sequences"),
+        (
+            {
+                "spec__phases__1__workers": 4,
+                "spec__phases__1__parallelism": {"replicas": 3, "stateSharding": "Full"},
+            },
+            r"4 data-parallel ranks, not a multiple of parallelism.replicas 3; change one of them",
+        ),
+        ({"spec__phases__1__workers": 5}, r"5 data-parallel ranks, but a micro-batch has 4 sequences"),
         (
             {
                 "spec__phases__1__parallelism": {"pipeline": "AllRanks", "schedule": "Interleaved"},

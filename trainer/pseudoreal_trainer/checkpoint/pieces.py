@@ -17,9 +17,9 @@ Spans = dict[int, range]
 
 def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
     """The ranges that a rank writes."""
-    pipeline_rank, data_rank = divmod(world_rank, layout.data)
+    pipeline_rank, part = layout.mesh.coordinates(world_rank).pipeline, layout.mesh.part(world_rank)
     mine = [index for index in range(len(units)) if layout.users[index][0] == pipeline_rank]
-    found = {index: _span(layout, units[index], data_rank) for index in mine}
+    found = {index: _span(layout, units[index], part) for index in mine}
     return {index: span for index, span in found.items() if span}
 
 
@@ -27,13 +27,13 @@ def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, S
     """Tensor -> its pieces, as the manifest lists them; the files have the numbers of the ranks."""
     shapes = {parameter.name: parameter.shape for unit in units for parameter in unit.parameters}
     pieces: dict[str, list[Piece]] = {name: [] for name in shapes}
-    for rank in range(layout.pipeline * layout.data):
+    for rank in range(layout.mesh.ranks):
         for index, span in spans_of(layout, units, rank).items():
             for part in parts_of(units[index], span):
                 pieces[part.name].append(Piece(file=rank, begin=part.begin, end=part.end))
     return {name: StoredTensor(shape=shape, dtype=dtype, pieces=pieces[name]) for name, shape in shapes.items()}
 
 
-def _span(layout: Layout, unit: Unit, data_rank: int) -> range:
-    shard = unit.shard(data_rank, layout.data)
+def _span(layout: Layout, unit: Unit, part: int) -> range:
+    shard = unit.shard(part, layout.data)
     return range(min(shard.start, unit.numel), min(shard.stop, unit.numel))

@@ -21,6 +21,7 @@ from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.forecast.picture import Panel, picture
 from pseudoreal_trainer.forecast.report import PlannedPhase, plan_phase
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, read_profile
+from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.threads import threads_of
 
 
@@ -130,10 +131,16 @@ def _panel(phase: PlannedPhase, profile: HardwareProfile | None) -> Panel:
     layout = phase.layout
     title = (
         f"phase {phase.report.name}: {layout.layers} layers, {layout.micro_batches} micro-batches,"
-        f" {layout.pipeline} pipeline x {layout.data} data ranks, {layout.order}"
+        f" {layout.pipeline} pipeline x {_data_ranks(layout)}, {layout.order}"
     )
     unit = f"seconds on {profile.name}" if profile else "forward passes of a layer; the numbers are micro-batches"
     return Panel(title, phase.timeline, unit)
+
+
+def _data_ranks(layout: Layout) -> str:
+    if layout.replicas == 1:
+        return f"{layout.data} data ranks"
+    return f"{layout.replicas} replicas x {layout.mesh.shard} data ranks"
 
 
 @click.command("measure-hardware")

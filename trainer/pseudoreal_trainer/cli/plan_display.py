@@ -15,6 +15,7 @@ _NAMES: dict[Traffic, str] = {
     "disk_read": "disk, read",
     "disk_write": "disk, write",
     "collective": "collectives, sent",
+    "replicas": "between replicas, sent",
     "pipeline": "pipeline, sent",
 }
 

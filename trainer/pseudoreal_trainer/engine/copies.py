@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from pseudoreal_trainer.engine.gathering import Gathering
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, Updated, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -39,7 +39,7 @@ class _Copy:
     weights: Tensor
     """This rank's shard, [length], from which the copy is gathered. It is kept as long as the copy: the next fetch
     writes to memory that is free, without knowing whether the other ranks have read all of this."""
-    work: dist.Work | None
+    gathering: Gathering | None
     mark: Mark
     fetch: Fetch
     begin: int
@@ -54,9 +54,11 @@ class Copies:
         self._free = [_Slot(storage, lanes.mark()) for storage in store.window]
         self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
-        self._refreshing: dict[int, dist.Work | None] = {}
+        self._refreshing: dict[int, Gathering | None] = {}
         self._waiting: deque[Fetch] = deque()
         """Fetches that have not begun, as their units are still being updated or read from disk."""
+        self._half: deque[tuple[int, Gathering]] = deque()
+        """Units with their gathers whose second stage has not begun, in the plan's order."""
         self._unread: dict[int, None] = {}
         """Units whose read has not begun, as they are still being updated. (A disk thread that waited for an update
         would be missing from that very update.)"""
@@ -85,6 +87,8 @@ class Copies:
         self._read_updated()
         while self._waiting and self._is_ready(self._waiting[0].unit):
             self._begin(self._waiting.popleft())
+        while self._half and self._half[0][1].goes_on:
+            self._begin_second()
 
     def begin_all(self) -> None:
         """Begins the fetches that wait, and waits for their units.
@@ -94,6 +98,8 @@ class Copies:
         """
         while self._waiting:
             self._begin(self._waiting.popleft())
+        while self._half:
+            self._begin_second()
 
     def drop(self, record: Drop) -> None:
         copy = self._copies.pop(record.unit)
@@ -154,15 +160,22 @@ class Copies:
         else:
             self._refresh(record)
 
+    def _begin_second(self) -> None:
+        unit, gathering = self._half.popleft()
+        with self._heartbeat.waiting(f"gathers unit {unit}"):
+            gathering.begin_second()
+
     def _finished(self, unit: int) -> Tensor:
         # In the plan's order: those before it may be gathered from the same ranks.
         while any(record.unit == unit for record in self._waiting):
             self._begin(self._waiting.popleft())
+        while any(half == unit for half, _ in self._half):
+            self._begin_second()
         if unit in self._store.resident:
             self._finish_resident(unit)
         elif (copy := self._copies.get(unit)) is not None and not copy.finished:
-            if copy.work is not None:
-                self._await(unit, copy.work)
+            if copy.gathering is not None:
+                self._await(unit, copy.gathering)
             self._lanes.follow(copy.mark)
             copy.finished = True
             self._store.states[unit].fetched(copy.mark)
@@ -171,15 +184,15 @@ class Copies:
 
     def _finish_resident(self, unit: int) -> None:
         if unit in self._refreshing:
-            work = self._refreshing.pop(unit)
-            if work is not None:
-                self._await(unit, work)
+            gathering = self._refreshing.pop(unit)
+            if gathering is not None:
+                self._await(unit, gathering)
         else:
             self._lanes.follow(self._newest(unit))
 
-    def _await(self, unit: int, gather: dist.Work) -> None:
+    def _await(self, unit: int, gathering: Gathering) -> None:
         with self._heartbeat.waiting(f"gathers unit {unit}"):
-            gather.wait()
+            gathering.wait()
 
     def _newest(self, unit: int) -> Mark:
         """The mark of the unit's newest update, after waiting until that was called."""
@@ -201,19 +214,21 @@ class Copies:
             self._count(record.unit, weights)
             if self._layout.shards > 1:
                 weights = weights.to(flat.device, non_blocking=True)
-            work = self._gather(flat, weights)
+            gathering = self._gather(record.unit, flat, weights)
             mark = self._lanes.mark()
         self._owners[flat.data_ptr()] = record.unit
-        return _Copy(slot, flat, weights, work, mark, record, begin)
+        return _Copy(slot, flat, weights, gathering, mark, record, begin)
 
-    def _gather(self, flat: Tensor, shard: Tensor) -> dist.Work | None:
+    def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> Gathering | None:
         """Fills `flat`, [padded numel], from the shards of the data ranks. With several data ranks the shards are on
         the device."""
         if self._layout.shards == 1:
             flat.copy_(shard, non_blocking=True)
             return None
-        self._trace.move("collective", shard.nbytes * (self._layout.shards - 1))
-        return dist.all_gather_into_tensor(flat, shard, group=self._mesh.data, async_op=True)
+        gathering = Gathering(self._mesh, flat, shard, self._trace)
+        if not gathering.has_begun:
+            self._half.append((unit, gathering))
+        return gathering
 
     def _count(self, unit: int, weights: Tensor) -> None:
         if self._layout.home(unit) != "Device":
@@ -223,9 +238,8 @@ class Copies:
         """Gathers a copy that stays anew, after its shards were updated."""
         self._lanes.follow(self._newest(record.unit))
         with self._trace.span("fetch", record):
-            self._refreshing[record.unit] = self._gather(
-                self._store.resident[record.unit], self._store.states[record.unit].compute_weights()
-            )
+            whole, shard = self._store.resident[record.unit], self._store.states[record.unit].compute_weights()
+            self._refreshing[record.unit] = self._gather(record.unit, whole, shard)
 
     def _pack(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage().data_ptr()

@@ -129,13 +129,13 @@ class Probe:
     def _reduced(self, position: int) -> Tensor:
         """This data rank's part of the position's gradient, summed over the data ranks, [shard]."""
         flat = self._gradients.pop(position).complete()
-        if self._mesh.data is None:
-            return flat
-        part = torch.empty(len(flat) // self._mesh.layout.data, dtype=flat.dtype, device=flat.device)
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
-        with _wait(self._mesh, f"the sum of layer {position}"):
-            dist.reduce_scatter_tensor(part, flat, group=self._mesh.data)
-        return part
+        for group in filter(None, (self._mesh.shard, self._mesh.replica)):
+            part = torch.empty(len(flat) // group.size(), dtype=flat.dtype, device=flat.device)
+            with _wait(self._mesh, f"the sum of layer {position}"):
+                dist.reduce_scatter_tensor(part, flat, group=group)
+            flat = part
+        return flat
 
 
 class GroupSquares:
@@ -201,7 +201,7 @@ class GroupSquares:
         """Sums of the squares of each tensor's elements that this data rank's shard has, [tensors], float64.
         `gradient`: [shard]."""
         unit = self._units[group.unit]
-        shard = unit.shard(self._mesh.data_rank, self._mesh.layout.data)
+        shard = unit.shard(self._mesh.part, self._mesh.layout.data)
         own = {part.name: part for part in parts_of(unit, shard)}
         squares = [torch.zeros((), dtype=torch.float64, device=gradient.device) for _ in unit.parameters]
         for index, parameter in enumerate(unit.parameters):

@@ -4,11 +4,11 @@ Three threads take part. The main thread adds up gradients and starts their sums
 on all data ranks. The thread of reductions waits for the sums and agrees with the other ranks. The thread of updates
 calls AdamW.
 
-The thread of reductions has groups of its own (`side_world`, `side_data` and `ties` of the mesh). It calls their
-collectives in the plan's order: so all ranks call them in one order. It waits for other ranks, and never for an AdamW,
-except that it does not run further ahead of the updates than the memory for kept gradients reaches. What it decides is
-the same on all ranks that have a part in a unit: how much clipping leaves of the unit's gradient, and whether it is
-updated at all.
+The thread of reductions has groups of its own (`side_world`, `side_data`, `side_replica` and `ties` of the mesh). It
+calls their collectives in the plan's order: so all ranks call them in one order. It waits for other ranks, and never
+for an AdamW, except that it does not run further ahead of the updates than the memory for kept gradients reaches. What
+it decides is the same on all ranks that have a part in a unit: how much clipping leaves of the unit's gradient, and
+whether it is updated at all.
 """
 
 import math
@@ -51,7 +51,11 @@ class Reduction:
 
     unit: int
     result: Tensor
-    """This rank's part of the sum, [length], in the master type; to be read when `work` is done, after `mark`."""
+    """This rank's part of the sum, [length], in the master type; to be read when `work` is done, after `mark`, and
+    `neighbours` are summed over the replicas."""
+    neighbours: Tensor | None
+    """The parts of all replicas' ranks with this one's place, summed in this replica alone when `work` is done, after
+    `mark`. None: there is one replica."""
     grown: Mark
     """The mark after which the passes of this rank have made the gradient: before the sum over the ranks begins."""
     work: dist.Work | None
@@ -82,8 +86,8 @@ class Gradients:
         flat, grown = growing.complete(), self._lanes.mark()
         with self._lanes.on(Lane.COLLECTIVE):
             self._lanes.follow(grown)
-            result, work = self._sum(unit, flat)
-            return Reduction(unit, result, grown, work, self._lanes.mark(), growing.buffer)
+            result, neighbours, work = self._sum(unit, flat)
+            return Reduction(unit, result, neighbours, grown, work, self._lanes.mark(), growing.buffer)
 
     def _begin(self, unit: int) -> GrowingGradient:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
@@ -95,21 +99,26 @@ class Gradients:
     def _length(self, unit: int) -> int:
         return self._store.states[unit].extent.length
 
-    def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, dist.Work | None]:
-        """Starts the sum of `flat`, [padded numel], over the data ranks: this rank's part of it, and the work to wait
-        for."""
-        group, ranks = self._mesh.data, self._layout.data
-        if group is None:
-            return flat, None
+    def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
+        """Starts the sum of `flat`, [padded numel], over the data ranks: this rank's part of it, the neighbours of that
+        where replicas have yet to be summed, and the work to wait for."""
+        group, ranks = self._mesh.shard, self._layout.data
+        if ranks == 1:
+            return flat, None, None
         if self._layout.shards == 1:
             self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
-            return flat, dist.all_reduce(flat, group=group, async_op=True)
+            return flat, None, dist.all_reduce(flat, group=group, async_op=True)
         # To where the gradient stays, if that is on the device; otherwise to a vector of its own.
         result = self._store.states[unit].gradient_memory()
         if result is None or result.device != flat.device:
             result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
-        self._trace.move("collective", result.nbytes * (ranks - 1))
-        return result, dist.reduce_scatter_tensor(result, flat, group=group, async_op=True)
+        # The neighbours are summed where they lie: nobody needs the rest of this rank's own gradient any more.
+        neighbours = None if self._mesh.replica is None else self._mesh.neighbours(flat)
+        summed = result if neighbours is None else neighbours
+        if group is None:
+            return result, neighbours, None
+        self._trace.move("collective", flat.nbytes - summed.nbytes)
+        return result, neighbours, dist.reduce_scatter_tensor(summed, flat, group=group, async_op=True)
 
 
 @dataclass(frozen=True)
@@ -227,8 +236,14 @@ class Reductions:
             if reduction.work is not None:
                 reduction.work.wait()
             self._lanes.follow(reduction.mark)
+            if reduction.neighbours is not None:
+                self._sum_over_replicas(reduction.result, reduction.neighbours)
             # On a GPU only this waits.
             reach(self._lanes.mark())
+
+    def _sum_over_replicas(self, result: Tensor, neighbours: Tensor) -> None:
+        dist.reduce_scatter_tensor(result, neighbours, group=self._mesh.side_replica)
+        self._trace.move("replicas", neighbours.nbytes - result.nbytes)
 
     def _tie(self, record: Tie) -> None:
         users, state = self._layout.users[record.unit], self._store.states[record.unit]

@@ -6,6 +6,8 @@ from functools import cached_property
 from pseudoreal_api.spec.optimizer import ClippingMode
 from pseudoreal_api.spec.phase import Home, Schedule, StateSharding
 
+from pseudoreal_trainer.plan.mesh import Mesh
+
 _MODULAR = ("Layered", "Interleaved")
 
 
@@ -19,6 +21,8 @@ class Layout:
     data: int
     """Number of data-parallel ranks of each pipeline rank."""
     micro_batches: int
+    replicas: int = 1
+    """Number of groups of data ranks, in each of which all parts of a unit are; more than one where states are cut."""
     order: Schedule = "Layered"
     sharding: StateSharding = "None"
     homes: tuple[Home, ...] = ()
@@ -142,6 +146,11 @@ class Layout:
         """Number of parts into which the state of each unit is split. A unit that moves has no whole copy anywhere."""
         return 1 if self.sharding == "None" else self.data
 
+    @property
+    def parts_of_replica(self) -> int:
+        """Number of neighbouring parts of a state that ranks with one place in all replicas have together."""
+        return 1 if self.sharding == "None" else self.replicas
+
     def moves(self, unit: int) -> bool:
         """Whether the unit's working copy exists in the window only."""
         return self.home(unit) != "Device" or (self.sharding == "Full" and self.data > 1)
@@ -164,6 +173,7 @@ class Layout:
         """Number of blocks that are used on several pipeline ranks."""
         return sum(len(self.users[1 + block]) > 1 for block in {*self.layer_blocks})
 
-    def world_rank(self, pipeline_rank: int, data_rank: int) -> int:
-        """Number of a rank in the world. Data ranks are neighbours: what they exchange is the larger part."""
-        return pipeline_rank * self.data + data_rank
+    @cached_property
+    def mesh(self) -> Mesh:
+        """The ranks by their coordinates."""
+        return Mesh(pipeline=self.pipeline, replica=self.replicas, shard=self.data // self.replicas)

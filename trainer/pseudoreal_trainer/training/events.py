@@ -81,6 +81,7 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         pipeline=layout.pipeline,
         schedule=layout.order,
         state_sharding=layout.sharding,
+        replicas=layout.replicas,
         homes=dict(Counter(layout.home(unit) for unit in range(layout.units))),
         window=layout.window,
         state_bytes=dict(engine.state_bytes()),

@@ -70,6 +70,12 @@ PHASE_RULES = (
         _PIPELINE,
     ),
     on_each_phase(
+        "p.parallelism.replicas == 1 || p.parallelism.stateSharding != 'None'",
+        ".parallelism.replicas %d needs a stateSharding other than None: without one, every data-parallel rank is a"
+        " replica; set stateSharding, or remove replicas",
+        "p.parallelism.replicas",
+    ),
+    on_each_phase(
         "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
         ".activations.home %s needs activations.keep Inputs, but it is All: only the inputs of blocks can move",
         "p.activations.home",

@@ -398,7 +398,7 @@ def test_merging(base: Any, overlay: Any, merged: Any) -> None:
             {"spec__pod": {"template": {"spec": {"initContainers": [{"name": "i", "env": [{"name": "RANK"}]}]}}}},
             "initContainers[i].env: the name RANK is reserved",
         ),
-        ({"spec__phases__1__workers": 5}, "5 data-parallel replicas"),
+        ({"spec__phases__1__workers": 5}, "5 data-parallel ranks"),
         ({"spec__pod": {"template": {"metadata": {"annotations": {"a": "x" * 66_000}}}}}, "at most 65536 can be"),
         ({"spec__data": {"path": "/d", "volume": {"csi": {"a": "x" * 66_000}}}}, "at most 65536 can be"),
     ],

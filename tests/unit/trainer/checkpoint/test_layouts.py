@@ -29,7 +29,7 @@ SAVED, END = 3, 5
 
 
 def _layout(workers: int, pipeline: int = 1, **phase: Any) -> dict[str, Any]:
-    fields = {key: phase.pop(key) for key in ("schedule", "stateSharding") if key in phase}
+    fields = {key: phase.pop(key) for key in ("schedule", "stateSharding", "replicas") if key in phase}
     return {"workers": workers, "parallelism": {"pipeline": pipeline, **fields}, **phase}
 
 
@@ -39,6 +39,7 @@ LAYOUTS = {
     "data 2, full, host": _layout(2, stateSharding="Full", offload={"home": "Host"}),
     "pipeline 2, 1f1b, disk": _layout(2, 2, schedule="1F1B", offload={"home": "Disk"}),
     "data 3, optimizer": _layout(3, stateSharding="Optimizer"),
+    "2 replicas x data 2, full, disk": _layout(4, stateSharding="Full", replicas=2, offload={"home": "Disk"}),
     "pipeline 2 x data 2, full, host": _layout(4, 2, stateSharding="Full", offload={"home": "Host"}),
 }
 
@@ -94,7 +95,9 @@ def _run(tasks: list[Task]) -> None:
 
 def _config(name: str, job_body: dict[str, Any], config: Any, work: str) -> PhaseConfig:
     first, second = job_body["spec"]["phases"]
-    job_body["spec"]["phases"][0] = {key: first[key] for key in ("name", "sharing", "until", "batch")} | LAYOUTS[name]
+    kept = {key: first[key] for key in ("name", "sharing", "until")}
+    # Four data ranks have a sequence of each micro-batch.
+    job_body["spec"]["phases"][0] = kept | {"batch": {"sequences": 8, "microBatches": 2}} | LAYOUTS[name]
     second["until"] = {"step": 100}
     found: PhaseConfig = config(0, work)
     return found

@@ -65,6 +65,7 @@ def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
             "disk_read",
             "disk_write",
             "collective",
+            "replicas",
             "pipeline",
         }
         assert phase["step_seconds"] is None

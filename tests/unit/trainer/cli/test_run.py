@@ -157,7 +157,7 @@ def test_every_broken_rule_is_printed(job_body: Any, tmp_path: Path) -> None:
     ("change", "sentence"),
     [
         (lambda b: b["spec"]["data"].update(path="gone"), r"gone is not a folder"),
-        (lambda b: b["spec"]["phases"][1].update(workers=9), "9 data-parallel replicas"),
+        (lambda b: b["spec"]["phases"][1].update(workers=9), "9 data-parallel ranks"),
         (lambda b: b.update(kind="Job"), "holds 0 documents of kind PseudoRealJob"),
     ],
 )

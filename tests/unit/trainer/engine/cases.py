@@ -95,6 +95,7 @@ class Case:
     micro_batches: int = 2
     order: Any = "Layered"
     sharding: Any = "None"
+    replicas: int = 1
     homes: str = "d"
     """A letter for each unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
@@ -185,6 +186,7 @@ class Case:
             micro_batches=self.micro_batches,
             order=self.order,
             sharding=self.sharding,
+            replicas=self.replicas,
             homes=homes,
             window=self.window,
             recompute=self.recompute,

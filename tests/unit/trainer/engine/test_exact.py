@@ -72,6 +72,11 @@ TWO_RANKS = [
     Case(data=2, sharding="Full", exclusions=("Head",), epsilon="1e-3", homes="Dd"),
 ]
 FOUR_RANKS = [
+    *(Case(data=4, replicas=2, sharding=sharding, homes="dhD", clipping="PerUnit") for sharding in SHARDINGS[1:]),
+    *(Case(data=4, replicas=2, sharding="Full", order=order, window=1, clipping="Global") for order in ORDERS),
+    Case(data=4, replicas=4, sharding="Full", homes="dD"),
+    Case(pipeline=2, data=2, replicas=2, sharding="Full", blocks=1, homes="hD", stash=True, micro_batches=8),
+    Case(data=4, replicas=2, sharding="Full", options="in balance", blocks=2, homes="hD", clipping="Global"),
     *(Case(data=4, sharding=sharding, clipping="Global") for sharding in SHARDINGS),
     *(Case(pipeline=4, micro_batches=n, order=order) for n in (1, 2, 8) for order in ORDERS),
     *(Case(pipeline=2, data=2, sharding=sharding, homes="dhD") for sharding in SHARDINGS),
@@ -90,6 +95,7 @@ BITWISE = [
     Case(precision="float32", recompute=False, homes="D"),
     Case(precision="float32", micro_batches=1, blocks=1),
     *(Case(precision="float32", data=2, sharding=sharding, homes="dhD") for sharding in SHARDINGS),
+    *(Case(precision="float32", data=2, replicas=2, sharding=sharding, homes="dhD") for sharding in SHARDINGS[1:]),
     *(Case(precision="float32", pipeline=2, order=order, micro_batches=8) for order in ORDERS),
     *(Case(precision="float32", pipeline=4, order=order, micro_batches=2) for order in ORDERS),
     Case(precision="float32", pipeline=2, data=2, sharding="Full", homes="h"),

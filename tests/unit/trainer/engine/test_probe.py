@@ -40,6 +40,7 @@ MEASURED = [
     Case(blocks=1, layers=5, next_sharing=(5, "Cycle"), pipeline=2),
     Case(blocks=1, next_sharing=OWN, pipeline=4, micro_batches=4, clipping="Global"),
     Case(blocks=1, next_sharing=(2, "Segment"), pipeline=2, data=2, sharding="Full", homes="hD"),
+    Case(blocks=1, next_sharing=(2, "Cycle"), data=4, replicas=2, sharding="Full", homes="hd"),
 ]
 want(MEASURED)
 

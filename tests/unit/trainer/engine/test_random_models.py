@@ -16,7 +16,7 @@ from tests.unit.trainer.engine.cases import Case
 from tests.unit.trainer.engine.running import Result, want
 
 FAMILIES = [None, "Llama3", "Qwen2", "Qwen3", "Mistral", "OLMo2", "Mixtral", "Qwen3MoE"]
-WORLDS = [(1, 1)] * 4 + [(2, 1), (1, 2), (2, 1), (1, 2), (2, 2)]
+WORLDS = [(1, 1)] * 4 + [(2, 1), (1, 2), (2, 1), (1, 2), (2, 2), (1, 4)]
 """Pipeline and data ranks."""
 
 
@@ -27,6 +27,8 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
     sharing = Sharing(blocks=blocks, pattern=pattern)
     micro_batches = draw.randint(1, 4)
     order = draw.choice(["Layered", "GPipe", "1F1B", "Interleaved"])
+    sharding = draw.choice(["None", "Optimizer", "Gradients", "Full"])
+    replicas = draw.choice([r for r in range(1, data + 1) if data % r == 0]) if sharding != "None" else 1
     recompute, tied = draw.random() < 0.7, draw.random() < 0.5
     return Case(
         pipeline=pipeline,
@@ -36,7 +38,8 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
         pattern=pattern,
         micro_batches=micro_batches,
         order=order if _is_possible(order, layers, pipeline, micro_batches) else "1F1B",
-        sharding=draw.choice(["None", "Optimizer", "Gradients", "Full"]),
+        sharding=sharding,
+        replicas=replicas,
         homes="".join(draw.choices("dhD", k=3)),
         window=draw.randint(1, 3),
         recompute=recompute,

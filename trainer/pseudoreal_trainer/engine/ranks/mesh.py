@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.layout import Layout
@@ -26,12 +27,16 @@ class Mesh:
 
     layout: Layout
     ranks: Ranks
-    data: Group | None = None
-    """The data ranks of this pipeline rank."""
+    shard: Group | None = None
+    """The data ranks of this pipeline rank that are in one replica."""
+    replica: Group | None = None
+    """The ranks with this one's place in the other replicas."""
     side_world: Group | None = None
     """All ranks, for the thread of reductions."""
     side_data: Group | None = None
     """The data ranks of this pipeline rank, for the thread of reductions."""
+    side_replica: Group | None = None
+    """The ranks with this one's place in the other replicas, for the thread of reductions."""
     saving: Group | None = None
     """All ranks, on the host; belongs to the thread that saves checkpoints."""
     measuring: Group | None = None
@@ -45,22 +50,34 @@ class Mesh:
 
     @property
     def pipeline_rank(self) -> int:
-        return self.ranks.rank // self.layout.data
+        return self.layout.mesh.coordinates(self.ranks.rank).pipeline
 
     @property
     def data_rank(self) -> int:
-        return self.ranks.rank % self.layout.data
+        return self.layout.mesh.data_rank(self.ranks.rank)
+
+    @property
+    def part(self) -> int:
+        """Which of the equal parts of a unit this rank has, where states are sharded."""
+        return self.layout.mesh.part(self.ranks.rank)
 
     @property
     def device(self) -> torch.device:
         return self.ranks.device
 
     def world_rank(self, pipeline_rank: int) -> int:
-        """Number in the world of the rank with this pipeline rank and the same data rank."""
-        return self.layout.world_rank(pipeline_rank, self.data_rank)
+        """Number in the world of the rank with this pipeline rank and the other coordinates of this one."""
+        return self.layout.mesh.at_pipeline(self.ranks.rank, pipeline_rank)
+
+    def neighbours(self, flat: Tensor) -> Tensor:
+        """Those of a vector's equal parts that this rank and those with its place in the other replicas have: a view,
+        [parts of each shard]."""
+        mesh = self.layout.mesh
+        return flat.view(mesh.shard, -1)[mesh.coordinates(self.ranks.rank).shard]
 
     def close(self) -> None:
-        single = [self.data, self.side_world, self.side_data, self.saving, self.measuring]
+        of_data = [self.shard, self.replica, self.side_data, self.side_replica]
+        single = [*of_data, self.side_world, self.saving, self.measuring]
         for group in [*single, *self.ties.values(), *self.channels.values()]:
             if group is not None:
                 dist.destroy_process_group(group)
@@ -68,7 +85,7 @@ class Mesh:
 
 def open_mesh(layout: Layout, ranks: Ranks) -> Mesh:
     """The mesh of this rank. Every rank calls this: all of them make the groups in one order."""
-    assert layout.pipeline * layout.data == ranks.world, "the layout covers the ranks"
+    assert layout.mesh.ranks == ranks.world, "the layout covers the ranks"
     if ranks.world == 1:
         return Mesh(layout, ranks)
     with ranks.heartbeat.waiting("makes groups of ranks"):
@@ -82,17 +99,19 @@ def _connected(layout: Layout, ranks: Ranks) -> Mesh:
     number of ranks, and twice for each set of pipeline ranks that share a block; on CPUs, where a call costs nothing,
     once for each group."""
     maker = _GroupMaker(ranks)
-    pipeline_ranks = range(layout.pipeline)
-    rows = [[layout.world_rank(p, d) for d in range(layout.data)] for p in pipeline_ranks]
-    columns = [[layout.world_rank(p, d) for p in pipeline_ranks] for d in range(layout.data)]
+    rows = [*map(list, layout.mesh.data_groups)]
+    shards, replicas = layout.mesh.groups("shard"), layout.mesh.groups("replica")
+    columns = [*map(list, layout.mesh.groups("pipeline"))]
     world = [list(range(ranks.world))]
     users = sorted({users for users in layout.users if len(users) > 1})
     return Mesh(
         layout,
         ranks,
-        data=maker.mine(rows),
+        shard=maker.mine([*map(list, shards)]),
+        replica=maker.mine([*map(list, replicas)]),
         side_world=maker.mine(world),
         side_data=maker.mine(rows),
+        side_replica=maker.mine([*map(list, replicas)]),
         saving=maker.on_host(world),
         measuring=maker.mine(columns) if layout.measures else None,
         ties=_mine_of_each(layout, maker, {tied: tied for tied in users}),
@@ -142,9 +161,10 @@ def _mine_of_each(layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, tuple
     """The groups that this rank is in, by name. `sets`: name -> pipeline ranks; each set has one group for each data
     rank."""
     found: dict[_Name, Group] = {}
-    here = maker.ranks.rank // layout.data
+    here = layout.mesh.coordinates(maker.ranks.rank).pipeline
+    columns = layout.mesh.groups("pipeline")
     for together in _rounds(sets):
-        members = [[layout.world_rank(p, d) for p in sets[name]] for name in together for d in range(layout.data)]
+        members = [[column[p] for p in sets[name]] for name in together for column in columns]
         if (group := maker.mine(members)) is not None:
             found[next(name for name in together if here in sets[name])] = group
     return found

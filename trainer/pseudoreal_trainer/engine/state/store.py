@@ -118,7 +118,7 @@ class UnitStore:
 
     def _extent(self, unit: int) -> Extent:
         described, layout = self.units[unit], self._layout
-        shard = described.shard(self._mesh.data_rank if layout.shards > 1 else 0, layout.shards)
+        shard = described.shard(self._mesh.part if layout.shards > 1 else 0, layout.shards)
         ranges = cut(update_ranges(described, self._optimizer), shard.start, shard.stop)
         return Extent(shard.start, len(shard), ranges, self._master, self._compute)
 

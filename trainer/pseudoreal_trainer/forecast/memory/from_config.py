@@ -46,6 +46,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         pipeline=config.parallelism.pipeline,
         data=config.ranks // config.parallelism.pipeline,
         micro_batches=config.batch.micro_batches,
+        replicas=config.parallelism.replicas,
         homes=named_homes(config.offload, sizes),
         order=config.parallelism.schedule,
         sharding=config.parallelism.state_sharding,

@@ -95,7 +95,7 @@ class MeasuredCosts:
         self._tokens = sizes.most_tokens(layout.data)
         self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
-        groups = {layout.data, *map(len, layout.users)} - {1}
+        groups = {layout.data // layout.replicas, layout.replicas, *map(len, layout.users)} - {1}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
 
     def loads(self, record: Record) -> dict[Load, float]:
@@ -109,7 +109,7 @@ class MeasuredCosts:
         }
         loads: dict[Load, float] = {}
         for traffic, size in moved(self._layout, self._sizes, record).items():
-            speed = self._collective(record) if traffic == "collective" else speeds[traffic]
+            speed = speeds[traffic] if traffic in speeds else self._collective(record, traffic)
             loads[traffic] = speed.seconds(size) if speed is not None else 0.0
         if isinstance(record, Update):
             loads["optimizer"] = self._optimizer(record.unit)
@@ -130,7 +130,8 @@ class MeasuredCosts:
             return self._speeds.agree_seconds
         if isinstance(record, Tie):
             return self._tie(record)
-        return self.loads(record)["pipeline" if isinstance(record, Send) else "collective"]
+        loads = self.loads(record)
+        return loads["pipeline"] if isinstance(record, Send) else loads["collective"] + loads.get("replicas", 0.0)
 
     def settle(self, record: Reduce, /) -> float:
         loads = self.loads(record)
@@ -152,9 +153,13 @@ class MeasuredCosts:
             through = self._speeds.h2d.seconds(size) + self._speeds.d2h.seconds(size)
         return loads["collective"] + loads["disk_read"] + loads["disk_write"] + through
 
-    def _collective(self, record: Record) -> Transfer | None:
+    def _collective(self, record: Record, traffic: Traffic) -> Transfer | None:
         """The speed of the record's collective; None: this rank is alone."""
-        ranks = len(self._layout.users[record.unit]) if isinstance(record, Tie) else self._layout.data
+        layout = self._layout
+        if isinstance(record, Tie):
+            ranks = len(layout.users[record.unit])
+        else:
+            ranks = layout.replicas if traffic == "replicas" else layout.data // layout.replicas
         known = self._collectives.get(ranks)
         if known is None:
             return None

@@ -8,8 +8,9 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Fetch, RankPlan, Read, Record, Reduce, Send, Stash, Tie, Unstash, Update
 
-Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "pipeline"]
-"""Host to device, device to host, from disk, to disk, between data ranks or ties, between pipeline ranks."""
+Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline"]
+"""Host to device, device to host, from disk, to disk, between the data ranks of a replica or ties, between replicas,
+between pipeline ranks."""
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 
 
@@ -48,7 +49,7 @@ def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     shard = sizes.shard(layout, unit) * sizes.compute_bytes
     return {
         "h2d": shard if layout.home(unit) != "Device" else 0,
-        "collective": (layout.shards - 1) * shard,
+        **_between_shards(layout, shard),
     }
 
 
@@ -56,14 +57,20 @@ def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     """Bytes of a reduction, of each kind. To shards it is a reduce-scatter; to whole gradients an all-reduce, which is
     that and an all-gather."""
     part = sizes.shard(layout, unit) * sizes.master_bytes
-    to_shards = (layout.shards - 1) * part
-    to_wholes = 2 * (layout.data - 1) * part // layout.data
+    to_wholes: dict[Traffic, int] = {"collective": 2 * (layout.data - 1) * part // layout.data}
     home = layout.home(unit)
     return {
-        "collective": to_shards if layout.shards > 1 else to_wholes,
+        **(_between_shards(layout, part) if layout.shards > 1 else to_wholes),
         "d2h": part if home != "Device" else 0,
         "disk_write": part if home == "Disk" and layout.keeps_gradient(unit) else 0,
     }
+
+
+def _between_shards(layout: Layout, part: int) -> dict[Traffic, int]:
+    """Bytes that a rank sends when parts of so many bytes are gathered over replicas and then over shards, or sums are
+    scattered the other way."""
+    neighbours = part * layout.parts_of_replica
+    return {"collective": layout.shards * part - neighbours, "replicas": neighbours - part}
 
 
 def _tied(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:

@@ -69,6 +69,8 @@ LAYOUTS = [
     layout_of(4, 2),
     layout_of(3, 2, order="1F1B"),
     layout_of(5, 3, measures=True),
+    layout_of(2, 4, replicas=2, measures=True),
+    layout_of(1, 3, replicas=3),
     Layout((0, 0, 0, 0), 2, 2, 2, sharding="Full"),
     Layout((0, 1, 2, 0, 1, 2, 3, 3), 4, 2, 2, order="GPipe"),
 ]
@@ -92,7 +94,14 @@ def test_on_gpus_all_but_the_saving_group_are_on_the_network_of_the_gpus(
     layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
 ) -> None:
     for mesh, _ in connect(layout, GPU):
-        named: list[Any] = [mesh.data, mesh.side_data, mesh.side_world, mesh.measuring]
+        named: list[Any] = [
+            mesh.shard,
+            mesh.replica,
+            mesh.side_data,
+            mesh.side_replica,
+            mesh.side_world,
+            mesh.measuring,
+        ]
         used = [group for group in (*named, *mesh.ties.values(), *mesh.channels.values()) if group]
         assert {group.network for group in used} == {"nccl"}
         assert isinstance(mesh.saving, Made)
@@ -112,6 +121,20 @@ def test_ranks_find_those_with_whom_they_share_a_block(
             assert group.members == tuple(mesh.world_rank(p) for p in users)
 
 
+def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
+    connect: Callable[..., list[tuple[Mesh, Recorder]]],
+) -> None:
+    """Two pipeline ranks of six data ranks: ranks of a replica are neighbours."""
+    for rank, (mesh, _) in enumerate(connect(layout_of(2, 6, replicas=2), CPU)):
+        first, place = rank // 6 * 6, rank % 3
+        groups: list[Any] = [mesh.shard, mesh.replica, mesh.side_replica]
+        within, across, side = (group.members for group in groups)
+        assert within == tuple(rank - place + other for other in range(3))
+        assert across == side == (first + place, first + 3 + place)
+        assert mesh.data_rank == rank - first
+        assert mesh.part == place * 2 + (rank - first) // 3
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_every_message_has_a_channel_that_both_of_its_ranks_know(
     layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
@@ -129,15 +152,15 @@ def test_every_message_has_a_channel_that_both_of_its_ranks_know(
             assert set(group.members) == {mesh.world_rank(source), mesh.world_rank(target)}
 
 
-@pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (8, 2), (16, 8), (64, 16)])
+@pytest.mark.parametrize(("pipeline", "data", "replicas"), [(2, 1, 1), (8, 2, 1), (16, 8, 2), (64, 16, 4)])
 def test_the_number_of_calls_does_not_grow_with_the_ranks(
-    pipeline: int, data: int, monkeypatch: pytest.MonkeyPatch
+    pipeline: int, data: int, replicas: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorder = Recorder(0)
     monkeypatch.setattr(dist, "split_group", recorder.split_group)
     monkeypatch.setattr(dist, "new_group", recorder.new_group)
-    meshes._connected(layout_of(pipeline, data), Ranks(0, pipeline * data, GPU))
-    assert len(recorder.calls) <= 10
+    meshes._connected(layout_of(pipeline, data, replicas=replicas), Ranks(0, pipeline * data, GPU))
+    assert len(recorder.calls) <= 12
 
 
 def test_a_number_goes_through_every_channel_in_one_order(

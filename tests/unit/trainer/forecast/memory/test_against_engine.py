@@ -28,6 +28,7 @@ LINKED = [
     Case(order="1F1B", homes="D", micro_batches=4, window=1),
     *(Case(data=2, sharding=sharding, homes="dhD") for sharding in ("None", "Optimizer", "Gradients", "Full")),
     Case(data=2, sharding="Full", precision="bfloat16", homes="dhD", clipping="Global"),
+    *(Case(data=4, replicas=2, sharding=sharding, homes="dhD") for sharding in ("Optimizer", "Full")),
     Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="Global"),
     Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
     Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),

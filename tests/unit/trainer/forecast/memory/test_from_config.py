@@ -17,7 +17,7 @@ def test_everything_that_a_phase_says_of_its_layout(
         "sharing": {"blocks": 2, "pattern": "Segment"},
         "workers": 6,
         "batch": {"sequences": 12, "microBatches": 2},
-        "parallelism": {"pipeline": 2, "schedule": "1F1B", "stateSharding": "Gradients"},
+        "parallelism": {"pipeline": 2, "schedule": "1F1B", "stateSharding": "Gradients", "replicas": 3},
         "activations": {"home": "Host"},
         "offload": {"home": "Host", "homes": [{"unit": "blocks.1", "home": "Disk"}], "window": 3},
     }
@@ -26,6 +26,7 @@ def test_everything_that_a_phase_says_of_its_layout(
         pipeline=2,
         data=3,
         micro_batches=2,
+        replicas=3,
         order="1F1B",
         sharding="Gradients",
         homes=("Host", "Host", "Disk"),

@@ -85,6 +85,20 @@ def test_collectives_of_each_sharding(d: int) -> None:
         assert total["collective"] == pytest.approx(part * size, abs=L + 2), sharding
 
 
+@pytest.mark.parametrize(("r", "s"), [(2, 2), (4, 2), (2, 4), (3, 1)])
+def test_collectives_of_replicas(r: int, s: int) -> None:
+    """Sums in float32 go over the shards, p (S - 1) / S, and what is left of them over the replicas, (p / S) (R - 1) /
+    R; weights come back the other way."""
+    sizes = make_sizes(L, compute="bfloat16")
+    whole = sum(unit.shard_length(r * s) * r * s for unit in sizes.units)
+    fetched = 2 * whole - sum(unit.shard_length(r * s) * r * s for unit in sizes.units[-2:])
+    for sharding, elements in (("Optimizer", whole), ("Gradients", whole), ("Full", fetched)):
+        total = of_step(make_layout(L, 1, 2, data=r * s, replicas=r, sharding=sharding), sizes)
+        moved = 4 * whole + 2 * elements
+        assert total["collective"] == pytest.approx(moved * (s - 1) / s), sharding
+        assert total["replicas"] == pytest.approx(moved / s * (r - 1) / r), sharding
+
+
 def test_pipeline_messages() -> None:
     """4 bytes of a hidden feature and token, of the activation and of its gradient, at each of L - 1 boundaries."""
     sizes = make_sizes(L, micro_batch=6)

@@ -1,0 +1,91 @@
+"""Ranks and their coordinates, and the groups of ranks; the oracle is an array of all ranks that numpy reshapes."""
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from pseudoreal_trainer.plan.mesh import DIMENSIONS, EXPERT_DIMENSIONS, Coordinates, Mesh
+
+RANKS = 8
+
+
+def factors(number: int, count: int) -> list[tuple[int, ...]]:
+    """All ways to write a number as a product of so many numbers, in order."""
+    if count == 1:
+        return [(number,)]
+    return [(d, *rest) for d in range(1, number + 1) if number % d == 0 for rest in factors(number // d, count - 1)]
+
+
+MESHES = [Mesh(*sizes) for sizes in factors(RANKS, len(DIMENSIONS))]
+FOLDED = [
+    Mesh(**dict(zip(DIMENSIONS, sizes, strict=True)), expert=expert, expert_tensor=expert_tensor)
+    for sizes in factors(RANKS, len(DIMENSIONS))
+    for _, expert, expert_tensor in factors(RANKS // sizes[0], 3)
+]
+
+
+def test_there_are_35_meshes_of_eight_ranks() -> None:
+    """2 ** 3 with three equal prime factors: 7 over 3 ways to put them in five boxes."""
+    assert len(set(MESHES)) == len(MESHES) == 35
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_ranks_and_coordinates_are_a_bijection_with_tensor_fastest(mesh: Mesh) -> None:
+    array = np.arange(RANKS).reshape(mesh.pipeline, mesh.replica, mesh.shard, mesh.context, mesh.tensor)
+    for place in np.ndindex(*array.shape):
+        coordinates = Coordinates(*place)
+        assert mesh.rank(coordinates) == array[place]
+        assert mesh.coordinates(int(array[place])) == coordinates
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_groups_are_the_rows_of_the_array_of_ranks(mesh: Mesh) -> None:
+    shape = [mesh.pipeline, mesh.replica, mesh.shard, mesh.context, mesh.tensor]
+    array = np.arange(RANKS).reshape(shape)
+    for count in range(len(DIMENSIONS) + 1):
+        for axes in combinations(range(len(DIMENSIONS)), count):
+            behind = range(len(DIMENSIONS) - count, len(DIMENSIONS))
+            moved = np.moveaxis(array, axes, behind)
+            rows = moved.reshape(-1, int(np.prod([shape[axis] for axis in axes], dtype=int)))
+            assert {*mesh.groups(*(DIMENSIONS[axis] for axis in axes))} == {*map(tuple, rows.tolist())}
+
+
+@pytest.mark.parametrize("mesh", FOLDED, ids=str)
+def test_experts_fold_over_the_ranks_of_one_pipeline_rank(mesh: Mesh) -> None:
+    shape = [mesh.pipeline, -1, mesh.expert, mesh.expert_tensor]
+    array = np.arange(RANKS).reshape(shape)
+    for axis, name in enumerate(EXPERT_DIMENSIONS, start=1):
+        rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
+        groups = mesh.expert_groups(name)
+        assert {*groups} == {*map(tuple, rows.tolist())}
+        assert sorted(rank for group in groups for rank in group) == [*range(RANKS)]
+        assert all(len({mesh.coordinates(rank).pipeline for rank in group}) == 1 for group in groups)
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_parts_are_those_of_a_scatter_over_shards_and_then_over_replicas(mesh: Mesh) -> None:
+    whole = np.arange(mesh.data)
+    for rank in range(RANKS):
+        here = mesh.coordinates(rank)
+        of_shards = np.split(whole, mesh.shard)[here.shard]
+        assert [mesh.part(rank)] == np.split(of_shards, mesh.replica)[here.replica].tolist()
+    for group in mesh.data_groups:
+        assert sorted(map(mesh.part, group)) == [*map(mesh.data_rank, group)] == [*range(mesh.data)]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_the_same_place_on_another_pipeline_rank(mesh: Mesh) -> None:
+    columns = mesh.groups("pipeline")
+    for column in columns:
+        for rank in column:
+            assert tuple(mesh.at_pipeline(rank, other) for other in range(mesh.pipeline)) == column
+
+
+def test_a_dimension_without_ranks_is_refused_by_its_name() -> None:
+    with pytest.raises(ValueError, match=r"^replica is 0: a dimension has at least 1 rank; leave it out for 1$"):
+        Mesh(pipeline=2, replica=0)
+
+
+def test_experts_that_do_not_fold_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^expert 2 times expert_tensor 2 is 4, .* the 6 ranks of a pipeline rank: "):
+        Mesh(pipeline=4, replica=3, shard=2, expert=2, expert_tensor=2)

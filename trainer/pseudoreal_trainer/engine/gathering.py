@@ -1,0 +1,58 @@
+"""Parts of a vector on their way to a whole copy: first from the other replicas, then from this replica's shards."""
+
+import torch.distributed as dist
+from torch import Tensor
+
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.trace import Trace
+
+
+class Gathering:
+    """A gather that is under way, in one stage or in two.
+
+    On a GPU the second stage is called at once, as the device waits for the first. On a CPU the caller would wait, and
+    not come to what another pipeline rank needs of it: there the second stage begins when `goes_on` says that it can,
+    or where the plan needs the copy. All ranks begin second stages in the order of the first ones.
+    """
+
+    def __init__(self, mesh: Mesh, flat: Tensor, part: Tensor, trace: Trace) -> None:
+        """`flat`: [all parts], to be filled; `part`: this rank's own, on the same device, not changed until the gather
+        is done. Both belong to the gather until then."""
+        self._mesh, self._flat, self._part, self._trace = mesh, flat, part, trace
+        self._across: dist.Work | None = None
+        self._within: dist.Work | None = None
+        if mesh.replica is None:
+            self._within = self._gather_within(part)
+            return
+        self._trace.move("replicas", part.nbytes * (mesh.layout.replicas - 1))
+        self._across = dist.all_gather_into_tensor(mesh.neighbours(flat), part, group=mesh.replica, async_op=True)
+        if mesh.device.type == "cuda":
+            self.begin_second()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether all stages are under way."""
+        return self._across is None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the second stage can begin without waiting."""
+        return self._across is None or self._across.is_completed()
+
+    def begin_second(self) -> None:
+        """Begins the second stage, unless it has begun; waits for the first."""
+        if self._across is not None:
+            self._across.wait()
+            self._across = None
+            self._within = self._gather_within(self._mesh.neighbours(self._flat))
+
+    def wait(self) -> None:
+        self.begin_second()
+        if self._within is not None:
+            self._within.wait()
+
+    def _gather_within(self, own: Tensor) -> dist.Work | None:
+        if self._mesh.shard is None:
+            return None
+        self._trace.move("collective", self._flat.nbytes - own.nbytes)
+        return dist.all_gather_into_tensor(self._flat, own, group=self._mesh.shard, async_op=True)

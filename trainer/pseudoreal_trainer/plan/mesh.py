@@ -1,0 +1,139 @@
+"""The ranks of a phase arranged in dimensions: who has which coordinates, and who is in one group with whom. Pure.
+
+A rank is a number in mixed radix with the digits of `DIMENSIONS`, the last one changes fastest: ranks that exchange the
+most are neighbours. Experts fold over the same ranks, those of one pipeline coordinate, with digits of their own. What
+the dimensions are for says Megatron Core's parallel folding (arXiv 2504.14960).
+"""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from math import prod
+from typing import Literal, get_args
+
+Dimension = Literal["pipeline", "replica", "shard", "context", "tensor"]
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+ExpertDimension = Literal["expert_data", "expert", "expert_tensor"]
+EXPERT_DIMENSIONS: tuple[ExpertDimension, ...] = get_args(ExpertDimension)
+
+Groups = tuple[tuple[int, ...], ...]
+"""Disjoint sets of ranks that have all ranks together; each ascending."""
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where a rank is in each dimension, counted from 0."""
+
+    pipeline: int = 0
+    replica: int = 0
+    shard: int = 0
+    context: int = 0
+    tensor: int = 0
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """Number of ranks in each dimension."""
+
+    pipeline: int = 1
+    replica: int = 1
+    """Number of groups of shards, each of which has all parts of a pipeline rank's weights."""
+    shard: int = 1
+    context: int = 1
+    """Number of parts of a sequence."""
+    tensor: int = 1
+    """Number of parts of a matrix."""
+    expert: int = 1
+    """Number of parts of a layer's experts."""
+    expert_tensor: int = 1
+    """Number of parts of an expert's matrix."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a number below 1, and where experts do not fold over the ranks."""
+        for name, size in vars(self).items():
+            if size < 1:
+                raise ValueError(f"{name} is {size}: a dimension has at least 1 rank; leave it out for 1")
+        folded = self.expert * self.expert_tensor
+        if self.of_pipeline_rank % folded:
+            raise ValueError(
+                f"expert {self.expert} times expert_tensor {self.expert_tensor} is {folded}, which does not divide the"
+                f" {self.of_pipeline_rank} ranks of a pipeline rank: choose divisors of that number"
+            )
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {name: getattr(self, name) for name in DIMENSIONS}
+
+    @property
+    def expert_sizes(self) -> dict[str, int]:
+        """Number of ranks in each dimension of the experts; their product is that of one pipeline rank."""
+        data = self.of_pipeline_rank // (self.expert * self.expert_tensor)
+        return {"expert_data": data, "expert": self.expert, "expert_tensor": self.expert_tensor}
+
+    @property
+    def ranks(self) -> int:
+        return prod(self.sizes.values())
+
+    @property
+    def of_pipeline_rank(self) -> int:
+        """Number of ranks with one pipeline coordinate."""
+        return self.ranks // self.pipeline
+
+    @property
+    def data(self) -> int:
+        """Number of parts of a micro-batch's sequences."""
+        return self.replica * self.shard
+
+    def coordinates(self, rank: int) -> Coordinates:
+        assert 0 <= rank < self.ranks, "the rank is in the mesh"
+        digits: dict[str, int] = {}
+        for name, size in reversed(self.sizes.items()):
+            rank, digits[name] = divmod(rank, size)
+        return Coordinates(**digits)
+
+    def rank(self, coordinates: Coordinates) -> int:
+        number = 0
+        for name, size in self.sizes.items():
+            digit: int = getattr(coordinates, name)
+            assert 0 <= digit < size, f"{name} {digit} is in the mesh"
+            number = number * size + digit
+        return number
+
+    def at_pipeline(self, rank: int, pipeline_rank: int) -> int:
+        """The rank with this pipeline coordinate, and the others of `rank`."""
+        return self.rank(replace(self.coordinates(rank), pipeline=pipeline_rank))
+
+    def data_rank(self, rank: int) -> int:
+        """Which part of a micro-batch's sequences the rank has."""
+        here = self.coordinates(rank)
+        return here.replica * self.shard + here.shard
+
+    def part(self, rank: int) -> int:
+        """Which of `data` equal parts of a flat vector the rank gets, when a vector is scattered over the shards, and
+        then what each of these has over the replicas."""
+        here = self.coordinates(rank)
+        return here.shard * self.replica + here.replica
+
+    def groups(self, *dimensions: Dimension) -> Groups:
+        """The groups of ranks that differ in these dimensions alone. In a group, ranks are in the order of their
+        numbers."""
+        return _groups(self.sizes, dimensions)
+
+    def expert_groups(self, *dimensions: ExpertDimension) -> Groups:
+        """The groups of ranks of one pipeline rank that differ in these dimensions of the experts alone."""
+        return _groups({"pipeline": self.pipeline, **self.expert_sizes}, dimensions)
+
+    @cached_property
+    def data_groups(self) -> Groups:
+        """For each pipeline rank, context and tensor part, the ranks that have other sequences."""
+        return self.groups("replica", "shard")
+
+
+def _groups(sizes: Mapping[str, int], varying: Collection[str]) -> Groups:
+    """The numbers of the mixed radix `sizes`, in groups that differ in the digits `varying` alone."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    kept = [name not in varying for name in sizes]
+    for number, digits in enumerate(product(*map(range, sizes.values()))):
+        found.setdefault(tuple(digit for digit, keep in zip(digits, kept, strict=True) if keep), []).append(number)
+    return tuple(map(tuple, found.values()))
