@@ -1,13 +1,11 @@
 """The cluster's programs, built from one Go module into the cache."""
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from pseudoreal_dev.machine import paths, shell
-from pseudoreal_dev.machine.content_hash import hash_files
+from pseudoreal_dev.machine import go, paths
 from pseudoreal_dev.machine.lock import exclusive
 from pseudoreal_dev.machine.progress import Cost, progress
 
@@ -23,8 +21,6 @@ PACKAGES: Mapping[str, str] = {
     "helm": "helm.sh/helm/v3/cmd/helm",
     "pause": "./pause",
 }
-# A lazier garbage collector spends memory, of which there is enough, to save a part of the compiler's time.
-BUILD = {"CGO_ENABLED": "0", "GOGC": "400"}
 VERSION_PACKAGE = "k8s.io/component-base/version"
 
 
@@ -48,9 +44,9 @@ def build() -> Binaries:
         if missing:
             binaries.folder.mkdir(parents=True, exist_ok=True)
             with progress.step("building the cluster's programs", cost=Cost.FIRST_RUN):
-                _download()
+                go.download(paths.TOOLS, list(PACKAGES.values()))
                 for name in missing:
-                    _build(name, binaries.path(name))
+                    go.build(paths.TOOLS, PACKAGES[name], binaries.path(name), linker_flags=_linker_flags())
     return binaries
 
 
@@ -65,35 +61,7 @@ def required_go() -> str:
 
 
 def _folder() -> Path:
-    compiler = shell.output(["go", "version"])
-    return paths.binaries() / hash_files(paths.TOOLS, ["*.mod", "*.sum", "pause/*.go"], [compiler])
-
-
-def _download() -> None:
-    log = paths.logs() / "go-mod-download.log"
-    with progress.step("downloading Go modules", cost=Cost.FIRST_RUN, log=log):
-        # Listing fetches just the modules that the programs need, and says which; `go mod download` fetches all.
-        shell.run(["go", "list", "-deps", "-f", "", *PACKAGES.values()], log, environment=BUILD, cwd=paths.TOOLS)
-
-
-def _build(name: str, target: Path) -> None:
-    log = paths.logs() / f"build-{name}.log"
-    partial = target.with_name(f".{name}.partial")
-    # Whatever else runs is waited for: people, tests, images.
-    command = [
-        "nice",
-        "go",
-        "build",
-        "-v",
-        "-mod=readonly",
-        "-trimpath",
-        "-buildvcs=false",
-        "-ldflags",
-        _linker_flags(),
-    ]
-    with progress.step(f"building {name}", cost=Cost.FIRST_RUN, log=log):
-        shell.run([*command, "-o", partial, PACKAGES[name]], log, environment=BUILD, cwd=paths.TOOLS)
-        os.replace(partial, target)
+    return go.folder_of(paths.TOOLS, ["pause/*.go"])
 
 
 def _linker_flags() -> str:
@@ -101,7 +69,7 @@ def _linker_flags() -> str:
     version = _find(r"^\s*k8s\.io/kubernetes (v\S+)$")
     major, minor, _ = version.removeprefix("v").split(".")
     facts = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
-    return " ".join(["-s", "-w", *(f"-X {VERSION_PACKAGE}.{name}={value}" for name, value in facts.items())])
+    return " ".join([go.STRIPPED, *(f"-X {VERSION_PACKAGE}.{name}={value}" for name, value in facts.items())])
 
 
 def _find(pattern: str) -> str:

@@ -1,0 +1,1 @@
+"""Programs that clusters have beside the operator, which tests run with it."""
