@@ -55,7 +55,7 @@ TRAINER = Package(
 DEV = Package(
     "pseudoreal_dev",
     Path(pseudoreal_dev.__file__).parent,
-    ("machine", "bundle", "krew", "cluster", "images", "demo", ""),
+    ("machine", "bundle", "krew", "neighbours", "cluster", "images", "demo", ""),
     ("__main__",),
 )
 PACKAGES = (API, OPERATOR, CLIENT, TRAINER, DEV)

@@ -1,1 +1,2 @@
-"""Programs that clusters have beside the operator, which tests run with it."""
+"""Programs that clusters have beside the operator, built for tests that run them with it. Those of the cluster itself
+are elsewhere."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from pseudoreal_trainer.engine.gathering import Gathering
+from pseudoreal_trainer.engine.ranks.gathering import Gathering
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, Updated, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
