@@ -1,0 +1,27 @@
+"""The scheduler of scheduler-plugins, with gangs (coscheduling), which tests run beside the operator."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_dev.neighbours.building import Neighbour, built
+
+_SCHEDULER = Neighbour(
+    tool="coscheduling",
+    module="sigs.k8s.io/scheduler-plugins",
+    package="sigs.k8s.io/scheduler-plugins/cmd/scheduler",
+    files={"podgroups.yaml": "config/crd/bases/scheduling.x-k8s.io_podgroups.yaml"},
+)
+
+
+@dataclass(frozen=True)
+class Coscheduling:
+    """Paths: of the scheduler, and of the CustomResourceDefinition of its PodGroups."""
+
+    program: Path
+    definition: Path
+
+
+def coscheduling() -> Coscheduling:
+    """The scheduler as dev/tools/coscheduling pins it; built when the cache lacks it."""
+    folder = built(_SCHEDULER)
+    return Coscheduling(folder / _SCHEDULER.tool, folder / "podgroups.yaml")
