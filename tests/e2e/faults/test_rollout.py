@@ -1,6 +1,6 @@
 """A rollout of the operator, as an upgrade makes one: the Lease passes from pod to pod, and jobs do not notice."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -58,7 +58,19 @@ def _is_done(deployment: dict[str, Any]) -> bool:
     return bool(status["observedGeneration"] == deployment["metadata"]["generation"] and counts == {wanted})
 
 
+@pytest.fixture
+def standby(kubernetes: Kubernetes) -> Iterator[None]:
+    """Two operators, as the chart has them by default; the cluster of these tests has one."""
+    scale = ("scale", f"deployment/{chart.RELEASE}", WHERE)
+    kubernetes.run(*scale, "--replicas=2")
+    seen = Seen(kubernetes)
+    patience.wait_for("both operators", lambda: seen.look() and 2 in seen.available, lambda: vars(seen))
+    yield
+    kubernetes.run(*scale, "--replicas=1")
+
+
 @pytest.mark.long
+@pytest.mark.usefixtures("standby")
 def test_a_rollout_leaves_no_gap(
     start: Callable[..., Job], undisturbed: Undisturbed, kubernetes: Kubernetes, capsys: pytest.CaptureFixture[str]
 ) -> None:

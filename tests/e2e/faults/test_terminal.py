@@ -11,7 +11,7 @@ import yaml
 from pseudoreal_dev.cluster.kubectl import Kubernetes
 
 from tests.e2e.faults.undisturbed import SPEC, Undisturbed
-from tests.e2e.job import CLAIM, IN_NAMESPACE, NAMESPACE, PATIENCE_SECONDS, Job
+from tests.e2e.job import CLAIM, IN_NAMESPACE, PATIENCE_SECONDS, Job
 from tests.support.jobs import good_job
 
 pytestmark = pytest.mark.e2e
@@ -52,7 +52,7 @@ def test_a_job_by_the_command_alone(kubernetes: Kubernetes, undisturbed: Undistu
     assert pod["metadata"]["name"] in described
     assert pod["spec"]["nodeName"] in described
     assert "phase_started" in terminal.says("logs", NAME, "--rank", "0")
-    assert NAMESPACE in terminal.says("plan", NAME) or NAME in terminal.says("plan", NAME)
+    assert f"fits: {pod['spec']['nodeName']} 2" in terminal.says("plan", NAME)
     terminal.says("suspend", NAME)
     job.wait("the suspension", lambda status: status.state == "Suspended")
     assert "Suspended" in terminal.says("get", NAME)
