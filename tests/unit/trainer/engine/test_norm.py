@@ -1,0 +1,41 @@
+"""Where all gradients are 1, the norm is the root of the number of parameters, in every mesh: none counts twice."""
+
+from math import sqrt
+from pathlib import Path
+
+import pytest
+import torch
+from pseudoreal_trainer.plan.units import units_of
+
+from tests.support.forked import run_ranks
+from tests.unit.trainer.engine import ones
+from tests.unit.trainer.engine.cases import Case
+
+SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
+MESHES = [(p, r, s) for p in (1, 2, 4) for r in (1, 2, 4) for s in (1, 2, 4) if p * r * s <= 4]
+"""Pipeline ranks, replicas, shards."""
+CASES = [
+    Case(pipeline=p, data=r * s, replicas=r, sharding=sharding, blocks=blocks, clipping="Global", options="in balance")
+    for p, r, s in MESHES
+    for sharding in (SHARDINGS if r == 1 else SHARDINGS[1:])
+    # With one dense layer in two, every other layer has the same block.
+    for blocks in ((2, 4) if sharding == "Full" else (2,))
+]
+
+
+@pytest.fixture(scope="module")
+def norms(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[float]]:
+    """Case -> what each rank says."""
+    folder, found = tmp_path_factory.mktemp("norms"), dict[Case, list[float]]()
+    for world in (1, 2, 4):
+        cases = [case for case in CASES if case.world == world]
+        run_ranks(ones.run, world, world, cases, folder)
+        ranks = [torch.load(Path(folder / f"{world}-{rank}.pt"), weights_only=False) for rank in range(world)]
+        found |= {case: [said[index] for said in ranks] for index, case in enumerate(cases)}
+    return found
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_norm_of_ones(case: Case, norms: dict[Case, list[float]]) -> None:
+    parameters = sum(unit.trained for unit in units_of(case.model, case.sharing))
+    assert norms[case] == pytest.approx([sqrt(parameters)] * case.world, rel=1e-12)
