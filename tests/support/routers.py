@@ -1,7 +1,8 @@
-"""Balance of experts by top k, written down apart from the trainer's own: sums over tokens in plain loops, on what the
-routers of a plain transformer put out."""
+"""Balance of experts, written down apart from the trainer's own: sums over tokens in plain loops, on what the routers
+of a plain transformer put out."""
 
 from collections.abc import Iterator
+from math import ceil, log
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ class Routers:
 
     def __init__(self, model: Transformer) -> None:
         experts = model.spec.experts
-        self._top_k = experts.top_k if experts else None
+        self._top_k, self._experts = (experts.top_k if experts else None), experts
         self._sequence = model.spec.sequence_length
         self._layers = sum(map(model.spec.has_experts, range(model.spec.layers)))
         self._logits: list[tuple[int, Tensor]] = []
@@ -25,8 +26,12 @@ class Routers:
         """For each layer with experts, the lowest first, the tokens of its experts since the step began, [experts]."""
         self.auxiliary_loss = 0.0
         """The auxiliary loss of the step so far, summed over its tokens."""
+        self.entropies: list[float] = []
+        """The entropy of each distribution of a router since the step began."""
+        self.refused = 0
+        """Number of choices since the step began that full experts refused."""
         self._blocks: list[int] = []
-        if self._top_k is not None:
+        if experts is not None:
             blocks: list[Any] = [*model.blocks]
             for index, block in enumerate(blocks):
                 if block.is_mixture:
@@ -38,19 +43,54 @@ class Routers:
     def begin(self) -> None:
         """Begins a step."""
         self._logits, self.counts, self.auxiliary_loss = [], [], 0.0
+        self.entropies, self.refused = [], 0
+
+    @property
+    def entropy(self) -> float:
+        return sum(self.entropies) / len(self.entropies)
 
     def take(self) -> Tensor | float:
         """The auxiliary losses of the passes that were made, summed over their tokens, which are counted. It was one of
         whole sequences, or they were one for each document of sequences, in their order."""
+        if self._experts is None:
+            return 0.0
         if self._top_k is None:
+            self._count([self._of_prototypes(logits) for _, logits in self._logits])
+            self._logits = []
             return 0.0
         passed, self._logits = [self._of_sequences(layer) for layer in range(self._layers)], []
         self._blocks = [block for block, _ in passed]
-        found = [_tokens(self._top_k, logits, self._biases.get(block)) for block, logits in passed]
-        self.counts = [a + b for a, b in zip(self.counts, found, strict=True)] if self.counts else found
+        self._count([_tokens(self._top_k, logits, self._biases.get(block)) for block, logits in passed])
+        for _, logits in passed:
+            self.entropies += [_entropy(_scores(self._top_k, token)) for token in logits.detach().flatten(0, 1)]
         loss = sum((_auxiliary_loss(self._top_k, logits) for _, logits in passed), start=torch.tensor(0.0))
         self.auxiliary_loss += float(loss.detach())
         return loss
+
+    def _count(self, passes: list[Tensor]) -> None:
+        """Adds the counts of passes, those of a step's layers in their order, once or several times."""
+        for index, counts in enumerate(passes):
+            if len(self.counts) < self._layers:
+                self.counts.append(counts)
+            else:
+                self.counts[index % self._layers] = self.counts[index % self._layers] + counts
+
+    def _of_prototypes(self, logits: Tensor) -> Tensor:
+        """How many tokens choose each expert, [experts]; logits [B, T, experts], of rows in which capacity counts."""
+        assert self._experts is not None
+        size = self._experts.count // self._experts.prototypes
+        capacity = ceil(float(self._experts.capacity_factor) * self._sequence / size)
+        counts = torch.zeros(self._experts.count, dtype=torch.int64)
+        for row in logits.detach():
+            chosen = [0] * self._experts.count
+            for token in row:
+                for first in range(0, self._experts.count, size):
+                    group = token[first : first + size]
+                    chosen[first + int(group.argmax())] += 1
+                    self.entropies.append(_entropy(group.exp()))
+            counts += torch.tensor(chosen)
+            self.refused += sum(max(0, number - capacity) for number in chosen)
+        return counts
 
     def _of_sequences(self, layer: int) -> tuple[int, Tensor]:
         """Block, and the logits of whole sequences, [B, T, experts], whatever the passes were."""
@@ -72,6 +112,11 @@ def _biases(model: Transformer) -> Iterator[tuple[int, Tensor]]:
     for name, parameter in model.named_parameters():
         if name.endswith("balancing_bias"):
             yield int(name.split(".")[1]), parameter
+
+
+def _entropy(scores: Tensor) -> float:
+    shares: list[float] = [score / float(scores.sum()) for score in scores.tolist()]
+    return -sum(share * log(share) for share in shares)
 
 
 def _scores(top_k: TopK, logits: Tensor) -> Tensor:

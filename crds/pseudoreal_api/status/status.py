@@ -52,6 +52,18 @@ class Replicas(StatusModel):
     failed: int = Field(0, description="failed is the number of pods of the newest execution that failed.")
 
 
+class ExpertLoad(StatusModel):
+    largest: _Number = Field(
+        description="largest is the tokens of the expert with the most, as a multiple of the mean of its layer's"
+        " experts; 1 is balance."
+    )
+    idle: _Number = Field(description="idle is the share of all experts that no token chose.")
+    dropped: _Number = Field(description="dropped is the share of the choices that experts refused, as they were full.")
+    router_entropy: _Number = Field(
+        description="routerEntropy is the mean entropy of the probabilities that routers give to experts, in nats."
+    )
+
+
 class Progress(StatusModel):
     step: int = Field(description="step is the number of training steps done, from the job's start.")
     total_steps: int | None = Field(
@@ -67,6 +79,9 @@ class Progress(StatusModel):
         None, description="validationLoss is the newest validation loss, in nats per token."
     )
     tokens_per_second: _Number | None = Field(None, description="tokensPerSecond is the rate over the newest steps.")
+    experts: ExpertLoad | None = Field(
+        None, description="experts is how the tokens of the newest step spread over experts. Omitted: it has none."
+    )
     last_updated_time: str = Field(
         description="lastUpdatedTime is the time at which the operator read these figures.", json_schema_extra=TIME
     )

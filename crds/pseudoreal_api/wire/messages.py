@@ -122,11 +122,16 @@ class ProgressReport(BaseModel):
     contain; None where the job has none."""
     expert_load_max: float | None = None
     """Tokens of the expert with the most as a multiple of the mean over its layer's experts, in the layer where that is
-    largest, of this step; 1 is balance. None where there are no experts by top k."""
+    largest, of this step; 1 is balance. None where there are no experts."""
     expert_load_mean: float | None = None
     """The same in the mean over the layers with experts."""
     idle_experts: float | None = None
-    """Share of the experts of all layers that had no token in this step."""
+    """Share of the experts of all layers that no token chose in this step."""
+    dropped_tokens: float | None = None
+    """Share of the choices of this step that experts refused as they were full; 0 where none ever is."""
+    router_entropy: float | None = None
+    """Entropy of the probabilities that routers give to experts in this step, in nats, in the mean over tokens,
+    prototypes and layers: the logarithm of the experts of a prototype where they are alike, 0 where one has all."""
     validation_loss: float | None = None
     """Validation loss in nats per token: in the log the newest one known, in metrics.jsonl only on lines where it was
     measured."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from pseudoreal_api.status.status import PhaseStatus
+from pseudoreal_api.status.status import PhaseStatus, Progress
 from pseudoreal_operator.observe.view import Pod
 
 from pseudoreal_client.text import NOTHING, age, columns, duration, number
@@ -27,6 +27,12 @@ def description(job: SeenJob, pods: Sequence[Pod], events: Sequence[Json], now: 
     return lines + _part("Events", _events(events, now))
 
 
+def _experts(progress: Progress) -> Iterator[tuple[str, str]]:
+    if load := progress.experts:
+        spread = f"largest load {load.largest} times the mean, idle {load.idle}, choices refused {load.dropped}"
+        yield "Experts", f"{spread}, router entropy {load.router_entropy} nats"
+
+
 def facts(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
     """What there is to say of a job in a few words."""
     status, progress = job.status, job.status.progress
@@ -38,6 +44,7 @@ def facts(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
         yield "Step", f"{share(progress)}, {progress.tokens:,} tokens"
         yield "Loss", f"{progress.loss or NOTHING}, of the validation text {progress.validation_loss or NOTHING}"
         yield "Rate", f"{progress.tokens_per_second or NOTHING} tokens/s"
+        yield from _experts(progress)
     yield from _remaining(job, now)
     if status.checkpoint:
         saved = f", saved {age(status.checkpoint.saved_time, now)} ago" if status.checkpoint.saved_time else ""

@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 
 from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_api.spec.job import PseudoRealJobSpec
-from pseudoreal_api.status.status import CheckpointStatus, Progress, PseudoRealJobStatus
+from pseudoreal_api.status.status import CheckpointStatus, ExpertLoad, Progress, PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ProgressReport, TerminationMessage
 
 from pseudoreal_operator import clock
@@ -76,8 +76,20 @@ def live_progress(report: ProgressReport, now: datetime) -> Progress:
         loss=_decimal(report.loss),
         validation_loss=_decimal(report.validation_loss),
         tokens_per_second=f"{report.tokens_per_second:.0f}",
+        experts=_experts(report),
         last_updated_time=clock.to_text(now),
     )
+
+
+def _experts(report: ProgressReport) -> ExpertLoad | None:
+    figures = {
+        "largest": report.expert_load_max,
+        "idle": report.idle_experts,
+        "dropped": report.dropped_tokens,
+        "router_entropy": report.router_entropy,
+    }
+    known = {name: text for name, figure in figures.items() if (text := _decimal(figure)) is not None}
+    return ExpertLoad.model_validate(known) if len(known) == len(figures) else None
 
 
 def final_progress(
@@ -94,6 +106,7 @@ def final_progress(
         loss=_decimal(message.loss),
         validation_loss=_decimal(message.validation_loss),
         tokens_per_second=before.tokens_per_second if before else None,
+        experts=before.experts if before else None,
         last_updated_time=clock.to_text(now),
     )
 

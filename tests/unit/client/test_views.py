@@ -32,8 +32,13 @@ EVENTS: list[Json] = [
     {"type": "Normal", "reason": "Accepted", "message": "The job is valid.", "lastTimestamp": at(90), "metadata": {}},
 ]
 REQUEST = [{"id": "finish-1", "type": "FinishPhase", "phase": "real"}]
+MIXTURE = TRAINING | {
+    "progress": TRAINING["progress"]
+    | {"experts": {"largest": "2.1250", "idle": "0.0312", "dropped": "0.0500", "routerEntropy": "2.0794"}}
+}
 DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
     "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
+    "mixture": (job(MIXTURE), [pod(1), pod(0)], []),
     "fresh": (job(), [], []),
     "pending": (job({"state": "Pending", "execution": 1}), [pod(0, phase="pseudo", node="", status=UNSCHEDULABLE)], []),
     "failed": (job(FAILED, spec__requests=REQUEST), [pod(0), pod(1, status=OOM)], []),

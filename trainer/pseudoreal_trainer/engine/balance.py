@@ -1,4 +1,4 @@
-"""How tokens spread over experts by top k in a step: what is reported, and how the balancing bias follows."""
+"""How tokens spread over experts in a step: what is reported, and how the balancing bias follows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from pseudoreal_trainer.model.experts import Tally
+
 NO_LOADS = torch.empty(0, 0, dtype=torch.float64)
-"""[layers with experts, experts + 1]: of a model without experts by top k."""
+"""[layers with experts, sums]: of a model without experts."""
 
 
 def change_of_bias(counts: Tensor, rate: float) -> Tensor:
@@ -35,23 +37,32 @@ class ExpertLoad:
     mean: float
     """The same in the mean over the layers."""
     idle: float
-    """Share of all experts that had no token."""
+    """Share of all experts that no token chose."""
+    dropped: float
+    """Share of the choices that experts refused as they were full."""
+    entropy: float
+    """Entropy of the probabilities that routers give to experts, in nats, in the mean over tokens, prototypes and
+    layers."""
     auxiliary_loss_sum: float
     """The auxiliary losses of all layers with their factor, summed over the tokens of the batch, in nats."""
 
     @classmethod
     def of(cls, sums: Sequence[float], layers: int) -> "ExpertLoad | None":
-        """`sums`: of each layer with experts the tokens of each expert, then the auxiliary loss; layer after layer.
-        None where no layer has any."""
+        """`sums`: of each layer with experts those of its tallies, as `Tally.sums` has them; layer after layer. None
+        where no layer has any."""
         if not layers:
             return None
         width = len(sums) // layers
         rows = [sums[begin : begin + width] for begin in range(0, len(sums), width)]
-        tokens = [row[:-1] for row in rows]
+        tokens = [row[: -Tally.OTHERS] for row in rows]
+        refused, entropies, auxiliary_losses = zip(*(row[-Tally.OTHERS :] for row in rows), strict=True)
+        choices = sum(map(sum, tokens))
         violations = [max(row) * len(row) / sum(row) for row in tokens]
         return cls(
             largest=max(violations),
             mean=sum(violations) / layers,
-            idle=sum(count == 0 for row in tokens for count in row) / (layers * (width - 1)),
-            auxiliary_loss_sum=sum(row[-1] for row in rows),
+            idle=sum(count == 0 for row in tokens for count in row) / sum(map(len, tokens)),
+            dropped=sum(refused) / choices,
+            entropy=sum(entropies) / choices,
+            auxiliary_loss_sum=sum(auxiliary_losses),
         )

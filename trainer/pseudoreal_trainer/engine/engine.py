@@ -30,6 +30,7 @@ from pseudoreal_trainer.engine.updates import Agreement, Gradients, Reductions, 
 from pseudoreal_trainer.engine.warm_up import warm_up
 from pseudoreal_trainer.forecast.memory.activations import most_stashed
 from pseudoreal_trainer.forecast.memory.crossing import takes_tokens
+from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.head import soft_cap_of
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
@@ -255,12 +256,12 @@ class Engine:
             self._stashed.prepare(most_stashed(plan), numel, self._blueprint.compute)
 
     def _loads(self, run: PlanRun) -> Tensor:
-        """What this rank's passes learned of experts by top k, [layers with experts, experts + 1], with zeros for
-        layers of other ranks; empty where there are no such experts."""
+        """What this rank's passes learned of experts, [layers with experts, experts + Tally.OTHERS]; zeros for layers
+        of other ranks, and empty where there are no experts."""
         model = self._blueprint.model
-        if model.experts is None or model.top_k is None:
+        if model.experts is None:
             return NO_LOADS
-        none = torch.zeros(model.experts.count + 1, dtype=torch.float64, device=self.mesh.device)
+        none = torch.zeros(model.experts.count + Tally.OTHERS, dtype=torch.float64, device=self.mesh.device)
         layers = [layer for layer in range(model.layers) if model.has_experts(layer)]
         return torch.stack([run.loads.get(layer + 1, none) for layer in layers])
 
@@ -268,7 +269,7 @@ class Engine:
     def _agrees_on_all(self) -> bool:
         """Whether all that a step agrees on is known when the record Agree is executed. With global clipping that comes
         behind all passes; otherwise it comes among them, and what they count and leave out is not known yet."""
-        counts, skips = self._blueprint.model.top_k is not None, self._blueprint.optimizer.non_finite == "Skip"
+        counts, skips = self._blueprint.model.experts is not None, self._blueprint.optimizer.non_finite == "Skip"
         return self._layout.clipping == "Global" or not (counts or skips)
 
     def _checked(self, plan: tuple[RankPlan, ...]) -> RankPlan:

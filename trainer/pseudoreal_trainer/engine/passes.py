@@ -18,9 +18,9 @@ from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.engine.updates import Agreement, Gradients
 from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.attention import Documents, documents_of
+from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
-from pseudoreal_trainer.model.top_k import Tally
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import Backward, Flow, Forward
 
@@ -91,8 +91,8 @@ class PlanRun:
     graphs: dict[Key, Graph] = field(default_factory=dict)
     """The graphs of positions whose passes are not computed again."""
     loads: dict[int, Tensor] = field(default_factory=dict)
-    """Position with experts by top k -> number of tokens of each, and its auxiliary loss, summed over the micro-batches
-    so far, [experts + 1], float64."""
+    """Position with experts -> the sums of its tallies over the micro-batches so far, [experts + Tally.OTHERS],
+    float64."""
     losses: dict[int, Losses] = field(default_factory=dict)
     """Micro-batch -> sums over its tokens; on the rank of the head."""
     logits: dict[int, Tensor] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class PlanRun:
         return self.inputs if flow is Flow.ACTIVATION else self.gradients
 
     def count(self, position: int, sums: Tensor) -> None:
-        """Adds what a pass learned of its experts, [experts + 1]."""
+        """Adds what a pass learned of its experts, [experts + Tally.OTHERS]."""
         self.loads[position] = self.loads[position] + sums if position in self.loads else sums
 
     def loss_sums(self) -> Losses | None:
@@ -180,7 +180,7 @@ class Passes:
             run.count(position, sums)
             if len(module.parameters) > len(module.trained):
                 # What the balancing bias follows from is summed as gradients are.
-                gradients.append(sums[:-1])
+                gradients.append(sums[: -Tally.OTHERS])
         self.gradients.accumulate(unit, gradients)
 
     def _through_the_head(self, run: PlanRun, unit: int, m: int) -> None:

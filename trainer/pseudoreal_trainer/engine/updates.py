@@ -138,7 +138,7 @@ class Agreement:
     left_out: tuple[int, ...] = ()
     """Units whose updates are left out, as something was not finite."""
     load: ExpertLoad | None = None
-    """How tokens spread over experts by top k; None without these."""
+    """How tokens spread over experts; None without these."""
 
     @property
     def trains(self) -> bool:
@@ -197,8 +197,8 @@ class Reductions:
 
     def end(self, loads: Tensor) -> Future[Agreement]:
         """Ends a step in which single units may be left out, or tokens are counted: the agreement, once all its
-        gradients are summed. `loads`: this rank's sums, [layers with experts, experts + 1]; no layer has them where
-        there are no experts by top k."""
+        gradients are summed. `loads`: this rank's sums, [layers with experts, experts + Tally.OTHERS]; no layer has
+        them where there are no experts."""
         computed = self._lanes.mark()
         return self._thread.later(lambda: self._ended(loads, computed))
 

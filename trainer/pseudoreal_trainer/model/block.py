@@ -4,10 +4,10 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Attention, Documents
-from pseudoreal_trainer.model.experts import Experts, Router
+from pseudoreal_trainer.model.experts import Experts, Router, Tally
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.norm import norm
-from pseudoreal_trainer.model.top_k import Tally, TopKExperts
+from pseudoreal_trainer.model.top_k import TopKExperts
 
 
 class Block(nn.Module):
@@ -35,7 +35,7 @@ class Block(nn.Module):
         documents: Documents | None = None,
     ) -> Tensor:
         """The block's output: [B, T, H] -> [B, T, H]. `mask`: that of a window, [T, T]; None: there is none. `tally`:
-        of a training pass through experts by top k. `documents`: those that tokens attend within; None: whole
+        of a training pass through experts. `documents`: those that tokens attend within; None: whole
         sequences."""
         # What is added has no name, so that nothing holds it longer than the sum.
         hidden = hidden + _applied(
@@ -51,9 +51,9 @@ class Block(nn.Module):
 
     def _mixed(self, features: Tensor, tally: Tally | None = None, documents: Documents | None = None) -> Tensor:
         """The output of the experts: [B, T, H] -> [B, T, H]."""
-        # Experts by top k are never full, so they need not know documents; only they are tallied.
-        wanted = tally if isinstance(self.experts, TopKExperts) else documents
-        mixed: Tensor = self.experts(features, self.router(features), wanted)
+        # Experts by top k are never full, so they need not know documents.
+        known = () if isinstance(self.experts, TopKExperts) else (documents,)
+        mixed: Tensor = self.experts(features, self.router(features), tally, *known)
         return mixed if self.shared is None else mixed + self.shared(features)
 
 

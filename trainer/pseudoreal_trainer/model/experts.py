@@ -13,11 +13,12 @@ Where tokens attend within documents, it counts in each document, which then com
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pseudoreal_api.spec.model import MixtureOfExperts, Model
-from torch import Tensor, nn
+from torch import Tensor, nn, zeros
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from pseudoreal_trainer.model.attention import Documents
@@ -37,16 +38,68 @@ class Router(nn.Linear):
         return F.linear(hidden.to(wide), self.weight.to(wide))
 
 
+@dataclass(frozen=True)
+class Tally:
+    """What a training pass learns of its experts. It comes out of the backward pass, as if it were the gradient of
+    `sums`: so it travels with the pass, and a pass that is computed again counts once."""
+
+    OTHERS: ClassVar = 3
+    """Number of sums behind those of single experts: tokens refused, entropy, auxiliary loss."""
+
+    sums: Tensor
+    """Zeros, [experts + OTHERS], float64; the gradient is how often each expert was chosen, how many of these choices
+    it refused as it was full, the entropy of the router's probabilities in nats, summed over choices, and the auxiliary
+    loss, summed over tokens."""
+    divisor: int
+    """Tokens of the whole batch, by which its auxiliary losses are divided before the backward pass."""
+
+    @classmethod
+    def empty(cls, experts: int, divisor: int, device: torch.device) -> "Tally":
+        return cls(zeros(experts + cls.OTHERS, dtype=torch.float64, device=device, requires_grad=True), divisor)
+
+    def joined(self, weights: Tensor, counts: Tensor, refused: Tensor, entropy: Tensor, loss: Tensor) -> Tensor:
+        """The weights of choices as they are. In their backward pass the auxiliary loss joins the batch's, and the
+        tally gets its sums: counts [experts], and three scalars."""
+        others = [each.detach().double() for each in (refused, entropy, loss)]
+        learned = torch.cat([counts.double(), torch.stack(others)])
+        out: Tensor = _Tallied.apply(weights, self.sums, loss, learned, self.divisor)
+        return out
+
+
+class _Tallied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, _: Tensor, loss: Tensor, learned: Tensor, divisor: int) -> Tensor:
+        ctx.save_for_backward(learned)
+        ctx.divisor, ctx.dtype = divisor, loss.dtype
+        return weights.view_as(weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        (sums,) = ctx.saved_tensors
+        return gradient, sums, sums.new_full((), 1 / ctx.divisor, dtype=ctx.dtype), None, None
+
+
+@torch.no_grad()
+def entropy_of(chances: Tensor) -> Tensor:
+    """The entropy of distributions, [..., experts], in nats, summed: a scalar. 0 where one expert has all, and the
+    logarithm of their number where they are alike."""
+    summed: Tensor = torch.special.entr(chances).sum(dtype=torch.float64)
+    return summed
+
+
 class Experts(nn.ModuleList):
     def __init__(self, spec: Model, experts: MixtureOfExperts) -> None:
         super().__init__(FeedForward(spec.hidden_size, spec.feed_forward) for _ in range(experts.count))
         self._prototypes = experts.prototypes
         self._capacity = capacity_of(spec)
 
-    def forward(self, hidden: Tensor, logits: Tensor, documents: Documents | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, logits: Tensor, tally: Tally | None = None, documents: Documents | None = None
+    ) -> Tensor:
         """The sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H]. `documents`: those
         in which the capacity counts; None: whole sequences."""
-        routes = _routed(logits.unflatten(-1, (self._prototypes, -1)), self._capacity, documents)
+        routes = _routed(logits.unflatten(-1, (self._prototypes, -1)), self._capacity, tally, documents)
         # The only place where the host waits for the device, once for all prototypes.
         counts: list[list[int]] = routes.counts.tolist()
         tokens = hidden.flatten(0, 1)  # [N, H]
@@ -73,7 +126,7 @@ class _Routes:
     """Factor of each token's output, [P, N]: 1, with a gradient."""
 
 
-def _routed(logits: Tensor, capacity: int, documents: Documents | None) -> _Routes:
+def _routed(logits: Tensor, capacity: int, tally: Tally | None, documents: Documents | None) -> _Routes:
     """The routes for logits [B, T, P, n]. Nothing is read back from the device: `bincount` and `one_hot` may, to learn
     a size."""
     experts = logits.shape[-1]
@@ -82,7 +135,11 @@ def _routed(logits: Tensor, capacity: int, documents: Documents | None) -> _Rout
     is_refused = _numbers(chosen, choice, documents) > capacity  # [B, T, P, 1]
     counts = (chosen & ~is_refused).sum(dim=(0, 1))  # [P, n]
     expert = choice.masked_fill(is_refused, experts).flatten(0, 1).squeeze(-1).t()  # [P, N]
-    return _Routes(expert.argsort(dim=-1, stable=True), counts, _gates(logits, choice))
+    gates = _gates(logits, choice)
+    if tally is not None:
+        entropy, no_loss = entropy_of(logits.detach().softmax(dim=-1)), logits.new_zeros(())
+        gates = tally.joined(gates, chosen.sum(dim=(0, 1)).flatten(), is_refused.sum(), entropy, no_loss)
+    return _Routes(expert.argsort(dim=-1, stable=True), counts, gates)
 
 
 def _numbers(chosen: Tensor, choice: Tensor, documents: Documents | None) -> Tensor:

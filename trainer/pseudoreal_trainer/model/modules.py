@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
-from pseudoreal_trainer.model.top_k import Tally
 from pseudoreal_trainer.plan.units import HEAD, Unit, block_of
 
 
@@ -97,9 +97,9 @@ class Modules:
         return out
 
     def tally(self, layer: int, divisor: int, device: torch.device) -> Tally | None:
-        """A tally for a training pass of this layer; None where it has no experts by top k."""
+        """A tally for a training pass of this layer; None where it has no experts."""
         experts = self._model.experts
-        if experts is None or self._model.top_k is None or not self._model.has_experts(layer):
+        if experts is None or not self._model.has_experts(layer):
             return None
         return Tally.empty(experts.count, divisor, device)
 

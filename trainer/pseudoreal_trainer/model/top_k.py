@@ -5,32 +5,12 @@ Two things keep experts in balance. A bias is added to the scores where experts 
 steps it changes by the number of tokens that each expert got. An auxiliary loss of each sequence has a gradient.
 """
 
-from dataclasses import dataclass
-from typing import Any
-
-import torch
 from pseudoreal_api.spec.model import Model, TopK
 from torch import Tensor, nn, ones_like, zeros
-from torch.autograd.function import once_differentiable
 
+from pseudoreal_trainer.model.experts import Tally, entropy_of
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
-
-
-@dataclass(frozen=True)
-class Tally:
-    """What a training pass learns of its experts. It comes out of the backward pass, as if it were the gradient of
-    `sums`: so it travels with the pass, and a pass that is computed again counts once."""
-
-    sums: Tensor
-    """Zeros, [experts + 1], float64; the gradient is the number of tokens of each expert, and behind them the
-    auxiliary loss, summed over tokens."""
-    divisor: int
-    """Tokens of the whole batch, by which its auxiliary losses are divided before the backward pass."""
-
-    @classmethod
-    def empty(cls, experts: int, divisor: int, device: torch.device) -> "Tally":
-        return cls(zeros(experts + 1, dtype=torch.float64, device=device, requires_grad=True), divisor)
 
 
 class TopKExperts(nn.ModuleList):
@@ -49,7 +29,8 @@ class TopKExperts(nn.ModuleList):
         order = chosen.flatten().argsort(stable=True)  # [N * k], those of the first expert, then the second's, ...
         counts = _counts(chosen.flatten(), len(self))
         if tally is not None:
-            weights = _Tallied.apply(weights, tally.sums, self._auxiliary_loss(scores), counts, tally.divisor)
+            entropy, none = choices * entropy_of(_chances(scores.detach(), self._spec)), counts.new_zeros(())
+            weights = tally.joined(weights, counts, none, entropy, self._auxiliary_loss(scores))
         # The only place where the host waits for the device.
         sizes: list[int] = counts.tolist()
         # A copy of each token for each choice, and each once in `order`: so no sum in the backward pass depends on the
@@ -80,27 +61,15 @@ class TopKExperts(nn.ModuleList):
         as there. It is of each sequence, so micro-batches and ranks do not matter."""
         if not self._factor:
             return scores.new_zeros(())
-        chances = scores if self._spec.score == "Softmax" else scores / scores.sum(dim=-1, keepdim=True)
+        chances = _chances(scores, self._spec)
         chosen = scores.detach().topk(self._spec.per_token, dim=-1).indices.flatten(1)  # [B, T * k]
         shares = _counts(chosen, len(self)).to(scores.dtype) / chosen.shape[1]  # [B, experts]
         return self._factor * len(self) * (shares * chances.sum(dim=1)).sum()
 
 
-class _Tallied(torch.autograd.Function):
-    """The weights as they are, [N, k]. In the backward pass the auxiliary loss joins the batch's, and the tally gets
-    its sums."""
-
-    @staticmethod
-    def forward(ctx: Any, weights: Tensor, _: Tensor, loss: Tensor, counts: Tensor, divisor: int) -> Tensor:
-        ctx.save_for_backward(torch.cat([counts.double(), loss.double()[None]]))
-        ctx.divisor, ctx.dtype = divisor, loss.dtype
-        return weights.view_as(weights)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (sums,) = ctx.saved_tensors
-        return gradient, sums, sums.new_full((), 1 / ctx.divisor, dtype=ctx.dtype), None, None
+def _chances(scores: Tensor, spec: TopK) -> Tensor:
+    """The scores of each token as shares of their sum, [..., experts]."""
+    return scores if spec.score == "Softmax" else scores / scores.sum(dim=-1, keepdim=True)
 
 
 def _counts(choices: Tensor, experts: int) -> Tensor:

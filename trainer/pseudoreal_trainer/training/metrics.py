@@ -186,6 +186,8 @@ class Reporter:
             "expert_load_max": progress.load and progress.load.largest,
             "expert_load_mean": progress.load and progress.load.mean,
             "idle_experts": progress.load and progress.load.idle,
+            "dropped_tokens": progress.load and progress.load.dropped,
+            "router_entropy": progress.load and progress.load.entropy,
             "validation_loss": progress.validation_loss,
             "learning_rate": phase_rate(config, progress.step, progress.begin),
             "tokens_per_second": config.batch.sequences * config.model.sequence_length / pace,

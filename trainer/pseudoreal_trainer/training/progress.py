@@ -39,7 +39,7 @@ class Progress:
     z_loss: float | None = None
     """Mean z-loss of the newest step, nats per token; None where the job has none, and before the first step."""
     load: ExpertLoad | None = None
-    """How the newest step's tokens spread over experts by top k; None without these, before the first step, and where
+    """How the newest step's tokens spread over experts; None without these, before the first step, and where
     the loss was not finite."""
     auxiliary_loss: float | None = None
     """Mean auxiliary loss of the newest step, nats per token; None where the job has none, and as above."""

@@ -246,6 +246,32 @@ def test_progress_comes_from_reports_and_stays_when_there_is_none() -> None:
     assert world.plan().status == world.status
 
 
+def test_the_load_of_experts_is_in_the_progress_until_the_phase_ends() -> None:
+    world = begun()
+    figures = {"expert_load_max": 1.5, "idle_experts": 0.25, "dropped_tokens": 0.031251, "router_entropy": 1.38629}
+    (said,) = heard(world, 5)
+    known = replace(said, report=said.report.model_copy(update={"progress": report(5, **figures)}))
+    world.status = plan(replace(world.observe(), heard=(known,)), world.now, SETTINGS).status
+    assert world.status.progress
+    expected = {"largest": "1.5000", "idle": "0.2500", "dropped": "0.0313", "routerEntropy": "1.3863"}
+    assert world.status.progress.model_dump(by_alias=True)["experts"] == expected
+    world.finish_all()
+    ended = world.plan().status.progress
+    assert ended
+    assert (ended.step, ended.experts) == (10, world.status.progress.experts)
+
+
+def test_progress_without_experts_has_no_load() -> None:
+    """Nor has that of an older trainer, which knows some of the figures only."""
+    world = begun()
+    (said,) = heard(world, 5)
+    older = replace(said, report=said.report.model_copy(update={"progress": report(5, expert_load_max=1.5)}))
+    for each in (said, older):
+        progress = plan(replace(world.observe(), heard=(each,)), world.now, SETTINGS).status.progress
+        assert progress
+        assert progress.experts is None
+
+
 def test_progress_alone_is_written_every_ten_seconds_and_when_it_moves() -> None:
     world = begun()
     world.status = plan(replace(world.observe(), heard=heard(world, 5)), world.now, SETTINGS).status

@@ -18,6 +18,13 @@ from tests.unit.trainer.engine.running import Result, run_case, want
 
 BALANCED = "in balance"
 EVERYWHERE = json.dumps({"experts": OPTIONS[BALANCED]["experts"] | {"denseLayers": []}})
+UNBIASED = [
+    Case(options="Mixtral", pipeline=2, data=2, sharding="Gradients"),
+    *(Case(experts=6, prototypes=2, micro_batches=n, clipping="PerUnit") for n in (1, 4)),
+    Case(experts=6, prototypes=3, pipeline=2, data=2, blocks=1, sharding="Full", homes="hD", clipping="Global"),
+    Case(experts=4, documents=True, data=2, recompute=False, homes="d"),
+]
+"""Nothing keeps experts in balance."""
 CASES = [
     *(Case(options=BALANCED, micro_batches=n, clipping="Global") for n in (1, 4)),
     Case(options=BALANCED, recompute=False, order="1F1B", homes="D", window=1),
@@ -35,44 +42,47 @@ CASES = [
     ),
     Case(documents=True, options=BALANCED, data=2, sharding="Full", blocks=2, homes="hDd", clipping="PerUnit"),
     Case(documents=True, drawn=EVERYWHERE, pipeline=2, blocks=1, recompute=False, order="1F1B", clipping="Global"),
-    Case(options="Mixtral", pipeline=2, data=2, sharding="Gradients"),
+    *UNBIASED,
 ]
 """Blocks of layers on both pipeline ranks are among them, shards that reach into the padding, and masked documents: the
 bias follows all tokens, also those without a target, and the auxiliary loss is the mean over whole sequences."""
 want(CASES)
 
 
-def _reference(case: Case) -> tuple[dict[str, Tensor], list[list[Tensor]], list[float]]:
-    """The weights at the end; for each step the tokens of each layer's experts, and the auxiliary loss."""
+def _reference(case: Case) -> tuple[dict[str, Tensor], list[list[Tensor]], list[tuple[float, float, int]]]:
+    """The weights at the end; for each step the tokens of each layer's experts, then the auxiliary loss, the mean
+    entropy, and the number of choices that full experts refused."""
     model, optimizer = reference.model_and_optimizer(case)
     routers = Routers(model)
-    counts, losses = [], []
+    counts, others = [], []
     for step in range(STEPS):
         reference.set_gradients(model, case, step, routers)
         reference.clip(model, case)
         optimizer.step()
         routers.balance()
         counts.append(routers.counts)
-        losses.append(routers.auxiliary_loss)
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}, counts, losses
+        others.append((routers.auxiliary_loss, routers.entropy, routers.refused))
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}, counts, others
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_biases_and_reports_are_those_of_plain_loops(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    weights, counts, losses = _reference(case)
+    weights, counts, others = _reference(case)
     found = engine_results[case][0]
     for name, expected in weights.items():
         torch.testing.assert_close(found.weights[name], expected, rtol=0, atol=1e-12)
-    for load, layers, loss in zip(found.loads, counts, losses, strict=True):
+    for load, layers, (loss, entropy, refused) in zip(found.loads, counts, others, strict=True):
         assert load is not None
         shares = [float(layer.max() / layer.double().mean()) for layer in layers]
         assert (load.largest, load.mean) == pytest.approx((max(shares), sum(shares) / len(shares)), rel=1e-14)
         assert load.idle == pytest.approx(sum(int((layer == 0).sum()) for layer in layers) / sum(map(len, layers)))
         assert load.auxiliary_loss_sum == pytest.approx(loss, rel=1e-12)
+        assert load.entropy == pytest.approx(entropy, rel=1e-12)
+        assert load.dropped == pytest.approx(refused / sum(int(layer.sum()) for layer in layers), abs=1e-15)
     assert all(result.loads == found.loads for result in engine_results[case])
 
 
-@pytest.mark.parametrize("case", CASES[:-1], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", [case for case in CASES if case not in UNBIASED], ids=lambda case: case.name)
 def test_a_bias_has_no_moments_and_leaves_its_first_values(
     case: Case, engine_results: dict[Case, list[Result]]
 ) -> None:
@@ -105,6 +115,9 @@ def test_the_change_of_a_bias() -> None:
 
 
 def test_what_is_reported_of_a_load() -> None:
-    found = ExpertLoad.of([6.0, 0.0, 0.0, 0.25, 2.0, 2.0, 2.0, 0.5], layers=2)
-    assert found == ExpertLoad(largest=3.0, mean=2.0, idle=2 / 6, auxiliary_loss_sum=0.75)
+    """Two layers of three experts: their choices, those refused, the entropy, the auxiliary loss."""
+    found = ExpertLoad.of([6.0, 0.0, 0.0, 2.0, 3.0, 0.25, 2.0, 2.0, 2.0, 1.0, 1.5, 0.5], layers=2)
+    assert found == ExpertLoad(
+        largest=3.0, mean=2.0, idle=2 / 6, dropped=3 / 12, entropy=4.5 / 12, auxiliary_loss_sum=0.75
+    )
     assert ExpertLoad.of([], layers=0) is None

@@ -56,6 +56,7 @@ def _reference(config: PhaseConfig, text: bytes) -> tuple[Figures, dict[str, tor
             shares = [(counts.max() / counts.double().mean()).item() for counts in routers.counts]
             figures |= {"expert_load_max": max(shares), "expert_load_mean": sum(shares) / len(shares)}
             figures["idle_experts"] = torch.stack(routers.counts).eq(0).double().mean().item()
+            figures |= {"router_entropy": routers.entropy, "dropped_tokens": 0.0}
             figures["auxiliary_loss"] = routers.auxiliary_loss / tokens
         for key, figure in figures.items():
             found.setdefault(key, []).append(figure)
@@ -67,7 +68,9 @@ EXPERTS = {
     "count": 5,
     "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.02", "auxiliaryLoss": "0.1"},
 }
-OF_EXPERTS = {"expert_load_max", "expert_load_mean", "idle_experts", "auxiliary_loss"}
+OF_EXPERTS = {
+    *("expert_load_max", "expert_load_mean", "idle_experts", "auxiliary_loss", "dropped_tokens", "router_entropy"),
+}
 
 
 @pytest.mark.parametrize(

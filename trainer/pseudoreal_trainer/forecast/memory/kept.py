@@ -170,7 +170,13 @@ class Kept:
             "choices [N], indices": t.of(self.tokens, _INDEX_BYTES),
             "order [N], indices": t.of(self.tokens, _INDEX_BYTES),
         }
-        return {name: self.sizes.choices * size for name, size in (of_prototype | self._inner).items()}
+        return self._tally | {name: self.sizes.choices * size for name, size in (of_prototype | self._inner).items()}
+
+    @property
+    def _tally(self) -> Table:
+        t, experts = self._tensors, self.sizes.model.experts
+        assert experts is not None, "only a mixture has these"
+        return {"what is learned of the experts [experts + 3], float64": t.of(experts.count + 3, 8)}
 
     def _top_k(self, spec: TopK) -> Table:
         """Each of the k choices has all N tokens once. Shared experts have them once more."""
@@ -197,10 +203,10 @@ class Kept:
         return table | shared
 
     def _balance(self, spec: TopK) -> Table:
-        """What goes into the tally of the experts, and what the auxiliary loss keeps."""
+        """What the tally of the experts and the auxiliary loss keep."""
         t, experts = self._tensors, self.sizes.model.experts
         assert experts is not None, "only a mixture has these"
-        table = {"tokens of each expert, and the loss [experts + 1], float64": t.of(experts.count + 1, 8)}
+        table = self._tally
         if float(spec.auxiliary_loss):
             sequences = self.tokens // self.sizes.model.sequence_length
             table["shares of choices [B, experts], wide"] = t.of(sequences * experts.count, t.wide_bytes)

@@ -34,6 +34,8 @@ def figures_of(line: ProgressReport) -> Figures:
         "experts/load_max": line.expert_load_max,
         "experts/load_mean": line.expert_load_mean,
         "experts/idle": line.idle_experts,
+        "experts/dropped": line.dropped_tokens,
+        "experts/router_entropy": line.router_entropy,
         "experts/auxiliary_loss": line.auxiliary_loss,
         "validation/loss": line.validation_loss,
         "speed/tokens_per_second": line.tokens_per_second,

@@ -9,10 +9,10 @@ from pseudoreal_trainer.forecast.memory.graphs import Graphs
 from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.model.attention import Documents, documents_of, window_mask
 from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.head import Embedding, Head, soft_cap_of
 from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
-from pseudoreal_trainer.model.top_k import Tally
 from torch import Tensor, nn
 
 from tests.unit.trainer.plan.cases import make_sizes
@@ -76,7 +76,7 @@ class BlockPass:
         self.trained = [parameter for parameter in self.block.parameters() if parameter.requires_grad]
         self.totals = [torch.zeros(p.shape, dtype=MASTERS[compute], device=p.device) for p in self.trained]
         experts = spec.experts
-        self.tally = Tally.empty(experts.count, 7, self.source.device) if experts and experts.top_k else None
+        self.tally = Tally.empty(experts.count, 7, self.source.device) if experts else None
 
     def forward(self, source: Tensor) -> Tensor:
         rotation = self.rotation
