@@ -135,10 +135,11 @@ def _routed(logits: Tensor, capacity: int, tally: Tally | None, documents: Docum
     is_refused = _numbers(chosen, choice, documents) > capacity  # [B, T, P, 1]
     counts = (chosen & ~is_refused).sum(dim=(0, 1))  # [P, n]
     expert = choice.masked_fill(is_refused, experts).flatten(0, 1).squeeze(-1).t()  # [P, N]
-    gates = _gates(logits, choice)
+    chances = logits.softmax(dim=-1)
+    gates = _gates(chances, choice)
     if tally is not None:
-        entropy, no_loss = entropy_of(logits.detach().softmax(dim=-1)), logits.new_zeros(())
-        gates = tally.joined(gates, chosen.sum(dim=(0, 1)).flatten(), is_refused.sum(), entropy, no_loss)
+        choices, no_loss = chosen.sum(dim=(0, 1)).flatten(), logits.new_zeros(())
+        gates = tally.joined(gates, choices, is_refused.sum(), entropy_of(chances), no_loss)
     return _Routes(expert.argsort(dim=-1, stable=True), counts, gates)
 
 
@@ -156,15 +157,15 @@ def _numbers(chosen: Tensor, choice: Tensor, documents: Documents | None) -> Ten
     return numbers - before.masked_fill(begins == 0, 0)[..., None]
 
 
-def _gates(logits: Tensor, choice: Tensor) -> Tensor:
-    """The gates: 1, with the gradient of the chosen expert's probability. logits [B, T, P, n], choice [B, T, P, 1] ->
+def _gates(chances: Tensor, choice: Tensor) -> Tensor:
+    """The gates: 1, with the gradient of the chosen expert's probability. chances [B, T, P, n], choice [B, T, P, 1] ->
     [P, N].
 
     Mixtral divides by the sum of the chosen experts' probabilities, which leaves 1 for one expert and nothing for the
     router to learn from. So the gradient passes straight through, as if by the probability (Bengio et al. 2013, arXiv
     1308.3432). Times the probability itself, as in Switch, the layer would not be Mixtral's.
     """
-    chance = logits.softmax(dim=-1).gather(-1, choice).flatten(0, 1).squeeze(-1).t()
+    chance = chances.gather(-1, choice).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is 0 to the bit, where 1 + p - p need not be 1.
     return 1 + (chance - chance.detach())
 
