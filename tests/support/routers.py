@@ -139,11 +139,12 @@ def _most(scores: Tensor, per_token: int) -> Tensor:
 
 
 def _auxiliary_loss(top_k: TopK, logits: Tensor) -> Tensor:
-    """Equations 17 to 20 of DeepSeek-V3, for each sequence by itself, times its tokens."""
+    """Equations 17 to 20 of DeepSeek-V3, for each sequence by itself, times its tokens; and equation 5 of ST-MoE."""
     total, experts, length = torch.zeros((), dtype=logits.dtype), logits.shape[-1], logits.shape[1]
     for sequence in logits:
         scores = _scores(top_k, sequence)
         frequency = experts / (top_k.per_token * length) * _most(scores.detach(), top_k.per_token).double()
         probability = torch.stack([token / token.sum() for token in scores]).mean(dim=0)
         total = total + length * float(top_k.auxiliary_loss) * (frequency * probability).sum()
+        total = total + sum(float(top_k.router_z_loss) * token.exp().sum().log() ** 2 for token in sequence)
     return total

@@ -212,6 +212,13 @@ class TopK(ApiModel):
         " of its scores. It is 1, times the factor, where experts are in balance. The loss that is reported is without"
         " it.",
     )
+    router_z_loss: Annotated[DecimalString, Since(4)] = Field(
+        "0",
+        description="routerZLoss is the factor of a term that is added to the loss: for each layer the mean over the"
+        " tokens of the square of the logarithm of the sum of the exponentials of the router's outputs, which keeps"
+        " these small, as in ST-MoE, which had 0.001. The loss that is reported is without it; auxiliary_loss in the"
+        " metrics is with it.",
+    )
 
 
 class MixtureOfExperts(ApiModel):

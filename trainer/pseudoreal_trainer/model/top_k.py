@@ -2,7 +2,8 @@
 DeepSeek (arXiv 2412.19437). None is ever full, so no token depends on another.
 
 Two things keep experts in balance. A bias is added to the scores where experts are chosen, and nowhere else; between
-steps it changes by the number of tokens that each expert got. An auxiliary loss of each sequence has a gradient.
+steps it changes by the number of tokens that each expert got. An auxiliary loss of each sequence has a gradient. A
+z-loss keeps the router's outputs small.
 """
 
 from pseudoreal_api.spec.model import Model, TopK
@@ -16,7 +17,8 @@ from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
 class TopKExperts(nn.ModuleList):
     def __init__(self, spec: Model, top_k: TopK, count: int) -> None:
         super().__init__(FeedForward(spec.hidden_size, spec.expert) for _ in range(count))
-        self._spec, self._factor = top_k, float(top_k.auxiliary_loss)
+        self._spec = top_k
+        self._factor, self._z_factor = float(top_k.auxiliary_loss), float(top_k.router_z_loss)
         has_bias = top_k.bias_update_rate is not None
         self.balancing_bias = nn.Parameter(zeros(count), requires_grad=False) if has_bias else None
 
@@ -30,7 +32,8 @@ class TopKExperts(nn.ModuleList):
         counts = _counts(chosen.flatten(), len(self))
         if tally is not None:
             entropy, none = choices * entropy_of(_chances(scores.detach(), self._spec)), counts.new_zeros(())
-            weights = tally.joined(weights, counts, none, entropy, self._auxiliary_loss(scores))
+            losses = self._auxiliary_loss(scores) + self._z_loss(logits)
+            weights = tally.joined(weights, counts, none, entropy, losses)
         # The only place where the host waits for the device.
         sizes: list[int] = counts.tolist()
         # A copy of each token for each choice, and each once in `order`: so no sum in the backward pass depends on the
@@ -65,6 +68,13 @@ class TopKExperts(nn.ModuleList):
         chosen = scores.detach().topk(self._spec.per_token, dim=-1).indices.flatten(1)  # [B, T * k]
         shares = _counts(chosen, len(self)).to(scores.dtype) / chosen.shape[1]  # [B, experts]
         return self._factor * len(self) * (shares * chances.sum(dim=1)).sum()
+
+    def _z_loss(self, logits: Tensor) -> Tensor:
+        """The z-loss of ST-MoE (arXiv 2202.08906, equation 5) times its factor, summed over tokens: logits [B, T,
+        experts] -> a scalar."""
+        if not self._z_factor:
+            return logits.new_zeros(())
+        return self._z_factor * logits.logsumexp(dim=-1).square().sum()
 
 
 def _chances(scores: Tensor, spec: TopK) -> Tensor:

@@ -164,7 +164,7 @@ def loss_of(agreed: Agreement, config: PhaseConfig, counted: Counts | None) -> f
 
 def _auxiliary_loss(agreed: Agreement, config: PhaseConfig) -> float | None:
     top_k = config.model.top_k
-    if agreed.load is None or top_k is None or float(top_k.auxiliary_loss) == 0:
+    if agreed.load is None or top_k is None or not (float(top_k.auxiliary_loss) or float(top_k.router_z_loss)):
         return None
     return agreed.load.auxiliary_loss_sum / tokens_of(config)
 

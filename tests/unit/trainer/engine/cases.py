@@ -80,7 +80,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "experts": {
             "type": "TopK",
             "count": 7,
-            "topK": {"perToken": 3, "size": 6, "score": "Sigmoid", "biasUpdateRate": "0.03", "auxiliaryLoss": "0.2"},
+            "topK": {
+                **{"perToken": 3, "size": 6, "score": "Sigmoid"},
+                **{"biasUpdateRate": "0.03", "auxiliaryLoss": "0.2", "routerZLoss": "0.05"},
+            },
             "denseLayers": [1, 3],
         },
     },

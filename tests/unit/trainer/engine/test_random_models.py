@@ -93,9 +93,8 @@ def _drawn_experts(draw: Random, layer_blocks: tuple[int, ...]) -> dict[str, Any
         "score": draw.choice(["Softmax", "Sigmoid"]),
         "weights": draw.choice(["Renormalised", "Scores"]),
     }
-    top_k |= _some(
-        draw, {"size": 7, "scale": "1.5", "sharedExperts": 1, "biasUpdateRate": "0.02", "auxiliaryLoss": "0.1"}
-    )
+    balance = {"biasUpdateRate": "0.02", "auxiliaryLoss": "0.1", "routerZLoss": "0.03"}
+    top_k |= _some(draw, {"size": 7, "scale": "1.5", "sharedExperts": 1} | balance)
     dense = _drawn_dense_layers(draw, layer_blocks)
     return {"type": "TopK", "count": draw.randint(3, 6), "topK": top_k, "denseLayers": dense}
 
@@ -143,6 +142,7 @@ def test_every_option_is_drawn() -> None:
         "Sigmoid",
         "biasUpdateRate",
         "auxiliaryLoss",
+        "routerZLoss",
         "window",
         "keyValueHeads",
         "Post",

@@ -142,6 +142,19 @@ def test_the_auxiliary_loss_is_that_of_each_sequence(score: str) -> None:
         torch.testing.assert_close(ours, expected, rtol=1e-13, atol=1e-13)
 
 
+def test_the_z_loss_pulls_the_logarithm_of_the_sum_to_zero() -> None:
+    """Its gradient by a logit z is 2 log(sum) exp(z) / sum, at weights of a choice that have none."""
+    block, tally = _block(_spec(routerZLoss="0.3")), Tally.empty(6, 30, torch.device("cpu"))
+    logits = block.router(_features()).detach().requires_grad_()
+    out = block.experts(_features(), logits, tally)
+    gradient, sums = torch.autograd.grad(out, [logits, tally.sums], torch.zeros_like(out))
+    logarithms = logits.detach().exp().sum(dim=-1, keepdim=True).log()
+    torch.testing.assert_close(
+        gradient, 0.3 / 30 * 2 * logarithms * logits.detach().softmax(dim=-1), rtol=1e-12, atol=0
+    )
+    assert float(sums[-1]) == pytest.approx(0.3 * float(logarithms.square().sum()), rel=1e-13)
+
+
 def _auxiliary_loss(score: str, logits: Tensor) -> Tensor:
     """Summed over tokens, with the factor 0.3: logits [B, T, 6] -> a scalar."""
     total = torch.zeros(())

@@ -207,6 +207,9 @@ class Kept:
         t, experts = self._tensors, self.sizes.model.experts
         assert experts is not None, "only a mixture has these"
         table = self._tally
+        if float(spec.router_z_loss):
+            table["outputs of the router [B, T, experts], wide"] = t.of(self.tokens * experts.count, t.wide_bytes)
+            table["logarithms of their sums [B, T], wide"] = t.of(self.tokens, t.wide_bytes)
         if float(spec.auxiliary_loss):
             sequences = self.tokens // self.sizes.model.sequence_length
             table["shares of choices [B, experts], wide"] = t.of(sequences * experts.count, t.wide_bytes)

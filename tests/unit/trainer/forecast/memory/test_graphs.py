@@ -25,6 +25,7 @@ MIXTURES: list[dict[str, Any]] = [
     {"count": 9, "prototypes": 3},
     {"type": "TopK", "count": 5, "topK": {"perToken": 2, "sharedExperts": 1}},
     {"type": "TopK", "count": 4, "topK": {"perToken": 3, "weights": "Scores"}},
+    {"type": "TopK", "count": 4, "topK": {"perToken": 2, "routerZLoss": "0.001"}},
     {
         "type": "TopK",
         "count": 6,
