@@ -138,6 +138,7 @@ def suspended(cluster: Cluster) -> Job:
     job = _job(cluster)
     complete_stage(job, "pseudo")
     job.run("llm-real-delink-e1")
+    job.wait("the delink", lambda status: status.phases[1].state == "Delinking")
     job.suspend(True)
     wait_for("the end of the pods", lambda: not job.alive_pods(), lambda: job.status)
     return job

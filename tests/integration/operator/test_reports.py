@@ -43,6 +43,7 @@ def test_progress_comes_from_reports(cluster: Cluster) -> None:
         "loss": "4.5000",
         "validation_loss": "4.7500",
         "tokens_per_second": "128",
+        "experts": None,
     }
     assert status.checkpoint
     assert (status.checkpoint.latest, status.checkpoint.step) == ("pseudo-4", 4)
