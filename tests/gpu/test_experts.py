@@ -33,9 +33,9 @@ def block(gpu: torch.device) -> Block:
     """In bfloat16, its parameters parts of one vector, as in the engine."""
     with torch.device("meta"):
         made = Block(SPEC)
-    unit = units_of(SPEC, Sharing(blocks=1))[1]
     torch.manual_seed(3)
-    UnitModule(made, unit).bind(torch.randn(unit.numel, device=gpu, dtype=torch.bfloat16).mul_(0.05))
+    for unit in units_of(SPEC, Sharing(blocks=1))[1:-1]:
+        UnitModule(made, unit).bind(torch.randn(unit.numel, device=gpu, dtype=torch.bfloat16).mul_(0.05))
     return made
 
 

@@ -51,7 +51,7 @@ class Copies:
 
     def __init__(self, store: UnitStore, mesh: Mesh, lanes: Lanes, trace: Trace) -> None:
         self._store, self._mesh, self._layout = store, mesh, mesh.layout
-        self._free = [_Slot(storage, lanes.mark()) for storage in store.window]
+        self._free = {pool: [_Slot(slot, lanes.mark()) for slot in slots] for pool, slots in store.window.items()}
         self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat
         self._copies: dict[int, _Copy] = {}
         self._refreshing: dict[int, Gathering | None] = {}
@@ -65,7 +65,7 @@ class Copies:
         self._bound: dict[UnitModule, Tensor] = {}
         self.updated: dict[int, Updated] = {unit: _done(None) for unit in store.states}
         """Unit -> its newest update."""
-        self._slot_addresses = {storage.untyped_storage().data_ptr() for storage in store.window}
+        self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
 
     def read(self, record: Read) -> None:
@@ -105,7 +105,7 @@ class Copies:
         copy = self._copies.pop(record.unit)
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
         self._owners.pop(copy.flat.data_ptr())
-        self._free.append(_Slot(copy.slot.storage, self._lanes.mark()))
+        self._free[self._layout.pool_of(record.unit)].append(_Slot(copy.slot.storage, self._lanes.mark()))
         self._trace.add("fetch", time.perf_counter_ns(), record)
 
     def bind(self, unit: int, module: UnitModule) -> None:
@@ -200,7 +200,7 @@ class Copies:
 
     def _fetched(self, record: Fetch) -> _Copy:
         begin = time.perf_counter_ns()
-        state, slot = self._store.states[record.unit], self._free.pop()
+        state, slot = self._store.states[record.unit], self._free[self._layout.pool_of(record.unit)].pop()
         updated = self._newest(record.unit)
         if record.unit in self._unread:
             self._read(record.unit)

@@ -10,13 +10,14 @@ from typing import assert_never
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
+from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor
 
 from pseudoreal_trainer.engine.balance import NO_LOADS
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
-from pseudoreal_trainer.engine.probe import Probe, groups_of
+from pseudoreal_trainer.engine.probe import LayerGroup, Probe, groups_of
 from pseudoreal_trainer.engine.ranks.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -54,6 +55,7 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
+from pseudoreal_trainer.plan.sharing import blocks_of_layers, experts_of_layers
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 
 _AHEAD = 2
@@ -277,10 +279,12 @@ class Engine:
         check_plan(self._layout, plan)
         return plan[self.mesh.pipeline_rank]
 
-    def probe(self, next_blocks: Sequence[int] | None) -> Probe:
-        """A probe for one step. `next_blocks`: entry l is the block of layer l in the next phase; None: only neighbours
-        are compared."""
-        groups = () if next_blocks is None else groups_of(self._layout.layer_blocks, next_blocks)
+    def probe(self, next_sharing: Sharing | None) -> Probe:
+        """A probe for one step. `next_sharing`: that of the next phase; None: only neighbours are compared."""
+        model, groups = self._blueprint.model, tuple[LayerGroup, ...]()
+        if next_sharing is not None:
+            next_blocks = blocks_of_layers(next_sharing, model.layers)
+            groups = groups_of(self._layout, next_blocks, experts_of_layers(next_sharing, model))
         return Probe(self.mesh, self.units, self._passes.modules, self.master_dtype, groups)
 
     # The state, between steps.
@@ -353,7 +357,7 @@ class Engine:
 
     def window_bytes(self) -> int:
         """Bytes of the slots for working copies that come and go."""
-        return sum(slot.nbytes for slot in self._store.window)
+        return sum(slot.nbytes for slots in self._store.window.values() for slot in slots)
 
     def settle(self) -> None:
         """Waits for all updates, and raises what they raised."""

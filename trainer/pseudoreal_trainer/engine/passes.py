@@ -149,14 +149,14 @@ class Passes:
 
     def backward(self, run: PlanRun, record: Backward) -> None:
         position, m = record.position, record.micro_batch
-        unit = self._bind(position)
+        self._bind(position)
         if position != self.layout.head:
             self._await(run, Flow.GRADIENT, position + 1, m)
         with self.trace.executed("compute", record, self.lanes):
             if position == self.layout.head:
-                self._through_the_head(run, unit, m)
+                self._through_the_head(run, m)
             else:
-                self._through(run, position, unit, m)
+                self._through(run, position, m)
 
     def _evaluate_the_head(self, run: PlanRun, m: int) -> None:
         hidden, head = run.inputs.pop((self.layout.head, m)), self.modules.head  # [B, T, H]
@@ -165,25 +165,33 @@ class Passes:
         else:
             run.logits[m] = self.loss.logits(head, hidden[:, run.reads[m]])[0]
 
-    def _through(self, run: PlanRun, position: int, unit: int, m: int) -> None:
+    def _through(self, run: PlanRun, position: int, m: int) -> None:
         graph, gradient = self._graph(run, position, m)
-        module, tally = self.modules.of(unit), graph.tally
-        sources = [*([graph.input] if position > 0 else []), *module.trained, *([tally.sums] if tally else [])]
+        tally, trained = graph.tally, self._trained(position)
+        sources = [*([graph.input] if position > 0 else []), *trained, *([tally.sums] if tally else [])]
         # The embedding's unit may be the head's as well, whose norm has no part in it.
         gradients = [*torch.autograd.grad(graph.output, sources, gradient, allow_unused=position == 0)]
         if position > 0:
             run.gradients[position, m] = gradients.pop(0)
         sums = gradients.pop() if tally else None
-        if run.probe is not None:
-            run.probe.accumulate(position, gradients)
         if sums is not None:
             run.count(position, sums)
-            if len(module.parameters) > len(module.trained):
+        for unit in self.layout.units_of(position):
+            module = self.modules.of(unit)
+            own, gradients = gradients[: len(module.trained)], gradients[len(module.trained) :]
+            if run.probe is not None:
+                run.probe.accumulate(position, unit, own)
+            if sums is not None and len(module.parameters) > len(module.trained):
                 # What the balancing bias follows from is summed as gradients are.
-                gradients.append(sums[: -Tally.OTHERS])
-        self.gradients.accumulate(unit, gradients)
+                own.append(sums[: -Tally.OTHERS])
+            self.gradients.accumulate(unit, own)
 
-    def _through_the_head(self, run: PlanRun, unit: int, m: int) -> None:
+    def _trained(self, position: int) -> list[Tensor]:
+        """The parameters that the position's gradients train: those of one unit behind those of the other."""
+        return [one for unit in self.layout.units_of(position) for one in self.modules.of(unit).trained]
+
+    def _through_the_head(self, run: PlanRun, m: int) -> None:
+        (unit,) = self.layout.units_of(self.layout.head)
         parameters = self.modules.of(unit).parameters
 
         def take(parameter: Tensor, gradient: Tensor) -> None:
@@ -194,11 +202,10 @@ class Passes:
             self.modules.head, source, self._targets(run, m), run.training_step.targets, take
         )
 
-    def _bind(self, position: int) -> int:
-        """Gives the position's module the weights of its unit, once they are here."""
-        unit = self.layout.unit_of(position)
-        self.copies.bind(unit, self.modules.of(unit))
-        return unit
+    def _bind(self, position: int) -> None:
+        """Gives the position's modules the weights of its units, once they are here."""
+        for unit in self.layout.units_of(position):
+            self.copies.bind(unit, self.modules.of(unit))
 
     def _await(self, run: PlanRun, flow: Flow, position: int, micro_batch: int) -> None:
         here = run.crossing(flow)

@@ -8,7 +8,7 @@ Every data rank has one shard of each gradient here, every pipeline rank the gra
 all of them are summed once, at the end.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import isfinite, nan, sqrt
@@ -20,7 +20,9 @@ from torch import Tensor
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.model.modules import Modules
+from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import parts_of
+from pseudoreal_trainer.plan.sharing import sets_of
 from pseudoreal_trainer.plan.units import Unit
 
 
@@ -43,33 +45,45 @@ class LayerGradients:
 
 @dataclass(frozen=True)
 class LayerGroup:
-    """Layers that share a block, in this phase or in the next: its gradient is the sum of theirs."""
+    """Layers that share a block or experts, in this phase or in the next: its gradient is the sum of theirs."""
 
     unit: int
-    """The block that they share in this phase, as a unit."""
+    """What they share in this phase."""
     positions: tuple[int, ...]
     """Positions of the layers, ascending."""
     is_shared: bool
-    """Whether they share a block in this phase: these are all of its layers."""
+    """Whether they share it in this phase: these are all of its layers."""
 
 
-def groups_of(layer_blocks: Sequence[int], next_blocks: Sequence[int]) -> tuple[LayerGroup, ...]:
-    """Groups of this phase, then those of the next. Entry l of each argument: the block of layer l, in this and in the
-    next phase. Layers that have a block of their own in this phase are in no group. Pure."""
-    now = [(block, positions) for block, positions in _positions(layer_blocks).items() if len(positions) > 1]
-    shared = {position: block for block, positions in now for position in positions}
-    later = [positions for positions in _positions(next_blocks).values() if positions[0] in shared]
+def groups_of(
+    layout: Layout, next_blocks: Sequence[int], next_experts: Sequence[int | None] = ()
+) -> tuple[LayerGroup, ...]:
+    """Groups of blocks, of this phase and of the next, then those of experts. `next_blocks`, `next_experts`: what each
+    layer uses in the next phase. What one layer alone uses in this phase is in no group. Pure."""
     return (
-        *(LayerGroup(1 + block, positions, True) for block, positions in now),
-        *(LayerGroup(1 + shared[positions[0]], positions, False) for positions in later),
+        *_groups(layout.block_unit, layout.layer_blocks, next_blocks),
+        *_groups(layout.experts_unit, layout.layer_experts, next_experts),
     )
 
 
-def _positions(blocks: Sequence[int]) -> dict[int, tuple[int, ...]]:
-    """Block -> positions of its layers; both ascending."""
+def _groups(
+    unit_of: Callable[[int], int], now: Sequence[int | None], later: Sequence[int | None]
+) -> Iterator[LayerGroup]:
+    """Entry l of `now` and `later`: the number of what layer l uses, in this and in the next phase."""
+    shared = {number: positions for number, positions in _positions(now).items() if len(positions) > 1}
+    for number, positions in shared.items():
+        yield LayerGroup(unit_of(number), positions, True)
+    number_at = {position: number for number, positions in shared.items() for position in positions}
+    for positions in _positions(later).values():
+        if positions[0] in number_at:
+            yield LayerGroup(unit_of(number_at[positions[0]]), positions, False)
+
+
+def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
+    """Number -> positions of its layers; both ascending."""
     return {
-        block: tuple(position for position, used in enumerate(blocks, start=1) if used == block)
-        for block in sorted(set(blocks))
+        number: tuple(position for position, used in enumerate(numbers, start=1) if used == number)
+        for number in sets_of(numbers)
     }
 
 
@@ -86,24 +100,26 @@ class Probe:
     ) -> None:
         """`dtype`: of gradients. `groups`: none if only neighbours are to be compared."""
         self._mesh, self._units, self._modules, self._dtype = mesh, units, modules, dtype
-        self._gradients: dict[int, GrowingGradient] = {}
-        """Position -> sum of its gradients over the micro-batches so far."""
+        self._gradients: dict[tuple[int, int], GrowingGradient] = {}
+        """Position and unit -> sum of its gradients over the micro-batches so far."""
         self._squares = GroupSquares(mesh, units, groups, dtype)
         self._cosines = NeighbourCosines(mesh)
 
-    def accumulate(self, position: int, gradients: Sequence[Tensor]) -> None:
-        """Adds the gradients of one micro-batch: those of the parameters of the position's unit, in their order."""
-        if not self._mesh.layout.shares(position):
+    def accumulate(self, position: int, unit: int, gradients: Sequence[Tensor]) -> None:
+        """Adds the gradients of one micro-batch: those of the parameters of one of the position's units, in their
+        order."""
+        if unit not in self._mesh.layout.shared_units(position):
             return
-        if position not in self._gradients:
-            self._gradients[position] = self._begin(self._mesh.layout.unit_of(position))
-        self._gradients[position].add(gradients)
+        if (position, unit) not in self._gradients:
+            self._gradients[position, unit] = self._begin(unit)
+        self._gradients[position, unit].add(gradients)
 
     def finish(self, position: int) -> None:
-        """Takes the gradient of a position after its last micro-batch. Positions come from the top down."""
-        gradient = self._reduced(position)
-        self._squares.add(position, gradient)
-        self._cosines.add(position, gradient)
+        """Takes the gradients of a position after its last micro-batch. Positions come from the top down."""
+        for unit in self._mesh.layout.shared_units(position):
+            gradient = self._reduced(position, unit)
+            self._squares.add(position, unit, gradient)
+            self._cosines.add(position, unit, gradient)
 
     def result(self) -> LayerGradients:
         """What the step has measured, the same on every rank; all of them call this after the step."""
@@ -126,9 +142,9 @@ class Probe:
         flat = torch.empty(padded, dtype=self._dtype, device=self._mesh.device)
         return GrowingGradient(flat, self._modules.of(unit).views(flat))
 
-    def _reduced(self, position: int) -> Tensor:
+    def _reduced(self, position: int, unit: int) -> Tensor:
         """This data rank's part of the position's gradient, summed over the data ranks, [shard]."""
-        flat = self._gradients.pop(position).complete()
+        flat = self._gradients.pop((position, unit)).complete()
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
         for group in filter(None, (self._mesh.shard, self._mesh.replica)):
             part = torch.empty(len(flat) // group.size(), dtype=flat.dtype, device=flat.device)
@@ -139,7 +155,7 @@ class Probe:
 
 
 class GroupSquares:
-    """Sums of the squares of groups' gradients, for each tensor of their blocks."""
+    """Sums of the squares of groups' gradients, for each tensor of what they share."""
 
     def __init__(self, mesh: Mesh, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
         self._mesh, self._units, self._groups, self._dtype = mesh, units, groups, dtype
@@ -148,12 +164,12 @@ class GroupSquares:
         tensors = max((len(units[group.unit].parameters) for group in groups), default=0)
         self.squares = torch.zeros(len(groups), tensors, dtype=torch.float64, device=mesh.device)
         """[groups, tensors]: those of this data rank's shard. Of each group one pipeline rank has them, the others
-        zeros; and zeros stand behind the tensors of a block that has fewer than others."""
+        zeros; and zeros stand behind the tensors of a unit that has fewer than others."""
 
-    def add(self, position: int, gradient: Tensor) -> None:
+    def add(self, position: int, unit: int, gradient: Tensor) -> None:
         """`gradient`: [shard]. Positions come from the top down."""
         for row, group in enumerate(self._groups):
-            if position not in group.positions:
+            if group.unit != unit or position not in group.positions:
                 continue
             # Not in place: the gradient may belong to other groups as well.
             self._sums[group] = self._sums[group] + gradient if group in self._sums else gradient
@@ -177,8 +193,8 @@ class GroupSquares:
                 self._set(row, self._squared(group, total))
 
     def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, float]:
-        """Tensor of a block -> mean over the block's groups of this phase, or of the next. `squares`: of all ranks,
-        [groups, tensors]."""
+        """Tensor of a shared unit -> mean over the unit's groups of this phase, or of the next. `squares`: of all
+        ranks, [groups, tensors]."""
         found: dict[str, list[float]] = {}
         for group, values in zip(self._groups, squares, strict=True):
             if group.is_shared == are_shared:
@@ -213,15 +229,15 @@ class GroupSquares:
 
 
 class NeighbourCosines:
-    """Products of the gradients of neighbouring layers of a block, from which their cosines follow.
+    """Products of the gradients of neighbouring layers of a block or of experts, from which their cosines follow.
 
-    A layer is compared when it is finished: with the next layer above that uses its block, which was finished before.
+    A layer is compared when it is finished: with the next layer above that uses its units, which was finished before.
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._above: dict[int, Tensor] = {}
-        """Position -> gradient of the next layer above that uses its block and is on this rank, [shard]."""
+        self._above: dict[tuple[int, int], Tensor] = {}
+        """Position and unit -> gradient of the next layer above that uses the unit and is on this rank, [shard]."""
         self._sent: list[tuple[dist.Work, Tensor]] = []
         """Messages that are under way, with their gradients, whose memory nobody else may have meanwhile."""
         pairs = [p for p in range(1, mesh.layout.head) if mesh.layout.position_above(p) is not None]
@@ -231,19 +247,21 @@ class NeighbourCosines:
         """[pairs, 3], lowest layers first: square of the lower gradient, square of the upper one, and their product, of
         this data rank's shard. Zeros where the lower layer is on another pipeline rank."""
 
-    def add(self, position: int, gradient: Tensor) -> None:
-        """`gradient`: [shard]. Positions come from the top down."""
+    def add(self, position: int, unit: int, gradient: Tensor) -> None:
+        """`gradient`: that of one unit, [shard]. Positions come from the top down, and the units of each in their
+        order."""
         layout = self._mesh.layout
         if (above := layout.position_above(position)) is not None:
-            other = self._received(above, gradient) if self._is_elsewhere(above) else self._above.pop(position)
+            key = (position, unit)
+            other = self._received(above, gradient) if self._is_elsewhere(above) else self._above.pop(key)
             products = [_dot(gradient, gradient), _dot(other, other), _dot(gradient, other)]
-            self.products[self._rows[position]] = torch.stack(products)
+            self.products[self._rows[position]] += torch.stack(products)
         if (below := layout.position_below(position)) is None:
             return
         if self._is_elsewhere(below):
             self._send(below, gradient)
         else:
-            self._above[below] = gradient
+            self._above[below, unit] = gradient
 
     def wait_for_sends(self) -> None:
         with _wait(self._mesh, "what it sent"):

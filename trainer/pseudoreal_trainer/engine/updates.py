@@ -92,7 +92,9 @@ class Gradients:
     def _begin(self, unit: int) -> GrowingGradient:
         if (whole := self._store.whole_gradients.get(unit)) is not None:
             return GrowingGradient(whole, self._modules.of(unit).views(whole))
-        buffer = self._heartbeat.join(self._store.growth_buffers.take(), self._heartbeat.reductions)
+        buffer = self._heartbeat.join(
+            self._store.growth_buffers[self._layout.pool_of(unit)].take(), self._heartbeat.reductions
+        )
         flat = buffer[: self._length(unit) * self._layout.shards]
         return GrowingGradient(flat, self._modules.of(unit).views(flat), buffer)
 
@@ -227,7 +229,7 @@ class Reductions:
         finally:
             # After a failure, too: the main thread may be waiting for a buffer.
             if reduction.buffer is not None:
-                self._store.growth_buffers.give_back(reduction.buffer)
+                self._store.growth_buffers[self._layout.pool_of(record.unit)].give_back(reduction.buffer)
 
     def _await(self, record: Reduce, reduction: Reduction) -> None:
         # This rank's own kernels are its work; from here on it waits for the other ranks.

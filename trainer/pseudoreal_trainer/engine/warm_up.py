@@ -36,7 +36,7 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
     head = passes.layout.head
     kinds: dict[object, int] = {}
     for position in positions:
-        module, is_end = passes.modules.of(passes.layout.unit_of(position)), position in (0, head)
+        module, is_end = passes.modules.of(passes.layout.units_of(position)[0]), position in (0, head)
         kinds[position if is_end else (module, passes.modules.has_window(position - 1))] = position
     return list(kinds.values())
 
@@ -44,20 +44,22 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
 def _try(passes: Passes, position: int, shape: Shape) -> None:
     """Runs a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.lanes.device
-    module = modules.of(passes.layout.unit_of(position))
-    module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
+    used = [modules.of(unit) for unit in passes.layout.units_of(position)]
+    for module in used:
+        module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
+    trained = [parameter for module in used for parameter in module.trained]
     tokens = torch.zeros(shape, dtype=torch.int64, device=device)
     hidden = torch.zeros((*shape, modules.hidden), dtype=modules.dtype, device=device, requires_grad=True)
     if position == passes.layout.head:
         passes.loss.backward(modules.head, hidden, tokens, 1, take=lambda *_: None)
         return
     if position == 0:
-        output, sources = modules.embed(tokens), list[Tensor](module.trained)
+        output, sources = modules.embed(tokens), list[Tensor](trained)
     else:
         tally = modules.tally(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
         output = modules.block(hidden, position - 1, tally, documents)
-        sources = [hidden, *module.trained, *([tally.sums] if tally else [])]
+        sources = [hidden, *trained, *([tally.sums] if tally else [])]
     torch.autograd.grad(output, sources, torch.ones_like(output))
 
 

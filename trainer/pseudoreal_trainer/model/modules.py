@@ -1,7 +1,7 @@
 """The units of a model as modules to which weights are bound."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pseudoreal_api.spec.model import Model
@@ -12,11 +12,11 @@ from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
-from pseudoreal_trainer.plan.units import HEAD, Unit, block_of
+from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
 
 
 class UnitModule:
-    """One module for all units of a kind. `bind` decides whose weights it has."""
+    """One module for all units of a kind, or the part of one that is a unit. `bind` decides whose weights it has."""
 
     def __init__(self, module: nn.Module, unit: Unit) -> None:
         """`unit`: any unit of the module's kind."""
@@ -62,20 +62,19 @@ class Modules:
         self.head: Head | TiedEnds = head
         self._embedding = UnitModule(embedding, units[0])
         self._head = self._embedding if head is embedding else UnitModule(head, units[-1])
-        with_parameters = {unit.has_experts: unit for unit in units if block_of(unit.name) is not None}
-        self._blocks = {kind: UnitModule(block, with_parameters[kind]) for kind, block in blocks.items()}
-        """Whether a block has experts -> its module."""
+        parts = {_part(unit): unit for unit in units if block_of(unit.name) is not None}
+        self._parts = {part: UnitModule(blocks[part != "dense"], unit) for part, unit in parts.items()}
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def of(self, unit: int) -> UnitModule:
-        """The module of a unit; all blocks of a kind have the same, and so have tied ends."""
+        """The module of a unit; all blocks of a kind have the same, and so have all experts, and tied ends."""
         if unit == 0:
             return self._embedding
         described = self._units[unit]
-        return self._head if described.name == HEAD else self._blocks[described.has_experts]
+        return self._head if described.name == HEAD else self._parts[_part(described)]
 
     def has_window(self, layer: int) -> bool:
         return self._model.window_of(layer) is not None
@@ -130,8 +129,14 @@ def _compiled(block: Block) -> Callable[..., Any]:
     return block
 
 
+def _part(unit: Unit) -> Literal["dense", "mixture", "experts"]:
+    """What a unit of a layer is: the block of one without experts, of one with them, or these."""
+    return "experts" if unit.is_experts else "mixture" if unit.is_of_mixture else "dense"
+
+
 def _prefix(unit: Unit) -> str:
-    return f"{unit.name}." if unit.name.startswith("blocks.") else ""
+    block = block_of(unit.name)
+    return "" if block is None else f"{block_name(block)}."
 
 
 def _without_storage(module: nn.Module, name: str) -> nn.Parameter:

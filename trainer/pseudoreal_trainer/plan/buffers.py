@@ -3,16 +3,16 @@
 from dataclasses import replace
 from functools import lru_cache
 
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.layout import Layout, Pool
 from pseudoreal_trainer.plan.orders import compute_order
 from pseudoreal_trainer.plan.records import Backward
 
 
-def gradient_buffers(layout: Layout, rank: int) -> int:
-    """Number of whole gradients that exist at a time, of units that share buffers: those that grow, and one that is
-    being reduced meanwhile."""
+def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
+    """Number of whole gradients that exist at a time, of units of a pool that share buffers: those that grow, and one
+    that is being reduced meanwhile."""
     spans = _growth(replace(layout, homes=(), sharding="None"), rank)
-    sharing = [spans[unit] for unit in layout.buffered_units(rank)]
+    sharing = [spans[unit] for unit in layout.buffered_units(rank, pool)]
     growing = max((sum(span.start in other for other in sharing) for span in sharing), default=0)
     return min(growing + 1, len(sharing))
 
@@ -23,6 +23,6 @@ def _growth(layout: Layout, rank: int) -> dict[int, range]:
     spans: dict[int, range] = {}
     for index, compute in enumerate(compute_order(layout, rank)):
         if isinstance(compute, Backward):
-            unit = layout.unit_of(compute.position)
-            spans[unit] = range(spans[unit].start if unit in spans else index, index + 1)
+            for unit in layout.units_of(compute.position):
+                spans[unit] = range(spans[unit].start if unit in spans else index, index + 1)
     return spans

@@ -93,8 +93,9 @@ class _RankState:
         _require(unit not in self.updated, "its update has started")
         self.read.discard(unit)
         self.resident.add(unit)
-        moving = sum(map(self.layout.moves, self.resident))
-        _require(moving <= self.layout.window, f"{moving} working copies exceed the window of {self.layout.window}")
+        pool, window = self.layout.pool_of(unit), self.layout.window
+        moving = sum(self.layout.moves(u) and self.layout.pool_of(u) == pool for u in self.resident)
+        _require(moving <= window, f"{moving} working copies exceed the window of {window}")
 
     def drop(self, record: Drop) -> None:
         _require(record.unit in self.resident, "it has no working copy")
@@ -110,8 +111,7 @@ class _RankState:
     def backward(self, record: Backward) -> None:
         position, m = record.position, record.micro_batch
         self._compute(record)
-        unit = self.layout.unit_of(position)
-        _require(unit not in self.reduced, "its unit's gradient is reduced already")
+        _require(self.reduced.isdisjoint(self.layout.units_of(position)), "its unit's gradient is reduced already")
         if position == self.layout.head:
             _require((position, m) in self.inputs, "its input is not here")
         else:
@@ -124,12 +124,13 @@ class _RankState:
             self._produce_gradient(position, m)
 
     def _compute(self, record: Forward | Backward) -> None:
-        layout, unit = self.layout, self.layout.unit_of(record.position)
+        layout = self.layout
         _require(layout.rank_of(record.position) == self.rank, "its position is on another rank")
         _require(record.micro_batch < layout.micro_batches, "there is no such micro-batch")
-        _require(unit not in self.updated, "its unit's update has started")
-        needs_copy = layout.moves(unit) or layout.refreshed(unit)
-        _require(not needs_copy or unit in self.resident, "its unit has no working copy")
+        for unit in layout.units_of(record.position):
+            _require(unit not in self.updated, "its unit's update has started")
+            needs_copy = layout.moves(unit) or layout.refreshed(unit)
+            _require(not needs_copy or unit in self.resident, "its unit has no working copy")
         self.passes[record] += 1
         _require(self.passes[record] == 1, "it has been already")
 
@@ -170,7 +171,7 @@ class _RankState:
 
     def measure(self, record: Measure) -> None:
         position = record.position
-        _require(self.layout.shares(position), "no other layer uses its block")
+        _require(self.layout.shares(position), "no other layer uses its units")
         passes = [Backward(position, m) for m in range(self.layout.micro_batches)]
         _require(all(self.passes[p] == 1 for p in passes), "its gradient is not complete")
         # Neighbours on two ranks meet: all go through them from the last to the first.
@@ -226,7 +227,7 @@ class _RankState:
         _require(not missing, f"units {missing} are not {what}")
 
     def _backward_passes(self, unit: int) -> list[Backward]:
-        positions = [p for p in self.layout.positions(self.rank) if self.layout.unit_of(p) == unit]
+        positions = [p for p in self.layout.positions(self.rank) if unit in self.layout.units_of(p)]
         return [Backward(p, m) for p in positions for m in range(self.layout.micro_batches)]
 
 

@@ -1,12 +1,21 @@
 """Which rank does what: the chain of positions, its units, and the mesh of pipeline and data ranks. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise
+from typing import Literal
 
 from pseudoreal_api.spec.optimizer import ClippingMode
 from pseudoreal_api.spec.phase import Home, Schedule, StateSharding
 
 from pseudoreal_trainer.plan.mesh import Mesh
+from pseudoreal_trainer.plan.sharing import sets_of
+
+Pool = Literal["Blocks", "Experts"]
+POOLS: tuple[Pool, ...] = ("Blocks", "Experts")
+"""Units that share the slots of a window, and the buffers of gradients, as they are about as large as each other: the
+experts, and all others. Of each pool a position uses one unit at most."""
 
 _MODULAR = ("Layered", "Interleaved")
 
@@ -21,6 +30,8 @@ class Layout:
     data: int
     """Number of data-parallel ranks of each pipeline rank."""
     micro_batches: int
+    layer_experts: tuple[int | None, ...] = ()
+    """Entry l is the number of the experts of layer l; None: it has none. Empty: no layer has."""
     replicas: int = 1
     """Number of groups of data ranks, in each of which all parts of a unit are; more than one where states are cut."""
     order: Schedule = "Layered"
@@ -28,7 +39,7 @@ class Layout:
     homes: tuple[Home, ...] = ()
     """Home of each unit. Empty: all are on the device."""
     window: int = 2
-    """Most working copies of moving units at a time."""
+    """Most working copies of moving units at a time, of each pool."""
     recompute: bool = True
     stash: bool = False
     """Whether boundary activations wait on the host."""
@@ -51,34 +62,74 @@ class Layout:
 
     @cached_property
     def units(self) -> int:
-        """Number of units: embedding, blocks, and the head unless it is one with the embedding."""
-        return max(self.layer_blocks) + (2 if self.ends_are_one else 3)
+        """Number of units: embedding, blocks, experts, and the head unless it is one with the embedding."""
+        return self._first_experts + len(self._sets) + (0 if self.ends_are_one else 1)
 
-    def unit_of(self, position: int) -> int:
+    @cached_property
+    def _first_experts(self) -> int:
+        """The unit behind the last block."""
+        return max(self.layer_blocks) + 2
+
+    @cached_property
+    def _sets(self) -> list[int]:
+        return sets_of(self.layer_experts)
+
+    def unit_in(self, pool: Pool, position: int) -> int | None:
+        """The unit of this pool that a position uses."""
+        if pool == "Experts":
+            number = self.layer_experts[position - 1] if self.layer_experts and 0 < position < self.head else None
+            return None if number is None else self.experts_unit(number)
         if position in (0, self.head):
             return 0 if position == 0 or self.ends_are_one else self.units - 1
-        return 1 + self.layer_blocks[position - 1]
+        return self.block_unit(self.layer_blocks[position - 1])
+
+    def block_unit(self, block: int) -> int:
+        return 1 + block
+
+    def experts_unit(self, number: int) -> int:
+        return self._first_experts + self._sets.index(number)
+
+    def pool_of(self, unit: int) -> Pool:
+        return "Experts" if 0 <= unit - self._first_experts < len(self._sets) else "Blocks"
+
+    def units_of(self, position: int) -> tuple[int, ...]:
+        """The units that a position uses: of a layer with experts, the block and the experts."""
+        return self._units_of[position]
+
+    @cached_property
+    def _units_of(self) -> tuple[tuple[int, ...], ...]:
+        positions = range(self.head + 1)
+        found = ([self.unit_in(pool, position) for pool in POOLS] for position in positions)
+        return tuple(tuple(unit for unit in units if unit is not None) for units in found)
+
+    def shared_units(self, position: int) -> tuple[int, ...]:
+        """Those of a layer's units that other layers use as well."""
+        return tuple(unit for unit in self._units_of[position] if len(self._layers_of[unit]) > 1)
 
     def position_above(self, position: int) -> int | None:
-        """The next position whose layer uses the same block; None where there is none."""
+        """The next position whose layer shares units with this one; None where there is none."""
         return self._neighbours.get(position)
 
     def position_below(self, position: int) -> int | None:
         return self._lower_neighbours.get(position)
 
     def shares(self, position: int) -> bool:
-        """Whether another layer uses the block of this position."""
-        return position in self._neighbours or position in self._lower_neighbours
+        """Whether another layer uses a unit of this position."""
+        return bool(self.shared_units(position))
+
+    @cached_property
+    def _layers_of(self) -> tuple[tuple[int, ...], ...]:
+        """For each unit the positions of the layers that use it, ascending."""
+        found: list[list[int]] = [[] for _ in range(self.units)]
+        for position in range(1, self.head):
+            for unit in self.units_of(position):
+                found[unit].append(position)
+        return tuple(map(tuple, found))
 
     @cached_property
     def _neighbours(self) -> dict[int, int]:
-        newest: dict[int, int] = {}
-        found: dict[int, int] = {}
-        for position, block in enumerate(self.layer_blocks, start=1):
-            if block in newest:
-                found[newest[block]] = position
-            newest[block] = position
-        return found
+        # Where layers share both units, they share them with the same layers.
+        return {below: above for positions in self._layers_of for below, above in pairwise(positions)}
 
     @cached_property
     def _lower_neighbours(self) -> dict[int, int]:
@@ -116,26 +167,31 @@ class Layout:
 
     @cached_property
     def _local_units(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(dict.fromkeys(map(self.unit_of, positions))) for positions in self._positions)
+        found = (chain.from_iterable(map(self.units_of, positions)) for positions in self._positions)
+        return tuple(tuple(dict.fromkeys(units)) for units in found)
 
-    def moving_units(self, rank: int) -> tuple[int, ...]:
+    def moving_units(self, rank: int, pool: Pool) -> tuple[int, ...]:
         """Units of a pipeline rank whose working copies come and go."""
-        return tuple(filter(self.moves, self.local_units(rank)))
+        return self._local_in(pool, rank, self.moves)
 
-    def slots(self, rank: int) -> int:
+    def slots(self, rank: int, pool: Pool) -> int:
         """Number of working copies that the window of a pipeline rank holds: never more than there are to hold."""
-        return min(self.window, len(self.moving_units(rank)))
+        return min(self.window, len(self.moving_units(rank, pool)))
 
-    def buffered_units(self, rank: int) -> tuple[int, ...]:
+    def buffered_units(self, rank: int, pool: Pool) -> tuple[int, ...]:
         """Units of a pipeline rank whose gradients grow in buffers that they share."""
-        return tuple(filter(self.has_gradient_shard, self.local_units(rank)))
+        return self._local_in(pool, rank, self.has_gradient_shard)
+
+    def _local_in(self, pool: Pool, rank: int, counts: Callable[[int], bool]) -> tuple[int, ...]:
+        return tuple(unit for unit in self.local_units(rank) if self.pool_of(unit) == pool and counts(unit))
 
     @cached_property
     def users(self) -> tuple[tuple[int, ...], ...]:
         """For each unit the pipeline ranks that use it. More than one: its gradient is summed over them."""
         found: list[set[int]] = [set() for _ in range(self.units)]
         for position in range(self.head + 1):
-            found[self.unit_of(position)].add(self.rank_of(position))
+            for unit in self.units_of(position):
+                found[unit].add(self.rank_of(position))
         return tuple(tuple(sorted(ranks)) for ranks in found)
 
     def home(self, unit: int) -> Home:
@@ -169,9 +225,9 @@ class Layout:
         return self.clipping == "Global" or len(self.users[unit]) > 1
 
     @property
-    def tied_blocks(self) -> int:
-        """Number of blocks that are used on several pipeline ranks."""
-        return sum(len(self.users[1 + block]) > 1 for block in {*self.layer_blocks})
+    def tied_units(self) -> int:
+        """Number of blocks and experts that are used on several pipeline ranks."""
+        return sum(len(self.users[unit]) > 1 for unit, layers in enumerate(self._layers_of) if layers)
 
     @cached_property
     def mesh(self) -> Mesh:

@@ -58,7 +58,7 @@ def _with_messages(layout: Layout, orders: list[list[Compute]]) -> Plan:
 
 def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int, list[Receive]]) -> Iterator[Record]:
     copies = window_records(layout, order)
-    last = {layout.unit_of(c.position): i for i, c in enumerate(order) if isinstance(c, Backward)}
+    last = {u: i for i, c in enumerate(order) if isinstance(c, Backward) for u in layout.units_of(c.position)}
     stashes = _Stashes(layout, order)
     agrees = _early_agreement(layout, order)
     for index, compute in enumerate(order):
@@ -70,9 +70,10 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
         yield from stashes.after(index)
         if index == agrees:
             yield Agree()
-        if last.get(unit := layout.unit_of(compute.position)) == index:
-            yield Reduce(unit)
-            yield from _early_update(layout, unit)
+        for unit in layout.units_of(compute.position):
+            if last.get(unit) == index:
+                yield Reduce(unit)
+                yield from _early_update(layout, unit)
     yield from copies.get(len(order), ())
     if last:
         yield from _ending(layout, rank)

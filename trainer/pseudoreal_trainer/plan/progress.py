@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pseudoreal_trainer.plan.buffers import gradient_buffers
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
@@ -25,8 +25,8 @@ from pseudoreal_trainer.plan.records import (
 )
 
 _Message = tuple[Flow | None, int, int]
-"""A flow, a position and a micro-batch. A flow of None is the whole gradient of a layer, for the next layer below with
-the same block."""
+"""A flow, a position and a micro-batch. A flow of None is the whole gradient of a layer, for the next layer below that
+shares units with it."""
 _Joint = Tie | Agree
 """Records that the second threads of several ranks do together."""
 
@@ -34,7 +34,7 @@ _Joint = Tie | Agree
 @dataclass
 class _Rank:
     first: deque[Record]
-    free: int
+    free: dict[Pool, int]
     """Number of buffers for gradients that are free."""
     second: deque[Record] = field(default_factory=deque)
     growing: set[int] = field(default_factory=set)
@@ -42,12 +42,16 @@ class _Rank:
 
 def stuck(layout: Layout, plan: Plan) -> dict[int, Record]:
     """Rank -> the record in which it waits for ever; empty for a plan that ends."""
-    ranks = [_Rank(deque(records), gradient_buffers(layout, rank)) for rank, records in enumerate(plan)]
+    ranks = [_Rank(deque(records), _buffers(layout, rank)) for rank, records in enumerate(plan)]
     sent: set[_Message] = set()
     while any([*_firsts(layout, ranks, sent), _seconds(layout, ranks)]):
         pass
     waiting = {rank: [*state.first, *state.second] for rank, state in enumerate(ranks)}
     return {rank: records[0] for rank, records in waiting.items() if records}
+
+
+def _buffers(layout: Layout, rank: int) -> dict[Pool, int]:
+    return {pool: gradient_buffers(layout, rank, pool) for pool in POOLS}
 
 
 def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable[bool]:
@@ -72,13 +76,12 @@ def _begins(layout: Layout, rank: int, state: _Rank, sent: set[_Message]) -> boo
         return False
     if not isinstance(record, Backward):
         return True
-    unit = layout.unit_of(record.position)
-    if not layout.has_gradient_shard(unit) or unit in state.growing:
-        return True
-    if state.free == 0:
+    units = [u for u in layout.units_of(record.position) if layout.has_gradient_shard(u) and u not in state.growing]
+    if not all(state.free[layout.pool_of(unit)] for unit in units):
         return False
-    state.free -= 1
-    state.growing.add(unit)
+    for unit in units:
+        state.free[layout.pool_of(unit)] -= 1
+        state.growing.add(unit)
     return True
 
 
@@ -97,17 +100,17 @@ def _seconds(layout: Layout, ranks: list[_Rank]) -> bool:
     before = sum(len(state.second) for state in ranks)
     for state in ranks:
         while state.second and not isinstance(state.second[0], _Joint):
-            _finish(state, state.second.popleft())
+            _finish(layout, state, state.second.popleft())
     for state in ranks:
         if state.second and isinstance(joint := state.second[0], _Joint):
             _meet(layout, ranks, joint)
     return sum(len(state.second) for state in ranks) < before
 
 
-def _finish(state: _Rank, record: Record) -> None:
+def _finish(layout: Layout, state: _Rank, record: Record) -> None:
     if isinstance(record, Reduce) and record.unit in state.growing:
         state.growing.remove(record.unit)
-        state.free += 1
+        state.free[layout.pool_of(record.unit)] += 1
 
 
 def _meet(layout: Layout, ranks: list[_Rank], joint: _Joint) -> None:

@@ -1,5 +1,8 @@
-"""Which block each layer uses. Pure."""
+"""Which block and which experts each layer uses. Pure."""
 
+from collections.abc import Sequence
+
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 
 
@@ -10,6 +13,19 @@ def blocks_of_layers(sharing: Sharing, layers: int) -> tuple[int, ...]:
     if sharing.pattern == "Cycle":
         return tuple(layer % sharing.blocks for layer in range(layers))
     return tuple(layer // (layers // sharing.blocks) for layer in range(layers))
+
+
+def experts_of_layers(sharing: Sharing, model: Model) -> tuple[int | None, ...]:
+    """Entry l is the number of the experts of layer l; None: it has none. Empty: no layer has."""
+    if model.experts is None:
+        return ()
+    numbers = blocks_of_layers(sharing, model.layers)
+    return tuple(number if model.has_experts(layer) else None for layer, number in enumerate(numbers))
+
+
+def sets_of(layer_experts: Sequence[int | None]) -> list[int]:
+    """The numbers of all experts that layers use, ascending."""
+    return sorted({number for number in layer_experts if number is not None})
 
 
 def sources(before: tuple[int, ...], after: tuple[int, ...]) -> tuple[int, ...]:

@@ -1,6 +1,8 @@
 """The units of a model: what moves and is updated as one. Pure.
 
-A block's experts are part of its unit.
+A layer with experts has two: its block, to which the router belongs, and the experts, which layers may share without
+sharing the block. Names say which: `blocks.3.experts.0.up.weight` is of the unit `blocks.3.experts`, the experts of the
+number 3.
 
 A unit's parameters form one flat vector: the matrices first, then biases and the weights of norms, because weight decay
 acts on the former only and is so one range of the vector, wherever shards cut it. Last comes a balancing bias, which no
@@ -15,7 +17,7 @@ from typing import Literal
 from pseudoreal_api.spec.model import FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
 
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
+from pseudoreal_trainer.plan.sharing import blocks_of_layers, experts_of_layers, sets_of
 
 Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")
@@ -71,8 +73,13 @@ class Unit:
         return sum(parameter.numel for parameter in self.parameters if not parameter.is_balancing)
 
     @cached_property
-    def has_experts(self) -> bool:
+    def is_of_mixture(self) -> bool:
+        """Whether it is the block of a layer with experts, without these."""
         return any(".router." in parameter.name for parameter in self.parameters)
+
+    @property
+    def is_experts(self) -> bool:
+        return are_experts(self.name)
 
     def shard(self, rank: int, ranks: int) -> range:
         """The part of the flat vector that a rank holds; the last parts may reach into the padding behind `numel`."""
@@ -91,12 +98,18 @@ class Unit:
 
 
 def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
-    """The embedding, the blocks, then the final norm with the head. Where embeddings are tied, the first unit is the
-    last as well: it has the final norm, and the embedding's matrix is the head's."""
+    """The embedding, the blocks, the experts, then the final norm with the head. Where embeddings are tied, the first
+    unit is the last as well: it has the final norm, and the embedding's matrix is the head's."""
     layers, matrix = blocks_of_layers(sharing, model.layers), (model.vocabulary_size, model.hidden_size)
     embedding: Shapes = {"embedding.weight": matrix}
     norm: Shapes = {"norm.weight": (model.hidden_size,)}
-    between = [_unit(block_name(b), _block(model, b, layers.index(b))) for b in range(sharing.blocks)]
+    between = [
+        *(_unit(block_name(b), _block(model, b, layers.index(b))) for b in sorted(set(layers))),
+        *(
+            _unit(experts_name(number), _experts(model, number))
+            for number in sets_of(experts_of_layers(sharing, model))
+        ),
+    ]
     if model.embeddings == "Tied":
         return (_unit(EMBEDDING, embedding | norm), *between)
     return (_unit(EMBEDDING, embedding), *between, _unit(HEAD, norm | {"head.weight": matrix}))
@@ -106,8 +119,18 @@ def block_name(block: int) -> str:
     return f"blocks.{block}"
 
 
+def experts_name(number: int) -> str:
+    return f"{block_name(number)}.experts"
+
+
+def are_experts(name: str) -> bool:
+    """Whether it is the name of experts, or of a tensor of theirs: neither of the router nor of its bias."""
+    first, *rest = name.split(".")
+    return first == "blocks" and rest[1:2] == ["experts"] and (len(rest) == 2 or rest[2].isdigit())
+
+
 def block_of(name: str) -> int | None:
-    """Number of the block that a tensor belongs to."""
+    """Number of the block that a tensor belongs to; with experts, theirs."""
     first, _, rest = name.partition(".")
     return int(rest.partition(".")[0]) if first == "blocks" else None
 
@@ -116,12 +139,12 @@ def unit_of(name: str, model: Model) -> str:
     """Name of the unit that a tensor of the model belongs to."""
     block = block_of(name)
     if block is not None:
-        return block_name(block)
+        return experts_name(block) if are_experts(name) else block_name(block)
     return EMBEDDING if model.embeddings == "Tied" or name.startswith(f"{EMBEDDING}.") else HEAD
 
 
 def in_block(name: str, block: int) -> str:
-    """The same tensor of another block."""
+    """The same tensor of another block, or of other experts."""
     return f"{block_name(block)}.{name.split('.', 2)[2]}"
 
 
@@ -136,20 +159,27 @@ def _block(model: Model, block: int, layer: int) -> Shapes:
     """The parameters of a block that this layer uses, and others of its kind."""
     shapes = _norms(model, "attention") | _attention(model) | _norms(model, "ffn")
     if model.has_experts(layer):
-        shapes |= _experts(model)
+        shapes |= _router(model)
     else:
         shapes |= _feed_forward(model.hidden_size, model.feed_forward, "ffn")
     return {f"{block_name(block)}.{name}": shape for name, shape in shapes.items()}
 
 
-def _experts(model: Model) -> Shapes:
+def _router(model: Model) -> Shapes:
+    """What a layer with experts has of its own, and what all of its tokens go through."""
     assert model.experts is not None, "the layer has experts"
     shapes: Shapes = {"router.weight": (model.experts.count, model.hidden_size)}
     if model.top_k and model.top_k.bias_update_rate is not None:
         shapes["experts.balancing_bias"] = (model.experts.count,)
-    for expert in range(model.experts.count):
-        shapes |= _feed_forward(model.hidden_size, model.expert, f"experts.{expert}")
     return shapes | (_feed_forward(model.hidden_size, model.shared_expert, "shared") if model.shared_expert else {})
+
+
+def _experts(model: Model, number: int) -> Shapes:
+    assert model.experts is not None, "layers have experts"
+    shapes: Shapes = {}
+    for expert in range(model.experts.count):
+        shapes |= _feed_forward(model.hidden_size, model.expert, f"{experts_name(number)}.{expert}")
+    return shapes
 
 
 def _norms(model: Model, part: str) -> Shapes:

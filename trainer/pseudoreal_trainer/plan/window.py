@@ -1,6 +1,6 @@
-"""Which working copies exist when: the window of a rank. Pure.
+"""Which working copies exist when: the windows of a rank, one for blocks and one for experts. Pure.
 
-At every change of unit the window holds the units that are needed next, so it fetches as early as it can, and as
+At every change of unit a window holds the units that are needed next, so it fetches as early as it can, and as
 seldom: with L units in layered order and a window of k, 2L - k times a step, whatever the number of micro-batches.
 """
 
@@ -8,24 +8,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import Compute, Drop, Fetch, Read, Record
+
+Runs = list[tuple[int, int]]
+"""Stretches of passes that use one unit after the other: (index of the first pass, unit)."""
 
 
 def window_records(layout: Layout, order: Sequence[Compute]) -> dict[int, list[Record]]:
     """Index into `order` -> what happens to working copies before that pass; index len(order): at the end."""
     before: dict[int, list[Record]] = {}
-    _insert_moves(layout, order, before)
-    _insert_refreshes(layout, order, before)
+    for pool in POOLS:
+        _insert_moves(layout, _runs(layout, pool, order, layout.moves), len(order), before)
+    for pool in POOLS:
+        _insert_refreshes(_runs(layout, pool, order, layout.refreshed), before)
     return before
 
 
-def _insert_moves(layout: Layout, order: Sequence[Compute], before: dict[int, list[Record]]) -> None:
-    runs = _runs(layout, order, layout.moves)
+def _insert_moves(layout: Layout, runs: Runs, end: int, before: dict[int, list[Record]]) -> None:
     window = _Window(layout)
     for start, (index, _) in enumerate(runs):
-        before[index] = list(window.turn_to(_next_distinct(runs, start, layout.window + 1)))
-    before[len(order)] = list(window.turn_to([]))
+        before.setdefault(index, []).extend(window.turn_to(_next_distinct(runs, start, layout.window + 1)))
+    before.setdefault(end, []).extend(window.turn_to([]))
 
 
 @dataclass
@@ -56,9 +60,8 @@ class _Window:
             yield Read(unit)
 
 
-def _insert_refreshes(layout: Layout, order: Sequence[Compute], before: dict[int, list[Record]]) -> None:
+def _insert_refreshes(runs: Runs, before: dict[int, list[Record]]) -> None:
     """Gathers each unit one unit ahead of its first use."""
-    runs = _runs(layout, order, layout.refreshed)
     first_use: dict[int, int] = {}
     for index, unit in runs:
         first_use.setdefault(unit, index)
@@ -69,17 +72,17 @@ def _insert_refreshes(layout: Layout, order: Sequence[Compute], before: dict[int
         before.setdefault(index, []).append(Fetch(unit))
 
 
-def _runs(layout: Layout, order: Sequence[Compute], counts: Callable[[int], bool]) -> list[tuple[int, int]]:
-    """Stretches of passes that use the same counted unit: (index of the first pass, unit)."""
-    found: list[tuple[int, int]] = []
+def _runs(layout: Layout, pool: Pool, order: Sequence[Compute], counts: Callable[[int], bool]) -> Runs:
+    """The stretches in which passes use counted units of a pool."""
+    found: Runs = []
     for index, compute in enumerate(order):
-        unit = layout.unit_of(compute.position)
-        if counts(unit) and (not found or found[-1][1] != unit):
+        unit = layout.unit_in(pool, compute.position)
+        if unit is not None and counts(unit) and (not found or found[-1][1] != unit):
             found.append((index, unit))
     return found
 
 
-def _next_distinct(runs: list[tuple[int, int]], start: int, count: int) -> list[int]:
+def _next_distinct(runs: Runs, start: int, count: int) -> list[int]:
     found: dict[int, None] = {}
     for _, unit in islice(runs, start, None):
         found[unit] = None

@@ -27,7 +27,6 @@ from pseudoreal_trainer.engine.state.compiler import require_compiler
 from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.from_config import phase_layout
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.batches import StreamBatch
@@ -214,7 +213,7 @@ class _Phase:
         """The probe of the next step, if that is measured or compared."""
         measure = self.config.measure
         if measures and measure is not None:
-            return self.engine.probe(blocks_of_layers(measure.next_sharing, self.config.model.layers))
+            return self.engine.probe(measure.next_sharing)
         return self.engine.probe(None) if checks else None
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:

@@ -11,7 +11,8 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Home, Sharing
 from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
+from pseudoreal_trainer.plan.sharing import blocks_of_layers, experts_of_layers
+from pseudoreal_trainer.plan.units import units_of
 
 STEPS = 5
 SEQUENCES_OF_A_MICRO_BATCH = 4
@@ -180,10 +181,11 @@ class Case:
     @property
     def layout(self) -> Layout:
         names: dict[str, Home] = {"d": "Device", "h": "Host", "D": "Disk"}
-        units = self.sharing.blocks + (1 if self.tied else 2)
-        homes = tuple(names[letter] for _, letter in zip(range(units), cycle(self.homes), strict=False))
+        units = units_of(self.model, self.sharing)
+        homes = tuple(names[letter] for _, letter in zip(units, cycle(self.homes), strict=False))
         return Layout(
             layer_blocks=blocks_of_layers(self.sharing, self.layers),
+            layer_experts=experts_of_layers(self.sharing, self.model),
             pipeline=self.pipeline,
             data=self.data,
             micro_batches=self.micro_batches,
@@ -201,8 +203,9 @@ class Case:
         )
 
     @property
-    def next_blocks(self) -> tuple[int, ...]:
-        """Entry l is the block of layer l in the next phase."""
-        assert self.next_sharing is not None, "only of a case that measures"
+    def following(self) -> Sharing | None:
+        """How the next phase shares; None: nothing is measured."""
+        if self.next_sharing is None:
+            return None
         blocks, pattern = self.next_sharing
-        return blocks_of_layers(Sharing(blocks=blocks, pattern=pattern), self.layers)
+        return Sharing(blocks=blocks, pattern=pattern)

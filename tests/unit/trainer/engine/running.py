@@ -157,7 +157,7 @@ def run_case(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False, 
     for step in range(STEPS):
         batch = CaseBatch(case, step, data_rank, ranks.device)
         tokens, targets = tokens_of(case), targets_of(case, step)
-        probe = engine.probe(case.next_blocks) if case.next_sharing else None
+        probe = engine.probe(case.following) if case.following else None
         agreement = engine.train(batch, Training(tokens, RATE, stop=False, ignored=tokens - targets), step, probe)
         if probe is not None:
             result.measured.append(probe.result())

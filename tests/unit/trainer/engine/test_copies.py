@@ -74,7 +74,7 @@ def test_a_copy_that_stays_waits_for_the_update_of_the_step_before(tmp_path: Pat
 def _store(
     states: dict[int, MemoryState], *, resident: Mapping[int, Tensor] | None = None, window: Sequence[Tensor] = ()
 ) -> Any:
-    return SimpleNamespace(states=states, resident=resident or {}, window=window)
+    return SimpleNamespace(states=states, resident=resident or {}, window={"Blocks": window})
 
 
 def _host_state(numel: int, value: float) -> MemoryState:

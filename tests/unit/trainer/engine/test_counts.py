@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, STEPS, Case
 from tests.unit.trainer.engine.running import Result, want
@@ -49,9 +49,10 @@ def units_in(result: Result, name: str, step: int) -> Counter[int]:
     return Counter(e["args"]["unit"] for e in result.events if e["name"] == name and e["args"]["step"] == step)
 
 
-def moving_units(case: Case, rank: int) -> list[int]:
+def moving_units(case: Case, rank: int) -> dict[Pool, list[int]]:
     layout = case.layout
-    return [unit for unit in layout.local_units(rank // layout.data) if layout.moves(unit)]
+    moving = [unit for unit in layout.local_units(rank // layout.data) if layout.moves(unit)]
+    return {pool: [unit for unit in moving if layout.pool_of(unit) == pool] for pool in POOLS}
 
 
 @pytest.mark.parametrize("case", FETCHING, ids=lambda case: case.name)
@@ -60,9 +61,10 @@ def test_a_unit_is_fetched_twice_at_most_however_many_micro_batches(case: Case, 
         moving = moving_units(case, rank)
         for step in range(STEPS):
             fetches = units_in(result, "Fetch", step)
-            assert set(fetches) == set(moving)
+            assert set(fetches) == {unit for units in moving.values() for unit in units}
             assert max(fetches.values()) <= 2
-            assert fetches.total() == 2 * len(moving) - min(case.window, len(moving))
+            for units in moving.values():
+                assert sum(fetches[unit] for unit in units) == 2 * len(units) - min(case.window, len(units))
             assert fetches == units_in(result, "Drop", step)
 
 
@@ -78,15 +80,18 @@ def test_a_gradient_is_reduced_once_however_many_micro_batches(case: Case, engin
 @pytest.mark.parametrize("case", [*FETCHING, *OTHER_ORDERS], ids=lambda case: case.name)
 def test_no_more_units_are_resident_than_the_window_holds(case: Case, engine_results: Results) -> None:
     for rank, result in enumerate(engine_results[case]):
-        most = most_resident(result, case.layout)
-        assert most == min(case.window, len(moving_units(case, rank))), "full, and never more than that"
+        for pool, units in moving_units(case, rank).items():
+            most = most_resident(result, case.layout, pool)
+            assert most == min(case.window, len(units)), "full, and never more than that"
 
 
-def most_resident(result: Result, layout: Layout) -> int:
+def most_resident(result: Result, layout: Layout, pool: Pool) -> int:
     resident: set[int] = set()
     most = 0
     for event in sorted(result.events, key=lambda event: event["ts"]):
         unit = event["args"].get("unit")
+        if unit is None or layout.pool_of(unit) != pool:
+            continue
         if event["name"] == "Fetch" and layout.moves(unit):
             assert unit not in resident, "it is fetched while it is here"
             resident.add(unit)

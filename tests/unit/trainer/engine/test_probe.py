@@ -8,6 +8,8 @@ import torch
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.probe import LayerGradients, LayerGroup, groups_of
 from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -60,6 +62,8 @@ def _gradients_of_layers(case: Case) -> list[dict[str, Tensor]]:
 
 def _expected(case: Case) -> LayerGradients:
     layers, blocks = _gradients_of_layers(case), case.layout.layer_blocks
+    assert case.following is not None, "it is measured for the next phase"
+    next_blocks = blocks_of_layers(case.following, case.layers)
 
     def squares(group: list[int], name: str) -> float:
         return float(torch.stack([layers[layer][name] for layer in group]).sum(dim=0).square().sum())
@@ -70,10 +74,10 @@ def _expected(case: Case) -> LayerGradients:
     shared, single = {}, {}
     for block in set(blocks):
         uses = layers_of(blocks, block)
-        targets = sorted({case.next_blocks[layer] for layer in uses})
+        targets = sorted({next_blocks[layer] for layer in uses})
         for name in layers[uses[0]]:
             shared[f"blocks.{block}.{name}"] = squares(uses, name)
-            found = [squares(layers_of(case.next_blocks, target), name) for target in targets]
+            found = [squares(layers_of(next_blocks, target), name) for target in targets]
             single[f"blocks.{block}.{name}"] = sum(found) / len(found)
     pairs = [pair for block in sorted(set(blocks)) for pair in pairwise(layers_of(blocks, block))]
     return LayerGradients(shared, single, tuple(_cosine(layers, *pair) for pair in sorted(pairs)))
@@ -111,10 +115,22 @@ def test_measuring_changes_nothing(case: Case, engine_results: dict[Case, list[R
 
 def test_groups_of_this_phase_and_the_next() -> None:
     """Layers 0, 2 and 5 have block 0, layers 1 and 3 block 1; layer 4 has its own, and is measured already."""
-    assert groups_of((0, 1, 0, 1, 2, 0), (0, 1, 2, 1, 3, 2)) == (
+    layout = Layout(layer_blocks=(0, 1, 0, 1, 2, 0), pipeline=1, data=1, micro_batches=1)
+    assert groups_of(layout, (0, 1, 2, 1, 3, 2)) == (
         LayerGroup(unit=1, positions=(1, 3, 6), is_shared=True),
         LayerGroup(unit=2, positions=(2, 4), is_shared=True),
         LayerGroup(unit=1, positions=(1,), is_shared=False),
         LayerGroup(unit=2, positions=(2, 4), is_shared=False),
         LayerGroup(unit=1, positions=(3, 6), is_shared=False),
+    )
+
+
+def test_experts_have_groups_of_their_own() -> None:
+    """Layers 1 and 3 have experts, and share them alone; layers 0 and 2 are dense. The unit behind the blocks is the
+    experts'."""
+    layout = Layout(layer_blocks=(0, 1, 2, 3), layer_experts=(None, 7, None, 7), pipeline=1, data=1, micro_batches=1)
+    assert groups_of(layout, (0, 1, 2, 3), (None, 0, None, 1)) == (
+        LayerGroup(unit=5, positions=(2, 4), is_shared=True),
+        LayerGroup(unit=5, positions=(2,), is_shared=False),
+        LayerGroup(unit=5, positions=(4,), is_shared=False),
     )

@@ -71,7 +71,8 @@ class _Rank:
         modules, lanes, trace = Mock(), Lanes(CPU), Trace(0)
         modules.of.return_value.views = lambda flat: [flat]
         self.buffers = GrowthBuffers(LENGTH, BUFFERS, torch.float32, CPU)
-        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, growth_buffers=self.buffers)
+        buffers = {"Blocks": self.buffers}
+        store: Any = SimpleNamespace(units=units, states=self.states, whole_gradients={}, growth_buffers=buffers)
         self.gradients = Gradients(store, modules, mesh, lanes, trace)
         self.reductions = Reductions(self.case.optimizer, store, mesh, lanes, trace)
         self.updates = Updates(self.case.optimizer, store, self.reductions, mesh, lanes, trace)

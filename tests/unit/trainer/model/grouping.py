@@ -47,7 +47,7 @@ def assert_groups_compute_the_same(mixed: Mixed, spec: Model, hidden: Tensor, mo
 def _bound_block(spec: Model, dtype: torch.dtype) -> Block:
     with torch.device("meta"):
         block = Block(spec)
-    unit = units_of(spec, Sharing(blocks=1))[1]
-    weights = torch.randn(unit.numel, generator=torch.Generator().manual_seed(3)).mul_(0.3)
-    UnitModule(block, unit).bind(weights.to(dtype))
+    generator = torch.Generator().manual_seed(3)
+    for unit in units_of(spec, Sharing(blocks=1))[1:-1]:
+        UnitModule(block, unit).bind(torch.randn(unit.numel, generator=generator).mul_(0.3).to(dtype))
     return block

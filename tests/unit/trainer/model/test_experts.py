@@ -262,8 +262,8 @@ def test_experts_of_a_unit_lie_side_by_side_and_those_of_a_plain_model_do_not() 
     spec = _spec({"count": 4}, hidden=16, inner=24)
     with torch.device("meta"):
         block = Block(spec)
-    unit = units_of(spec, Sharing(blocks=1))[1]
-    UnitModule(block, unit).bind(torch.zeros(unit.numel))
+    experts = units_of(spec, Sharing(blocks=1))[2]
+    UnitModule(block, experts).bind(torch.zeros(experts.numel))
     assert are_side_by_side([*block.experts])
     assert not are_side_by_side([*Block(spec).experts])
     assert not are_side_by_side([*_block(_spec({"count": 4, "prototypes": 1}), torch.bfloat16).experts]), "rows of 24 B"

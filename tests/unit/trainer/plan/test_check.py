@@ -178,7 +178,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
         make_layout(measures=True),
         0,
         lambda records: records.append(Measure(1)),
-        "no other layer uses its block",
+        "no other layer uses its units",
     ),
     "agreed before the loss": (EARLY, 1, moved(Agree, 0, Backward, 0), "the loss is not known yet"),
 }

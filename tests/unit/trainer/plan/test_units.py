@@ -31,10 +31,10 @@ def model(body: dict[str, Any], **changes: Any) -> Model:
 def test_ten_trillion_parameters() -> None:
     """M6-10T (arXiv 2110.03888): 48 layers of 10,240 experts, which share one block in the pseudo phase."""
     spec = model(M6_10T, experts={"count": 10240, "prototypes": 80})
-    shared = units_of(spec, Sharing(blocks=1))[1]
-    experts = 10240 * 2 * 1024 * 9984
-    assert shared.numel == experts + 10240 * 1024 + 4 * 1024**2 + 2 * 1024
-    assert 48 * shared.numel == pytest.approx(10.05e12, rel=1e-3)
+    _, block, experts, _ = units_of(spec, Sharing(blocks=1))
+    assert experts.numel == 10240 * 2 * 1024 * 9984
+    assert block.numel == 10240 * 1024 + 4 * 1024**2 + 2 * 1024
+    assert 48 * (block.numel + experts.numel) == pytest.approx(10.05e12, rel=1e-3)
 
 
 @pytest.mark.parametrize("embeddings", ["Separate", "Tied"])

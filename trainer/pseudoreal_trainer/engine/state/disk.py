@@ -1,7 +1,7 @@
 """The state of units whose home is a disk: read ahead, updated in chunks, written behind; buffers of a fixed size."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,12 +72,27 @@ class _Figures:
 class DiskBuffers:
     """The memory through which units on disk pass; all of it is bytes that direct I/O accepts."""
 
-    staging: list[Tensor]
-    """Each for the weights of a unit in the compute type."""
     passing: PassingBuffers
     """Each for the gradient of a unit, or anything else of it in the master type."""
     chunks: list[dict[Section, Tensor]]
     """Each for a chunk of every section of a unit; as many as there are chunks in memory at a time."""
+
+
+class Staging:
+    """Buffers for the weights of units on their way to the device, in the compute type."""
+
+    def __init__(self, buffers: Iterable[Tensor]) -> None:
+        # Each with the moment from which it is free; the one that has been free for the longest time comes first.
+        self._free: deque[tuple[Tensor, Mark]] = deque((buffer, None) for buffer in buffers)
+
+    def take(self) -> Tensor:
+        buffer, free = self._free.popleft()
+        reach(free)
+        return buffer
+
+    def give_back(self, buffer: Tensor, mark: Mark) -> None:
+        """`mark`: that after which nothing reads the buffer."""
+        self._free.append((buffer, mark))
 
 
 class Disk:
@@ -87,8 +102,6 @@ class Disk:
         self.file, self.adamw, self.trace = DirectFile(folder, size), adamw, trace
         # Each waits for requests: who reads ahead, who reads chunks, who writes them.
         self.threads = ThreadPoolExecutor(3, "disk")
-        # Each with the moment from which it is free; the one that has been free for the longest time comes first.
-        self.staging: deque[tuple[Tensor, Mark]] = deque((buffer, None) for buffer in buffers.staging)
         self.passing, self.chunks = buffers.passing, buffers.chunks
         self._portion = aligned_buffer(PORTION_ROOM)
         self._open = 0
@@ -128,9 +141,9 @@ class Disk:
 
 
 class DiskState(State):
-    def __init__(self, extent: Extent, disk: Disk, stretches: Mapping[Section, _Stretch]) -> None:
+    def __init__(self, extent: Extent, disk: Disk, stretches: Mapping[Section, _Stretch], staging: Staging) -> None:
         super().__init__(extent)
-        self._disk, self._stretches = disk, stretches
+        self._disk, self._stretches, self._staging = disk, stretches, staging
         self._buffer: Tensor | None = None
         """The buffer that holds the gradient on its way to the update, or to the disk and back."""
         self._reading: Future[tuple[Tensor, Tensor]] | None = None
@@ -160,7 +173,7 @@ class DiskState(State):
 
     def fetched(self, mark: Mark) -> None:
         assert self._reading is not None, "it was fetched"
-        self._disk.staging.append((self._reading.result()[1], mark))
+        self._staging.give_back(self._reading.result()[1], mark)
         self._reading = None
 
     def keep_gradient(self, gradient: Tensor) -> None:
@@ -220,8 +233,7 @@ class DiskState(State):
     def _stage(self, after: Future[Any]) -> tuple[Tensor, Tensor]:
         """The weights in the compute type, and the buffer in which they are."""
         after.result()
-        buffer, free = self._disk.staging.popleft()
-        reach(free)
+        buffer = self._staging.take()
         (weights,) = self._disk.read([(self._stretches.get("compute", self._stretches["weights"]), buffer)])
         return weights, buffer
 
@@ -262,13 +274,14 @@ def open_disk_states(
     folder: Path,
     extents: Mapping[int, Extent],
     keeps_gradient: Callable[[int], bool],
-    staging: list[Tensor],
+    staging: Mapping[int, Staging],
     passing: PassingBuffers,
     adamw: AdamW,
     trace: Trace,
 ) -> dict[int, State]:
     """Unit -> state, all in one file of this rank. `keeps_gradient`: whether a unit's gradient is kept on the disk.
-    `staging`: buffers for weights on their way to the device. Raises DiskError when the file does not fit."""
+    `staging`: for each unit the buffers for weights on their way to the device. Raises DiskError when the file
+    does not fit."""
     stretches: dict[int, dict[Section, _Stretch]] = {}
     end = 0
     for unit, extent in extents.items():
@@ -276,8 +289,8 @@ def open_disk_states(
         for section, dtype in _sections(extent, keeps_gradient=keeps_gradient(unit)):
             stretches[unit][section] = _Stretch(end, extent.length, dtype)
             end += aligned(stretches[unit][section].size)
-    disk = Disk(folder, end, DiskBuffers(staging, passing, _chunks(extents)), adamw, trace)
-    return {unit: DiskState(extent, disk, stretches[unit]) for unit, extent in extents.items()}
+    disk = Disk(folder, end, DiskBuffers(passing, _chunks(extents)), adamw, trace)
+    return {unit: DiskState(extent, disk, stretches[unit], staging[unit]) for unit, extent in extents.items()}
 
 
 def _sections(extent: Extent, *, keeps_gradient: bool) -> Iterator[tuple[Section, torch.dtype]]:

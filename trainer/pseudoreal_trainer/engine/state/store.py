@@ -3,7 +3,7 @@ step."""
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
-from pseudoreal_trainer.engine.state.disk import open_disk_states
+from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers, Region, allocator_for
-from pseudoreal_trainer.forecast.memory.crossing import crossing
+from pseudoreal_trainer.forecast.memory.crossing import STAGING, crossing
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.buffers import gradient_buffers
+from pseudoreal_trainer.plan.layout import POOLS, Pool
 from pseudoreal_trainer.plan.units import Unit
 from pseudoreal_trainer.plan.update_ranges import cut, update_ranges
 
@@ -93,9 +94,9 @@ class UnitStore:
             **self._disk_states(folder, trace),
         }
         """Unit -> this rank's part of its state."""
-        self.window = self._window()
-        """Slots for working copies that come and go, each [padded numel of the largest], in the compute type."""
-        self.growth_buffers = self._growth_buffers()
+        self.window = {pool: self._window(pool) for pool in POOLS}
+        """Slots for working copies that come and go, each [padded numel of the pool's largest], in the compute type."""
+        self.growth_buffers = {pool: self._growth_buffers(pool) for pool in POOLS}
         """Where the gradients of all units without a whole gradient grow."""
 
     def close(self) -> None:
@@ -112,9 +113,14 @@ class UnitStore:
         extents = {unit: self._extent(unit) for unit in self._local if self._layout.home(unit) == "Disk"}
         if not extents:
             return {}
-        staging = self.region.all_of("staging")
+        staging = self._staging(extents)
         keeps = self._layout.keeps_gradient
         return open_disk_states(folder, extents, keeps, staging, self._passing, self._adamw, trace)
+
+    def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
+        """Unit -> the buffers that it shares with the others of its pool."""
+        shared = {pool: Staging(self.region.all_of(STAGING[pool])) for pool in POOLS}
+        return {unit: shared[self._layout.pool_of(unit)] for unit in units}
 
     def _extent(self, unit: int) -> Extent:
         described, layout = self.units[unit], self._layout
@@ -154,13 +160,13 @@ class UnitStore:
             gradient_parts=layout.shards if unit in self.whole_gradients else 1,
         )
 
-    def _window(self) -> list[Tensor]:
-        size = max(map(self._padded, self._layout.moving_units(self._rank)), default=0)
-        return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank))]
+    def _window(self, pool: Pool) -> list[Tensor]:
+        size = max(map(self._padded, self._layout.moving_units(self._rank, pool)), default=0)
+        return [self._on_device(size, self._compute) for _ in range(self._layout.slots(self._rank, pool))]
 
-    def _growth_buffers(self) -> GrowthBuffers:
-        size = max(map(self._padded, self._layout.buffered_units(self._rank)), default=0)
-        count = gradient_buffers(self._layout, self._rank)
+    def _growth_buffers(self, pool: Pool) -> GrowthBuffers:
+        size = max(map(self._padded, self._layout.buffered_units(self._rank, pool)), default=0)
+        count = gradient_buffers(self._layout, self._rank, pool)
         return GrowthBuffers(size, count, self._master, self._mesh.device)
 
     def _padded(self, unit: int) -> int:

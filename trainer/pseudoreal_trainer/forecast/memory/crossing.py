@@ -11,7 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.layout import Layout, Pool
 
 KEPT_GRADIENTS = 2
 """Number of reduced gradients of units that are updated at once: that whose update is under way, and the next."""
@@ -25,13 +25,14 @@ TOKEN_BYTES = 8
 
 Shape = tuple[int, int]
 """A micro-batch on a rank: its sequences, and the tokens in each."""
-Use = Literal["staging", "passing", "weights", "gradient"]
+Use = Literal["staging", "staging of experts", "passing", "weights", "gradient"]
 """What a piece is for.
 
-staging: weights of a unit on disk, on their way to the device; numbered
+staging: weights of a unit on disk, on their way to the device; numbered, for each pool
 passing: a reduced gradient on its way to its update or to the disk; numbered
 weights, gradient: of the unit of that number, whose home is the host
 """
+STAGING: dict[Pool, Use] = {"Blocks": "staging", "Experts": "staging of experts"}
 
 
 @dataclass(frozen=True)
@@ -94,11 +95,11 @@ def captures_from_device(layout: Layout, rank: int) -> bool:
 
 def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
-    if on_disk:
-        largest = max(sizes.shard(layout, unit) for unit in on_disk) * sizes.compute_bytes
+    for pool, use in STAGING.items():
+        weights = [sizes.shard(layout, unit) * sizes.compute_bytes for unit in on_disk if layout.pool_of(unit) == pool]
         # Those whose fetches are under way, and the one that is read ahead.
-        for number in range(layout.window + 1):
-            yield Piece("staging", number, _aligned(largest, PAGE), PAGE)
+        for number in range(layout.window + 1) if weights else ():
+            yield Piece(use, number, _aligned(max(weights), PAGE), PAGE)
     away = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
     passing = [unit for unit in away if not layout.keeps_gradient(unit)]
     through = [unit for unit in on_disk if layout.keeps_gradient(unit)]

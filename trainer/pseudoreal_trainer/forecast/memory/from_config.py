@@ -17,7 +17,7 @@ from pseudoreal_trainer.forecast.memory.homes import (
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.chunks import most_tokens
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
+from pseudoreal_trainer.plan.sharing import blocks_of_layers, experts_of_layers
 from pseudoreal_trainer.plan.units import units_of
 
 
@@ -43,6 +43,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
     """The layout before a budget moves anything: each unit has the home that the phase names."""
     return Layout(
         layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
+        layer_experts=experts_of_layers(config.sharing, config.model),
         pipeline=config.parallelism.pipeline,
         data=config.ranks // config.parallelism.pipeline,
         micro_batches=config.batch.micro_batches,

@@ -126,7 +126,7 @@ class Graphs(Kept):
     def _at_the_second_norm(self) -> int:
         """At the norm before the feed-forward part, or at that behind attention."""
         t = self._tensors
-        later = t.parameters(self._unit, lambda name: ".attention." not in name and ".attention_norm." not in name)
+        later = t.parameters(lambda name: ".attention." not in name and ".attention_norm." not in name)
         table = {"output [B, T, H]": self.boundary, "gradients of the parameters behind attention": later}
         if self._has_norm_behind:
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
@@ -144,9 +144,7 @@ class Graphs(Kept):
             "gradient of the query [B, heads, T, Q / heads]": t.query,
             "gradient of the key [B, key heads, T, K / key heads]": t.key,
             "gradient of the value [B, key heads, T, K / key heads]": t.key,
-            "gradients of other parameters": t.parameters(
-                self._unit, lambda name: not any(part in name for part in first)
-            ),
+            "gradients of other parameters": t.parameters(lambda name: not any(part in name for part in first)),
         }
         return total(self._norm_before, self._input_of_attention, self._heads, table)
 
@@ -161,9 +159,7 @@ class Graphs(Kept):
             "output [B, T, H]": t.hidden,
             "gradient of the sum of input and attention [B, T, H]": t.hidden,
             "gradient of the input of attention by value and key [B, T, H]": t.hidden,
-            "gradients of other parameters": t.parameters(
-                self._unit, lambda name: not any(part in name for part in first)
-            ),
+            "gradients of other parameters": t.parameters(lambda name: not any(part in name for part in first)),
         }
         passing = self._norm_backward_of(t.query, t.of(self.tokens * self.sizes.model.query_size, t.wide_bytes))
         return total(self._norm_before, self._input_of_attention, table, passing)
@@ -177,7 +173,7 @@ class Graphs(Kept):
             "gradient of the input of attention by value and key [B, T, H]": t.hidden,
             "gradient of the query, heads side by side [B, T, Q]": t.query,
             "gradient of the input of attention by the query [B, T, H]": t.hidden,
-            "gradients of parameters": t.parameters(self._unit, lambda name: ".attention_norm." not in name),
+            "gradients of parameters": t.parameters(lambda name: ".attention_norm." not in name),
         }
         return total(self._norm_before, self._input_of_attention, table)
 
@@ -186,7 +182,7 @@ class Graphs(Kept):
         if not self._has_norm_before:
             return 0
         t = self._tensors
-        table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters(self._unit)}
+        table = {"output [B, T, H]": t.hidden, "gradients of all parameters": t.parameters()}
         if t.is_fused or t.norm_casts:
             # Else the norm's own is added to it at once.
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
@@ -194,7 +190,7 @@ class Graphs(Kept):
 
     def _parameters_without(self, parts: tuple[str, ...]) -> int:
         """Gradients of the block's parameters whose names have none of these parts."""
-        return self._tensors.parameters(self._unit, lambda name: not any(part in name for part in parts))
+        return self._tensors.parameters(lambda name: not any(part in name for part in parts))
 
     @property
     def _norm_backward(self) -> Table:
@@ -220,8 +216,8 @@ class Graphs(Kept):
         table = {
             "output [B, T, H]": t.hidden,
             "gradient of the input [B, T, H]": t.hidden,
-            "gradients of all parameters": t.parameters(self._unit),
-            "the largest of them, master": t.cast(self._unit),
+            "gradients of all parameters": t.parameters(),
+            "the largest of them, master": t.cast,
         }
         return total(table)
 

@@ -15,7 +15,7 @@ from pseudoreal_trainer.forecast.memory.memory import Tiers, held, unit_state
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.units import EMBEDDING, HEAD
+from pseudoreal_trainer.plan.units import EMBEDDING, HEAD, Unit, block_name, block_of
 from pseudoreal_trainer.quantity import readable_bytes
 
 
@@ -44,15 +44,26 @@ def activation_peaks(layout: Layout, sizes: Sizes) -> Peaks:
 
 
 def named_homes(offload: Offload, sizes: Sizes) -> tuple[Home, ...]:
-    """The home of each unit as `homes` says, else as `home` says."""
+    """The home of each unit as `homes` says, else as `home` says. What it says of a block is said of the experts of the
+    same number, too, unless these are named themselves."""
     named: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
-    return tuple(named.get(unit.name, offload.home) for unit in sizes.units)
+    blocks = (named.get(_block_name(unit), offload.home) for unit in sizes.units)
+    return tuple(named.get(unit.name, home) for unit, home in zip(sizes.units, blocks, strict=True))
+
+
+def _block_name(unit: Unit) -> str:
+    block = block_of(unit.name)
+    return unit.name if block is None else block_name(block)
 
 
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -> tuple[Home, ...]:
     """The home of each unit: the one that is named, and farther away as far as the budget forces it."""
     named = {entry.unit for entry in offload.homes}
-    movable = [unit for unit in _moving_order(layout, sizes) if sizes.units[unit].name not in named]
+    movable = [
+        unit
+        for unit in _moving_order(layout, sizes)
+        if named.isdisjoint({sizes.units[unit].name, _block_name(sizes.units[unit])})
+    ]
     choice, bounds = _Choice(layout, movable, [*named_homes(offload, sizes)]), bounds_of(offload.budget)
     if bounds.device is not None:
         room = [bounds.device - peak.device for peak in peaks]
@@ -134,8 +145,10 @@ def _too_much(needs: Sequence[int], bound: int | None, source: str, remedy: str)
 
 
 def _moving_order(layout: Layout, sizes: Sizes) -> list[int]:
-    """Blocks, those whose first use is last before the others; then the two small units at the ends."""
-    first_use = {layout.unit_of(position): position for position in reversed(range(layout.head + 1))}
+    """Experts, those whose first use is last before the others; blocks in the same order; then the two small units at
+    the ends. Experts are the most bytes, and each token needs few of them."""
+    positions = reversed(range(layout.head + 1))
+    first_use = {unit: position for position in positions for unit in layout.units_of(position)}
     ends = [unit for unit in first_use if sizes.units[unit].name in (EMBEDDING, HEAD)]
-    blocks = sorted(first_use.keys() - set(ends), key=first_use.__getitem__, reverse=True)
-    return [*blocks, *sorted(ends, reverse=True)]
+    layers = sorted(first_use.keys() - set(ends), key=first_use.__getitem__, reverse=True)
+    return [*sorted(layers, key=lambda unit: not sizes.units[unit].is_experts), *sorted(ends, reverse=True)]

@@ -218,10 +218,6 @@ class Kept:
         return table
 
     @property
-    def _unit(self) -> int:
-        return self.sizes.unit_of_layer(self.layer)
-
-    @property
     def _is_mixture(self) -> bool:
         return self.sizes.model.has_experts(self.layer)
 

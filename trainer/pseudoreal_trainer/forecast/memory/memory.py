@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pseudoreal_trainer.forecast.memory.crossing import PAGE, captures_from_device, crossing, takes_tokens, token_bytes
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.buffers import gradient_buffers
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 
 MOMENTS = 2
 CHUNK_ELEMENTS = 2**20
@@ -40,9 +40,12 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     """Bytes of the data rank of a pipeline rank that holds the most, without activations."""
     state = sum((unit_state(layout, sizes, unit) for unit in layout.local_units(rank)), Tiers())
     passing = Tiers(
-        device=_window(layout, sizes, rank)
-        + _gradient_buffers(layout, sizes, rank)
-        + _measuring(layout, sizes, rank)
+        device=sum(
+            _window(layout, sizes, rank, pool)
+            + _gradient_buffers(layout, sizes, rank, pool)
+            + _measuring(layout, sizes, rank, pool)
+            for pool in POOLS
+        )
         + sizes.mask
     )
     updating = Tiers(host=_chunks(layout, sizes, rank) + _scaled_gradients(layout, sizes, rank))
@@ -71,26 +74,26 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
             return Tiers(device=c * whole + masters + MOMENTS * f * shard + grown)
 
 
-def _window(layout: Layout, sizes: Sizes, rank: int) -> int:
-    largest = max((sizes.whole(layout, unit) for unit in layout.moving_units(rank)), default=0)
-    return layout.slots(rank) * largest * sizes.compute_bytes
+def _window(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    largest = max((sizes.whole(layout, unit) for unit in layout.moving_units(rank, pool)), default=0)
+    return layout.slots(rank, pool) * largest * sizes.compute_bytes
 
 
-def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int) -> int:
-    largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(rank)), default=0)
-    return gradient_buffers(layout, rank) * largest * sizes.master_bytes
+def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(rank, pool)), default=0)
+    return gradient_buffers(layout, rank, pool) * largest * sizes.master_bytes
 
 
-def _measuring(layout: Layout, sizes: Sizes, rank: int) -> int:
+def _measuring(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
     """Bytes that a measuring step needs: whole gradients of the layers that are under way at a time, and of each shared
-    block the reduced ones: of the layer, of the one above it, and two sums."""
-    shared = [position for position in layout.positions(rank) if layout.shares(position)]
-    if not layout.measures or not shared:
+    unit the reduced ones: of the layer, of the one above it, and two sums."""
+    shared = [unit for position in layout.positions(rank) for unit in layout.shared_units(position)]
+    uses = [unit for unit in shared if layout.pool_of(unit) == pool]
+    if not layout.measures or not uses:
         return 0
-    under_way = 1 if layout.order == "Layered" else len(shared)
-    largest = max(sizes.whole(layout, layout.unit_of(position)) for position in shared)
-    blocks = len({layout.unit_of(position) for position in shared})
-    return (under_way + _MEASURING_PARTS * blocks) * largest * sizes.master_bytes
+    under_way = 1 if layout.order == "Layered" else len(uses)
+    largest = max(sizes.whole(layout, unit) for unit in uses)
+    return (under_way + _MEASURING_PARTS * len(set(uses))) * largest * sizes.master_bytes
 
 
 def _crossing_buffers(layout: Layout, sizes: Sizes, rank: int) -> Tiers:

@@ -103,10 +103,12 @@ class Sizes:
         assert experts is not None, "the model has experts"
         return experts.top_k.per_token if experts.top_k else experts.prototypes
 
-    def unit_of_layer(self, layer: int) -> int:
-        """A unit of the same parameters as the block of this layer."""
+    def units_of_layer(self, layer: int) -> list[Unit]:
+        """Units of the same parameters as those of this layer."""
         has_experts = self.model.has_experts(layer)
-        return next(index for index, unit in enumerate(self.units[1:], 1) if unit.has_experts == has_experts)
+        blocks = [unit for unit in self.units[1:] if not unit.is_experts and unit.is_of_mixture == has_experts]
+        experts = [unit for unit in self.units if unit.is_experts]
+        return [blocks[0], *(experts[:1] if has_experts else [])]
 
     def is_masked(self, layer: int) -> bool:
         """Whether a layer's attention has a mask: a window that is shorter than a sequence."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.plan.units import Parameter
 
 _EFFICIENT_BLOCK = 32
 """Tokens of a block (kAlignLSE of torch's efficient attention)."""
@@ -104,15 +105,19 @@ class Tensors:
         model = self.sizes.model
         return self.of(model.vocabulary_size * model.hidden_size, self.sizes.compute_bytes)
 
-    def parameters(self, unit: int, counts: Callable[[str], bool] = lambda name: True) -> int:  # noqa: ARG005
-        """Gradients of those of a unit's parameters whose names `counts` accepts, compute."""
-        parameters = self.sizes.units[unit].parameters
-        return sum(self.of(p.numel, self.sizes.compute_bytes) for p in parameters if counts(p.name))
+    def parameters(self, counts: Callable[[str], bool] = lambda name: True) -> int:  # noqa: ARG005
+        """Gradients of those of the layer's parameters whose names `counts` accepts, compute."""
+        return sum(self.of(p.numel, self.sizes.compute_bytes) for p in self._parameters if counts(p.name))
 
-    def cast(self, unit: int) -> int:
-        """The gradient of the unit's largest parameter, master, where the CPU makes it in order to add it. A GPU casts
+    @property
+    def cast(self) -> int:
+        """The gradient of the layer's largest parameter, master, where the CPU makes it in order to add it. A GPU casts
         as it adds."""
-        return self._cast(max(parameter.numel for parameter in self.sizes.units[unit].parameters))
+        return self._cast(max(parameter.numel for parameter in self._parameters))
+
+    @property
+    def _parameters(self) -> list[Parameter]:
+        return [parameter for unit in self.sizes.units_of_layer(self.layer) for parameter in unit.parameters]
 
     @property
     def cast_vocabulary(self) -> int:

@@ -192,7 +192,7 @@ class MeasuredCosts:
         at the head once for each chunk of the loss."""
         if not isinstance(record, Backward):
             return 0.0
-        elements = self._sizes.units[self._layout.unit_of(record.position)].numel
+        elements = sum(self._sizes.units[unit].numel for unit in self._layout.units_of(record.position))
         touched = elements * (self._sizes.compute_bytes + 2 * self._sizes.master_bytes)
         times = self._chunks if record.position == self._layout.head else 1
         return times * touched / self._speeds.memory_bytes_per_second

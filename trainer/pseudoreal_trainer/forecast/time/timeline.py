@@ -5,13 +5,14 @@ order; copies, collectives and messages have lanes of their own. All data ranks 
 stands for them.
 """
 
+from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 
 from pseudoreal_trainer.forecast.time.costs import Costs
 from pseudoreal_trainer.forecast.time.simulation import Span, Task, simulate
 from pseudoreal_trainer.plan.buffers import gradient_buffers
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
@@ -119,9 +120,9 @@ class _Rank:
         self._fetched: dict[int, int] = {}
         self._unstashed: dict[tuple[int, int], int] = {}
         self._growing: set[int] = set()
-        self._taken = 0
-        self._given_back: list[int] = []
-        self._buffers = gradient_buffers(layout, rank)
+        self._taken: Counter[Pool] = Counter()
+        self._given_back: dict[Pool, list[int]] = {pool: [] for pool in POOLS}
+        self._buffers = {pool: gradient_buffers(layout, rank, pool) for pool in POOLS}
         self._to_finish: list[int] = []
 
     def step(self, number: int, plan: Iterable[Record]) -> int:
@@ -175,11 +176,12 @@ class _Rank:
         return lane if self._costs.overlaps else COMPUTE
 
     def _compute(self, record: Compute) -> None:
-        unit = self._layout.unit_of(record.position)
-        kept = self._fetched if self._layout.moves(unit) or self._layout.refreshed(unit) else self._updated
-        follows = [kept.get(unit), self._unstashed.pop((record.position, record.micro_batch), None)]
-        if isinstance(record, Backward) and self._layout.has_gradient_shard(unit) and unit not in self._growing:
-            follows.append(self._take_buffer(unit))
+        follows = [self._unstashed.pop((record.position, record.micro_batch), None)]
+        for unit in self._layout.units_of(record.position):
+            kept = self._fetched if self._layout.moves(unit) or self._layout.refreshed(unit) else self._updated
+            follows.append(kept.get(unit))
+            if isinstance(record, Backward) and self._layout.has_gradient_shard(unit) and unit not in self._growing:
+                follows.append(self._take_buffer(unit))
         self._main = self._builder.add(
             (self._rank, COMPUTE), self._costs.compute(record), follows, record, awaits=self._awaited(record)
         )
@@ -196,9 +198,10 @@ class _Rank:
     def _take_buffer(self, unit: int) -> int | None:
         """The reduction that gave the buffer back before, if it was in use."""
         self._growing.add(unit)
-        before = self._taken - self._buffers
-        self._taken += 1
-        return self._given_back[before] if before >= 0 else None
+        pool = self._layout.pool_of(unit)
+        before = self._taken[pool] - self._buffers[pool]
+        self._taken[pool] += 1
+        return self._given_back[pool][before] if before >= 0 else None
 
     def _fetch(self, record: Fetch) -> None:
         # Beside compute it begins when its unit is ready, and the first thread goes on.
@@ -218,7 +221,7 @@ class _Rank:
         settled = self._task(SIDE, self._costs.settle(record), [summed], record)
         if record.unit in self._growing:
             self._growing.remove(record.unit)
-            self._given_back.append(settled)
+            self._given_back[self._layout.pool_of(record.unit)].append(settled)
 
     def _meet(self, record: Tie | Agree, ranks: Iterable[int]) -> int:
         """Makes the second threads of these pipeline ranks wait for each other."""

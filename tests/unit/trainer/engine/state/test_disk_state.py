@@ -11,7 +11,7 @@ from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.state import disk as disk_state
 from pseudoreal_trainer.engine.state.direct_file import aligned_buffer
-from pseudoreal_trainer.engine.state.disk import open_disk_states
+from pseudoreal_trainer.engine.state.disk import Staging, open_disk_states
 from pseudoreal_trainer.engine.state.memory import AdamW, Extent, MemoryState, State, Vectors
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.plan.units import KINDS, Kind
@@ -51,7 +51,7 @@ def pairs(
     monkeypatch.setattr(disk_state, "CHUNK", CHUNK)
     extents = {i: Extent(0, length, _ranges(length, DECAYED[i]), *dtypes) for i, length in enumerate(LENGTHS)}
     largest = max(LENGTHS)
-    staging = [aligned_buffer(largest * dtypes[1].itemsize) for _ in range(2)]
+    staging = dict.fromkeys(extents, Staging(aligned_buffer(largest * dtypes[1].itemsize) for _ in range(2)))
     # Without them on disk, gradients of all units are kept before the first is updated.
     passing = PassingBuffers(
         [aligned_buffer(largest * dtypes[0].itemsize) for _ in range(1 if request.param else len(LENGTHS))]
@@ -148,7 +148,7 @@ def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
 def test_a_shard_that_is_padding_behind_a_balancing_bias_stays_as_it_is(tmp_path: Path) -> None:
     extent = Extent(960, 32, (), torch.float32, torch.bfloat16)
     passing = PassingBuffers([aligned_buffer(extent.length * 4)])
-    staging = [aligned_buffer(extent.length * 2)]
+    staging = {0: Staging([aligned_buffer(extent.length * 2)])}
     state = open_disk_states(tmp_path, {0: extent}, lambda _: False, staging, passing, AdamW(), Trace(0))[0]
     for kind in KINDS:
         state.put(kind, torch.zeros(extent.length))

@@ -90,7 +90,7 @@ def test_staging_for_the_disk_does_not_grow_with_the_units_on_it() -> None:
     ],
 )
 def test_gradients_that_grow_at_the_same_time_have_room(layout: Layout, expected: int) -> None:
-    assert gradient_buffers(layout, 0) == expected
+    assert gradient_buffers(layout, 0, "Blocks") == expected
 
 
 @pytest.mark.parametrize(

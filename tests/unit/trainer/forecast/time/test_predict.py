@@ -43,7 +43,7 @@ def test_compute_alone(recompute: bool, forwards: int) -> None:
 @pytest.mark.parametrize("experts", [{"count": 12}, {"count": 12, "prototypes": 4}, {"count": 1}])
 def test_a_token_costs_the_experts_that_it_meets(experts: dict[str, Any], activation: str) -> None:
     sizes = make_sizes(L, experts=experts, feedForward={"size": 96, "activation": activation})
-    layout = make_layout(L, pipeline=1, micro_batches=N)
+    layout = make_layout(L, pipeline=1, micro_batches=N, layer_experts=tuple(range(L)))
     assert seconds(layout, profile(flops=block_flops(sizes)), sizes) == pytest.approx(L * N * 4)
     assert block_flops(sizes) >= block_flops(make_sizes(L, feedForward={"size": 96, "activation": activation}))
 
