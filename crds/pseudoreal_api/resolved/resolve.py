@@ -16,8 +16,10 @@ from pseudoreal_api.resolved.config import (
     PhaseMixture,
     ResolvedParallelism,
 )
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
 from pseudoreal_api.spec.checkpoint import Checkpoint
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Phase, Sharing
 from pseudoreal_api.spec.recovery import Hang
 
@@ -187,9 +189,14 @@ def _mixtures(spec: PseudoRealJobSpec, index: int) -> list[PhaseMixture]:
 
 
 def _delinks(spec: PseudoRealJobSpec, index: int) -> bool:
-    """Whether the phase at `index` >= 1 has more blocks than the one before."""
+    """Whether the phase at `index` >= 1 has more blocks or sets of experts than the one before."""
     before, after = (explicit_sharing(spec, phase) for phase in spec.phases[index - 1 : index + 1])
-    return before.blocks != after.blocks
+    return _owners(spec.model, before) != _owners(spec.model, after)
+
+
+def _owners(model: Model, sharing: Sharing) -> tuple[int, int]:
+    """Number of blocks, and of sets of experts."""
+    return len(set(blocks_of_layers(sharing, model.layers))), len(sets_of(experts_of_layers(sharing, model)))
 
 
 def _checkpoint_policy(checkpoint: Checkpoint) -> CheckpointPolicy:
@@ -310,9 +317,17 @@ def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
 
 
 def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
-    blocks = explicit_sharing(spec, phase).blocks
+    sharing = explicit_sharing(spec, phase)
+    blocks = len(set(blocks_of_layers(sharing, spec.model.layers)))
+    experts = [f"blocks.{number}.experts" for number in sets_of(experts_of_layers(sharing, spec.model))]
     for unit in (home.unit for home in phase.offload.homes):
-        if unit.startswith("blocks.") and int(unit.removeprefix("blocks.")) >= blocks:
+        if unit.endswith(".experts"):
+            if unit not in experts:
+                raise UnresolvableJob(
+                    f"spec.phases[{phase.name}].offload.homes: there is no {unit}; the phase has"
+                    f" {', '.join(experts) or 'no experts'}"
+                )
+        elif unit.startswith("blocks.") and int(unit.removeprefix("blocks.")) >= blocks:
             raise UnresolvableJob(
                 f"spec.phases[{phase.name}].offload.homes: there is no {unit}, as the phase has {blocks} blocks;"
                 f" the last is blocks.{blocks - 1}"

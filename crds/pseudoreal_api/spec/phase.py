@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from pseudoreal_api.base import VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel, Quantity, list_map
+from pseudoreal_api.base import SET, VOLUME_SOURCE, ApiModel, DecimalString, DnsLabel, Quantity, list_map
 from pseudoreal_api.names import OFFLOAD_DIRECTORY
 from pseudoreal_api.spec.changes import PHASE_CHANGES
 from pseudoreal_api.spec.pod import Pod
@@ -15,6 +15,7 @@ Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
 StateSharding = Literal["None", "Optimizer", "Gradients", "Full"]
 Keep = Literal["Inputs", "All"]
 Home = Literal["Device", "Host", "Disk"]
+SharedPart = Literal["Blocks", "Experts"]
 OptimizerState = Literal["Measured", "Copy", "Scale", "Reset"]
 
 
@@ -22,13 +23,26 @@ class Sharing(ApiModel):
     blocks: int = Field(
         ge=1,
         le=10_000,
-        description="blocks is the number of distinct blocks that the layers share; it must divide the layers.",
+        description="blocks is the number of distinct blocks that the layers share; it must divide the layers. With"
+        " parts [Experts] it is the number of distinct sets of experts.",
     )
     pattern: Pattern = Field(
         "Cycle",
         description="pattern says which block a layer uses. Cycle: layer l uses block l mod blocks. Segment:"
         " neighbouring layers share a block.",
     )
+    parts: Annotated[list[SharedPart], Since(4)] = Field(
+        ["Blocks"],
+        min_length=1,
+        max_length=1,
+        description="parts says what layers share. Blocks: all of their weights. Experts: the experts of a mixture"
+        " alone; attention, norms, routers and shared experts are each layer's own.",
+        json_schema_extra=SET,
+    )
+
+    @property
+    def shares_experts_alone(self) -> bool:
+        return self.parts == ["Experts"]
 
 
 class GradientCorrelation(ApiModel):
@@ -149,10 +163,11 @@ class Activations(ApiModel):
 
 class UnitHome(ApiModel):
     unit: str = Field(
-        pattern=r"^(embedding|head|blocks\.(0|[1-9][0-9]*))$",
-        max_length=16,
-        description="unit is embedding, blocks.N, or head (the final norm and the head; where embeddings are Tied"
-        " they are part of embedding).",
+        pattern=r"^(embedding|head|blocks\.(0|[1-9][0-9]*)(\.experts)?)$",
+        max_length=24,
+        description="unit is embedding, blocks.N, blocks.N.experts, or head (the final norm and the head; where"
+        " embeddings are Tied they are part of embedding). The home of a block is that of its experts, too, unless"
+        " these are named.",
     )
     home: Home = Field(description="home is where the unit's state lives.")
 

@@ -4,12 +4,14 @@ Both are twice what is needed. A volume on a node has a limit so that nothing th
 would evict its other pods as well.
 """
 
+from dataclasses import dataclass
 from itertools import pairwise
 
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
 from pseudoreal_api.resolved.resolve import explicit_sharing, last_steps, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.spec.model import FeedForward, Model
-from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.spec.phase import Phase, Sharing
 
 _SPARE = 2
 _LEAST = 2**30
@@ -23,8 +25,10 @@ def size_limit(spec: PseudoRealJobSpec, phase: Phase) -> str:
     ranks = rank_counts(spec, phase)
     data_ranks = ranks.workers * ranks.processes_per_worker // ranks.pipeline
     shards = 1 if phase.parallelism.state_sharding == "None" else data_ranks
-    blocks = min(explicit_sharing(spec, phase).blocks, -(-spec.model.layers // ranks.pipeline))
-    parameters = (blocks * _largest_block(spec.model) + _ends(spec.model)) // shards
+    # Of each kind a rank has no more than layers.
+    layers, owned = -(-spec.model.layers // ranks.pipeline), _Owned.of(spec.model, explicit_sharing(spec, phase))
+    blocks, experts = min(owned.dense + owned.mixtures, layers), min(owned.sets, layers)
+    parameters = (blocks * _largest_block(spec.model) + experts * _experts(spec.model) + _ends(spec.model)) // shards
     return _quantity(parameters * _WORDS * _word(spec) * ranks.processes_per_worker)
 
 
@@ -41,8 +45,8 @@ def claim_size(spec: PseudoRealJobSpec) -> str:
 
 def _checkpoint(spec: PseudoRealJobSpec, phase: Phase) -> int:
     """Bytes of a checkpoint in a phase: master weights and two moments."""
-    blocks = explicit_sharing(spec, phase).blocks
-    return 3 * _word(spec) * (_blocks(spec.model, blocks) + _ends(spec.model))
+    owned = _Owned.of(spec.model, explicit_sharing(spec, phase))
+    return 3 * _word(spec) * (owned.parameters(spec.model) + _ends(spec.model))
 
 
 def _word(spec: PseudoRealJobSpec) -> int:
@@ -54,11 +58,26 @@ def _quantity(needed: int) -> str:
     return f"{-(-(_SPARE * needed + _LEAST) // 2**20)}Mi"
 
 
-def _blocks(model: Model, blocks: int) -> int:
-    """Parameters of all blocks. Those of dense layers are as large a part of the blocks as their layers of the layers,
-    as they share none with other layers."""
-    dense = len(set(model.experts.dense_layers)) * blocks // model.layers if model.experts else blocks
-    return dense * _block(model, has_experts=False) + (blocks - dense) * _block(model, has_experts=True)
+@dataclass(frozen=True)
+class _Owned:
+    """How many of each the layers have, shared or not."""
+
+    dense: int
+    mixtures: int
+    """Blocks of layers with experts, without these."""
+    sets: int
+    """Sets of experts."""
+
+    @classmethod
+    def of(cls, model: Model, sharing: Sharing) -> "_Owned":
+        blocks = enumerate(blocks_of_layers(sharing, model.layers))
+        kinds = {block: model.has_experts(layer) for layer, block in blocks}
+        mixtures = sum(kinds.values())
+        return cls(len(kinds) - mixtures, mixtures, len(sets_of(experts_of_layers(sharing, model))))
+
+    def parameters(self, model: Model) -> int:
+        dense, mixture = (_block(model, has_experts=kind) for kind in (False, True))
+        return self.dense * dense + self.mixtures * mixture + self.sets * _experts(model)
 
 
 def _largest_block(model: Model) -> int:
@@ -67,14 +86,17 @@ def _largest_block(model: Model) -> int:
 
 def _block(model: Model, *, has_experts: bool) -> int:
     norms = (4 if model.norm.placement == "Both" else 2) * model.hidden_size
-    return _attention(model) + norms + (_experts(model) if has_experts else _feed_forward(model, model.feed_forward))
+    return _attention(model) + norms + (_router(model) if has_experts else _feed_forward(model, model.feed_forward))
+
+
+def _router(model: Model) -> int:
+    """Parameters of the router and the shared experts."""
+    shared = _feed_forward(model, model.shared_expert) if model.shared_expert else 0
+    return (model.experts.count if model.experts else 0) * model.hidden_size + shared
 
 
 def _experts(model: Model) -> int:
-    if model.experts is None:
-        return 0
-    shared = _feed_forward(model, model.shared_expert) if model.shared_expert else 0
-    return model.experts.count * (model.hidden_size + _feed_forward(model, model.expert)) + shared
+    return model.experts.count * _feed_forward(model, model.expert) if model.experts else 0
 
 
 def _attention(model: Model) -> int:

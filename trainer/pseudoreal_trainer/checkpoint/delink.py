@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import structlog
 from pseudoreal_api.resolved.config import DelinkConfig
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
 from pseudoreal_api.spec.phase import OptimizerState, Sharing
 from pseudoreal_api.wire.messages import TerminationMessage
 
@@ -12,8 +13,8 @@ from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updates
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.plan.sharing import blocks_of_layers, sources
-from pseudoreal_trainer.plan.units import block_name, block_of
+from pseudoreal_trainer.plan.sharing import sources
+from pseudoreal_trainer.plan.units import are_experts, block_name, block_of, experts_name
 
 log = structlog.get_logger()
 
@@ -52,12 +53,10 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
 
     Raises ValueError when the new sharing does not refine the old one.
     """
-    layers = source.model.layers
-    before, after = blocks_of_layers(source.sharing, layers), blocks_of_layers(sharing, layers)
-    if before == after:
+    change = _Change.of(source, sharing)
+    if change.is_none:
         optimizer_state = "Copy"
-    blocks = sources(before, after)
-    link = _link(source, blocks, _Divisors.of(source, sharing, optimizer_state))
+    link = _link(source, change, _Divisors.of(source, sharing, change, optimizer_state))
     return source.revised(
         phase=phase,
         phase_index=source.phase_index + 1,
@@ -71,34 +70,65 @@ def delinked(source: Manifest, phase: str, sharing: Sharing, optimizer_state: Op
         delinked=True,
         parent=source.name,
         optimizer_state=optimizer_state,
-        updates=_updates(source.updates, blocks, reset=optimizer_state == "Reset"),
+        updates=_updates(source.updates, change, reset=optimizer_state == "Reset"),
         link=link,
     )
 
 
 @dataclass(frozen=True)
-class _Divisors:
-    """What the moments of blocks are divided by."""
+class _Change:
+    """What the blocks and the experts of the next phase are read from, by their numbers."""
 
-    first: float
-    second: float
+    blocks: dict[int, int]
+    experts: dict[int, int]
+    block_uses: float
+    """How many times as many blocks the next phase has."""
+    expert_uses: float
+
+    @classmethod
+    def of(cls, source: Manifest, sharing: Sharing) -> "_Change":
+        """Raises ValueError when the new sharing does not refine the old one."""
+        model = source.model
+        before, after = (blocks_of_layers(s, model.layers) for s in (source.sharing, sharing))
+        had, gets = (experts_of_layers(s, model) for s in (source.sharing, sharing))
+        blocks, experts = sources(before, after), sources(had, gets, "set of experts")
+        old_sets = len(sets_of(had)) or 1
+        return cls(blocks, experts, len(blocks) / len(set(before)), max(1, len(experts)) / old_sets)
+
+    @property
+    def is_none(self) -> bool:
+        return self.block_uses == self.expert_uses == 1
+
+    def divides(self, unit: str) -> bool:
+        """Whether a unit of this kind was shared by layers that it is not shared by any more."""
+        return (self.expert_uses if are_experts(unit) else self.block_uses) != 1
+
+
+@dataclass(frozen=True)
+class _Divisors:
+    """What moments are divided by, those of blocks and those of experts: their first and their second ones."""
+
+    blocks: tuple[float, float]
+    experts: tuple[float, float]
     measured: dict[str, float]
     """Divisors of the second moments of single tensors, by their names in the source."""
 
     @classmethod
-    def of(cls, source: Manifest, sharing: Sharing, optimizer_state: OptimizerState) -> "_Divisors":
+    def of(cls, source: Manifest, sharing: Sharing, change: _Change, optimizer_state: OptimizerState) -> "_Divisors":
         """The divisors. The gradient of a block is the sum of those of the n layers that used it; a layer's own block
-        has one of them, and the second moment is that of its square."""
-        uses = sharing.blocks / source.sharing.blocks
+        has one of them, and the second moment is that of its square. The same holds for experts."""
+        blocks, experts = ((uses, uses**2) for uses in (change.block_uses, change.expert_uses))
         match optimizer_state:
             case "Copy":
-                return cls(1, 1, {})
+                return cls((1, 1), (1, 1), {})
             case "Reset":
-                return cls(0, 0, {})
+                # Of what is shared as before the moments stay.
+                blocks, experts = ((1.0, 1.0) if kind[0] == 1 else (0.0, 0.0) for kind in (blocks, experts))
+                return cls(blocks, experts, {})
             case "Scale":
-                return cls(uses, uses**2, {})
+                return cls(blocks, experts, {})
             case "Measured":
-                return cls(uses, uses**2, _measured(source, sharing))
+                return cls(blocks, experts, _measured(source, sharing))
 
 
 def _measured(source: Manifest, sharing: Sharing) -> dict[str, float]:
@@ -118,36 +148,50 @@ def _measured(source: Manifest, sharing: Sharing) -> dict[str, float]:
 
 
 def _described(sharing: Sharing) -> str:
-    return f"{sharing.blocks} blocks ({sharing.pattern})"
+    return f"{sharing.blocks} {'sets of experts' if sharing.shares_experts_alone else 'blocks'} ({sharing.pattern})"
 
 
-def _link(source: Manifest, blocks: tuple[int, ...], divisors: _Divisors) -> Link:
-    """`blocks`: entry b is the block of the source that block b is read from."""
+def _link(source: Manifest, change: _Change, divisors: _Divisors) -> Link:
     assert source.link is None or not divisors.measured, "what was trained and measured has files of its own"
     old = source.link or Link(
         folder=source.name,
-        blocks=list(range(source.sharing.blocks)),
+        blocks=list(range(len({*change.blocks.values()}))),
         first_moment_divisor=1,
         second_moment_divisor=1,
     )
+    (first, second), (experts_first, experts_second) = divisors.blocks, divisors.experts
     return Link(
         folder=old.folder,
-        blocks=[old.blocks[block] for block in blocks],
-        first_moment_divisor=old.first_moment_divisor * divisors.first,
-        second_moment_divisor=old.second_moment_divisor * divisors.second,
+        blocks=[old.blocks[change.blocks[block]] for block in sorted(change.blocks)],
+        first_moment_divisor=old.first_moment_divisor * first,
+        second_moment_divisor=old.second_moment_divisor * second,
+        experts={number: old.source(experts_name(source)) for number, source in change.experts.items()},
+        experts_first_moment_divisor=old.divisor_of(_ANY_EXPERTS, "first_moment") * experts_first,
+        experts_second_moment_divisor=old.divisor_of(_ANY_EXPERTS, "second_moment") * experts_second,
         second_moment_divisors=divisors.measured
-        or {name: divisor * divisors.second for name, divisor in old.second_moment_divisors.items()},
+        or {
+            name: divisor * (experts_second if are_experts(name) else second)
+            for name, divisor in old.second_moment_divisors.items()
+        },
     )
 
 
-def _updates(source: Updates, blocks: tuple[int, ...], *, reset: bool) -> Updates:
-    """`blocks`: entry b is the block of the source that block b is read from."""
+_ANY_EXPERTS = experts_name(0)
+
+
+def _updates(source: Updates, change: _Change, *, reset: bool) -> Updates:
+    """The counts of the next phase. Moments that are zero begin anew, and are counted so."""
     left_out = {unit: count for unit, count in source.left_out.items() if block_of(unit) is None}
-    if reset:
-        return Updates(others=source.others, blocks=0, left_out=left_out)
-    counts = {block_name(block): source.left_out.get(block_name(old), 0) for block, old in enumerate(blocks)}
-    left_out |= {unit: count for unit, count in counts.items() if count}
-    return Updates(others=source.others, blocks=source.blocks, left_out=left_out)
+    origins = {
+        **{block_name(new): block_name(old) for new, old in change.blocks.items()},
+        **{experts_name(new): experts_name(old) for new, old in change.experts.items()},
+    }
+    done = {unit: 0 if reset and change.divides(unit) else source.of(old) for unit, old in origins.items()}
+    blocks = source.blocks if any(done.values()) else 0
+    counts = {unit: blocks - count for unit, count in done.items()}
+    # Experts that are not named would have the count of their block.
+    left_out |= {unit: n for unit, n in counts.items() if n or counts[unit.removesuffix(".experts")]}
+    return Updates(others=source.others, blocks=blocks, left_out=left_out)
 
 
 def _committed(store: CheckpointStore, manifest: Manifest) -> Manifest:

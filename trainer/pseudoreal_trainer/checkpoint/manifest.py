@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.plan.units import block_of
+from pseudoreal_trainer.plan.units import are_experts, block_of, experts_name
 
 FORMAT_VERSION: Literal[4] = 4
 """Version of the manifest that is written, and the only one that is read: that of release 0.3.0."""
@@ -53,11 +53,19 @@ class Updates(ApiModel):
 
     def of(self, unit: str) -> int:
         """Optimizer steps of the unit with this name."""
-        return (self.others if block_of(unit) is None else self.blocks) - self.left_out.get(unit, 0)
+        return (self.others if block_of(unit) is None else self.blocks) - self.left_out_of(unit)
+
+    def left_out_of(self, unit: str) -> int:
+        """Those that left the unit out. Experts that are not named had the same as their block: before 0.4 they were a
+        part of it."""
+        return self.left_out.get(unit, self.left_out.get(unit.removesuffix(".experts"), 0))
 
     def and_one(self, left_out: Collection[str]) -> "Updates":
         """The counts after one more step. `left_out`: names of units that it did not update."""
-        counts = {unit: self.left_out.get(unit, 0) + (unit in left_out) for unit in {*self.left_out, *left_out}}
+        # From here on a block's count is not its experts' any more.
+        experts = {experts_name(block) for unit in left_out if (block := block_of(unit)) is not None}
+        named = {*self.left_out, *left_out, *experts}
+        counts = {unit: self.left_out_of(unit) + (unit in left_out) for unit in named}
         return Updates(others=self.others + 1, blocks=self.blocks + 1, left_out=dict(sorted(counts.items())))
 
 
@@ -68,6 +76,9 @@ class Skipped(ApiModel):
     in_a_row: int = Field(0, description="The newest, without any other step between.")
 
 
+Moment = Literal["first_moment", "second_moment"]
+
+
 class Link(ApiModel):
     """The tensors of a checkpoint that was delinked without copying: those of another one, read in another way."""
 
@@ -75,9 +86,28 @@ class Link(ApiModel):
     blocks: list[int] = Field(description="Entry b is the block in those files that block b is read from.")
     first_moment_divisor: float = Field(description="Of the first moments of blocks. 0: they are zero.")
     second_moment_divisor: float = Field(description="Of the second moments of blocks. 0: they are zero.")
+    experts: dict[int, int] = Field(
+        {}, description="Number of experts -> those in the files that they are read from. Empty: as blocks says."
+    )
+    experts_first_moment_divisor: float | None = Field(None, description="Of those of experts. None: as of blocks.")
+    experts_second_moment_divisor: float | None = Field(None, description="Of those of experts. None: as of blocks.")
     second_moment_divisors: dict[str, float] = Field(
         {}, description="Instead of it, by the names of tensors in those files: what was measured."
     )
+
+    def source(self, name: str) -> int:
+        """The number in those files of the block, or of the experts, that the tensor `name` belongs to."""
+        number = block_of(name)
+        assert number is not None, "only these are linked"
+        return self.experts[number] if self.experts and are_experts(name) else self.blocks[number]
+
+    def divisor_of(self, name: str, kind: Moment) -> float:
+        """The divisor of the moments of a tensor, unless it was measured."""
+        first, second = self.first_moment_divisor, self.second_moment_divisor
+        if are_experts(name):
+            first = first if (own := self.experts_first_moment_divisor) is None else own
+            second = second if (own := self.experts_second_moment_divisor) is None else own
+        return first if kind == "first_moment" else second
 
 
 class Measurement(ApiModel):

@@ -10,7 +10,7 @@ import numpy as np
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, Link, Manifest, StoredTensor
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
-from pseudoreal_trainer.plan.units import Kind, block_of, in_block, unit_of
+from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block, unit_of
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,9 @@ class Reader:
             return
         yield from (name for name in stored if block_of(name) is None)
         for block, source in enumerate(link.blocks):
-            yield from (in_block(name, block) for name in self._of_block[source])
+            yield from (in_block(name, block) for name in self._of_block[source] if not are_experts(name))
+        for number, source in link.experts.items() or enumerate(link.blocks):
+            yield from (in_block(name, number) for name in self._of_block[source] if are_experts(name))
 
     @property
     def dtype(self) -> str:
@@ -74,16 +76,15 @@ class Reader:
     def _stored(self, name: str) -> tuple[str, StoredTensor]:
         """The tensor's name in the files, and what the manifest says of it."""
         block, link = block_of(name), self.manifest.link
-        source = name if block is None or link is None else in_block(name, link.blocks[block])
+        source = name if block is None or link is None else in_block(name, link.source(name))
         return source, self.manifest.tensors[source]
 
     def _divisor(self, name: str, kind: Kind) -> float:
         link: Link | None = self.manifest.link
         if link is None or kind == "weights" or block_of(name) is None:
             return 1
-        if kind == "first_moment":
-            return link.first_moment_divisor
-        return link.second_moment_divisors.get(self._stored(name)[0], link.second_moment_divisor)
+        usual = link.divisor_of(name, kind)
+        return usual if kind == "first_moment" else link.second_moment_divisors.get(self._stored(name)[0], usual)
 
     def _file(self, kind: Kind, number: int) -> TensorFile:
         pattern = WEIGHTS_FILE if kind == "weights" else MOMENTS_FILE

@@ -14,7 +14,8 @@ from typing import Any, NoReturn, get_args
 import click
 from pseudoreal_api.base import DnsLabel, Quantity
 from pseudoreal_api.quantity import bytes_of
-from pseudoreal_api.spec.phase import OptimizerState, Sharing
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
+from pseudoreal_api.spec.phase import OptimizerState, SharedPart, Sharing
 from pseudoreal_api.wire.messages import ExitCode
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
@@ -113,7 +114,8 @@ def _described(checkpoint: Opened) -> dict[str, Any]:
         "step": manifest.step,
         "tokens": manifest.tokens,
         "phase": manifest.phase,
-        "blocks": manifest.sharing.blocks,
+        "blocks": len(set(blocks_of_layers(manifest.sharing, manifest.model.layers))),
+        "sets_of_experts": len(sets_of(experts_of_layers(manifest.sharing, manifest.model))),
         "layers": manifest.model.layers,
         "parameters": sum(prod(reader.shape(name)) for name in reader.names),
         "bytes": manifest.bytes,
@@ -171,16 +173,23 @@ def _refuse_existing(path: StoragePath) -> None:
 @click.option("--to", "phase", required=True, callback=_phase_name, help="Name of the phase that begins with it.")
 @click.option("--blocks", type=click.IntRange(min=1), help="Blocks of that phase. Default: one for each layer.")
 @click.option("--pattern", type=click.Choice(["Cycle", "Segment"]), default="Cycle", show_default=True)
+@click.option("--part", type=click.Choice(get_args(SharedPart)), default="Blocks", show_default=True)
 @click.option("--optimizer-state", type=click.Choice(get_args(OptimizerState)), default="Scale", show_default=True)
 @click.option("--materialize", "as_files", is_flag=True, help="Write plain files, which take their full size on disk.")
 def delink(
-    checkpoint: Opened, phase: str, blocks: int | None, pattern: Any, optimizer_state: OptimizerState, as_files: bool
+    checkpoint: Opened,
+    phase: str,
+    blocks: int | None,
+    pattern: Any,
+    part: SharedPart,
+    optimizer_state: OptimizerState,
+    as_files: bool,
 ) -> None:
     """Give the layers of the checkpoint in the folder CHECKPOINT blocks of their own.
 
     Writes a manifest beside it, which refers to its files; no weight is copied.
     """
-    sharing = Sharing(blocks=blocks or checkpoint.manifest.model.layers, pattern=pattern)
+    sharing = Sharing(blocks=blocks or checkpoint.manifest.model.layers, pattern=pattern, parts=[part])
     try:
         manifest = delinked(checkpoint.manifest, phase, sharing, optimizer_state)
         _refuse_existing(checkpoint.store.folder / manifest.name)

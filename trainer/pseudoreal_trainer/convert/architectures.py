@@ -9,6 +9,7 @@ from typing import Any
 from pseudoreal_api.spec.model import MixtureOfExperts, Model, TopK
 
 from pseudoreal_trainer.convert.errors import NotExportable
+from pseudoreal_trainer.plan.units import are_experts
 
 HEAD = "lm_head.weight"
 """Their name of the head, of which a model with tied embeddings has none."""
@@ -33,15 +34,16 @@ class Architecture:
     """Entries of its config.json beyond those that all have."""
     in_dense_layer: Names = field(default_factory=dict)
 
-    def names(self, model: Model, blocks: Sequence[int]) -> Names:
-        """Names of all tensors. `blocks`: the block of each layer; layers that share one get a copy each."""
+    def names(self, model: Model, blocks: Sequence[int], experts: Sequence[int | None]) -> Names:
+        """Names of all tensors. `blocks`, `experts`: the numbers of those of each layer; layers that share them get a
+        copy each."""
         outside = {theirs: ours for theirs, ours in _OUTSIDE.items() if theirs != HEAD or model.embeddings != "Tied"}
-        inside = {
-            f"model.layers.{layer}.{theirs}": f"blocks.{block}.{ours}"
-            for layer, block in enumerate(blocks)
-            for theirs, ours in self._of_layer(model, layer).items()
-        }
-        return outside | inside
+        for layer, block in enumerate(blocks):
+            for theirs, ours in self._of_layer(model, layer).items():
+                name = f"blocks.{block}.{ours}"
+                number = experts[layer] if are_experts(name) else block
+                outside[f"model.layers.{layer}.{theirs}"] = f"blocks.{number}.{ours}"
+        return outside
 
     def _of_layer(self, model: Model, layer: int) -> Names:
         return self.in_layer if model.experts is None or model.has_experts(layer) else self.in_dense_layer

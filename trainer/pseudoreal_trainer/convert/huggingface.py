@@ -12,6 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_api.spec.model import Model
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
@@ -23,7 +24,6 @@ from pseudoreal_trainer.convert.precision import narrowed
 from pseudoreal_trainer.convert.rotary import rotary_entries
 from pseudoreal_trainer.convert.tokenizer_files import Source, special_tokens, write_tokenizer
 from pseudoreal_trainer.convert.weights import CONFIG, INDEX, SINGLE
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
 _SHARD = "model-{:05d}-of-{:05d}.safetensors"
 _PORTION = 1 << 22
@@ -45,7 +45,8 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
     manifest, dtype = source.manifest, options.dtype or source.dtype
     imported = manifest.imported or {}
     architecture = architecture_of(manifest.model, imported.get("model_type"))
-    names = architecture.names(manifest.model, blocks_of_layers(manifest.sharing, manifest.model.layers))
+    model, sharing = manifest.model, manifest.sharing
+    names = architecture.names(model, blocks_of_layers(sharing, model.layers), experts_of_layers(sharing, model))
     forms = {theirs: Form(source.shape(ours), dtype) for theirs, ours in names.items()}
     tokenizer = options.tokenizer or ("bytes" if manifest.consumed is None else None)
     # Whatever can be refused is, before anything is written.

@@ -6,21 +6,23 @@ that share a block. None keeps the function: what follows trains it again.
 
 from collections.abc import Iterator
 
+from pseudoreal_api.resolved.layers import groups_of_layers
 from pseudoreal_api.spec.checkpoint import BlockOrigins
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 
 from pseudoreal_trainer.convert.errors import Unfit
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
 Layers = tuple[int, ...]
 
 
 def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> tuple[Layers, ...]:
-    """Entry b has the layers whose mean block b begins as. Raises Unfit where a block would begin as a layer of another
-    kind, dense or with experts, than those that use it."""
-    used_by = blocks_of_layers(sharing, model.layers)
+    """Entry b has the layers whose mean block b begins as; where layers share experts alone, set b of these. Raises
+    Unfit where a block would begin as a layer of another kind, dense or with experts, than those that use it."""
+    used_by = groups_of_layers(sharing, model.layers)
     found = tuple(_chosen(origins, model.layers, sharing, used_by))
+    if sharing.shares_experts_alone:
+        return _with_experts(found, origins, model, used_by)
     for block, layers in enumerate(found):
         user = used_by.index(block)
         for layer in layers:
@@ -31,6 +33,22 @@ def layers_of_blocks(origins: BlockOrigins, model: Model, sharing: Sharing) -> t
                     " spec.checkpoint.startFrom.blocks.layers, with the type Listed"
                 )
     return found
+
+
+def _with_experts(
+    found: tuple[Layers, ...], origins: BlockOrigins, model: Model, used_by: Layers
+) -> tuple[Layers, ...]:
+    """The same, where all of the layers have experts; a mean is that of those that do. Sets that no layer uses are
+    empty."""
+    for number, layers in enumerate(found):
+        is_used = any(model.has_experts(layer) for layer, used in enumerate(used_by) if used == number)
+        dense = [layer for layer in layers if not model.has_experts(layer)]
+        if is_used and dense and origins.type != "Average":
+            raise Unfit(
+                f"experts {number} would begin as those of layer {dense[0]}, which is dense; name layers with experts"
+                " in spec.checkpoint.startFrom.blocks.layers, with the type Listed"
+            )
+    return tuple(tuple(filter(model.has_experts, layers)) for layers in found)
 
 
 def _chosen(origins: BlockOrigins, layers: int, sharing: Sharing, used_by: Layers) -> Iterator[Layers]:

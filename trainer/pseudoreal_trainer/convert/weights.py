@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import structlog
+from pseudoreal_api.resolved.layers import experts_of_layers, groups_of_layers, sets_of
 from pseudoreal_api.spec.checkpoint import BlockOrigins
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
@@ -24,7 +25,7 @@ from pseudoreal_trainer.convert.precision import empty, widened
 from pseudoreal_trainer.convert.published import published_facts, trained_length
 from pseudoreal_trainer.convert.selection import layers_of_blocks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
-from pseudoreal_trainer.plan.units import block_of, in_block, units_of
+from pseudoreal_trainer.plan.units import are_experts, block_of, in_block, units_of
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _COMPUTED = ".rotary_emb.inv_freq"
@@ -43,7 +44,7 @@ def open_weights(folder: StoragePath, model: Model, sharing: Sharing, origins: B
             raise Unfit(f"{'; '.join(clauses)}; make spec.model say what config.json does")
         architecture = _architecture(model, config)
         blocks = layers_of_blocks(origins, model, sharing)
-        sources = _sources(model, architecture, blocks)
+        sources = _sources(model, architecture, sharing, blocks)
         weights = Weights(folder, config, model.sequence_length, _shapes(model, architecture), sources, blocks)
         weights.check_names()
         return weights
@@ -197,20 +198,29 @@ def _shapes(model: Model, architecture: Architecture) -> dict[str, tuple[int, ..
     """Their names -> shapes."""
     units = units_of(model, Sharing(blocks=model.layers))
     shapes = {parameter.name: parameter.shape for unit in units for parameter in unit.parameters}
-    names = architecture.names(model, range(model.layers))
+    names = architecture.names(model, range(model.layers), range(model.layers))
     assert {*names.values()} == shapes.keys(), "the table names every tensor of the model"
     return {theirs: shapes[ours] for theirs, ours in names.items()}
 
 
 def _sources(
-    model: Model, architecture: Architecture, blocks: tuple[tuple[int, ...], ...]
+    model: Model, architecture: Architecture, sharing: Sharing, origins: tuple[tuple[int, ...], ...]
 ) -> dict[str, tuple[str, ...]]:
-    """Our names -> theirs. `blocks`: the layers that each block begins as."""
-    theirs = {ours: theirs for theirs, ours in architecture.names(model, range(model.layers)).items()}
+    """Our names -> theirs. `origins`: the layers that each block, or each set of experts, begins as."""
+    every = range(model.layers)
+    theirs = {ours: theirs for theirs, ours in architecture.names(model, every, every).items()}
     found: dict[str, tuple[str, ...]] = {ours: (name,) for ours, name in theirs.items() if block_of(ours) is None}
-    for block, layers in enumerate(blocks):
-        for ours in [name for name in theirs if block_of(name) == layers[0]]:
-            found[in_block(ours, block)] = tuple(theirs[in_block(ours, layer)] for layer in layers)
+    blocks = experts = dict(enumerate(origins))
+    if sharing.shares_experts_alone:
+        groups, numbers = groups_of_layers(sharing, model.layers), sets_of(experts_of_layers(sharing, model))
+        blocks, experts = {layer: (layer,) for layer in every}, {number: origins[groups[number]] for number in numbers}
+    for names, begin_as in (
+        ([name for name in theirs if not are_experts(name)], blocks),
+        ([name for name in theirs if are_experts(name)], experts),
+    ):
+        for number, layers in begin_as.items():
+            for ours in [name for name in names if block_of(name) == layers[0]]:
+                found[in_block(ours, number)] = tuple(theirs[in_block(ours, layer)] for layer in layers)
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import assert_never
 
 import torch
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Sharing
@@ -55,7 +56,6 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
-from pseudoreal_trainer.plan.sharing import blocks_of_layers, experts_of_layers
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit
 
 _AHEAD = 2

@@ -15,6 +15,7 @@ from math import isfinite, nan, sqrt
 
 import torch
 import torch.distributed as dist
+from pseudoreal_api.resolved.layers import sets_of
 from torch import Tensor
 
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
@@ -22,7 +23,6 @@ from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import parts_of
-from pseudoreal_trainer.plan.sharing import sets_of
 from pseudoreal_trainer.plan.units import Unit
 
 

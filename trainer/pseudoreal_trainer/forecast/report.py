@@ -158,7 +158,7 @@ def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:
 
 def _hints(layout: Layout) -> list[str]:
     """Hints on shared blocks in a pipeline."""
-    if layout.pipeline == 1 or len(set(layout.layer_blocks)) == layout.layers:
+    if layout.pipeline == 1 or not any(map(layout.shares, range(1, layout.head))):
         return []
     if not layout.tied_units:
         return ["each shared block is used on one pipeline rank only: its gradient needs no sum over them"]

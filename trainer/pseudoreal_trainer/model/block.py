@@ -45,6 +45,11 @@ class Block(nn.Module):
             self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally, documents)
         )
 
+    def use_experts_of(self, other: "Block") -> None:
+        """Makes the experts of both blocks the same ones. Each keeps its router."""
+        for index, expert in enumerate(other.experts):
+            self.experts[index] = expert
+
     def _fed_forward(self, features: Tensor, tally: Tally | None, documents: Documents | None) -> Tensor:
         out: Tensor = self._mixed(features, tally, documents) if self.is_mixture else self.ffn(features)
         return out

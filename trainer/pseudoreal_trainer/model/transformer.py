@@ -1,6 +1,9 @@
 """A decoder-only transformer whose layers may share blocks."""
 
+from collections.abc import Mapping
+
 import torch
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_api.spec.model import Model as ModelSpec
 from pseudoreal_api.spec.phase import Sharing
 from torch import Tensor, nn
@@ -12,18 +15,23 @@ from pseudoreal_trainer.model.head import soft_cap_of, soft_capped
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.norm import norm
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from pseudoreal_trainer.plan.units import units_of
 
 
 class Transformer(nn.Module):
-    """Embedding, layers, final norm, head. Layer l uses block `layer_blocks[l]`."""
+    """Embedding, layers, final norm, head. Layer l uses block `layer_blocks[l]`; blocks may have experts in
+    common."""
 
     def __init__(self, spec: ModelSpec, sharing: Sharing) -> None:
         super().__init__()
         self.spec, self.layer_blocks = spec, blocks_of_layers(sharing, spec.layers)
+        layers = [self.layer_blocks.index(block) for block in sorted(set(self.layer_blocks))]
         self.embedding = nn.Embedding(spec.vocabulary_size, spec.hidden_size)
-        self.blocks = nn.ModuleList(Block(spec, self.layer_blocks.index(b)) for b in range(sharing.blocks))
+        blocks = [Block(spec, layer) for layer in layers]
+        for block, experts in zip(self.layer_blocks, experts_of_layers(sharing, spec), strict=False):
+            if experts is not None and experts != block:
+                blocks[block].use_experts_of(blocks[experts])
+        self.blocks = nn.ModuleList(blocks)
         self.norm = norm(spec, spec.hidden_size)
         separate = spec.embeddings == "Separate"
         self.head = nn.Linear(spec.hidden_size, spec.vocabulary_size, bias=False) if separate else None
@@ -41,6 +49,12 @@ class Transformer(nn.Module):
             hidden = self.blocks[block](hidden, rotation, mask if self.spec.window_of(layer) else None, None, documents)
         matrix = self.embedding.weight if self.head is None else self.head.weight
         return soft_capped(F.linear(self.norm(hidden), matrix), soft_cap_of(self.spec))
+
+
+def load_into(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+    """Gives the model these weights: of each parameter once, however many blocks have it."""
+    assert weights.keys() == dict(model.named_parameters()).keys(), "these are the model's parameters"
+    model.load_state_dict(weights, strict=False)
 
 
 def build_model(spec: ModelSpec, sharing: Sharing, seed: int, dtype: torch.dtype) -> Transformer:

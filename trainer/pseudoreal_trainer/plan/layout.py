@@ -6,11 +6,11 @@ from functools import cached_property
 from itertools import chain, pairwise
 from typing import Literal
 
+from pseudoreal_api.resolved.layers import sets_of
 from pseudoreal_api.spec.optimizer import ClippingMode
 from pseudoreal_api.spec.phase import Home, Schedule, StateSharding
 
 from pseudoreal_trainer.plan.mesh import Mesh
-from pseudoreal_trainer.plan.sharing import sets_of
 
 Pool = Literal["Blocks", "Experts"]
 POOLS: tuple[Pool, ...] = ("Blocks", "Experts")

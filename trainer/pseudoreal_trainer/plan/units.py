@@ -14,10 +14,9 @@ from functools import cached_property
 from math import prod
 from typing import Literal
 
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
 from pseudoreal_api.spec.model import FeedForward, Model
 from pseudoreal_api.spec.phase import Sharing
-
-from pseudoreal_trainer.plan.sharing import blocks_of_layers, experts_of_layers, sets_of
 
 Kind = Literal["weights", "first_moment", "second_moment"]
 KINDS: tuple[Kind, ...] = ("weights", "first_moment", "second_moment")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.layers import sets_of
 from pseudoreal_api.wire.messages import Sample
 
 from pseudoreal_trainer.checkpoint.manifest import Manifest
@@ -75,7 +76,8 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         phase_steps=config.phase_steps,
         total_steps=config.total_steps,
         layers=config.model.layers,
-        blocks=config.sharing.blocks,
+        blocks=len(set(layout.layer_blocks)),
+        sets_of_experts=len(sets_of(layout.layer_experts)),
         parameters=sum(unit.numel for unit in engine.units),
         ranks=engine.mesh.ranks.world,
         pipeline=layout.pipeline,

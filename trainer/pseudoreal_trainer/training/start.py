@@ -24,7 +24,7 @@ from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.model.initial import initial_weights
-from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.model.transformer import Transformer, load_into
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.parts import Part, parts_of
 from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
@@ -119,7 +119,7 @@ def fill(engine: Engine, config: PhaseConfig, origin: Origin, imported: Weights 
 
 
 def load_weights(model: Transformer, checkpoint: Reader) -> None:
-    model.load_state_dict({name: torch.from_numpy(array) for name, array in checkpoint.whole().items()})
+    load_into(model, {name: torch.from_numpy(array) for name, array in checkpoint.whole().items()})
 
 
 def _fresh(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:

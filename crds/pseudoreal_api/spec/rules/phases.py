@@ -14,6 +14,8 @@ _REFINES = (
     f"({_BLOCKS_Q} % {_BLOCKS_P} == 0 && ({_BLOCKS_P} == 1 || {_BLOCKS_Q} == self.model.layers || {_SAME_PATTERN}))"
 )
 
+_EXPERTS_P, _EXPERTS_Q = (f"(has({{{x}}}.sharing) && 'Experts' in {{{x}}}.sharing.parts)" for x in "pq")
+
 # CEL does not know how many AllRanks are: resolve.py applies these rules to them.
 _ALL_RANKS = "p.parallelism.pipeline == 'AllRanks'"
 _PIPELINE = "int(p.parallelism.pipeline)"
@@ -42,12 +44,16 @@ PHASE_RULES = (
         "self.model.layers",
     ),
     on_each_phase(
-        f"!has(self.model.experts) || !has(p.sharing) || self.model.layers % p.sharing.blocks != 0"
-        f" || {_DENSE_LAYERS}.all(l, {_NEXT_OF_BLOCK} in {_DENSE_LAYERS})",
+        "!has(self.model.experts) || !has(p.sharing) || self.model.layers % p.sharing.blocks != 0"
+        f" || 'Experts' in p.sharing.parts || {_DENSE_LAYERS}.all(l, {_NEXT_OF_BLOCK} in {_DENSE_LAYERS})",
         ".sharing: layer %d of spec.model.experts.denseLayers shares a block with layer %d, which has experts; the two"
         " kinds have no weights in common",
         f"{_MIXED}[0]",
         f"{_MIXED}.map(l, {_NEXT_OF_BLOCK})[0]",
+    ),
+    on_each_phase(
+        "!has(p.sharing) || !('Experts' in p.sharing.parts) || has(self.model.experts)",
+        ".sharing.parts is Experts, but spec.model has no experts; set spec.model.experts, or remove parts",
     ),
     on_each_phase(
         f"{_ALL_RANKS} || {_PIPELINE} <= self.model.layers",
@@ -115,6 +121,12 @@ PHASE_RULES = (
         "{p}.name",
         _BLOCKS_Q,
         _BLOCKS_P,
+    ),
+    on_each_pair(
+        f"!{_EXPERTS_P} || {_EXPERTS_Q} || {_BLOCKS_Q} == self.model.layers",
+        ".sharing must refine that of phase %s, whose layers have blocks of their own and share experts alone: set"
+        " sharing.parts to Experts, or remove sharing",
+        "{p}.name",
     ),
     on_each_pair(
         "(!has({p}.until.step) || !has({q}.until.step) || {p}.until.step < {q}.until.step)",

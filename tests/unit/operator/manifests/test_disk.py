@@ -31,6 +31,10 @@ OFFLOAD = {"spec__phases__1__offload": {"home": "Disk"}}
         {},
         {"spec__model__feedForward": {"size": 4096, "activation": "SwiGLU"}},
         {"spec__model__experts": {"count": 4}},
+        {
+            "spec__model__experts": {"count": 4, "denseLayers": [1, 5]},
+            "spec__phases__1__sharing": {"blocks": 4, "parts": ["Experts"]},
+        },
         {"spec__model__vocabularySize": 50_000},
         {"spec__model__vocabularySize": 50_000, "spec__model__embeddings": "Tied"},
         {"spec__phases__1__sharing": {"blocks": 4}},

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.layers import experts_of_layers
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.checkpoint.delink import delink, delinked
 from pseudoreal_trainer.checkpoint.reader import Reader
@@ -20,7 +21,7 @@ from pseudoreal_trainer.data.corpus import load_corpus
 from pseudoreal_trainer.data.stream import Stream
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.plan.units import KINDS, are_experts, block_of
 from pseudoreal_trainer.training.start import load_weights
 from torch.nn import functional as F
 
@@ -61,7 +62,16 @@ BALANCED = {
     "count": 5,
     "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.02", "auxiliaryLoss": "0.1"},
 }
-MIXED_REFINEMENTS = [*((*REFINEMENTS[index], MIXTURE) for index in (0, 2, 3)), (*REFINEMENTS[2], BALANCED)]
+HALVES = {"blocks": 2, "pattern": "Segment"}
+ALONE = {"parts": ["Experts"]}
+MIXED_REFINEMENTS = [
+    *((*REFINEMENTS[index], MIXTURE) for index in (0, 2, 3)),
+    (*REFINEMENTS[2], BALANCED),
+    (HALVES | ALONE, None, BALANCED),
+    ({"blocks": 1} | ALONE, HALVES | ALONE, MIXTURE | {"denseLayers": [0, 2]}),
+    ({"blocks": 1}, HALVES | ALONE, MIXTURE),
+    (HALVES, HALVES | ALONE, BALANCED),
+]
 
 
 @pytest.mark.parametrize(("before", "after", "experts"), [*((*r, None) for r in REFINEMENTS), *MIXED_REFINEMENTS])
@@ -84,14 +94,47 @@ def test_the_function_stays_the_same_to_the_bit(
     assert _loss(shared) == _loss(real)
     for name, parameter in shared.blocks.named_parameters():
         block, _, rest = name.partition(".")
-        layers = [layer for layer, used in enumerate(shared.layer_blocks) if used == int(block)]
-        copies = {real.layer_blocks[layer] for layer in layers}
+        used: tuple[int | None, ...] = shared.layer_blocks
+        owned: tuple[int | None, ...] = real.layer_blocks
+        if are_experts(f"blocks.{name}"):
+            used, owned = (experts_of_layers(m.sharing, m.model) for m in (source.manifest, target.manifest))
+        copies = {new for old, new in zip(used, owned, strict=True) if old == int(block) and new is not None}
         if not parameter.requires_grad:
             assert parameter.any(), "a balancing bias"
             assert all(torch.equal(real.blocks[copy].get_parameter(rest), parameter) for copy in copies)
             continue
         total = torch.stack([_gradient(real.blocks[copy].get_parameter(rest)) for copy in copies]).sum(dim=0)
         torch.testing.assert_close(parameter.grad, total, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["Copy", "Scale", "Reset"])
+def test_of_layers_that_share_experts_alone_only_the_moments_of_experts_are_divided(
+    kind: str, job_body: Any, tmp_path: Path, config: Any, train: Any
+) -> None:
+    """4 layers on one set of experts become 2 of 2 layers each, and then have experts of their own. The second delink
+    is of a checkpoint that is a link itself."""
+    job_body["spec"]["model"]["experts"] = BALANCED
+    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 1} | ALONE
+    train(config(0))
+    store = CheckpointStore(tmp_path / "work", UID)
+    before = newest(store, "pseudo")
+    halves = delinked(before.manifest, "halves", Sharing.model_validate(HALVES | ALONE), kind)  # type: ignore[arg-type]
+    own = delinked(halves, "own", Sharing(blocks=4), kind)  # type: ignore[arg-type]
+    factors = dict(zip(KINDS, {"Copy": (1, 1, 1), "Scale": (1, 1 / 2, 1 / 4), "Reset": (1, 0, 0)}[kind], strict=True))
+    for times, manifest, numbers in ((1, halves, (0, 2)), (2, own, (0, 1, 2, 3))):
+        after = Reader(manifest, before.checkpoints)
+        assert {block_of(name) for name in after.names if are_experts(name)} == {*numbers}
+        for number, moment in product(numbers, KINDS):
+            old = before.tensor("blocks.0.experts.1.up.weight", moment)
+            assert np.abs(old).max() > 0
+            found = after.tensor(f"blocks.{number}.experts.1.up.weight", moment)
+            assert np.array_equal(found, old * factors[moment] ** times)
+        for block, moment in product(range(4), KINDS):
+            for name in ("router.weight", "attention.query.weight", "experts.balancing_bias"):
+                name = f"blocks.{block}.{name}"
+                assert np.array_equal(after.tensor(name, moment), before.tensor(name, moment))
+        assert after.updates("blocks.2.experts.0.up.weight") == (0 if kind == "Reset" else 6)
+        assert after.updates("blocks.2.router.weight") == after.updates("blocks.3.experts.balancing_bias") == 6
 
 
 def test_it_writes_a_manifest_and_nothing_else(tmp_path: Path, config: Any, delink_of: Any, train: Any) -> None:

@@ -27,10 +27,17 @@ def shared(job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
     return _trained({"feedForward": SWIGLU}, job_body, config, train, tmp_path)
 
 
-def _trained(model: dict[str, Any], job_body: Any, config: Any, train: Any, tmp_path: Path) -> Reader:
+def _trained(
+    model: dict[str, Any],
+    job_body: Any,
+    config: Any,
+    train: Any,
+    tmp_path: Path,
+    sharing: dict[str, Any] | None = None,
+) -> Reader:
     job_body["spec"]["model"] |= model
     job_body["spec"]["precision"] = {"compute": "float32"}
-    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2}
+    job_body["spec"]["phases"][0]["sharing"] = sharing or {"blocks": 2}
     train(config(0))
     found = CheckpointStore(tmp_path / "work", "11111111-2222").newest("pseudo")
     assert found is not None
@@ -53,6 +60,14 @@ def test_transformers_computes_the_same_logits(shared: Reader, tmp_path: Path) -
     from transformers import LlamaForCausalLM
 
     assert isinstance(_assert_same_logits(shared, tmp_path), LlamaForCausalLM)
+
+
+def test_layers_that_share_experts_alone_get_a_copy_each(
+    job_body: Any, config: Any, train: Any, tmp_path: Path
+) -> None:
+    model = {"family": "Mixtral", "experts": TOP_K}
+    sharing = {"blocks": 2, "pattern": "Segment", "parts": ["Experts"]}
+    _assert_same_logits(_trained(model, job_body, config, train, tmp_path, sharing), tmp_path)
 
 
 def test_tied_embeddings_are_one_matrix_there_too(job_body: Any, config: Any, train: Any, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.convert.errors import Unfit
 from pseudoreal_trainer.convert.selection import layers_of_blocks
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.plan.units import are_experts, block_of
 from structlog.testing import capture_logs
 
 from tests.unit.trainer.convert.published import FAMILIES, LAYERS, begin, begin_with, layer_tensor, tensors
@@ -147,6 +148,37 @@ def test_the_mean_of_layers_that_were_delinked_is_the_block_again(
     assert shared_before is not None
     for name, array in shared_before.whole().items():
         assert np.array_equal(again.tensor(name), array), name
+
+
+EXPERT = ("mlp.experts.1.up_proj.weight", "experts.1.up.weight")
+OWN = {"mlp.gate.weight": "router.weight", "self_attn.k_proj.weight": "attention.key.weight"}
+
+
+@pytest.mark.parametrize(("blocks", "origins"), [({"type": "Lower"}, (1,)), ({"type": "Average"}, (1, 3))])
+def test_experts_that_are_shared_alone_begin_as_those_of_layers_that_have_some(
+    blocks: dict[str, Any], origins: tuple[int, ...], job_body: Any, config: Any, tmp_path: Path
+) -> None:
+    """The second and the last of 4 layers have experts: in the pattern Cycle both use the second set."""
+    family = FAMILIES["Qwen3 MoE"]
+    family.saved(tmp_path / "theirs")
+    begin_with(tmp_path / "theirs", family, job_body, blocks=blocks)
+    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2, "parts": ["Experts"]}
+    checkpoint, theirs = begin(config(0)), tensors(tmp_path / "theirs")
+    assert {block_of(name) for name in checkpoint.names if are_experts(name)} == {1}
+    mean = np.mean([layer_tensor(theirs, layer, EXPERT[0]).astype(np.float64) for layer in origins], axis=0)
+    assert np.array_equal(checkpoint.tensor(f"blocks.1.{EXPERT[1]}"), mean.astype(np.float32))
+    for layer in (1, 3):
+        for name, ours in OWN.items():
+            assert np.array_equal(checkpoint.tensor(f"blocks.{layer}.{ours}"), layer_tensor(theirs, layer, name))
+
+
+def test_experts_do_not_begin_as_a_dense_layer(job_body: Any, config: Any, tmp_path: Path) -> None:
+    family = FAMILIES["Qwen3 MoE"]
+    family.saved(tmp_path / "theirs")
+    begin_with(tmp_path / "theirs", family, job_body, blocks={"type": "Listed", "layers": [0, 0]})
+    job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2, "parts": ["Experts"]}
+    with pytest.raises(InvalidJobError, match="experts 1 would begin as those of layer 0, which is dense"):
+        begin(config(0))
 
 
 def test_the_job_is_refused_where_kinds_differ(job_body: Any, config: Any, tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from itertools import cycle
 from typing import Any
 
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Clipping, Multiplier
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Home, Sharing
 from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.sharing import blocks_of_layers, experts_of_layers
 from pseudoreal_trainer.plan.units import units_of
 
 STEPS = 5
@@ -110,6 +110,8 @@ class Case:
     blocks: int | None = None
     """None: as many as layers."""
     pattern: Any = "Cycle"
+    part: Any = "Blocks"
+    """What layers share."""
     activation: Any = "GELU"
     experts: int = 0
     """0: a dense feed-forward part."""
@@ -165,7 +167,7 @@ class Case:
 
     @property
     def sharing(self) -> Sharing:
-        return Sharing(blocks=self.blocks or self.layers, pattern=self.pattern)
+        return Sharing(blocks=self.blocks or self.layers, pattern=self.pattern, parts=[self.part])
 
     @property
     def optimizer(self) -> OptimizerSpec:
@@ -208,4 +210,4 @@ class Case:
         if self.next_sharing is None:
             return None
         blocks, pattern = self.next_sharing
-        return Sharing(blocks=blocks, pattern=pattern)
+        return Sharing(blocks=blocks, pattern=pattern, parts=[self.part])

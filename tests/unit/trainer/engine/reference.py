@@ -7,7 +7,7 @@ from operator import add
 
 import torch
 from pseudoreal_trainer.model.sampling import draw
-from pseudoreal_trainer.model.transformer import Transformer, build_model
+from pseudoreal_trainer.model.transformer import Transformer, build_model, load_into
 from pseudoreal_trainer.plan.units import unit_of
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -115,7 +115,7 @@ def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | 
 def evaluate(case: Case, weights: dict[str, Tensor]) -> float:
     """Sum of the losses of the first batch, nats."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
-    model.load_state_dict(weights)
+    load_into(model, weights)
     pairs = _pairs(case, batch_of(case, 0).flatten(0, 1))
     sums = [F.cross_entropy(model(i).flatten(0, 1), wanted.flatten(), reduction="sum") for i, wanted in pairs]
     return float(reduce(add, sums))
@@ -138,7 +138,7 @@ def write(case: Case, weights: dict[str, Tensor]) -> list[list[int]]:
     """Tokens behind each of PROMPTS, by a plain loop over whole sequences with zeros behind the text, which nothing
     sees."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
-    model.load_state_dict(weights)
+    load_into(model, weights)
     seeds = range(SAMPLING.seed, SAMPLING.seed + len(PROMPTS))
     return [_behind(model, *each, documents=case.documents) for each in zip(PROMPTS, seeds, strict=True)]
 

@@ -8,6 +8,8 @@ float64: losses and weights within 1e-12 everywhere. float32: bitwise where both
 - with clipping: the norm is summed shard by shard and unit by unit, so the factor may differ in its last bit.
 """
 
+import json
+
 import pytest
 import torch
 
@@ -22,6 +24,9 @@ KINDS = [name for name in OPTIONS if name]
 
 MULTIPLIERS = (("Embedding", "0.1", "0"), ("Attention", "2", "0.5"), ("Norms", "3", "1"), ("Experts", "0", "1"))
 """Experts stay as they are."""
+
+HALF_DENSE = json.dumps({"experts": {"count": 4, "denseLayers": [0, 2]}})
+"""The first layer of each half has no experts to share."""
 
 ONE_RANK = [
     *(Case(multipliers=MULTIPLIERS, options="Qwen3MoE", homes=h, clipping="Global") for h in ("d", "hD")),
@@ -101,8 +106,20 @@ BITWISE = [
     Case(precision="float32", pipeline=2, data=2, sharding="Full", homes="h"),
     Case(precision="float32", experts=6, prototypes=2, micro_batches=8, homes="hD"),
     Case(precision="float32", pipeline=2, data=2, sharding="Full", experts=6, prototypes=2, homes="h"),
+    Case(precision="float32", part="Experts", experts=6, prototypes=2, blocks=2, homes="hD", micro_batches=1),
 ]
-CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS]
+SHARED_EXPERTS = [
+    *(Case(part="Experts", experts=4, blocks=1, homes=homes, window=1) for homes in ("d", "hD")),
+    Case(part="Experts", options="Qwen3MoE", blocks=2, pattern="Segment", homes="Dhd", clipping="PerUnit"),
+    Case(part="Experts", options="in balance", blocks=2, homes="h", recompute=False, order="1F1B"),
+    Case(part="Experts", drawn=HALF_DENSE, blocks=2, pattern="Segment", tied=True, homes="dD"),
+    *(Case(part="Experts", experts=6, prototypes=2, blocks=1, data=2, sharding=s, homes="hD") for s in SHARDINGS),
+    *(Case(part="Experts", experts=4, blocks=1, pipeline=2, order=o, homes="dh", clipping="Global") for o in ORDERS),
+    Case(part="Experts", options="in balance", blocks=1, pipeline=2, data=2, sharding="Full", clipping="PerUnit"),
+    Case(part="Experts", experts=4, blocks=2, data=4, replicas=2, sharding="Full", homes="Dh", clipping="Global"),
+]
+"""Blocks of all layers are their own."""
+CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS, *SHARED_EXPERTS]
 want([*CLOSE, *BITWISE])
 
 

@@ -1,15 +1,16 @@
 """Gradients of single layers, measured while they share blocks, against plain autograd on copies of the layers."""
 
 import json
+from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
+from pseudoreal_api.resolved.layers import groups_of_layers
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.engine.probe import LayerGradients, LayerGroup, groups_of
 from pseudoreal_trainer.model.transformer import Transformer, build_model
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -31,6 +32,8 @@ MEASURED = [
     Case(blocks=2, next_sharing=OWN, data=2, options="Qwen3MoE"),
     Case(blocks=2, next_sharing=OWN, data=2, drawn=json.dumps({"experts": BALANCED})),
     Case(blocks=1, next_sharing=(2, "Cycle"), data=2, sharding="Full", homes="h", clipping="PerUnit"),
+    Case(part="Experts", blocks=2, next_sharing=OWN, data=2, options="Qwen3MoE"),
+    Case(part="Experts", blocks=1, next_sharing=(2, "Cycle"), pipeline=2, drawn=json.dumps({"experts": BALANCED})),
     *(
         Case(blocks=1, next_sharing=OWN, pipeline=2, order=order)
         for order in ("Layered", "GPipe", "1F1B", "Interleaved")
@@ -61,9 +64,9 @@ def _gradients_of_layers(case: Case) -> list[dict[str, Tensor]]:
 
 
 def _expected(case: Case) -> LayerGradients:
-    layers, blocks = _gradients_of_layers(case), case.layout.layer_blocks
+    layers = _gradients_of_layers(case)
     assert case.following is not None, "it is measured for the next phase"
-    next_blocks = blocks_of_layers(case.following, case.layers)
+    numbers, later = _of_those_that_share(case, case.sharing), _of_those_that_share(case, case.following)
 
     def squares(group: list[int], name: str) -> float:
         return float(torch.stack([layers[layer][name] for layer in group]).sum(dim=0).square().sum())
@@ -72,19 +75,33 @@ def _expected(case: Case) -> LayerGradients:
         return [layer for layer, used in enumerate(assignment) if used == block]
 
     shared, single = {}, {}
-    for block in set(blocks):
-        uses = layers_of(blocks, block)
-        targets = sorted({next_blocks[layer] for layer in uses})
-        for name in layers[uses[0]]:
-            shared[f"blocks.{block}.{name}"] = squares(uses, name)
-            found = [squares(layers_of(next_blocks, target), name) for target in targets]
-            single[f"blocks.{block}.{name}"] = sum(found) / len(found)
-    pairs = [pair for block in sorted(set(blocks)) for pair in pairwise(layers_of(blocks, block))]
-    return LayerGradients(shared, single, tuple(_cosine(layers, *pair) for pair in sorted(pairs)))
+    for number in {*numbers} - {-1}:
+        uses = layers_of(numbers, number)
+        targets = sorted({later[layer] for layer in uses})
+        # Experts that layers alone share have the number of the first of these.
+        owner = uses[0] if case.part == "Experts" else number
+        for name in filter(partial(_is_shared, case), layers[uses[0]]):
+            shared[f"blocks.{owner}.{name}"] = squares(uses, name)
+            found = [squares(layers_of(later, target), name) for target in targets]
+            single[f"blocks.{owner}.{name}"] = sum(found) / len(found)
+    pairs = [pair for number in sorted({*numbers} - {-1}) for pair in pairwise(layers_of(numbers, number))]
+    return LayerGradients(shared, single, tuple(_cosine(case, layers, *pair) for pair in sorted(pairs)))
 
 
-def _cosine(layers: list[dict[str, Tensor]], one: int, other: int) -> float:
-    flat = [torch.cat([gradient.flatten() for gradient in layers[layer].values()]) for layer in (one, other)]
+def _of_those_that_share(case: Case, sharing: Sharing) -> tuple[int, ...]:
+    """The group of each layer; -1 where it has nothing to share."""
+    groups = groups_of_layers(sharing, case.layers)
+    needs_experts = case.part == "Experts"
+    return tuple(-1 if needs_experts and not case.model.has_experts(i) else group for i, group in enumerate(groups))
+
+
+def _is_shared(case: Case, name: str) -> bool:
+    return case.part == "Blocks" or name.startswith("experts.")
+
+
+def _cosine(case: Case, layers: list[dict[str, Tensor]], one: int, other: int) -> float:
+    names = [name for name in layers[one] if _is_shared(case, name)]
+    flat = [torch.cat([layers[layer][name].flatten() for name in names]) for layer in (one, other)]
     return float(F.cosine_similarity(flat[0], flat[1], dim=0))
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from pseudoreal_api.resolved.layers import blocks_of_layers
 from pseudoreal_api.resolved.resolve import check_interleaved
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.plan.sharing import blocks_of_layers
 
 from tests.support.depth import DEPTH
 from tests.unit.trainer.engine import reference
@@ -30,6 +30,7 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
     sharding = draw.choice(["None", "Optimizer", "Gradients", "Full"])
     replicas = draw.choice([r for r in range(1, data + 1) if data % r == 0]) if sharding != "None" else 1
     recompute, tied = draw.random() < 0.7, draw.random() < 0.5
+    model = _drawn_model(draw, family, layers, blocks_of_layers(sharing, layers))
     return Case(
         pipeline=pipeline,
         data=data,
@@ -55,7 +56,8 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
         exclusions=draw.choice([(), ("Embedding",)]),
         multipliers=draw.choice([(), (("Attention", "0.5", "2"), ("Norms", "2", "1"))]),
         documents=draw.random() < 0.4,
-        drawn=json.dumps(_drawn_model(draw, family, layers, blocks_of_layers(sharing, layers))),
+        drawn=json.dumps(model),
+        part=draw.choice(["Blocks", "Experts"]) if "experts" in model else "Blocks",
     )
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pseudoreal_trainer.engine.turns import turns
 from pseudoreal_trainer.model.sampling import generate
-from pseudoreal_trainer.model.transformer import build_model
+from pseudoreal_trainer.model.transformer import build_model, load_into
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import PROMPTS, SAMPLING, WRITTEN, Case
@@ -55,7 +55,7 @@ def test_it_is_what_a_plain_model_writes(case: Case, engine_results: dict[Case, 
 def test_it_is_what_sampling_from_a_checkpoint_writes(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     """Nothing of what stands behind a text is seen from it."""
     model = build_model(case.model, case.sharing, seed=0, dtype=torch.float64)
-    model.load_state_dict(engine_results[case][0].weights)
+    load_into(model, engine_results[case][0].weights)
     for number, (prompt, found) in enumerate(zip(PROMPTS, engine_results[case][0].written, strict=True)):
         sampling = replace(SAMPLING, seed=SAMPLING.seed + number)
         assert found == generate(model, prompt, WRITTEN, case.model.sequence_length, sampling)

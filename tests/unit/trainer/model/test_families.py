@@ -186,7 +186,7 @@ def _pair(family: Family) -> tuple[Transformer, nn.Module, dict[str, str]]:
     for parameter in ours.parameters():
         if parameter.ndim == 1:
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    names = {**architecture_of(family.model).names(family.model, range(LAYERS))}
+    names = {**architecture_of(family.model).names(family.model, range(LAYERS), range(LAYERS))}
     theirs = family.of_transformers()
     places = _published(family, theirs, lambda parameter: parameter.data)
     assert places.keys() == names.keys()

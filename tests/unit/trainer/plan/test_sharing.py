@@ -1,6 +1,11 @@
 import pytest
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.plan.sharing import blocks_of_layers, sources
+from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.plan.sharing import sources
+from pseudoreal_trainer.plan.units import units_of
+
+from tests.unit.trainer.plan.test_units import SMALL, model
 
 
 def test_cycle_and_segment_follow_their_definitions() -> None:
@@ -31,3 +36,31 @@ def test_every_layer_keeps_its_weights_when_blocks_are_refined(pattern: str) -> 
 def test_a_sharing_that_does_not_refine_is_refused() -> None:
     with pytest.raises(ValueError, match="must refine"):
         sources((0, 1, 0, 1), (0, 0, 1, 1))
+
+
+def _numbers(blocks: int, pattern: str, part: str, dense: tuple[int, ...] = ()) -> tuple[list[int], list[int | None]]:
+    spec = model(SMALL | {"layers": 6}, experts={"count": 4, "denseLayers": list(dense)})
+    sharing = Sharing.model_validate({"blocks": blocks, "pattern": pattern, "parts": [part]})
+    return [*blocks_of_layers(sharing, 6)], [*experts_of_layers(sharing, spec)]
+
+
+def test_layers_that_share_experts_alone_have_blocks_of_their_own() -> None:
+    """Experts have the number of the first layer that uses them."""
+    assert _numbers(2, "Cycle", "Experts") == ([0, 1, 2, 3, 4, 5], [0, 1, 0, 1, 0, 1])
+    assert _numbers(2, "Segment", "Experts") == ([0, 1, 2, 3, 4, 5], [0, 0, 0, 3, 3, 3])
+    assert _numbers(2, "Segment", "Experts", dense=(0, 4)) == ([0, 1, 2, 3, 4, 5], [None, 1, 1, 3, None, 3])
+    assert _numbers(6, "Cycle", "Experts") == ([0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5])
+
+
+def test_layers_that_share_blocks_share_their_experts() -> None:
+    assert _numbers(2, "Segment", "Blocks") == ([0, 0, 0, 1, 1, 1], [0, 0, 0, 1, 1, 1])
+    assert _numbers(3, "Cycle", "Blocks", dense=(1, 4)) == ([0, 1, 2, 0, 1, 2], [0, None, 2, 0, None, 2])
+
+
+@pytest.mark.parametrize("dense", [(), (0, 4)])
+def test_units_of_layers_that_share_experts_have_the_parameters_of_the_model(dense: tuple[int, ...]) -> None:
+    spec = model(SMALL | {"layers": 6}, experts={"count": 4, "denseLayers": list(dense)})
+    sharing = Sharing(blocks=2, pattern="Segment", parts=["Experts"])
+    ours = {p.name: p.shape for unit in units_of(spec, sharing) for p in unit.parameters}
+    theirs = {name: tuple(p.shape) for name, p in Transformer(spec, sharing).named_parameters()}
+    assert ours == theirs

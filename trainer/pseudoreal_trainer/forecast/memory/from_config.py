@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 
 from pseudoreal_trainer.errors import InvalidJobError
 from pseudoreal_trainer.forecast.memory.homes import (
@@ -17,7 +18,6 @@ from pseudoreal_trainer.forecast.memory.homes import (
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.chunks import most_tokens
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.sharing import blocks_of_layers, experts_of_layers
 from pseudoreal_trainer.plan.units import units_of
 
 

@@ -27,7 +27,8 @@ def block_flops(sizes: Sizes = SIZES) -> int:
     model = sizes.model
     size = model.experts.count // model.experts.prototypes if model.experts else 1
     unmet = tuple(f".experts.{e}." for e in range(model.experts.count if model.experts else 0) if e % size)
-    met = [p for p in sizes.units[1].parameters if not any(name in p.name for name in unmet)]
+    first = [unit for unit in sizes.units if unit.name in ("blocks.0", "blocks.0.experts")]
+    met = [p for unit in first for p in unit.parameters if not any(name in p.name for name in unmet)]
     matrices = sum(p.numel for p in met if len(p.shape) == 2)
     return sizes.micro_batch * model.sequence_length * (2 * matrices + 2 * model.sequence_length * model.hidden_size)
 
