@@ -60,10 +60,11 @@ class Updates(ApiModel):
         part of it."""
         return self.left_out.get(unit, self.left_out.get(unit.removesuffix(".experts"), 0))
 
-    def and_one(self, left_out: Collection[str]) -> "Updates":
-        """The counts after one more step. `left_out`: names of units that it did not update."""
-        # From here on a block's count is not its experts' any more.
-        experts = {experts_name(block) for unit in left_out if (block := block_of(unit)) is not None}
+    def and_one(self, left_out: Collection[str], *, has_experts: bool) -> "Updates":
+        """The counts after one more step. `left_out`: names of units that it did not update. `has_experts`: whether
+        blocks have experts, which are named from here on."""
+        blocks = [block for unit in left_out if (block := block_of(unit)) is not None]
+        experts = set(map(experts_name, blocks)) if has_experts else set()
         named = {*self.left_out, *left_out, *experts}
         counts = {unit: self.left_out_of(unit) + (unit in left_out) for unit in named}
         return Updates(others=self.others + 1, blocks=self.blocks + 1, left_out=dict(sorted(counts.items())))

@@ -119,7 +119,7 @@ class Progress:
         self.load = agreed.load
         self.auxiliary_loss = _auxiliary_loss(agreed, config)
         if agreed.trains:
-            self.updates = self.updates.and_one(left_out)
+            self.updates = self.updates.and_one(left_out, has_experts=config.model.experts is not None)
 
     def manifest(self, config: PhaseConfig, corpus: CorpusIdentity, *, complete: bool = False) -> Manifest:
         """The manifest of a checkpoint of this moment, without its tensors and files. `complete`: it ends the phase."""
