@@ -45,6 +45,7 @@ def test_inspect_has_stable_keys(work: Path) -> None:
         "tokens": 6 * 6 * 16,
         "phase": "pseudo",
         "blocks": 1,
+        "sets_of_experts": 0,
         "layers": 4,
         "parameters": parameters,
         "bytes": size,

@@ -16,14 +16,30 @@ from tests.support.depth import DEPTH
 
 
 @st.composite
+def _uses(draw: st.DrawFn, groups: list[int]) -> tuple[tuple[int, ...], tuple[int | None, ...]]:
+    """The blocks and the experts of layers. Those of a group share blocks, and with them the experts, or experts
+    alone; or there are no experts."""
+    layers, has_experts = range(len(groups)), draw(st.booleans())
+    if not has_experts:
+        return tuple(groups), ()
+    if draw(st.booleans()):
+        dense = draw(st.sets(st.sampled_from(groups)))
+        return tuple(groups), tuple(None if group in dense else group for group in groups)
+    dense = draw(st.sets(st.sampled_from(layers)))
+    first = {group: next((i for i in layers if groups[i] == group and i not in dense), None) for group in groups}
+    return tuple(layers), tuple(None if layer in dense else first[groups[layer]] for layer in layers)
+
+
+@st.composite
 def layouts(draw: st.DrawFn) -> Layout:
     pipeline = draw(st.integers(1, 4))
     blocks = draw(st.integers(1, 4))
     layers = draw(st.integers(pipeline, 9))
-    layer_blocks = tuple(draw(st.permutations([layer % blocks for layer in range(layers)])))
+    layer_blocks, layer_experts = draw(_uses(draw(st.permutations([layer % blocks for layer in range(layers)]))))
     recompute = draw(st.booleans())
     layout = Layout(
         layer_blocks=layer_blocks,
+        layer_experts=layer_experts,
         pipeline=pipeline,
         data=draw(st.integers(1, 3)),
         micro_batches=draw(st.integers(1, 5)),
