@@ -35,7 +35,9 @@ def delink(config: DelinkConfig) -> TerminationMessage:
     manifest = delinked(source.manifest, config.phase, config.to_sharing, config.optimizer_state)
     manifest = manifest.revised(execution=config.execution)
     manifest = _already_there(store, manifest) or _committed(store, manifest)
-    log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, blocks=manifest.sharing.blocks)
+    assert manifest.link is not None, "it is delinked"
+    log.info("delinked", checkpoint=manifest.name, parent=manifest.parent, blocks=len(manifest.link.blocks),
+             sets_of_experts=len(manifest.link.experts))  # fmt: skip
     return TerminationMessage(
         outcome="Succeeded",
         phase=config.phase,

@@ -61,7 +61,7 @@ class Display:
             case "sample":
                 self.sample = event
             case "delinked":
-                self._say(f"delinked into {event['blocks']} blocks: {event['checkpoint']} from {event['parent']}")
+                self._say(f"delinked into {_owned(event)}: {event['checkpoint']} from {event['parent']}")
             case _ if event.get("level") in ("warning", "error"):
                 self._say(" ".join(f"{key}={event[key]}" for key in event if key not in ("timestamp", "exception")))
 
@@ -89,8 +89,15 @@ def _started(event: Event) -> str:
     since = f", resumed from {event['resumed_from']}" if event["resumed_from"] else ""
     return (
         f"phase {event['phase']}: steps {event['step']}..{event['phase_steps']}, {event['layers']} layers of"
-        f" {event['blocks']} blocks, {event['parameters']:,} parameters, {where}{since}"
+        f" {_owned(event)}, {event['parameters']:,} parameters, {where}{since}"
     )
+
+
+def _owned(event: Event) -> str:
+    """What the layers have, shared or not."""
+    sets = event["sets_of_experts"]
+    experts = f" and {sets} set{'s' if sets > 1 else ''} of experts" if sets else ""
+    return f"{event['blocks']} blocks{experts}"
 
 
 def _facts(report: ProgressReport) -> str:
