@@ -144,6 +144,10 @@ bench-data: .venv/all .venv-readers/ready ## Time text, token files, vocabularie
 bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000"; writes docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.operator $(JOBS:%=--jobs %)
 
+.PHONY: bench-moe
+bench-moe: venv corpus ## Train mixtures by routing and by what layers share, three seeds each (15 minutes); writes docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.moe
+
 .PHONY: bench-method
 bench-method: venv corpus ## Train with and without a pseudo phase, three seeds each (an hour); writes docs/method.md
 	@$(BIN)/python -m tests.benchmarks.method

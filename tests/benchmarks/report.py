@@ -14,6 +14,7 @@ from tests.benchmarks.data.results import DATA
 from tests.benchmarks.gpu import report as gpu_report
 from tests.benchmarks.gpu.report import with_section
 from tests.benchmarks.machine import stamped
+from tests.benchmarks.moe import report as moe_report
 from tests.benchmarks.operator import results as operator_results
 from tests.benchmarks.results import TRAINER, Machine, read
 
@@ -33,6 +34,7 @@ _FURTHER: dict[Path, Callable[[], str]] = {
 _DATED: dict[Path, Callable[[], str]] = {
     DATA: data_report.section,
     operator_results.OPERATOR: operator_results.section,
+    moe_report.LIVES: moe_report.section,
 }
 """Those that say themselves when it was measured."""
 

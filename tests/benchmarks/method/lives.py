@@ -65,7 +65,7 @@ def quiet() -> None:
 def live_family(family: list[Experiment], seed: int, folder: Path) -> list[Life]:
     """Experiments with one pseudo phase, which is trained once."""
     shared = folder / "pseudo"
-    before = [] if family[0].pseudo is None else [_phase(_pseudo_job(family[0], seed), 0, shared)]
+    before = [] if family[0].pseudo is None else [live_phase(_pseudo_job(family[0], seed), 0, shared)]
     return [_continued(experiment, seed, folder, before) for experiment in family]
 
 
@@ -80,13 +80,13 @@ def _continued(experiment: Experiment, seed: int, folder: Path, before: list[Pha
     if before:
         shutil.copytree(folder / "pseudo", work)
         delink(delink_config(body, 1, execution=1, work_directory=str(work)))
-    real = _phase(body, index, work)
+    real = live_phase(body, index, work)
     shutil.rmtree(work)
     today = datetime.now(UTC).date().isoformat()
     return Life(experiment=experiment.name, seed=seed, phases=[*before, real], date=today, commit=commit())
 
 
-def _phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
+def live_phase(body: PseudoRealJob, index: int, work: Path) -> PhaseLife:
     work.mkdir(parents=True, exist_ok=True)
     config = phase_config(
         body, index, execution=1, work_directory=str(work), offload_directory=str(work.resolve() / "offload")

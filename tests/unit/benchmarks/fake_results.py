@@ -26,6 +26,8 @@ from tests.benchmarks.gpu.cases import TIMED, suite
 from tests.benchmarks.machine import Stamp
 from tests.benchmarks.method.experiments import EXPERIMENTS, Experiment
 from tests.benchmarks.method.lives import Life, PhaseLife, Point
+from tests.benchmarks.moe.experiments import EXPERIMENTS as MIXTURES
+from tests.benchmarks.moe.experiments import SEEDS
 from tests.benchmarks.operator import results as operator_results
 from tests.benchmarks.results import Machine, Run, Step
 from tests.benchmarks.results import Results as Runs
@@ -215,6 +217,23 @@ def lives() -> list[Life]:
         for experiment in EXPERIMENTS
         for seed in experiment.seeds
     ]
+
+
+def mixtures() -> list[Life]:
+    """Every mixture, with each seed: the second is worse by 0.02, and the third by 0.04. A step of the first takes a
+    second, and one of each of the others a second more."""
+    return [
+        Life(experiment=mixture.name, seed=seed, phases=[_last_phase(1.0 + number, 2 - number / 10 + seed / 50)])
+        for number, mixture in enumerate(MIXTURES)
+        for seed in SEEDS
+    ]
+
+
+def _last_phase(seconds: float, loss: float) -> PhaseLife:
+    point = Point(step=10, tokens=10, loss=loss)
+    return PhaseLife(
+        name="real", first_step=1, steps=10, seconds_per_step=seconds, peak_bytes=0, points=[point], correlations={}
+    )
 
 
 def _phases(experiment: Experiment) -> Iterator[PhaseLife]:

@@ -14,6 +14,7 @@ from tests.benchmarks.gpu.report import GPU
 from tests.benchmarks.gpu.report import TITLE as GPU_TITLE
 from tests.benchmarks.method import report as method_report
 from tests.benchmarks.method.experiments import EXPERIMENTS
+from tests.benchmarks.moe import report as moe_report
 from tests.benchmarks.operator.results import OPERATOR, Records
 from tests.benchmarks.results import TRAINER
 from tests.benchmarks.stacks.registry import STACKS
@@ -27,6 +28,7 @@ TITLES = [
     "## Checkpoints",
     DATA_TITLE,
     "## Operator",
+    moe_report.TITLE,
     GPU_TITLE,
 ]
 
@@ -45,7 +47,8 @@ def _results() -> dict[Path, bytes]:
         depth.DEPTH: depth.Depths.dump_json(fake_results.depths()),
         predictions.PREDICTIONS: predictions.Predictions.dump_json(fake_results.predicted()),
     }
-    return {path: found.model_dump_json().encode() for path, found in whole.items()} | lists
+    lines = {moe_report.LIVES: "\n".join(life.model_dump_json() for life in fake_results.mixtures()).encode()}
+    return {path: found.model_dump_json().encode() for path, found in whole.items()} | lists | lines
 
 
 @pytest.fixture
@@ -75,6 +78,14 @@ def test_every_section_is_written_with_every_case(document: str) -> None:
 def _rows(section: str) -> list[str]:
     """The first cells of all tables, of their heads and rules too."""
     return [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("|")]
+
+
+def test_mixtures_are_compared_with_the_first_of_their_table(document: str) -> None:
+    lines = document.splitlines()
+    assert "| dense | 2.020 (2.000 to 2.040) | +0.000 | 1.00× |" in lines
+    assert "| top 2 | 1.820 (1.800 to 1.840) | -0.200 | 3.00× |" in lines
+    # The mixture of two prototypes is the fourth.
+    assert "| shared experts, then real | 1.520 (1.500 to 1.540) | -0.200 | 1.50× |" in lines
 
 
 def test_checkpoints_compare_the_way_that_waits_with_a_copy(document: str) -> None:
