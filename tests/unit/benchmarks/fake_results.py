@@ -220,8 +220,8 @@ def lives() -> list[Life]:
 
 
 def mixtures() -> list[Life]:
-    """Every mixture, with each seed: the second is worse by 0.02, and the third by 0.04. A step of the first takes a
-    second, and one of each of the others a second more."""
+    """Every mixture with each seed, each of which is worse by 0.02 than the one before; a mixture is better by 0.1 than
+    the one before, and its steps take a second more."""
     return [
         Life(experiment=mixture.name, seed=seed, phases=[_last_phase(1.0 + number, 2 - number / 10 + seed / 50)])
         for number, mixture in enumerate(MIXTURES)
