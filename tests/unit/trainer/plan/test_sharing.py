@@ -1,11 +1,10 @@
 import pytest
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer
 from pseudoreal_trainer.plan.sharing import sources
 from pseudoreal_trainer.plan.units import units_of
-
-from tests.unit.trainer.plan.test_units import SMALL, model
 
 
 def test_cycle_and_segment_follow_their_definitions() -> None:
@@ -38,8 +37,14 @@ def test_a_sharing_that_does_not_refine_is_refused() -> None:
         sources((0, 1, 0, 1), (0, 0, 1, 1))
 
 
+def _mixture(dense: tuple[int, ...]) -> Model:
+    """Six layers, of which these have no experts."""
+    sizes = {"layers": 6, "hiddenSize": 8, "attention": {"heads": 2}, "sequenceLength": 4, "feedForward": {"size": 12}}
+    return Model.model_validate(sizes | {"experts": {"count": 4, "denseLayers": list(dense)}})
+
+
 def _numbers(blocks: int, pattern: str, part: str, dense: tuple[int, ...] = ()) -> tuple[list[int], list[int | None]]:
-    spec = model(SMALL | {"layers": 6}, experts={"count": 4, "denseLayers": list(dense)})
+    spec = _mixture(dense)
     sharing = Sharing.model_validate({"blocks": blocks, "pattern": pattern, "parts": [part]})
     return [*blocks_of_layers(sharing, 6)], [*experts_of_layers(sharing, spec)]
 
@@ -59,7 +64,7 @@ def test_layers_that_share_blocks_share_their_experts() -> None:
 
 @pytest.mark.parametrize("dense", [(), (0, 4)])
 def test_units_of_layers_that_share_experts_have_the_parameters_of_the_model(dense: tuple[int, ...]) -> None:
-    spec = model(SMALL | {"layers": 6}, experts={"count": 4, "denseLayers": list(dense)})
+    spec = _mixture(dense)
     sharing = Sharing(blocks=2, pattern="Segment", parts=["Experts"])
     ours = {p.name: p.shape for unit in units_of(spec, sharing) for p in unit.parameters}
     theirs = {name: tuple(p.shape) for name, p in Transformer(spec, sharing).named_parameters()}
