@@ -150,6 +150,7 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
             schedule=asked.schedule,
             state_sharding=asked.state_sharding,
             replicas=asked.replicas,
+            expert_ranks=asked.expert_ranks,
         ),
     }
 
@@ -269,6 +270,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
             f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks, not a multiple of"
             f" parallelism.replicas {phase.parallelism.replicas}; change one of them"
         )
+    _check_spread(spec, phase, data, where)
     if data > width:
         raise UnresolvableJob(
             f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks, but a"
@@ -280,6 +282,22 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
         except UnresolvableJob as error:
             raise UnresolvableJob(f"{where}: {error}") from None
     return RankCounts(phase.workers, processes, pipeline)
+
+
+def _check_spread(spec: PseudoRealJobSpec, phase: Phase, data: int, where: str) -> None:
+    """Checks that a layer's experts can be spread over the ranks. Raises UnresolvableJob."""
+    ranks, of_replica = phase.parallelism.expert_ranks, data // phase.parallelism.replicas
+    if of_replica % ranks:
+        raise UnresolvableJob(
+            f"{where}: a replica has {of_replica} data-parallel ranks, not a multiple of parallelism.expertRanks"
+            f" {ranks}; change workers, parallelism.replicas or expertRanks"
+        )
+    if ranks > 1 and spec.model.norm.placement != "Pre":
+        raise UnresolvableJob(
+            f"{where}.parallelism.expertRanks {ranks} needs spec.model.norm.placement Pre, and it is"
+            f" {spec.model.norm.placement}: a norm behind the experts would need what they made once more in the"
+            " backward pass; remove expertRanks"
+        )
 
 
 def last_steps(spec: PseudoRealJobSpec) -> list[int]:

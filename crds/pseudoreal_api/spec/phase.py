@@ -146,6 +146,15 @@ class Parallelism(ApiModel):
         " has all parts of a unit together: gradients are summed within a group before between groups. It divides the"
         " data-parallel ranks; more than 1 needs stateSharding other than None.",
     )
+    expert_ranks: Annotated[int, Since(4)] = Field(
+        1,
+        strict=True,
+        ge=1,
+        le=10_000,
+        description="expertRanks is the number of ranks over which the experts of each layer are spread: tokens go to"
+        " the ranks of their experts and come back. It divides model.experts.count and the ranks of a replica; more"
+        " than 1 needs model.norm.placement Pre.",
+    )
 
 
 class Activations(ApiModel):

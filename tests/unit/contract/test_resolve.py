@@ -64,6 +64,22 @@ def test_a_pipeline_of_all_ranks() -> None:
             },
             r"4 data-parallel ranks, not a multiple of parallelism.replicas 3; change one of them",
         ),
+        (
+            {
+                "spec__phases__1__workers": 4,
+                "spec__phases__1__parallelism": {"replicas": 2, "stateSharding": "Full", "expertRanks": 4},
+                "spec__model__experts": {"count": 8},
+            },
+            r"a replica has 2 data-parallel ranks, not a multiple of parallelism.expertRanks 4; change workers",
+        ),
+        (
+            {
+                "spec__phases__1__parallelism": {"expertRanks": 2},
+                "spec__model__experts": {"count": 8},
+                "spec__model__norm": {"placement": "Both"},
+            },
+            r"expertRanks 2 needs spec.model.norm.placement Pre, and it is Both",
+        ),
         ({"spec__phases__1__workers": 5}, r"5 data-parallel ranks, but a micro-batch has 4 sequences"),
         (
             {

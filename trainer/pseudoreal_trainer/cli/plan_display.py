@@ -17,6 +17,7 @@ _NAMES: dict[Traffic, str] = {
     "collective": "collectives, sent",
     "replicas": "between replicas, sent",
     "pipeline": "pipeline, sent",
+    "experts": "tokens with experts, sent",
 }
 
 

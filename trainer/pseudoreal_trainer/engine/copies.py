@@ -210,9 +210,9 @@ class Copies:
             self._lanes.follow(slot.free)
             self._lanes.follow(updated)
             weights = state.compute_weights()
-            flat = slot.storage[: len(weights) * self._layout.shards]
+            flat = slot.storage[: len(weights) * self._layout.shards(record.unit)]
             self._count(record.unit, weights)
-            if self._layout.shards > 1:
+            if self._layout.shards(record.unit) > 1:
                 weights = weights.to(flat.device, non_blocking=True)
             gathering = self._gather(record.unit, flat, weights)
             mark = self._lanes.mark()
@@ -222,10 +222,10 @@ class Copies:
     def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> Gathering | None:
         """Fills `flat`, [padded numel], from the shards of the data ranks. With several data ranks the shards are on
         the device."""
-        if self._layout.shards == 1:
+        if self._layout.shards(unit) == 1:
             flat.copy_(shard, non_blocking=True)
             return None
-        gathering = Gathering(self._mesh, flat, shard, self._trace)
+        gathering = Gathering(self._mesh.holders_of(unit), flat, shard, self._trace)
         if not gathering.has_begun:
             self._half.append((unit, gathering))
         return gathering

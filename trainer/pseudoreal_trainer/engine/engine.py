@@ -16,12 +16,14 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.balance import NO_LOADS
 from pseudoreal_trainer.engine.copies import Copies
+from pseudoreal_trainer.engine.exchanges import Exchanges
 from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
 from pseudoreal_trainer.engine.probe import LayerGroup, Probe, groups_of
 from pseudoreal_trainer.engine.ranks.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.engine.spread import SpreadPasses
 from pseudoreal_trainer.engine.stash import StashedInputs
 from pseudoreal_trainer.engine.state.capture import Capture, Sink, Source
 from pseudoreal_trainer.engine.state.memory import Purpose
@@ -38,18 +40,26 @@ from pseudoreal_trainer.model.loss import Loss
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.check import check_plan
 from pseudoreal_trainer.plan.lower import evaluation_plan, measuring_plan, step_plan
+from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
+    Count,
     Drop,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
     Fetch,
     Forward,
     Measure,
+    Pass,
     RankPlan,
     Read,
     Receive,
+    Recompute,
     Record,
     Reduce,
+    Route,
     Send,
     Stash,
     Tie,
@@ -100,20 +110,22 @@ class Engine:
     def __init__(self, blueprint: Blueprint, mesh: Mesh, trace: Trace) -> None:
         """Raises PlanError where the layout's plan is unsound, TrainingError where a home has no room for the state."""
         self._blueprint, self.mesh, self._layout, self.trace = blueprint, mesh, mesh.layout, trace
+        self.units = units_of_rank(mesh.layout, blueprint.units, mesh.ranks.rank)
+        """The units as this rank has them: where experts are spread over ranks, with its own alone."""
         self._plan = self._checked(step_plan(mesh.layout))
         self._measuring_plan = self._checked(measuring_plan(mesh.layout)) if mesh.layout.measures else self._plan
         lanes = self._lanes = Lanes(mesh.device)
         store = self._store = UnitStore(
             blueprint.model,
             blueprint.optimizer,
-            blueprint.units,
+            self.units,
             mesh,
             trace,
             master=blueprint.master,
             compute=blueprint.compute,
             folder=blueprint.offload_directory,
         )
-        modules = Modules(blueprint.model, blueprint.units, blueprint.compute, compiled=blueprint.compiled)
+        modules = Modules(blueprint.model, self.units, blueprint.compute, compiled=blueprint.compiled)
         self._copies = Copies(store, mesh, lanes, trace)
         self._gradients = Gradients(store, modules, mesh, lanes, trace)
         self._reductions = Reductions(blueprint.optimizer, store, mesh, lanes, trace, blueprint.model.top_k)
@@ -140,6 +152,7 @@ class Engine:
             ),
             end_of_document=blueprint.end_of_document,
         )
+        self._spread = SpreadPasses(self._passes, Exchanges(mesh, trace))
 
     # Steps.
 
@@ -183,9 +196,10 @@ class Engine:
         is_limited = self._layout.stash or self._layout.pipeline > 1
         throttle = Throttle(self._lanes, _AHEAD if is_limited else None)
         self._prepare(plan, run)
+        self._spread.begin()
         for record in plan:
             self._execute(record, run)
-            if isinstance(record, Forward | Backward):
+            if isinstance(record, Pass):
                 # Updates have ended meanwhile: what waits for them need not wait for the record that needs it.
                 self._copies.begin_ready()
                 throttle.called()
@@ -201,9 +215,21 @@ class Engine:
             case Drop():
                 self._copies.drop(record)
             case Forward():
-                self._passes.forward(run, record)
+                (self._spread if self._layout.spreads(record.position) else self._passes).forward(run, record)
             case Backward():
-                self._passes.backward(run, record)
+                (self._spread if self._layout.spreads(record.position) else self._passes).backward(run, record)
+            case Route():
+                self._spread.route(run, record)
+            case Count():
+                self._spread.count(record)
+            case Exchange():
+                self._spread.exchange(run, record)
+            case ExpertForward():
+                self._spread.expert_forward(run, record)
+            case Recompute():
+                self._spread.recompute(run, record)
+            case ExpertBackward():
+                self._spread.expert_backward(run, record)
             case Send():
                 self._messages.send(record, run.crossing(record.flow).pop((record.position, record.micro_batch)))
             case Receive():
@@ -285,12 +311,13 @@ class Engine:
         if next_sharing is not None:
             next_blocks = blocks_of_layers(next_sharing, model.layers)
             groups = groups_of(self._layout, next_blocks, experts_of_layers(next_sharing, model))
-        return Probe(self.mesh, self.units, self._passes.modules, self.master_dtype, groups)
+        return Probe(self.mesh, self.whole_units, self._passes.modules, self.master_dtype, groups)
 
     # The state, between steps.
 
     @property
-    def units(self) -> tuple[Unit, ...]:
+    def whole_units(self) -> tuple[Unit, ...]:
+        """The units of the model, whatever part of them this rank has."""
         return self._blueprint.units
 
     @property

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -22,7 +23,7 @@ from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.records import Backward, Flow, Forward
+from pseudoreal_trainer.plan.records import Backward, Flow, Forward, Record
 
 
 class Batch(Protocol):
@@ -139,9 +140,8 @@ class Passes:
         position, m = record.position, record.micro_batch
         self._bind(position)
         if position > 0:
-            self._await(run, Flow.ACTIVATION, position, m)
-        lane = "evaluation" if run.training is None else "compute"
-        with self.trace.executed(lane, record, self.lanes):
+            self.await_message(run, Flow.ACTIVATION, position, m)
+        with self.computing(record, "evaluation" if run.training is None else "compute"):
             if position == self.layout.head:
                 self._evaluate_the_head(run, m)
             else:
@@ -151,8 +151,8 @@ class Passes:
         position, m = record.position, record.micro_batch
         self._bind(position)
         if position != self.layout.head:
-            self._await(run, Flow.GRADIENT, position + 1, m)
-        with self.trace.executed("compute", record, self.lanes):
+            self.await_message(run, Flow.GRADIENT, position + 1, m)
+        with self.computing(record):
             if position == self.layout.head:
                 self._through_the_head(run, m)
             else:
@@ -174,17 +174,26 @@ class Passes:
         if position > 0:
             run.gradients[position, m] = gradients.pop(0)
         sums = gradients.pop() if tally else None
+        for unit in self.layout.units_of(position):
+            count = len(self.modules.of(unit).trained)
+            own, gradients = gradients[:count], gradients[count:]
+            # Those of a tally are of the router, and so of the block.
+            self.add_gradients(run, position, unit, own, sums)
+            sums = None
+
+    def add_gradients(
+        self, run: PlanRun, position: int, unit: int, gradients: Sequence[Tensor | None], sums: Tensor | None = None
+    ) -> None:
+        """Adds one pass's gradients to those of a unit. `sums`: what a tally learned in the pass."""
+        own, module = [*gradients], self.modules.of(unit)
+        if run.probe is not None:
+            run.probe.accumulate(position, unit, own)
         if sums is not None:
             run.count(position, sums)
-        for unit in self.layout.units_of(position):
-            module = self.modules.of(unit)
-            own, gradients = gradients[: len(module.trained)], gradients[len(module.trained) :]
-            if run.probe is not None:
-                run.probe.accumulate(position, unit, own)
-            if sums is not None and len(module.parameters) > len(module.trained):
+            if len(module.parameters) > len(module.trained):
                 # What the balancing bias follows from is summed as gradients are.
                 own.append(sums[: -Tally.OTHERS])
-            self.gradients.accumulate(unit, own)
+        self.gradients.accumulate(unit, own)
 
     def _trained(self, position: int) -> list[Tensor]:
         """The parameters that the position's gradients train: those of one unit behind those of the other."""
@@ -197,7 +206,7 @@ class Passes:
         def take(parameter: Tensor, gradient: Tensor) -> None:
             self.gradients.accumulate(unit, [gradient if one is parameter else None for one in parameters])
 
-        source, head = self._take_input(run, self.layout.head, m), self.layout.head
+        source, head = self.take_input(run, self.layout.head, m), self.layout.head
         run.losses[m], run.gradients[head, m] = self.loss.backward(
             self.modules.head, source, self._targets(run, m), run.training_step.targets, take
         )
@@ -207,7 +216,8 @@ class Passes:
         for unit in self.layout.units_of(position):
             self.copies.bind(unit, self.modules.of(unit))
 
-    def _await(self, run: PlanRun, flow: Flow, position: int, micro_batch: int) -> None:
+    def await_message(self, run: PlanRun, flow: Flow, position: int, micro_batch: int) -> None:
+        """Waits for what another pipeline rank sends, unless it is here or is made here."""
         here = run.crossing(flow)
         if (position, micro_batch) not in here:
             here[position, micro_batch] = self.messages.take((flow, position, micro_batch))
@@ -233,15 +243,22 @@ class Passes:
         gradient = run.gradients.pop((position + 1, m))
         if (graph := run.graphs.pop((position, m), None)) is not None:
             return graph, gradient
-        source = self._tokens(run, m)[:, :-1] if position == 0 else self._take_input(run, position, m)
+        source = self._tokens(run, m)[:, :-1] if position == 0 else self.take_input(run, position, m)
         return self._training_pass(run, position, m, source), gradient
 
     def _training_pass(self, run: PlanRun, position: int, m: int, source: Tensor) -> Graph:
-        tokens = run.training_step.tokens
-        tally = self.modules.tally(position - 1, tokens, source.device) if position > 0 else None
+        tally = self.tally(run, position, source) if position > 0 else None
         return Graph(source, self._compute(run, position, m, source, tally), tally)
 
-    def _take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
+    def tally(self, run: PlanRun, position: int, source: Tensor) -> Tally | None:
+        """A tally for a training pass of a layer on `source`; None where it has no experts."""
+        return self.modules.tally(position - 1, run.training_step.tokens, source.device)
+
+    def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
+        """A context whose kernels are those of the record."""
+        return self.trace.executed(lane, record, self.lanes)
+
+    def take_input(self, run: PlanRun, position: int, m: int) -> Tensor:
         """The input of a position, [B, T, H], for the backward pass, which is the last to need it."""
         returned = self.stashed.returned((position, m))
         source = run.inputs.pop((position, m)) if returned is None else returned
@@ -263,7 +280,7 @@ class Passes:
                 run.documents[m] = documents_of(tokens, self.end_of_document, run.tokens[m])
         return run.tokens[m]
 
-    def _documents(self, run: PlanRun, m: int) -> Documents | None:
+    def documents(self, run: PlanRun, m: int) -> Documents | None:
         """The documents of a micro-batch. Each pipeline rank finds them in the tokens: it reads two or four bytes for
         each, where a message would be one more that passes can wait for."""
         if self.end_of_document is None:
@@ -274,4 +291,4 @@ class Passes:
     def _compute(self, run: PlanRun, position: int, m: int, source: Tensor, tally: Tally | None = None) -> Tensor:
         if position == 0:
             return self.modules.embed(source)
-        return self.modules.block(source, position - 1, tally, self._documents(run, m))
+        return self.modules.block(source, position - 1, tally, self.documents(run, m))

@@ -22,7 +22,7 @@ from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.parts import parts_of
+from pseudoreal_trainer.plan.parts import parts_of, units_of_rank
 from pseudoreal_trainer.plan.units import Unit
 
 
@@ -98,14 +98,15 @@ class Probe:
         dtype: torch.dtype,
         groups: tuple[LayerGroup, ...],
     ) -> None:
-        """`dtype`: of gradients. `groups`: none if only neighbours are to be compared."""
-        self._mesh, self._units, self._modules, self._dtype = mesh, units, modules, dtype
+        """`units`: whole. `dtype`: of gradients. `groups`: none if only neighbours are to be compared."""
+        self._mesh, self._modules, self._dtype = mesh, modules, dtype
+        self._units = units_of_rank(mesh.layout, units, mesh.ranks.rank)
         self._gradients: dict[tuple[int, int], GrowingGradient] = {}
         """Position and unit -> sum of its gradients over the micro-batches so far."""
         self._squares = GroupSquares(mesh, units, groups, dtype)
         self._cosines = NeighbourCosines(mesh)
 
-    def accumulate(self, position: int, unit: int, gradients: Sequence[Tensor]) -> None:
+    def accumulate(self, position: int, unit: int, gradients: Sequence[Tensor | None]) -> None:
         """Adds the gradients of one micro-batch: those of the parameters of one of the position's units, in their
         order."""
         if unit not in self._mesh.layout.shared_units(position):
@@ -137,16 +138,16 @@ class Probe:
         )
 
     def _begin(self, unit: int) -> GrowingGradient:
-        data = self._mesh.layout.data
-        padded = self._units[unit].shard_length(data) * data
+        parts = self._mesh.layout.holders(unit)
+        padded = self._units[unit].shard_length(parts) * parts
         flat = torch.empty(padded, dtype=self._dtype, device=self._mesh.device)
         return GrowingGradient(flat, self._modules.of(unit).views(flat))
 
     def _reduced(self, position: int, unit: int) -> Tensor:
-        """This data rank's part of the position's gradient, summed over the data ranks, [shard]."""
-        flat = self._gradients.pop((position, unit)).complete()
+        """This data rank's part of the position's gradient, summed over the holders of the unit, [shard]."""
+        flat, holders = self._gradients.pop((position, unit)).complete(), self._mesh.holders_of(unit)
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
-        for group in filter(None, (self._mesh.shard, self._mesh.replica)):
+        for group in filter(None, (holders.shard, holders.replica)):
             part = torch.empty(len(flat) // group.size(), dtype=flat.dtype, device=flat.device)
             with _wait(self._mesh, f"the sum of layer {position}"):
                 dist.reduce_scatter_tensor(part, flat, group=group)
@@ -159,6 +160,7 @@ class GroupSquares:
 
     def __init__(self, mesh: Mesh, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
         self._mesh, self._units, self._groups, self._dtype = mesh, units, groups, dtype
+        self._own = units_of_rank(mesh.layout, units, mesh.ranks.rank)
         self._sums: dict[LayerGroup, Tensor] = {}
         """Group -> sum of the gradients of this rank's layers so far, [shard]; gone once it is squared."""
         tensors = max((len(units[group.unit].parameters) for group in groups), default=0)
@@ -211,16 +213,16 @@ class GroupSquares:
         return {self._mesh.layout.rank_of(position) for position in group.positions}
 
     def _shard(self, group: LayerGroup) -> int:
-        return self._units[group.unit].shard_length(self._mesh.layout.data)
+        return self._own[group.unit].shard_length(self._mesh.layout.holders(group.unit))
 
     def _squared(self, group: LayerGroup, gradient: Tensor) -> Tensor:
-        """Sums of the squares of each tensor's elements that this data rank's shard has, [tensors], float64.
-        `gradient`: [shard]."""
-        unit = self._units[group.unit]
-        shard = unit.shard(self._mesh.part, self._mesh.layout.data)
+        """Sums of the squares of each tensor's elements that this data rank's shard has, [tensors of the whole unit],
+        float64. `gradient`: [shard]."""
+        unit, parameters = self._own[group.unit], self._units[group.unit].parameters
+        shard = unit.shard(self._mesh.part(group.unit), self._mesh.layout.holders(group.unit))
         own = {part.name: part for part in parts_of(unit, shard)}
-        squares = [torch.zeros((), dtype=torch.float64, device=gradient.device) for _ in unit.parameters]
-        for index, parameter in enumerate(unit.parameters):
+        squares = [torch.zeros((), dtype=torch.float64, device=gradient.device) for _ in parameters]
+        for index, parameter in enumerate(parameters):
             if (part := own.get(parameter.name)) is not None:
                 begin = part.offset - shard.start
                 elements = gradient[begin : begin + part.end - part.begin]

@@ -4,11 +4,11 @@ Three threads take part. The main thread adds up gradients and starts their sums
 on all data ranks. The thread of reductions waits for the sums and agrees with the other ranks. The thread of updates
 calls AdamW.
 
-The thread of reductions has groups of its own (`side_world`, `side_data`, `side_replica` and `ties` of the mesh). It
-calls their collectives in the plan's order: so all ranks call them in one order. It waits for other ranks, and never
-for an AdamW, except that it does not run further ahead of the updates than the memory for kept gradients reaches. What
-it decides is the same on all ranks that have a part in a unit: how much clipping leaves of the unit's gradient, and
-whether it is updated at all.
+The thread of reductions has groups of its own (of the mesh `side_world`, `side_data`, `ties` and the holders'
+`side_replica`). It calls their collectives in the plan's order: so all ranks call them in one order. It waits for other
+ranks, and never for an AdamW, except that it does not run further ahead of the updates than the memory for kept
+gradients reaches. What it decides is the same on all ranks that have a part in a unit: how much clipping leaves of the
+unit's gradient, and whether it is updated at all.
 """
 
 import math
@@ -95,7 +95,7 @@ class Gradients:
         buffer = self._heartbeat.join(
             self._store.growth_buffers[self._layout.pool_of(unit)].take(), self._heartbeat.reductions
         )
-        flat = buffer[: self._length(unit) * self._layout.shards]
+        flat = buffer[: self._length(unit) * self._layout.shards(unit)]
         return GrowingGradient(flat, self._modules.of(unit).views(flat), buffer)
 
     def _length(self, unit: int) -> int:
@@ -104,23 +104,23 @@ class Gradients:
     def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
         """Starts the sum of `flat`, [padded numel], over the data ranks: this rank's part of it, the neighbours of that
         where replicas have yet to be summed, and the work to wait for."""
-        group, ranks = self._mesh.shard, self._layout.data
+        holders, ranks = self._mesh.holders_of(unit), self._layout.holders(unit)
         if ranks == 1:
             return flat, None, None
-        if self._layout.shards == 1:
+        if self._layout.shards(unit) == 1:
             self._trace.move("collective", flat.nbytes * 2 * (ranks - 1) // ranks)
-            return flat, None, dist.all_reduce(flat, group=group, async_op=True)
+            return flat, None, dist.all_reduce(flat, group=holders.shard, async_op=True)
         # To where the gradient stays, if that is on the device; otherwise to a vector of its own.
         result = self._store.states[unit].gradient_memory()
         if result is None or result.device != flat.device:
             result = torch.empty(self._length(unit), dtype=flat.dtype, device=flat.device)
         # The neighbours are summed where they lie: nobody needs the rest of this rank's own gradient any more.
-        neighbours = None if self._mesh.replica is None else self._mesh.neighbours(flat)
+        neighbours = None if holders.replica is None else holders.neighbours(flat)
         summed = result if neighbours is None else neighbours
-        if group is None:
+        if holders.shard is None:
             return result, neighbours, None
         self._trace.move("collective", flat.nbytes - summed.nbytes)
-        return result, neighbours, dist.reduce_scatter_tensor(summed, flat, group=group, async_op=True)
+        return result, neighbours, dist.reduce_scatter_tensor(summed, flat, group=holders.shard, async_op=True)
 
 
 @dataclass(frozen=True)
@@ -239,12 +239,12 @@ class Reductions:
                 reduction.work.wait()
             self._lanes.follow(reduction.mark)
             if reduction.neighbours is not None:
-                self._sum_over_replicas(reduction.result, reduction.neighbours)
+                self._sum_over_replicas(reduction.unit, reduction.result, reduction.neighbours)
             # On a GPU only this waits.
             reach(self._lanes.mark())
 
-    def _sum_over_replicas(self, result: Tensor, neighbours: Tensor) -> None:
-        dist.reduce_scatter_tensor(result, neighbours, group=self._mesh.side_replica)
+    def _sum_over_replicas(self, unit: int, result: Tensor, neighbours: Tensor) -> None:
+        dist.reduce_scatter_tensor(result, neighbours, group=self._mesh.holders_of(unit).side_replica)
         self._trace.move("replicas", neighbours.nbytes - result.nbytes)
 
     def _tie(self, record: Tie) -> None:
@@ -290,13 +290,15 @@ class Reductions:
 
     def _own_square(self) -> float:
         """This rank's part of the squared norm. A gradient that several ranks have is counted by the first of them."""
-        counted = [
-            square
+        return sum(
+            self._counted(unit, square)
             for unit, square in self._squares.items()
             if self._layout.users[unit][0] == self._mesh.pipeline_rank
-            and (self._layout.shards > 1 or self._mesh.data_rank == 0)
-        ]
-        return sum(counted)
+        )
+
+    def _counted(self, unit: int, square: float) -> float:
+        """Of holders that all have the whole of a gradient, the first one counts it."""
+        return square if self._layout.shards(unit) > 1 or self._mesh.part(unit) == 0 else 0.0
 
     def _scale(self, unit: int) -> float | None:
         agreement = self._agreement
@@ -319,10 +321,11 @@ class Reductions:
     def _whole_square(self, unit: int) -> float:
         """Squared norm of the unit's gradient; where no other rank needs to know it, of this rank's part alone."""
         square = self._squares.pop(unit)
-        if self._layout.shards == 1 or (self._layout.clipping == "None" and not self._skips):
+        if self._layout.holds_whole(unit) or (self._layout.clipping == "None" and not self._skips):
             return square
         with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
-            ((whole,),) = sums_of([[square]], self._mesh.device, self._mesh.side_data)
+            counted = self._counted(unit, square)
+            ((whole,),) = sums_of([[counted]], self._mesh.device, self._mesh.side_data)
             return whole
 
     def _leave_out(self, unit: int) -> None:

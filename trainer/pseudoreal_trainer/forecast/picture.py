@@ -11,15 +11,31 @@ from operator import itemgetter
 from xml.sax.saxutils import escape
 
 from pseudoreal_trainer.forecast.time.simulation import Span, Task
-from pseudoreal_trainer.forecast.time.timeline import COLLECTIVE, COMPUTE, COPY_IN, COPY_OUT, DISK, SIDE, Timeline
+from pseudoreal_trainer.forecast.time.timeline import (
+    COLLECTIVE,
+    COMPUTE,
+    COPY_IN,
+    COPY_OUT,
+    DISK,
+    EXCHANGE,
+    SIDE,
+    Timeline,
+)
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
+    Count,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
     Fetch,
     Forward,
+    Pass,
     Read,
+    Recompute,
     Record,
     Reduce,
+    Route,
     Send,
     Stash,
     Tie,
@@ -46,7 +62,10 @@ _COLOURS: dict[type, tuple[str, str]] = {
     Send: ("#969696", "#969696"),
 }
 """Colours of passes, by layer, in turn, so that neighbouring layers differ."""
-_SHOWN_AS: dict[type, type] = {Read: Fetch, Unstash: Fetch, Stash: Reduce, Tie: Reduce, Agree: Reduce}
+_SHOWN_AS: dict[type, type] = {
+    **{Read: Fetch, Unstash: Fetch, Stash: Reduce, Tie: Reduce, Agree: Reduce, Count: Send, Exchange: Send},
+    **{Route: Forward, ExpertForward: Forward, Recompute: Backward, ExpertBackward: Backward},
+}
 _LEGEND: dict[type, str] = {
     Forward: "forward",
     Backward: "backward",
@@ -60,6 +79,7 @@ _SUBLANES = {
     COPY_OUT: "out",
     DISK: "disk",
     COLLECTIVE: "collective",
+    EXCHANGE: "experts",
     "message": "messages",
     SIDE: "update",
 }
@@ -155,16 +175,16 @@ class _Drawing:
             f'<rect x="{x:.2f}" y="{y:.1f}" width="{width:.2f}" height="{height}" fill="{colour}"{stroke}>'
             f"<title>{escape(words)}</title></rect>"
         )
-        if isinstance(record, Forward | Backward) and width >= _CHARACTER * len(str(record.micro_batch)) + 2:
+        if isinstance(record, Pass) and width >= _CHARACTER * len(str(record.micro_batch)) + 2:
             yield f'<text class="n" x="{x + width / 2:.2f}" y="{y + height / 2 + 3:.1f}">{record.micro_batch}</text>'
 
     def _colour(self, rank: int, record: Record) -> str:
         colours = _COLOURS[_SHOWN_AS.get(type(record), type(record))]
-        return colours[self._turns[rank, record.position] % 2 if isinstance(record, Forward | Backward) else 0]
+        return colours[self._turns[rank, record.position] % 2 if isinstance(record, Pass) else 0]
 
     def _counted_positions(self) -> dict[tuple[int, int], int]:
         """(rank, position) -> its number among the positions of the rank."""
-        places = {(t.lane[0], t.record.position) for t, _ in self._boxes() if isinstance(t.record, Forward | Backward)}
+        places = {(t.lane[0], t.record.position) for t, _ in self._boxes() if isinstance(t.record, Pass)}
         return {place: index for _, own in groupby(sorted(places), itemgetter(0)) for index, place in enumerate(own)}
 
 

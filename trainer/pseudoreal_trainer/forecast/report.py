@@ -7,7 +7,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Home
 from pydantic import BaseModel, ConfigDict
 
-from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout
+from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout, whole_units
 from pseudoreal_trainer.forecast.memory.homes import Peaks, activation_peaks
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
@@ -106,7 +106,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
     reasons = shortfalls(config, layout, sizes, peaks, profile)
     report = PhaseReport(
         name=config.phase,
-        parameters=sum(unit.numel for unit in sizes.units),
+        parameters=sum(unit.numel for unit in whole_units(config)),
         parameters_per_rank=max(rank.parameters for rank in ranks),
         bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
         peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),

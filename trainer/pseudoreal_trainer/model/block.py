@@ -1,13 +1,33 @@
 """A layer of the model: attention, then a feed-forward part or experts."""
 
+from dataclasses import dataclass
+
 from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Attention, Documents
-from pseudoreal_trainer.model.experts import Experts, Router, Tally
+from pseudoreal_trainer.model.experts import Choice, Experts, Router, Routes, Tally
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.norm import norm
 from pseudoreal_trainer.model.top_k import TopKExperts
+
+
+@dataclass(frozen=True)
+class Routed:
+    """A layer's pass up to its experts."""
+
+    hidden: Tensor
+    """[B, T, H], to which their output is added."""
+    features: Tensor
+    """[N, H], of which each token's experts get a copy."""
+    routes: Routes
+    shared: Tensor | None
+    """The output of shared experts, [B, T, H]; None: there are none."""
+
+    def summed(self, mixed: Tensor) -> Tensor:
+        """The layer's output, [B, T, H]. `mixed`: the experts' output, [N, H]."""
+        mixed = mixed.view_as(self.hidden)
+        return self.hidden + (mixed if self.shared is None else mixed + self.shared)
 
 
 class Block(nn.Module):
@@ -37,12 +57,35 @@ class Block(nn.Module):
         """The block's output: [B, T, H] -> [B, T, H]. `mask`: that of a window, [T, T]; None: there is none. `tally`:
         of a training pass through experts. `documents`: those that tokens attend within; None: whole
         sequences."""
-        # What is added has no name, so that nothing holds it longer than the sum.
-        hidden = hidden + _applied(
-            self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask, documents)
-        )
+        hidden = self._attended(hidden, rotation, mask, documents)
         return hidden + _applied(
             self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally, documents)
+        )
+
+    def routed(
+        self,
+        hidden: Tensor,
+        rotation: tuple[Tensor, Tensor],
+        mask: Tensor | None = None,
+        tally: Tally | None = None,
+        documents: Documents | None = None,
+        choice: Choice | None = None,
+    ) -> Routed:
+        """What `forward` does before the experts, where these are on other ranks; `choice`: the one that was made
+        before. There must be no norm behind the experts: its backward pass would need what they made once more."""
+        assert self.ffn_output_norm is None, "the job's rules say so"
+        hidden = self._attended(hidden, rotation, mask, documents)
+        features = _applied(self.ffn_norm, hidden)
+        routes = self.experts.routes(self.router(features), tally, documents, choice)
+        shared = None if self.shared is None else self.shared(features)
+        return Routed(hidden, features.flatten(0, 1), routes, shared)
+
+    def _attended(
+        self, hidden: Tensor, rotation: tuple[Tensor, Tensor], mask: Tensor | None, documents: Documents | None
+    ) -> Tensor:
+        # What is added has no name, so that nothing holds it longer than the sum.
+        return hidden + _applied(
+            self.attention_output_norm, self.attention(_applied(self.attention_norm, hidden), rotation, mask, documents)
         )
 
     def use_experts_of(self, other: "Block") -> None:

@@ -10,6 +10,7 @@ and ranks. It holds in evaluation, too: what is measured is what was trained, an
 Where tokens attend within documents, it counts in each document, which then computes what it does in a row of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
@@ -88,6 +89,31 @@ def entropy_of(chances: Tensor) -> Tensor:
     return summed
 
 
+@dataclass(frozen=True)
+class Choice:
+    """Which experts a router chose for the N tokens of a micro-batch. It is made once: a choice that was made again in
+    the backward pass might be another, where two experts are equal but for rounding."""
+
+    chosen: Tensor
+    """The numbers of each token's experts: of prototypes [B, T, P, 1], in each prototype; of top k [N, k]."""
+    is_refused: Tensor | None
+    """Whether the expert refuses the token as it is full, [B, T, P, 1]; None: experts are never full."""
+    order: Tensor
+    """The tokens of the first expert, then of the second, ...: of prototypes [P, N], in each those last that nobody
+    accepts; of top k [N * k], numbers of choices."""
+    counts: Tensor
+    """Number of tokens that each expert accepts: of prototypes [P, n], of top k [experts]."""
+
+
+@dataclass(frozen=True)
+class Routes:
+    """A choice, and by what the outputs of experts are multiplied."""
+
+    choice: Choice
+    weights: Tensor
+    """With a gradient: of prototypes [P, N], of top k [N, k]."""
+
+
 class Experts(nn.ModuleList):
     def __init__(self, spec: Model, experts: MixtureOfExperts) -> None:
         super().__init__(FeedForward(spec.hidden_size, spec.feed_forward) for _ in range(experts.count))
@@ -99,48 +125,90 @@ class Experts(nn.ModuleList):
     ) -> Tensor:
         """The sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H]. `documents`: those
         in which the capacity counts; None: whole sequences."""
-        routes = _routed(logits.unflatten(-1, (self._prototypes, -1)), self._capacity, tally, documents)
+        routes = self.routes(logits, tally, documents)
         # The only place where the host waits for the device, once for all prototypes.
-        counts: list[list[int]] = routes.counts.tolist()
+        counts: list[list[int]] = routes.choice.counts.tolist()
         tokens = hidden.flatten(0, 1)  # [N, H]
         out = torch.zeros_like(tokens)
         for prototype, sizes in enumerate(counts):
-            order = routes.order[prototype, : sum(sizes)]
+            order = routes.choice.order[prototype, : sum(sizes)]
             experts: list[Any] = [self[prototype * len(sizes) + index] for index in range(len(sizes))]
-            made = grouped_or_one_by_one(experts, tokens.index_select(0, order), routes.counts[prototype], sizes)
-            gates = routes.gates[prototype].index_select(0, order).to(made.dtype)
-            # Each token is in `order` once, so the sum is the same in every run, on a GPU too.
-            out = out.index_add(0, order, made * gates[:, None])
+            accepted = routes.choice.counts[prototype]
+            made = grouped_or_one_by_one(experts, tokens.index_select(0, order), accepted, sizes)
+            out = _added(out, order, made, routes.weights[prototype].index_select(0, order))
         return out.view_as(hidden)
 
+    def routes(
+        self,
+        logits: Tensor,
+        tally: Tally | None = None,
+        documents: Documents | None = None,
+        choice: Choice | None = None,
+    ) -> Routes:
+        """The routes for logits [B, T, experts]; `choice`: the one that was made before. Nothing is read back from the
+        device: `bincount` and `one_hot` may, to learn a size."""
+        grouped = logits.unflatten(-1, (self._prototypes, -1))  # [B, T, P, n]
+        choice = choice or _chosen(grouped.detach(), self._capacity, documents)
+        chances = grouped.softmax(dim=-1)
+        gates = _gates(chances, choice.chosen)
+        if tally is not None:
+            assert choice.is_refused is not None, "these experts may be full"
+            choices, no_loss = (
+                _one_hot(choice.chosen, grouped.shape[-1]).sum(dim=(0, 1)).flatten(),
+                logits.new_zeros(()),
+            )
+            gates = tally.joined(gates, choices, choice.is_refused.sum(), entropy_of(chances), no_loss)
+        return Routes(choice, gates)
 
-@dataclass(frozen=True)
-class _Routes:
-    """The paths of all N tokens through P prototypes of n experts each."""
+    # What follows is for experts on other ranks. Rows are the accepted tokens in the order of all experts.
 
-    order: Tensor
-    """The tokens, [P, N]: those that the first expert accepts, then the second's, ...; last, those that none does."""
-    counts: Tensor
-    """Number of tokens that each expert accepts, [P, n]."""
-    gates: Tensor
-    """Factor of each token's output, [P, N]: 1, with a gradient."""
+    def rows(self, tokens: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:
+        """A row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""
+        orders = self._orders(choice, counts)
+        # One product at a time: each token is in it once, so no sum in the backward pass depends on a GPU's threads.
+        return torch.cat([tokens.index_select(0, order) for order in orders])
+
+    def weights_of_rows(self, routes: Routes, counts: Sequence[int]) -> Tensor:
+        """[rows]"""
+        orders = self._orders(routes.choice, counts)
+        return torch.cat([w.index_select(0, order) for w, order in zip(routes.weights, orders, strict=True)])
+
+    def combined(self, made: Tensor, weights: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:
+        """What experts made of rows, added up for each token: made [rows, H], weights of rows [rows] -> [N, H]."""
+        orders = self._orders(choice, counts)
+        sizes = [len(order) for order in orders]
+        out = made.new_zeros(choice.order.shape[1], made.shape[1])
+        for order, part, gates in zip(orders, made.split(sizes), weights.split(sizes), strict=True):
+            out = _added(out, order, part, gates)
+        return out
+
+    def _orders(self, choice: Choice, counts: Sequence[int]) -> list[Tensor]:
+        """For each prototype the tokens that it accepts, in the order of its experts."""
+        of_each = len(counts) // self._prototypes
+        accepted = [sum(counts[first : first + of_each]) for first in range(0, len(counts), of_each)]
+        return [order[:number] for order, number in zip(choice.order, accepted, strict=True)]
 
 
-def _routed(logits: Tensor, capacity: int, tally: Tally | None, documents: Documents | None) -> _Routes:
-    """The routes for logits [B, T, P, n]. Nothing is read back from the device: `bincount` and `one_hot` may, to learn
-    a size."""
+def _added(out: Tensor, order: Tensor, made: Tensor, gates: Tensor) -> Tensor:
+    """The sum with what a prototype made of the tokens `order`. Each token is in that once, so the sum is the same in
+    every run, on a GPU too."""
+    return out.index_add(0, order, made * gates.to(made.dtype)[:, None])
+
+
+def _chosen(logits: Tensor, capacity: int, documents: Documents | None) -> Choice:
+    """The choice for logits [B, T, P, n]."""
     experts = logits.shape[-1]
     choice = logits.argmax(dim=-1, keepdim=True)  # [B, T, P, 1]
-    chosen = choice == torch.arange(experts, device=logits.device)  # [B, T, P, n]
+    chosen = _one_hot(choice, experts)
     is_refused = _numbers(chosen, choice, documents) > capacity  # [B, T, P, 1]
     counts = (chosen & ~is_refused).sum(dim=(0, 1))  # [P, n]
     expert = choice.masked_fill(is_refused, experts).flatten(0, 1).squeeze(-1).t()  # [P, N]
-    chances = logits.softmax(dim=-1)
-    gates = _gates(chances, choice)
-    if tally is not None:
-        choices, no_loss = chosen.sum(dim=(0, 1)).flatten(), logits.new_zeros(())
-        gates = tally.joined(gates, choices, is_refused.sum(), entropy_of(chances), no_loss)
-    return _Routes(expert.argsort(dim=-1, stable=True), counts, gates)
+    return Choice(choice, is_refused, expert.argsort(dim=-1, stable=True), counts)
+
+
+def _one_hot(choice: Tensor, experts: int) -> Tensor:
+    """[B, T, P, 1] -> [B, T, P, n]"""
+    return choice == torch.arange(experts, device=choice.device)
 
 
 def _numbers(chosen: Tensor, choice: Tensor, documents: Documents | None) -> Tensor:

@@ -10,7 +10,7 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor
 from torch.nn.init import trunc_normal_
 
-from pseudoreal_trainer.plan.units import Parameter, Unit
+from pseudoreal_trainer.plan.units import Parameter, Unit, expert_of
 
 _SMALL = 0.02
 _Role = Literal["embedding", "head", "residual", "up", "other"]
@@ -18,9 +18,17 @@ _Role = Literal["embedding", "head", "residual", "up", "other"]
 
 def initial_weights(unit: Unit, index: int, model: Model, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Parameter -> its first values, on the CPU. Biases start at zero, norms at one, matrices with a normal
-    distribution."""
-    generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, index]).generate_state(1)[0]))
-    return {parameter.name: _drawn(parameter, model, dtype, generator) for parameter in unit.parameters}
+    distribution. Those of an expert do not depend on which others the unit has."""
+    if not unit.is_experts:
+        generator = _generator(seed, index)
+        return {parameter.name: _drawn(parameter, model, dtype, generator) for parameter in unit.parameters}
+    numbers = {parameter.name: expert_of(parameter.name) for parameter in unit.parameters}
+    generators = {number: _generator(seed, index, number) for number in dict.fromkeys(numbers.values())}
+    return {p.name: _drawn(p, model, dtype, generators[numbers[p.name]]) for p in unit.parameters}
+
+
+def _generator(*seeds: int) -> torch.Generator:
+    return torch.Generator().manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
 
 
 def _drawn(parameter: Parameter, model: Model, dtype: torch.dtype, generator: torch.Generator) -> Tensor:

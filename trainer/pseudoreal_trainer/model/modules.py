@@ -1,6 +1,7 @@
 """The units of a model as modules to which weights are bound."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -8,11 +9,13 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
-from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.experts import Tally
+from pseudoreal_trainer.model.block import Block, Routed
+from pseudoreal_trainer.model.experts import Choice, Experts, Tally
+from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
-from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
+from pseudoreal_trainer.model.top_k import TopKExperts
+from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of, expert_of
 
 
 class UnitModule:
@@ -64,6 +67,7 @@ class Modules:
         self._head = self._embedding if head is embedding else UnitModule(head, units[-1])
         parts = {_part(unit): unit for unit in units if block_of(unit.name) is not None}
         self._parts = {part: UnitModule(blocks[part != "dense"], unit) for part, unit in parts.items()}
+        self._blocks = blocks
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
         self._rotations: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
@@ -89,11 +93,39 @@ class Modules:
     ) -> Tensor:
         """The block that is bound, as this layer uses it: [B, T, H] -> [B, T, H]. `documents`: those that tokens attend
         within; None: whole sequences."""
-        run, rotation = self._run_block[self._model.has_experts(layer)], self._rotation(hidden)
-        if documents is not None:
-            rotation = rotation_at(rotation, documents.positions)
-        out: Tensor = run(hidden, rotation, self._mask(hidden, layer), tally, documents)
+        run = self._run_block[self._model.has_experts(layer)]
+        out: Tensor = run(hidden, self._rotation(hidden, documents), self._mask(hidden, layer), tally, documents)
         return out
+
+    def routed(
+        self,
+        hidden: Tensor,
+        layer: int,
+        tally: Tally | None = None,
+        documents: Documents | None = None,
+        choice: Choice | None = None,
+    ) -> Routed:
+        """The pass of a layer up to experts on other ranks: hidden [B, T, H]. `choice`: the one that was made
+        before."""
+        rotation, mask = self._rotation(hidden, documents), self._mask(hidden, layer)
+        return self._mixture.routed(hidden, rotation, mask, tally, documents, choice)
+
+    @property
+    def experts(self) -> Experts | TopKExperts:
+        """Those of all layers: how tokens become rows, and rows tokens."""
+        return self._mixture.experts
+
+    @cached_property
+    def own_experts(self) -> list[FeedForward]:
+        """Those that this rank has, over the weights that are bound to the unit of experts."""
+        unit = next(unit for unit in self._units if unit.is_experts)
+        numbers = dict.fromkeys(expert_of(parameter.name) for parameter in unit.parameters)
+        modules: list[Any] = [self.experts[number] for number in numbers]
+        return modules
+
+    @property
+    def _mixture(self) -> Block:
+        return self._blocks[True]
 
     def tally(self, layer: int, divisor: int, device: torch.device) -> Tally | None:
         """A tally for a training pass of this layer; None where it has no experts."""
@@ -102,11 +134,12 @@ class Modules:
             return None
         return Tally.empty(experts.count, divisor, device)
 
-    def _rotation(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    def _rotation(self, hidden: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor]:
         key = (hidden.shape[1], hidden.device)
         if key not in self._rotations:
             self._rotations[key] = rotary(self._model, hidden.shape[1], hidden)
-        return self._rotations[key]
+        rotation = self._rotations[key]
+        return rotation if documents is None else rotation_at(rotation, documents.positions)
 
     def _mask(self, hidden: Tensor, layer: int) -> Tensor | None:
         window = self._model.window_of(layer)

@@ -6,10 +6,13 @@ steps it changes by the number of tokens that each expert got. An auxiliary loss
 z-loss keeps the router's outputs small.
 """
 
+from collections.abc import Sequence
+
 from pseudoreal_api.spec.model import Model, TopK
 from torch import Tensor, nn, ones_like, zeros
 
-from pseudoreal_trainer.model.experts import Tally, entropy_of
+from pseudoreal_trainer.model.attention import Documents
+from pseudoreal_trainer.model.experts import Choice, Routes, Tally, entropy_of
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
 
@@ -25,38 +28,69 @@ class TopKExperts(nn.ModuleList):
     def forward(self, hidden: Tensor, logits: Tensor, tally: Tally | None = None) -> Tensor:
         """The weighted sum of the outputs of each token's experts: hidden [B, T, H], logits [B, T, experts] -> [B, T,
         H]."""
-        scores = self._scores(logits)  # [B, T, experts]
-        weights, chosen = self._chosen(scores.flatten(0, 1))  # [N, k] both
-        choices = chosen.shape[1]
-        order = chosen.flatten().argsort(stable=True)  # [N * k], those of the first expert, then the second's, ...
-        counts = _counts(chosen.flatten(), len(self))
-        if tally is not None:
-            entropy, none = choices * entropy_of(_chances(scores.detach(), self._spec)), counts.new_zeros(())
-            losses = self._auxiliary_loss(scores) + self._z_loss(logits)
-            weights = tally.joined(weights, counts, none, entropy, losses)
+        routes = self.routes(logits, tally)
+        choice, choices = routes.choice, routes.weights.shape[1]
         # The only place where the host waits for the device.
-        sizes: list[int] = counts.tolist()
-        # A copy of each token for each choice, and each once in `order`: so no sum in the backward pass depends on the
-        # order in which a GPU's threads come.
-        copies = hidden.flatten(0, 1)[:, None].expand(-1, choices, -1).flatten(0, 1)  # [N * k, H]
-        made = grouped_or_one_by_one([*self], copies.index_select(0, order), counts, sizes)
-        placed = made.index_select(0, order.argsort()).unflatten(0, chosen.shape)  # [N, k, H]
-        out: Tensor = (placed * weights.to(made.dtype)[..., None]).sum(dim=1)
+        sizes: list[int] = choice.counts.tolist()
+        copies = _copies(hidden.flatten(0, 1), choices)
+        made = grouped_or_one_by_one([*self], copies.index_select(0, choice.order), choice.counts, sizes)
+        placed = made.index_select(0, choice.order.argsort()).unflatten(0, routes.weights.shape)  # [N, k, H]
+        out: Tensor = (placed * routes.weights.to(made.dtype)[..., None]).sum(dim=1)
         return out.view_as(hidden)
+
+    def routes(
+        self,
+        logits: Tensor,
+        tally: Tally | None = None,
+        documents: Documents | None = None,  # noqa: ARG002
+        choice: Choice | None = None,
+    ) -> Routes:
+        """The routes for logits [B, T, experts]; `choice`: the one that was made before. These experts are never full,
+        so they need not know documents."""
+        scores = self._scores(logits)  # [B, T, experts]
+        of_tokens = scores.flatten(0, 1)
+        choice = choice or self._choice(of_tokens.detach())
+        weights = self._weights(of_tokens, choice.chosen)
+        if tally is not None:
+            choices, none = weights.shape[1], choice.counts.new_zeros(())
+            entropy = choices * entropy_of(_chances(scores.detach(), self._spec))
+            losses = self._auxiliary_loss(scores) + self._z_loss(logits)
+            weights = tally.joined(weights, choice.counts, none, entropy, losses)
+        return Routes(choice, weights)
+
+    # What follows is for experts on other ranks. Rows are the choices in the order of all experts.
+
+    def rows(self, tokens: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
+        """A row for each choice of each token: tokens [N, H] -> [N * k, H]."""
+        return _copies(tokens, choice.chosen.shape[1]).index_select(0, choice.order)
+
+    def weights_of_rows(self, routes: Routes, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
+        """[N * k]"""
+        return routes.weights.flatten().index_select(0, routes.choice.order)
+
+    def combined(self, made: Tensor, weights: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
+        """What experts made of rows, added up for each token: made [N * k, H], weights of rows [N * k] -> [N, H]."""
+        weighted = made * weights.to(made.dtype)[:, None]
+        of_tokens: Tensor = weighted.index_select(0, choice.order.argsort()).unflatten(0, choice.chosen.shape)
+        return of_tokens.sum(dim=1)
 
     def _scores(self, logits: Tensor) -> Tensor:
         return logits.softmax(dim=-1) if self._spec.score == "Softmax" else logits.sigmoid()
 
-    def _chosen(self, scores: Tensor) -> tuple[Tensor, Tensor]:
-        """For each token the weights and the numbers of its experts, [N, k]; scores [N, experts]."""
-        if self.balancing_bias is None:
-            weights, chosen = scores.topk(self._spec.per_token, dim=-1)
-        else:
-            chosen = (scores.detach() + self.balancing_bias).topk(self._spec.per_token, dim=-1).indices
-            weights = scores.gather(-1, chosen)
+    def _choice(self, scores: Tensor) -> Choice:
+        """The choice by scores [N, experts]."""
+        biased = scores if self.balancing_bias is None else scores + self.balancing_bias
+        chosen = biased.topk(self._spec.per_token, dim=-1).indices
+        # Those of the first expert, then the second's, ...
+        order = chosen.flatten().argsort(stable=True)
+        return Choice(chosen, None, order, _counts(chosen.flatten(), len(self)))
+
+    def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
+        """The weights of chosen experts, [N, k]; scores [N, experts]."""
+        weights = scores.gather(-1, chosen)
         if self._spec.weights == "Renormalised":
             weights = weights / weights.sum(dim=-1, keepdim=True)
-        return weights * float(self._spec.scale), chosen
+        return weights * float(self._spec.scale)
 
     def _auxiliary_loss(self, scores: Tensor) -> Tensor:
         """The auxiliary loss of DeepSeek-V3 (arXiv 2412.19437, equations 17 to 20) times its factor, summed over the
@@ -75,6 +109,12 @@ class TopKExperts(nn.ModuleList):
         if not self._z_factor:
             return logits.new_zeros(())
         return self._z_factor * logits.logsumexp(dim=-1).square().sum()
+
+
+def _copies(tokens: Tensor, choices: int) -> Tensor:
+    """A copy of each token for each choice, [N, H] -> [N * k, H]: each is in the order of the experts once, so no sum
+    in the backward pass depends on the order in which a GPU's threads come."""
+    return tokens[:, None].expand(-1, choices, -1).flatten(0, 1)
 
 
 def _chances(scores: Tensor, spec: TopK) -> Tensor:

@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from pseudoreal_trainer.plan.layout import Layout, Pool
 from pseudoreal_trainer.plan.orders import compute_order
-from pseudoreal_trainer.plan.records import Backward
+from pseudoreal_trainer.plan.spread import units_grown, with_parts
 
 
 def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
@@ -21,8 +21,7 @@ def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
 def _growth(layout: Layout, rank: int) -> dict[int, range]:
     """Unit -> the part of the rank's passes in which its gradient grows."""
     spans: dict[int, range] = {}
-    for index, compute in enumerate(compute_order(layout, rank)):
-        if isinstance(compute, Backward):
-            for unit in layout.units_of(compute.position):
-                spans[unit] = range(spans[unit].start if unit in spans else index, index + 1)
+    for index, record in enumerate(with_parts(layout, compute_order(layout, rank))):
+        for unit in units_grown(layout, record):
+            spans[unit] = range(spans[unit].start if unit in spans else index, index + 1)
     return spans

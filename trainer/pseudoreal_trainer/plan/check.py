@@ -10,22 +10,31 @@ from pseudoreal_trainer.plan.progress import stuck
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
+    Count,
     Drop,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
     Fetch,
     Flow,
     Forward,
+    Leg,
     Measure,
+    Pass,
     Plan,
     RankPlan,
     Read,
     Receive,
+    Recompute,
     Reduce,
+    Route,
     Send,
     Stash,
     Tie,
     Unstash,
     Update,
 )
+from pseudoreal_trainer.plan.spread import units_grown, units_used
 
 
 class PlanError(RuntimeError):
@@ -37,7 +46,7 @@ def check_plan(layout: Layout, plan: Plan) -> None:
     for rank, records in enumerate(plan):
         _check_rank(layout, rank, records)
     _check_channels(plan)
-    _check_ties(layout, plan)
+    _check_collectives(layout, plan)
     _check_that_it_ends(layout, plan)
 
 
@@ -72,7 +81,10 @@ class _RankState:
     stashed: set[tuple[int, int]] = field(default_factory=set)
     gradients: set[tuple[int, int]] = field(default_factory=set)
     """Each (position, micro-batch) the gradient of whose input is on the device."""
-    passes: Counter[Forward | Backward] = field(default_factory=Counter)
+    passes: Counter[Pass] = field(default_factory=Counter)
+    counted: set[tuple[int, int]] = field(default_factory=set)
+    """Each (position, micro-batch) of which all ranks know how many tokens go where."""
+    exchanges: Counter[Exchange] = field(default_factory=Counter)
     measured: list[int] = field(default_factory=list)
     """Positions that were measured."""
     reduced: set[int] = field(default_factory=set)
@@ -103,15 +115,19 @@ class _RankState:
         self.resident.discard(record.unit)
 
     def forward(self, record: Forward) -> None:
-        key = (record.position, record.micro_batch)
+        position, m = record.position, record.micro_batch
         self._compute(record)
-        _require(record.position == 0 or key in self.inputs, "its input is not here")
-        self._produce_input(record.position + 1, record.micro_batch)
+        if self.layout.spreads(position):
+            self._require_exchange(Leg.COMBINE, position, m)
+        else:
+            self._require_input(position, m)
+        self._produce_input(position + 1, m)
 
     def backward(self, record: Backward) -> None:
         position, m = record.position, record.micro_batch
         self._compute(record)
-        _require(self.reduced.isdisjoint(self.layout.units_of(position)), "its unit's gradient is reduced already")
+        if self.layout.spreads(position):
+            self._require_exchange(Leg.DISPATCH_GRADIENT, position, m)
         if position == self.layout.head:
             _require((position, m) in self.inputs, "its input is not here")
         else:
@@ -123,14 +139,76 @@ class _RankState:
         if position > 0:
             self._produce_gradient(position, m)
 
-    def _compute(self, record: Forward | Backward) -> None:
+    def route(self, record: Route) -> None:
+        self._compute(record)
+        self._require_spread(record)
+        self._require_input(record.position, record.micro_batch)
+
+    def count(self, record: Count) -> None:
+        self._require_spread(record)
+        for m in range(record.first, record.first + record.micro_batches):
+            key = (record.position, m)
+            _require(self.passes[Route(*key)] == 1, f"no experts are chosen for micro-batch {m}")
+            _require(key not in self.counted, f"the tokens of micro-batch {m} are counted already")
+            self.counted.add(key)
+
+    def exchange(self, record: Exchange) -> None:
+        self._require_spread(record)
+        key = (record.position, record.micro_batch)
+        self.exchanges[record] += 1
+        _require(self.exchanges[record] == 1, "it has been already")
+        match record.leg:
+            case Leg.DISPATCH:
+                _require(key in self.counted, "nobody knows how many tokens go where")
+            case Leg.COMBINE:
+                self._require_pass(ExpertForward(*key), "its experts have not computed")
+            case Leg.DISPATCH_AGAIN:
+                self._require_pass(Recompute(*key), "its tokens are not here any more")
+            case Leg.COMBINE_GRADIENT:
+                _require((key[0] + 1, key[1]) in self.gradients, "the gradient of its output is not here")
+                if self.layout.recompute:
+                    self._require_pass(Recompute(*key), "the weights of its tokens are not here any more")
+            case Leg.DISPATCH_GRADIENT:
+                self._require_pass(ExpertBackward(*key), "its experts have no gradients of tokens yet")
+
+    def expert_forward(self, record: ExpertForward) -> None:
+        self._compute(record)
+        self._require_exchange(Leg.DISPATCH, record.position, record.micro_batch)
+
+    def recompute(self, record: Recompute) -> None:
+        position, m = record.position, record.micro_batch
+        self._compute(record)
+        _require(self.layout.recompute, "its graph was kept")
+        self._require_pass(Forward(position, m), "its forward pass has not been")
+        self._require_input(position, m)
+
+    def expert_backward(self, record: ExpertBackward) -> None:
+        self._compute(record)
+        self._require_exchange(Leg.COMBINE_GRADIENT, record.position, record.micro_batch)
+        if self.layout.recompute:
+            self._require_exchange(Leg.DISPATCH_AGAIN, record.position, record.micro_batch)
+
+    def _require_pass(self, record: Pass, fault: str) -> None:
+        _require(self.passes[record] == 1, fault)
+
+    def _require_exchange(self, leg: Leg, position: int, micro_batch: int) -> None:
+        _require(self.exchanges[Exchange(leg, position, micro_batch)] == 1, f"the exchange {leg.value} has not begun")
+
+    def _require_input(self, position: int, micro_batch: int) -> None:
+        _require(position == 0 or (position, micro_batch) in self.inputs, "its input is not here")
+
+    def _require_spread(self, record: Route | Count | Exchange) -> None:
+        _require(self.layout.spreads(record.position), "its position has no experts on other ranks")
+
+    def _compute(self, record: Pass) -> None:
         layout = self.layout
         _require(layout.rank_of(record.position) == self.rank, "its position is on another rank")
         _require(record.micro_batch < layout.micro_batches, "there is no such micro-batch")
-        for unit in layout.units_of(record.position):
+        for unit in units_used(layout, record):
             _require(unit not in self.updated, "its unit's update has started")
             needs_copy = layout.moves(unit) or layout.refreshed(unit)
             _require(not needs_copy or unit in self.resident, "its unit has no working copy")
+        _require(self.reduced.isdisjoint(units_grown(layout, record)), "its unit's gradient is reduced already")
         self.passes[record] += 1
         _require(self.passes[record] == 1, "it has been already")
 
@@ -158,7 +236,8 @@ class _RankState:
 
     def stash(self, record: Stash) -> None:
         key = (record.position, record.micro_batch)
-        _require(self.passes[Forward(*key)] == 1, "its forward pass has not been")
+        first = Route(*key) if self.layout.spreads(record.position) else Forward(*key)
+        self._require_pass(first, "its forward pass has not been")
         _require(key in self.inputs, "its input is not here")
         self.inputs.remove(key)
         self.stashed.add(key)
@@ -226,9 +305,12 @@ class _RankState:
         missing = sorted(set(self.layout.local_units(self.rank)) - units)
         _require(not missing, f"units {missing} are not {what}")
 
-    def _backward_passes(self, unit: int) -> list[Backward]:
-        positions = [p for p in self.layout.positions(self.rank) if unit in self.layout.units_of(p)]
-        return [Backward(p, m) for p in positions for m in range(self.layout.micro_batches)]
+    def _backward_passes(self, unit: int) -> list[Pass]:
+        """The passes that add to the gradient of a unit."""
+        layout, is_experts = self.layout, self.layout.pool_of(unit) == "Experts"
+        positions = [p for p in layout.positions(self.rank) if unit in layout.units_of(p)]
+        kinds = {p: ExpertBackward if is_experts and layout.spreads(p) else Backward for p in positions}
+        return [kind(p, m) for p, kind in kinds.items() for m in range(layout.micro_batches)]
 
 
 _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
@@ -237,6 +319,12 @@ _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
     Drop: _RankState.drop,
     Forward: _RankState.forward,
     Backward: _RankState.backward,
+    Route: _RankState.route,
+    Count: _RankState.count,
+    Exchange: _RankState.exchange,
+    ExpertForward: _RankState.expert_forward,
+    Recompute: _RankState.recompute,
+    ExpertBackward: _RankState.expert_backward,
     Send: _RankState.send,
     Receive: _RankState.receive,
     Stash: _RankState.stash,
@@ -271,13 +359,26 @@ def _check_channels(plan: Plan) -> None:
         )
 
 
-def _check_ties(layout: Layout, plan: Plan) -> None:
-    orders = [[record.unit for record in records if isinstance(record, Tie)] for records in plan]
-    for unit, users in enumerate(layout.users):
-        for rank in users if len(users) > 1 else ():
-            _require(unit in orders[rank], f"rank {rank} does not sum the gradient of unit {unit} over ranks {users}")
-    for rank, order in enumerate(orders):
-        _require(order == sorted(order, reverse=True), f"rank {rank} sums units {order} in an order of its own")
+def _check_collectives(layout: Layout, plan: Plan) -> None:
+    """Checks that the members of each group of pipeline ranks call the collectives of the group in one order: what a
+    rank's plan has of them is the same word on all. Raises PlanError.
+
+    Collectives of the data ranks of one pipeline rank need no check: these have one plan.
+    """
+    for group in sorted({users for users in layout.users if len(users) > 1}):
+        expected, *others = [_word(layout, group, plan[rank]) for rank in group]
+        missing = {unit for unit, users in enumerate(layout.users) if users == group} - set(expected)
+        _require(
+            not missing, f"rank {group[0]} does not sum the gradients of units {sorted(missing)} over ranks {group}"
+        )
+        for rank, word in zip(group[1:], others, strict=True):
+            _require(
+                word == expected, f"rank {rank} sums units {word} over ranks {group}, and rank {group[0]} {expected}"
+            )
+
+
+def _word(layout: Layout, group: tuple[int, ...], records: RankPlan) -> list[int]:
+    return [record.unit for record in records if isinstance(record, Tie) and layout.users[record.unit] == group]
 
 
 def _check_that_it_ends(layout: Layout, plan: Plan) -> None:

@@ -34,6 +34,8 @@ class Layout:
     """Entry l is the number of the experts of layer l; None: it has none. Empty: no layer has."""
     replicas: int = 1
     """Number of groups of data ranks, in each of which all parts of a unit are; more than one where states are cut."""
+    expert_ranks: int = 1
+    """Number of ranks of a replica over which a layer's experts are spread."""
     order: Schedule = "Layered"
     sharding: StateSharding = "None"
     homes: tuple[Home, ...] = ()
@@ -197,27 +199,43 @@ class Layout:
     def home(self, unit: int) -> Home:
         return self.homes[unit] if self.homes else "Device"
 
-    @property
-    def shards(self) -> int:
-        """Number of parts into which the state of each unit is split. A unit that moves has no whole copy anywhere."""
-        return 1 if self.sharding == "None" else self.data
+    def spreads(self, position: int) -> bool:
+        """Whether the experts of a position are spread over ranks, so that tokens go to them and come back."""
+        return self.expert_ranks > 1 and self.unit_in("Experts", position) is not None
+
+    def holders(self, unit: int) -> int:
+        """Number of data ranks that have the same elements of a unit: all of them, but of spread experts."""
+        return self.data // self.expert_ranks if self.pool_of(unit) == "Experts" else self.data
+
+    def part(self, unit: int, world_rank: int) -> int:
+        """Which of the equal parts of a unit, as many as holders, a rank has where states are split."""
+        return self.mesh.expert_part(world_rank) if self.pool_of(unit) == "Experts" else self.mesh.part(world_rank)
+
+    def shards(self, unit: int) -> int:
+        """Number of parts into which its holders split the state of a unit. A unit that moves has no whole copy
+        anywhere."""
+        return 1 if self.sharding == "None" else self.holders(unit)
 
     @property
     def parts_of_replica(self) -> int:
         """Number of neighbouring parts of a state that ranks with one place in all replicas have together."""
         return 1 if self.sharding == "None" else self.replicas
 
+    def holds_whole(self, unit: int) -> bool:
+        """Whether each data rank has all of the unit's state."""
+        return self.shards(unit) == 1 and self.holders(unit) == self.data
+
     def moves(self, unit: int) -> bool:
         """Whether the unit's working copy exists in the window only."""
-        return self.home(unit) != "Device" or (self.sharding == "Full" and self.data > 1)
+        return self.home(unit) != "Device" or (self.sharding == "Full" and self.holders(unit) > 1)
 
     def refreshed(self, unit: int) -> bool:
         """Whether the unit's working copy stays, and is gathered from the updated shards once a step."""
-        return not self.moves(unit) and self.shards > 1
+        return not self.moves(unit) and self.shards(unit) > 1
 
     def has_gradient_shard(self, unit: int) -> bool:
         """Whether the unit's gradient is whole only until it is reduced."""
-        return self.moves(unit) or (self.sharding in ("Gradients", "Full") and self.data > 1)
+        return self.moves(unit) or (self.sharding in ("Gradients", "Full") and self.holders(unit) > 1)
 
     def keeps_gradient(self, unit: int) -> bool:
         """Whether the unit's update waits for the gradients of other units or ranks, so that its own is kept meanwhile;
@@ -232,4 +250,9 @@ class Layout:
     @cached_property
     def mesh(self) -> Mesh:
         """The ranks by their coordinates."""
-        return Mesh(pipeline=self.pipeline, replica=self.replicas, shard=self.data // self.replicas)
+        return Mesh(
+            pipeline=self.pipeline,
+            replica=self.replicas,
+            shard=self.data // self.replicas,
+            expert=self.expert_ranks,
+        )

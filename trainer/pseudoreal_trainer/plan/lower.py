@@ -9,10 +9,10 @@ from pseudoreal_trainer.plan.orders import compute_order, evaluation_order
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
-    Compute,
     Flow,
     Forward,
     Measure,
+    Pass,
     Plan,
     RankPlan,
     Receive,
@@ -24,12 +24,25 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
+from pseudoreal_trainer.plan.spread import (
+    Part,
+    takes_gradient,
+    takes_input,
+    takes_input_again,
+    units_grown,
+    with_parts,
+)
 from pseudoreal_trainer.plan.window import window_records
 
 
 def step_plan(layout: Layout) -> Plan:
     """The plan of a training step, for each pipeline rank."""
-    return _with_messages(layout, [compute_order(layout, rank) for rank in range(layout.pipeline)])
+    return _with_messages(layout, [training_order(layout, rank) for rank in range(layout.pipeline)])
+
+
+def training_order(layout: Layout, rank: int) -> list[Part]:
+    """The passes of a training step in their parts."""
+    return with_parts(layout, compute_order(layout, rank))
 
 
 def measuring_plan(layout: Layout) -> Plan:
@@ -47,18 +60,19 @@ def _measured(layout: Layout, records: RankPlan) -> Iterator[Record]:
 
 def evaluation_plan(layout: Layout) -> Plan:
     """The plan of a forward pass to the loss, for each pipeline rank."""
-    return _with_messages(layout, [evaluation_order(layout, rank) for rank in range(layout.pipeline)])
+    orders = (evaluation_order(layout, rank) for rank in range(layout.pipeline))
+    return _with_messages(layout, [with_parts(layout, order) for order in orders])
 
 
-def _with_messages(layout: Layout, orders: list[list[Compute]]) -> Plan:
+def _with_messages(layout: Layout, orders: list[list[Part]]) -> Plan:
     sent = [[message for compute in order for message in _sends(layout, compute)] for order in orders]
     receives = [_receives(layout, rank, orders[rank], sent) for rank in range(layout.pipeline)]
     return tuple(tuple(_lowered(layout, r, orders[r], receives[r])) for r in range(layout.pipeline))
 
 
-def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int, list[Receive]]) -> Iterator[Record]:
+def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, list[Receive]]) -> Iterator[Record]:
     copies = window_records(layout, order)
-    last = {u: i for i, c in enumerate(order) if isinstance(c, Backward) for u in layout.units_of(c.position)}
+    last = {unit: index for index, compute in enumerate(order) for unit in units_grown(layout, compute)}
     stashes = _Stashes(layout, order)
     agrees = _early_agreement(layout, order)
     for index, compute in enumerate(order):
@@ -70,8 +84,8 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
         yield from stashes.after(index)
         if index == agrees:
             yield Agree()
-        for unit in layout.units_of(compute.position):
-            if last.get(unit) == index:
+        for unit in units_grown(layout, compute):
+            if last[unit] == index:
                 yield Reduce(unit)
                 yield from _early_update(layout, unit)
     yield from copies.get(len(order), ())
@@ -79,7 +93,7 @@ def _lowered(layout: Layout, rank: int, order: list[Compute], receives: dict[int
         yield from _ending(layout, rank)
 
 
-def _early_agreement(layout: Layout, order: Sequence[Compute]) -> int | None:
+def _early_agreement(layout: Layout, order: Sequence[Part]) -> int | None:
     """Index into `order` of the pass after which a rank agrees with the others that the loss is finite, unless it does
     so at the end: the last of the head, and elsewhere the first of all. So no rank is late: a rank that waits for
     another one updates nothing meanwhile, and gives no buffer back in which its next gradients could grow."""
@@ -110,41 +124,50 @@ def _ending(layout: Layout, rank: int) -> Iterator[Record]:
     yield from map(Update, layout.local_units(rank))
 
 
-def _sends(layout: Layout, compute: Compute) -> list[Send]:
-    position, m = compute.position, compute.micro_batch
-    if isinstance(compute, Forward):
-        if position == layout.head or layout.rank_of(position + 1) == layout.rank_of(position):
-            return []
-        return [Send(Flow.ACTIVATION, position + 1, m, layout.rank_of(position + 1))]
-    if position == 0 or layout.rank_of(position - 1) == layout.rank_of(position):
-        return []
-    return [Send(Flow.GRADIENT, position, m, layout.rank_of(position - 1))]
+def _sends(layout: Layout, compute: Part) -> list[Send]:
+    match compute:
+        case Forward(position, m):
+            if position == layout.head or layout.rank_of(position + 1) == layout.rank_of(position):
+                return []
+            return [Send(Flow.ACTIVATION, position + 1, m, layout.rank_of(position + 1))]
+        case Backward(position, m):
+            if position == 0 or layout.rank_of(position - 1) == layout.rank_of(position):
+                return []
+            return [Send(Flow.GRADIENT, position, m, layout.rank_of(position - 1))]
+    return []
 
 
-def _needed(layout: Layout, compute: Compute) -> Receive | None:
-    position, m = compute.position, compute.micro_batch
-    if isinstance(compute, Forward):
-        if position > 0 and layout.rank_of(position - 1) != layout.rank_of(position):
-            return Receive(Flow.ACTIVATION, position, m, layout.rank_of(position - 1))
-    elif position != layout.head and layout.rank_of(position + 1) != layout.rank_of(position):
-        return Receive(Flow.GRADIENT, position + 1, m, layout.rank_of(position + 1))
+def needed(layout: Layout, record: Record) -> Receive | None:
+    """The message from another rank that the record is the first to need."""
+    if takes_input(record, layout):
+        return _message(layout, Flow.ACTIVATION, record.position, record.micro_batch)
+    if takes_gradient(record, layout):
+        return _message(layout, Flow.GRADIENT, record.position + 1, record.micro_batch)
     return None
 
 
-def _receives(layout: Layout, rank: int, order: Sequence[Compute], sent: list[list[Send]]) -> dict[int, list[Receive]]:
+def _message(layout: Layout, flow: Flow, boundary: int, micro_batch: int) -> Receive | None:
+    """What passes the boundary before a position, unless both sides are on one rank."""
+    if boundary == 0 or (below := layout.rank_of(boundary - 1)) == (above := layout.rank_of(boundary)):
+        return None
+    return Receive(flow, boundary, micro_batch, below if flow is Flow.ACTIVATION else above)
+
+
+def _receives(layout: Layout, rank: int, order: Sequence[Part], sent: list[list[Send]]) -> dict[int, list[Receive]]:
     """Index into `order` -> receives that start before that pass: one pass ahead of their use, so that messages travel
     while the rank computes. Each channel, a flow from one rank to another, receives in the order of its sends."""
     channels = _incoming(rank, sent)
     ordinals = {message: index for messages in channels.values() for index, message in enumerate(messages)}
     started: Counter[tuple[Flow, int]] = Counter()
     placed: dict[int, list[Receive]] = {}
-    for index, compute in enumerate(order):
-        need = _needed(layout, compute)
-        if need is None:
-            continue
-        channel, until = (need.flow, need.peer), ordinals[need] + 1
-        placed.setdefault(max(0, index - 1), []).extend(channels[channel][started[channel] : until])
-        started[channel] = max(started[channel], until)
+    ahead = 0
+    for index, record in enumerate(order):
+        if (need := needed(layout, record)) is not None:
+            channel, until = (need.flow, need.peer), ordinals[need] + 1
+            placed.setdefault(ahead, []).extend(channels[channel][started[channel] : until])
+            started[channel] = max(started[channel], until)
+        if isinstance(record, Pass):
+            ahead = index
     return placed
 
 
@@ -162,20 +185,17 @@ def _incoming(rank: int, sent: list[list[Send]]) -> dict[tuple[Flow, int], list[
 class _Stashes:
     """When boundary activations go to the host and come back: right after the forward pass, one pass ahead of use."""
 
-    def __init__(self, layout: Layout, order: Sequence[Compute]) -> None:
+    def __init__(self, layout: Layout, order: Sequence[Part]) -> None:
         self._before: dict[int, list[Record]] = {}
         self._after: dict[int, list[Record]] = {}
         if not layout.stash or not any(isinstance(c, Backward) for c in order):
             return
-        for index, (ahead, compute) in enumerate(pairwise([order[0], *order])):
-            key = (compute.position, compute.micro_batch)
-            if compute.position == 0:
-                continue
-            if isinstance(compute, Forward):
-                self._after[index] = [Stash(*key)]
-            elif compute.position != layout.head:
-                before = index - 1 if isinstance(ahead, Backward) else index
-                self._before.setdefault(before, []).append(Unstash(*key))
+        for index, (ahead, record) in enumerate(pairwise([order[0], *order])):
+            if takes_input(record, layout) and record.position > 0:
+                self._after[index] = [Stash(record.position, record.micro_batch)]
+            elif takes_input_again(record, layout) and 0 < record.position < layout.head:
+                before = index if takes_input(ahead, layout) else index - 1
+                self._before.setdefault(before, []).append(Unstash(record.position, record.micro_batch))
 
     def before(self, index: int) -> list[Record]:
         return self._before.get(index, [])

@@ -1,8 +1,8 @@
 """The ranks of a phase arranged in dimensions: who has which coordinates, and who is in one group with whom. Pure.
 
 A rank is a number in mixed radix with the digits of `DIMENSIONS`, the last one changes fastest: ranks that exchange the
-most are neighbours. Experts fold over the same ranks, those of one pipeline coordinate, with digits of their own. What
-the dimensions are for says Megatron Core's parallel folding (arXiv 2504.14960).
+most are neighbours. Experts fold over the same ranks, those of one replica of a pipeline coordinate, with digits of
+their own. What the dimensions are for says Megatron Core's parallel folding (arXiv 2504.14960).
 """
 
 from collections.abc import Collection, Mapping
@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 Dimension = Literal["pipeline", "replica", "shard", "context", "tensor"]
 DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
-ExpertDimension = Literal["expert_data", "expert", "expert_tensor"]
+ExpertDimension = Literal["replica", "expert_shard", "expert", "expert_tensor"]
 EXPERT_DIMENSIONS: tuple[ExpertDimension, ...] = get_args(ExpertDimension)
 
 Groups = tuple[tuple[int, ...], ...]
@@ -55,10 +55,10 @@ class Mesh:
             if size < 1:
                 raise ValueError(f"{name} is {size}: a dimension has at least 1 rank; leave it out for 1")
         folded = self.expert * self.expert_tensor
-        if self.of_pipeline_rank % folded:
+        if self.of_replica % folded:
             raise ValueError(
                 f"expert {self.expert} times expert_tensor {self.expert_tensor} is {folded}, which does not divide the"
-                f" {self.of_pipeline_rank} ranks of a pipeline rank: choose divisors of that number"
+                f" {self.of_replica} ranks of a replica of a pipeline rank: choose divisors of that number"
             )
 
     @property
@@ -68,8 +68,13 @@ class Mesh:
     @property
     def expert_sizes(self) -> dict[str, int]:
         """Number of ranks in each dimension of the experts; their product is that of one pipeline rank."""
-        data = self.of_pipeline_rank // (self.expert * self.expert_tensor)
-        return {"expert_data": data, "expert": self.expert, "expert_tensor": self.expert_tensor}
+        sizes = {"expert": self.expert, "expert_tensor": self.expert_tensor}
+        return {"replica": self.replica, "expert_shard": self.expert_shard, **sizes}
+
+    @property
+    def expert_shard(self) -> int:
+        """Number of ranks of a replica that have the same experts."""
+        return self.of_replica // (self.expert * self.expert_tensor)
 
     @property
     def ranks(self) -> int:
@@ -79,6 +84,11 @@ class Mesh:
     def of_pipeline_rank(self) -> int:
         """Number of ranks with one pipeline coordinate."""
         return self.ranks // self.pipeline
+
+    @property
+    def of_replica(self) -> int:
+        """Number of ranks with one pipeline and one replica coordinate."""
+        return self.of_pipeline_rank // self.replica
 
     @property
     def data(self) -> int:
@@ -114,6 +124,19 @@ class Mesh:
         then what each of these has over the replicas."""
         here = self.coordinates(rank)
         return here.shard * self.replica + here.replica
+
+    def expert_coordinate(self, rank: int) -> int:
+        """Which of the equal parts of a layer's experts the rank has."""
+        return rank % self.of_replica // self.expert_tensor % self.expert
+
+    def expert_shard_coordinate(self, rank: int) -> int:
+        """Which of the ranks of its replica that have the same experts it is."""
+        return rank % self.of_replica // (self.expert_tensor * self.expert)
+
+    def expert_part(self, rank: int) -> int:
+        """What `part` is for a vector of experts, which those ranks alone have in equal parts that have the same
+        experts."""
+        return self.expert_shard_coordinate(rank) * self.replica + self.coordinates(rank).replica
 
     def groups(self, *dimensions: Dimension) -> Groups:
         """The groups of ranks that differ in these dimensions alone. In a group, ranks are in the order of their

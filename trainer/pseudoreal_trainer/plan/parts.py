@@ -1,9 +1,17 @@
-"""Which parts of its tensors a range of a unit's flat vector holds. Pure."""
+"""What a rank has of the units, and which parts of its tensors a range of a unit's flat vector holds. Pure."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import prod
 
+from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.units import Unit
+
+
+def units_of_rank(layout: Layout, units: Iterable[Unit], world_rank: int) -> tuple[Unit, ...]:
+    """The units as a rank has them: where experts are spread over ranks, with its own experts alone."""
+    coordinate = layout.mesh.expert_coordinate(world_rank)
+    return tuple(unit.of_rank(coordinate, layout.expert_ranks) for unit in units)
 
 
 @dataclass(frozen=True)

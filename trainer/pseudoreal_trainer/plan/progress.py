@@ -1,7 +1,8 @@
 """Whether a plan ends: runs it without work, on both threads of all ranks. Pure.
 
 The first thread of a rank waits for messages, and for a buffer in which a gradient grows. The second finishes
-reductions, which gives that buffer back, and waits for the other ranks where they sum or agree.
+reductions, which gives that buffer back, and waits for the other ranks where they sum or agree. Where a rank exchanges
+tokens, it waits for others of its pipeline rank, which have the same plan: these are as far as it is.
 """
 
 from collections import deque
@@ -10,11 +11,10 @@ from dataclasses import dataclass, field
 
 from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.lower import needed
 from pseudoreal_trainer.plan.records import (
     Agree,
-    Backward,
     Flow,
-    Forward,
     Measure,
     Plan,
     Record,
@@ -23,6 +23,7 @@ from pseudoreal_trainer.plan.records import (
     Tie,
     Update,
 )
+from pseudoreal_trainer.plan.spread import units_grown
 
 _Message = tuple[Flow | None, int, int]
 """A flow, a position and a micro-batch. A flow of None is the whole gradient of a layer, for the next layer below that
@@ -56,9 +57,9 @@ def _buffers(layout: Layout, rank: int) -> dict[Pool, int]:
 
 def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable[bool]:
     """Lets each first thread do what it can: whether it got further, rank by rank."""
-    for rank, state in enumerate(ranks):
+    for state in ranks:
         before = len(state.first)
-        while state.first and _begins(layout, rank, state, sent):
+        while state.first and _begins(layout, state, sent):
             record = state.first.popleft()
             if isinstance(record, Send):
                 sent.add((record.flow, record.position, record.micro_batch))
@@ -69,14 +70,12 @@ def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable
         yield len(state.first) < before
 
 
-def _begins(layout: Layout, rank: int, state: _Rank, sent: set[_Message]) -> bool:
+def _begins(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
     """Whether the first thread can do its next record; takes a buffer for a gradient."""
     record = state.first[0]
-    if not _awaited(layout, rank, record) <= sent:
+    if not _awaited(layout, record) <= sent:
         return False
-    if not isinstance(record, Backward):
-        return True
-    units = [u for u in layout.units_of(record.position) if layout.has_gradient_shard(u) and u not in state.growing]
+    units = [u for u in units_grown(layout, record) if layout.has_gradient_shard(u) and u not in state.growing]
     if not all(state.free[layout.pool_of(unit)] for unit in units):
         return False
     for unit in units:
@@ -85,11 +84,9 @@ def _begins(layout: Layout, rank: int, state: _Rank, sent: set[_Message]) -> boo
     return True
 
 
-def _awaited(layout: Layout, rank: int, record: Record) -> set[_Message]:
-    if isinstance(record, Forward) and record.position > 0 and layout.rank_of(record.position - 1) != rank:
-        return {(Flow.ACTIVATION, record.position, record.micro_batch)}
-    if isinstance(record, Backward) and record.position < layout.head and layout.rank_of(record.position + 1) != rank:
-        return {(Flow.GRADIENT, record.position + 1, record.micro_batch)}
+def _awaited(layout: Layout, record: Record) -> set[_Message]:
+    if (message := needed(layout, record)) is not None:
+        return {(message.flow, message.position, message.micro_batch)}
     if isinstance(record, Measure) and (above := layout.position_above(record.position)) is not None:
         return {(None, above, 0)}
     return set()

@@ -23,7 +23,15 @@ position and a micro-batch, the other records have a unit:
     Agree()                             the loss, the wish to stop, the norm: one sum over all ranks
     Update(0) Update(1) Update(2) Update(3)
 
-`lower` makes it from the order of the passes, `check` proves it; both before the first step.
+Where a layer's experts are spread over ranks, its passes have parts, between which tokens go to their experts and come
+back (`spread` says in which order):
+
+    Route(1, 0) Route(1, 1) Count(1, 0, 2)                      attention and router; who gets how many tokens
+    Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)           the second under the experts of the first
+    ExpertForward(1, 0) Exchange(combine, 1, 0)
+    ExpertForward(1, 1) Exchange(combine, 1, 1) Forward(1, 0) Forward(1, 1)
+
+`lower` makes a plan from the order of the passes, `check` proves it; both before the first step.
 """
 
 from dataclasses import dataclass
@@ -37,6 +45,21 @@ class Flow(Enum):
     """The position's input, on its way forward."""
     GRADIENT = "gradient"
     """The gradient of the position's input, on its way backward."""
+
+
+class Leg(Enum):
+    """What goes between the ranks over which a layer's experts are spread."""
+
+    DISPATCH = "dispatch"
+    """Tokens to the ranks of their experts."""
+    COMBINE = "combine"
+    """What the experts made of them, back."""
+    DISPATCH_AGAIN = "dispatch again"
+    """Tokens once more, for a backward pass that computes the forward pass again."""
+    COMBINE_GRADIENT = "combine gradient"
+    """Gradients of what came back, with the tokens' weights, to the ranks of the experts."""
+    DISPATCH_GRADIENT = "dispatch gradient"
+    """Gradients of tokens and of their weights, back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +95,60 @@ class Forward:
 class Backward:
     """A backward pass, which adds to the gradient of the position's unit. At the head it contains the forward pass and
     the loss."""
+
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The part of a layer's forward pass before its spread experts: attention, the router, and the choice of experts,
+    which is kept for the backward pass. What is left for `Forward` is the sum."""
+
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Tells each rank how many tokens its experts get, and from whom: for neighbouring micro-batches at once, as the
+    host has to wait for it."""
+
+    position: int
+    first: int
+    """The first of the micro-batches."""
+    micro_batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """Starts to send rows to the ranks that have a layer's experts, or back; who needs them waits for them."""
+
+    leg: Leg
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertForward:
+    """The forward pass of this rank's experts, on the tokens that came to them."""
+
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Computes what `Route` did again, with its graph and by the choice that it made."""
+
+    position: int
+    micro_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBackward:
+    """The backward pass of this rank's experts, which adds to their gradient; with the forward pass, unless its graph
+    was kept."""
 
     position: int
     micro_batch: int
@@ -152,6 +229,12 @@ Record = (
     | Drop
     | Forward
     | Backward
+    | Route
+    | Count
+    | Exchange
+    | ExpertForward
+    | Recompute
+    | ExpertBackward
     | Send
     | Receive
     | Stash
@@ -163,6 +246,8 @@ Record = (
     | Update
 )
 Compute = Forward | Backward
+Pass = Compute | Route | ExpertForward | Recompute | ExpertBackward
+"""Records that compute something of a position and a micro-batch."""
 RankPlan = tuple[Record, ...]
 Plan = tuple[RankPlan, ...]
 """The plan of each pipeline rank; data ranks of one pipeline rank have the same."""

@@ -80,6 +80,17 @@ class Unit:
     def is_experts(self) -> bool:
         return are_experts(self.name)
 
+    def of_rank(self, coordinate: int, ranks: int) -> "Unit":
+        """What a rank has of the unit where a layer's experts are spread over so many ranks: of experts those with
+        neighbouring numbers that are its own, of any other unit all."""
+        if ranks == 1 or not self.is_experts:
+            return self
+        numbers = [expert_of(parameter.name) for parameter in self.parameters]
+        count = (max(numbers) + 1) // ranks
+        own = range(coordinate * count, (coordinate + 1) * count)
+        mine = (one for one, number in zip(self.parameters, numbers, strict=True) if number in own)
+        return Unit(self.name, tuple(mine))
+
     def shard(self, rank: int, ranks: int) -> range:
         """The part of the flat vector that a rank holds; the last parts may reach into the padding behind `numel`."""
         length = self.shard_length(ranks)
@@ -132,6 +143,11 @@ def block_of(name: str) -> int | None:
     """Number of the block that a tensor belongs to; with experts, theirs."""
     first, _, rest = name.partition(".")
     return int(rest.partition(".")[0]) if first == "blocks" else None
+
+
+def expert_of(name: str) -> int:
+    """Number of the expert among those of its layer that a tensor of experts belongs to."""
+    return int(name.split(".")[3])
 
 
 def unit_of(name: str, model: Model) -> str:

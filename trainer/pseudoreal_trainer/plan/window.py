@@ -9,13 +9,14 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
-from pseudoreal_trainer.plan.records import Compute, Drop, Fetch, Read, Record
+from pseudoreal_trainer.plan.records import Drop, Fetch, Read, Record
+from pseudoreal_trainer.plan.spread import Part, units_used
 
 Runs = list[tuple[int, int]]
 """Stretches of passes that use one unit after the other: (index of the first pass, unit)."""
 
 
-def window_records(layout: Layout, order: Sequence[Compute]) -> dict[int, list[Record]]:
+def window_records(layout: Layout, order: Sequence[Part]) -> dict[int, list[Record]]:
     """Index into `order` -> what happens to working copies before that pass; index len(order): at the end."""
     before: dict[int, list[Record]] = {}
     for pool in POOLS:
@@ -72,13 +73,13 @@ def _insert_refreshes(runs: Runs, before: dict[int, list[Record]]) -> None:
         before.setdefault(index, []).append(Fetch(unit))
 
 
-def _runs(layout: Layout, pool: Pool, order: Sequence[Compute], counts: Callable[[int], bool]) -> Runs:
+def _runs(layout: Layout, pool: Pool, order: Sequence[Part], counts: Callable[[int], bool]) -> Runs:
     """The stretches in which passes use counted units of a pool."""
     found: Runs = []
-    for index, compute in enumerate(order):
-        unit = layout.unit_in(pool, compute.position)
-        if unit is not None and counts(unit) and (not found or found[-1][1] != unit):
-            found.append((index, unit))
+    for index, record in enumerate(order):
+        for unit in units_used(layout, record):
+            if layout.pool_of(unit) == pool and counts(unit) and (not found or found[-1][1] != unit):
+                found.append((index, unit))
     return found
 
 

@@ -78,7 +78,7 @@ def log_started(config: PhaseConfig, engine: Engine, progress: Progress) -> None
         layers=config.model.layers,
         blocks=len(set(layout.layer_blocks)),
         sets_of_experts=len(sets_of(layout.layer_experts)),
-        parameters=sum(unit.numel for unit in engine.units),
+        parameters=sum(unit.numel for unit in engine.whole_units),
         ranks=engine.mesh.ranks.world,
         pipeline=layout.pipeline,
         schedule=layout.order,

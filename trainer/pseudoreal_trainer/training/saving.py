@@ -195,7 +195,7 @@ class Saver:
         files = self._all_files(digests)
         if files is None:
             raise _failed(manifest, error or "another rank says why") from error or PeerFailed()
-        tensors = tensors_of(self._engine.mesh.layout, self._engine.units, self._dtype)
+        tensors = tensors_of(self._engine.mesh.layout, self._engine.whole_units, self._dtype)
         return self._committed(manifest.revised(files=files, tensors=tensors, link=None))
 
     def _committed(self, manifest: Manifest) -> _Committed:

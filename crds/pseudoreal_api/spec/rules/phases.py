@@ -82,6 +82,18 @@ PHASE_RULES = (
         "p.parallelism.replicas",
     ),
     on_each_phase(
+        "p.parallelism.expertRanks == 1 || has(self.model.experts)",
+        ".parallelism.expertRanks %d spreads the experts of layers, but spec.model has no experts; set"
+        " spec.model.experts, or remove expertRanks",
+        "p.parallelism.expertRanks",
+    ),
+    on_each_phase(
+        "!has(self.model.experts) || self.model.experts.count % p.parallelism.expertRanks == 0",
+        ".parallelism.expertRanks %d must divide spec.model.experts.count %d",
+        "p.parallelism.expertRanks",
+        "self.model.experts.count",
+    ),
+    on_each_phase(
         "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
         ".activations.home %s needs activations.keep Inputs, but it is All: only the inputs of blocks can move",
         "p.activations.home",

@@ -29,7 +29,8 @@ SAVED, END = 3, 5
 
 
 def _layout(workers: int, pipeline: int = 1, **phase: Any) -> dict[str, Any]:
-    fields = {key: phase.pop(key) for key in ("schedule", "stateSharding", "replicas") if key in phase}
+    names = ("schedule", "stateSharding", "replicas", "expertRanks")
+    fields = {key: phase.pop(key) for key in names if key in phase}
     return {"workers": workers, "parallelism": {"pipeline": pipeline, **fields}, **phase}
 
 
@@ -43,8 +44,16 @@ LAYOUTS = {
     "pipeline 2 x data 2, full, host": _layout(4, 2, stateSharding="Full", offload={"home": "Host"}),
 }
 
+SPREAD = {
+    "experts over 2, host": _layout(2, expertRanks=2, offload={"home": "Host"}),
+    "experts over 2, 2 holders, full, disk": _layout(
+        4, expertRanks=2, stateSharding="Full", offload={"home": "Disk", "window": 1}
+    ),
+    "pipeline 2 x experts over 2": _layout(4, 2, expertRanks=2, schedule="1F1B"),
+}
+LAYOUTS_OF_EXPERTS = LAYOUTS | SPREAD
 MIXTURE = {"count": 6, "prototypes": 2, "capacityFactor": "0.75"}
-OF_THE_MIXTURE = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk"]
+OF_THE_MIXTURE = ["one rank, disk", "data 2, full, host", "pipeline 2, 1f1b, disk", *SPREAD]
 BALANCED = {"type": "TopK", "count": 5, "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.02"}}
 OF_THE_BALANCED = OF_THE_MIXTURE[:2]
 
@@ -97,14 +106,14 @@ def _config(name: str, job_body: dict[str, Any], config: Any, work: str) -> Phas
     first, second = job_body["spec"]["phases"]
     kept = {key: first[key] for key in ("name", "sharing", "until")}
     # Four data ranks have a sequence of each micro-batch.
-    job_body["spec"]["phases"][0] = kept | {"batch": {"sequences": 8, "microBatches": 2}} | LAYOUTS[name]
+    job_body["spec"]["phases"][0] = kept | {"batch": {"sequences": 8, "microBatches": 2}} | LAYOUTS_OF_EXPERTS[name]
     second["until"] = {"step": 100}
     found: PhaseConfig = config(0, work)
     return found
 
 
 def _work(saved: str, loaded: str) -> str:
-    return f"{[*LAYOUTS].index(saved)}-{[*LAYOUTS].index(loaded)}"
+    return f"{[*LAYOUTS_OF_EXPERTS].index(saved)}-{[*LAYOUTS_OF_EXPERTS].index(loaded)}"
 
 
 @pytest.fixture

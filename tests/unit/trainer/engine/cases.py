@@ -92,6 +92,22 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Name -> fields of the model that differ from those of a plain case."""
 
 
+EIGHT_IN_BALANCE = json.dumps(
+    {
+        "experts": {
+            "type": "TopK",
+            "count": 8,
+            "topK": {
+                **{"perToken": 3, "size": 6, "score": "Sigmoid", "sharedExperts": 1},
+                **{"biasUpdateRate": "0.03", "auxiliaryLoss": "0.2", "routerZLoss": "0.05"},
+            },
+            "denseLayers": [1],
+        }
+    }
+)
+"""Fields of a model whose experts spread evenly over ranks."""
+
+
 @dataclass(frozen=True)
 class Case:
     pipeline: int = 1
@@ -100,6 +116,7 @@ class Case:
     order: Any = "Layered"
     sharding: Any = "None"
     replicas: int = 1
+    expert_ranks: int = 1
     homes: str = "d"
     """A letter for each unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
@@ -194,6 +211,7 @@ class Case:
             order=self.order,
             sharding=self.sharding,
             replicas=self.replicas,
+            expert_ranks=self.expert_ranks,
             homes=homes,
             window=self.window,
             recompute=self.recompute,

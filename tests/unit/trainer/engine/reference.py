@@ -69,7 +69,10 @@ def _plain(case: Case) -> Case:
     """The case without what a plain loop knows nothing of: cases that differ in that alone have one reference. The
     number of data ranks stays, as partial sums are theirs."""
     plain = Case()
-    unknown = ("pipeline", "order", "sharding", "homes", "window", "recompute", "stash", "loss_chunk", "next_sharing")
+    unknown = (
+        *("pipeline", "order", "sharding", "homes", "window", "recompute", "stash", "loss_chunk", "next_sharing"),
+        "expert_ranks",
+    )
     return replace(case, **{name: getattr(plain, name) for name in unknown})
 
 

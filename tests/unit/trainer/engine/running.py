@@ -16,7 +16,8 @@ from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.writing import write
 from pseudoreal_trainer.model.initial import initial_weights
 from pseudoreal_trainer.model.modules import views
-from pseudoreal_trainer.plan.units import KINDS, Kind, units_of
+from pseudoreal_trainer.plan.parts import units_of_rank
+from pseudoreal_trainer.plan.units import KINDS, Kind, Unit, units_of
 from torch import Tensor
 
 from tests.support.forked import run_ranks
@@ -208,13 +209,15 @@ def bring_together(case: Case, results: list[Result]) -> None:
 def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor]:
     """Parameter -> values, from the parts of all ranks."""
     whole: dict[str, Tensor] = {}
-    for index, unit in enumerate(units_of(case.model, case.sharing)):
-        parts = sorted(
-            (result.captured[kind][index] for result in results if index in result.captured[kind]), key=_begin
-        )
+    found: dict[tuple[int, Unit], list[tuple[int, Tensor]]] = {}
+    for rank, result in enumerate(results):
+        own = units_of_rank(case.layout, units_of(case.model, case.sharing), rank)
+        for index, part in result.captured[kind].items():
+            found.setdefault((index, own[index]), []).append(part)
+    for (_, unit), parts in found.items():
+        flat = torch.cat([part for _, part in sorted(parts, key=_begin)])
         shapes = [parameter.shape for parameter in unit.parameters]
-        for parameter, view in zip(unit.parameters, views(torch.cat([part for _, part in parts]), shapes), strict=True):
-            whole[parameter.name] = view
+        whole |= {p.name: view for p, view in zip(unit.parameters, views(flat, shapes), strict=True)}
     return whole
 
 
@@ -225,13 +228,13 @@ def _begin(part: tuple[int, Tensor]) -> int:
 def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = False) -> Engine:
     master = {"float64": torch.float64}.get(case.precision, torch.float32)
     compute = getattr(torch, case.precision)
-    units = units_of(case.model, case.sharing)
     end = END if case.documents else None
+    units = units_of(case.model, case.sharing)
     blueprint = Blueprint(case.model, case.optimizer, units, master, compute, compiled, folder / "disk", end)
     trace = Trace(ranks.rank)
     trace.records = True
     engine = Engine(blueprint, mesh_of(case.layout, ranks), trace)
-    for index, unit in enumerate(units):
+    for index, unit in enumerate(engine.units):
         weights = initial_weights(unit, index, case.model, SEED, master)
         if engine.has(index):
             engine.put(index, UnitState.fresh(weights, engine.extent(index)))

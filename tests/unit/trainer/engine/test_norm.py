@@ -1,5 +1,6 @@
 """Where all gradients are 1, the norm is the root of the number of parameters, in every mesh: none counts twice."""
 
+from dataclasses import replace
 from math import sqrt
 from pathlib import Path
 
@@ -9,17 +10,24 @@ from pseudoreal_trainer.plan.units import units_of
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine import ones
-from tests.unit.trainer.engine.cases import Case
+from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
 
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 MESHES = [(p, r, s) for p in (1, 2, 4) for r in (1, 2, 4) for s in (1, 2, 4) if p * r * s <= 4]
 """Pipeline ranks, replicas, shards."""
+SPREAD = Case(part="Experts", blocks=1, clipping="Global", drawn=EIGHT_IN_BALANCE)
 CASES = [
     Case(pipeline=p, data=r * s, replicas=r, sharding=sharding, blocks=blocks, clipping="Global", options="in balance")
     for p, r, s in MESHES
     for sharding in (SHARDINGS if r == 1 else SHARDINGS[1:])
     # With one dense layer in two, every other layer has the same block.
     for blocks in ((2, 4) if sharding == "Full" else (2,))
+] + [
+    replace(SPREAD, pipeline=p, data=r * s, replicas=r, expert_ranks=e, sharding=sharding)
+    for p, r, s in MESHES
+    for e in (2, 4)
+    if s % e == 0
+    for sharding in (SHARDINGS if r == 1 else SHARDINGS[1:])
 ]
 
 

@@ -35,6 +35,10 @@ MEASURED = [
     Case(part="Experts", blocks=2, next_sharing=OWN, data=2, options="Qwen3MoE"),
     Case(part="Experts", blocks=1, next_sharing=(2, "Cycle"), pipeline=2, drawn=json.dumps({"experts": BALANCED})),
     *(
+        Case(part=part, blocks=2, next_sharing=OWN, data=2, expert_ranks=2, drawn=json.dumps({"experts": BALANCED}))
+        for part in ("Blocks", "Experts")
+    ),
+    *(
         Case(blocks=1, next_sharing=OWN, pipeline=2, order=order)
         for order in ("Layered", "GPipe", "1F1B", "Interleaved")
     ),

@@ -13,17 +13,24 @@ from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
     Compute,
+    Count,
     Drop,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
     Fetch,
     Flow,
     Forward,
+    Leg,
     Measure,
     Plan,
     RankPlan,
     Read,
     Receive,
+    Recompute,
     Record,
     Reduce,
+    Route,
     Send,
     Stash,
     Tie,
@@ -42,6 +49,12 @@ MEASURED = replace(TIED, measures=True)
 EARLY = replace(OFFLOADED, clipping="PerUnit")
 CROWDED = replace(TIED, micro_batches=1, order="GPipe", homes=everywhere("Host", 3), window=1, clipping="PerUnit")
 """Rank 1 goes on only when the gradient of the head is settled and gives its room to that of layer 6's block."""
+
+
+SPREAD = make_layout(data=2, layer_experts=(0, None, 1, None), expert_ranks=2, sharding="Full")
+"""Layers 1 and 3, which are on rank 0, have experts, those of either on both of its data ranks."""
+SPREAD_AND_CUT = replace(SPREAD, data=4)
+KEPT = replace(SPREAD, recompute=False)
 
 
 def _measured_last(records: list[Record]) -> None:
@@ -91,6 +104,22 @@ def swapped(kind: type[Record], first: int, second: int, **fields: object) -> Ed
         records[a], records[b] = records[b], records[a]
 
     return edit
+
+
+def swapped_kinds(first: type[Record], second: type[Record], leg: Leg) -> Edit:
+    """Swaps the first record of one kind with the first of another with this leg."""
+
+    def edit(records: list[Record]) -> None:
+        a, b = index_of(records, first), index_of(records, second, leg=leg)
+        records[a], records[b] = records[b], records[a]
+
+    return edit
+
+
+def reduced_early(records: list[Record]) -> None:
+    """The gradient of the last layer's experts is reduced after its first micro-batch."""
+    record = records.pop(index_of(records, Reduce, unit=6))
+    records.insert(index_of(records, ExpertBackward) + 1, record)
 
 
 def replaced(kind: type[Record], number: int, new: Record) -> Edit:
@@ -156,7 +185,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
         "no other pipeline rank uses it",
     ),
     "summed twice over ranks": (TIED, 0, twice(Tie), "it is summed already"),
-    "ties in different order": (TIED, 0, swapped(Tie, 0, 1), "in an order of its own"),
+    "ties in different order": (TIED, 0, swapped(Tie, 0, 1), "rank 1 sums units .* and rank 0"),
     "update before the last gradient": (EARLY, 0, moved(Update, 0, Backward, 0), "its gradient is not reduced"),
     "update before all agree": (OFFLOADED, 0, moved(Update, 0, Agree, 0), "not all ranks have agreed"),
     "updated twice": (OFFLOADED, 0, twice(Update), "it is updated already"),
@@ -179,6 +208,86 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
         0,
         lambda records: records.append(Measure(1)),
         "no other layer uses its units",
+    ),
+    "tokens counted before experts are chosen": (
+        SPREAD,
+        0,
+        moved(Count, 0, Route, 1),
+        "no experts are chosen for micro",
+    ),
+    "tokens counted twice": (SPREAD, 0, twice(Count), "are counted already"),
+    "experts chosen twice": (SPREAD, 0, twice(Route), "it has been already"),
+    "experts chosen again in the backward pass": (
+        SPREAD,
+        0,
+        lambda records: records.insert(index_of(records, Recompute), Route(3, 0)),
+        "it has been already",
+    ),
+    "sent before tokens are counted": (
+        SPREAD,
+        0,
+        moved(Exchange, 0, Count, 0),
+        "nobody knows how many tokens go where",
+    ),
+    "sent twice": (SPREAD, 0, twice(Exchange), "it has been already"),
+    "experts compute before their tokens are sent": (
+        SPREAD,
+        0,
+        moved(ExpertForward, 0, Exchange, 0),
+        "the exchange dispatch has not begun",
+    ),
+    "sent back before experts compute": (
+        SPREAD,
+        0,
+        swapped_kinds(ExpertForward, Exchange, leg=Leg.COMBINE),
+        "its experts have not computed",
+    ),
+    "nothing sent back": (SPREAD, 0, without(Exchange, leg=Leg.COMBINE), "the exchange combine has not begun"),
+    "not computed again": (SPREAD, 0, without(Recompute), "its tokens are not here any more"),
+    "computed again although it is kept": (
+        KEPT,
+        0,
+        lambda records: records.insert(index_of(records, ExpertBackward), Recompute(3, 0)),
+        "its graph was kept",
+    ),
+    "tokens not sent again": (
+        SPREAD,
+        0,
+        without(Exchange, leg=Leg.DISPATCH_AGAIN),
+        "the exchange dispatch again has not begun",
+    ),
+    "gradients not sent to experts": (
+        SPREAD,
+        0,
+        without(Exchange, leg=Leg.COMBINE_GRADIENT),
+        "the exchange combine gradient has not begun",
+    ),
+    "gradients sent before they are here": (
+        SPREAD,
+        0,
+        lambda records: records.insert(0, records.pop(index_of(records, Exchange, leg=Leg.COMBINE_GRADIENT))),
+        "the gradient of its output is not here",
+    ),
+    "gradients of tokens sent before experts have them": (
+        SPREAD,
+        0,
+        swapped_kinds(ExpertBackward, Exchange, leg=Leg.DISPATCH_GRADIENT),
+        "its experts have no gradients of tokens yet",
+    ),
+    "gradients of tokens not sent back": (
+        SPREAD,
+        0,
+        without(Exchange, leg=Leg.DISPATCH_GRADIENT),
+        "the exchange dispatch gradient has not begun",
+    ),
+    "experts without a backward pass": (SPREAD, 0, without(ExpertBackward), "its experts have no gradients of tokens"),
+    "experts reduced before their last pass": (SPREAD, 0, reduced_early, "its gradient lacks"),
+    "experts used without a working copy": (SPREAD_AND_CUT, 0, without(Fetch, unit=5), "its unit has no working copy"),
+    "an exchange where no experts are spread": (
+        SPREAD,
+        1,
+        lambda records: records.insert(0, Exchange(Leg.DISPATCH, 2, 0)),
+        "its position has no experts on other ranks",
     ),
     "agreed before the loss": (EARLY, 1, moved(Agree, 0, Backward, 0), "the loss is not known yet"),
 }

@@ -20,7 +20,7 @@ MESHES = [Mesh(*sizes) for sizes in factors(RANKS, len(DIMENSIONS))]
 FOLDED = [
     Mesh(**dict(zip(DIMENSIONS, sizes, strict=True)), expert=expert, expert_tensor=expert_tensor)
     for sizes in factors(RANKS, len(DIMENSIONS))
-    for _, expert, expert_tensor in factors(RANKS // sizes[0], 3)
+    for _, expert, expert_tensor in factors(RANKS // (sizes[0] * sizes[1]), 3)
 ]
 
 
@@ -52,14 +52,20 @@ def test_groups_are_the_rows_of_the_array_of_ranks(mesh: Mesh) -> None:
 
 @pytest.mark.parametrize("mesh", FOLDED, ids=str)
 def test_experts_fold_over_the_ranks_of_one_pipeline_rank(mesh: Mesh) -> None:
-    shape = [mesh.pipeline, -1, mesh.expert, mesh.expert_tensor]
+    shape = [mesh.pipeline, mesh.replica, -1, mesh.expert, mesh.expert_tensor]
     array = np.arange(RANKS).reshape(shape)
+    for rank in range(RANKS):
+        [[_, replica, shard, expert, _]] = np.argwhere(array == rank).tolist()
+        assert mesh.expert_coordinate(rank) == expert
+        assert mesh.expert_shard_coordinate(rank) == shard
+        assert mesh.expert_part(rank) == shard * mesh.replica + replica
     for axis, name in enumerate(EXPERT_DIMENSIONS, start=1):
         rows = np.moveaxis(array, axis, -1).reshape(-1, array.shape[axis])
         groups = mesh.expert_groups(name)
         assert {*groups} == {*map(tuple, rows.tolist())}
         assert sorted(rank for group in groups for rank in group) == [*range(RANKS)]
         assert all(len({mesh.coordinates(rank).pipeline for rank in group}) == 1 for group in groups)
+        assert name == "replica" or all(len({mesh.coordinates(r).replica for r in group}) == 1 for group in groups)
 
 
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
@@ -87,5 +93,5 @@ def test_a_dimension_without_ranks_is_refused_by_its_name() -> None:
 
 
 def test_experts_that_do_not_fold_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^expert 2 times expert_tensor 2 is 4, .* the 6 ranks of a pipeline rank: "):
-        Mesh(pipeline=4, replica=3, shard=2, expert=2, expert_tensor=2)
+    with pytest.raises(ValueError, match=r"^expert 2 times expert_tensor 2 is 4, .* the 2 ranks of a replica of"):
+        Mesh(pipeline=4, replica=6, shard=2, expert=2, expert_tensor=2)

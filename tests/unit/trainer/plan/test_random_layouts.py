@@ -36,12 +36,13 @@ def layouts(draw: st.DrawFn) -> Layout:
     blocks = draw(st.integers(1, 4))
     layers = draw(st.integers(pipeline, 9))
     layer_blocks, layer_experts = draw(_uses(draw(st.permutations([layer % blocks for layer in range(layers)]))))
-    recompute = draw(st.booleans())
+    recompute, data = draw(st.booleans()), draw(st.integers(1, 4))
     layout = Layout(
         layer_blocks=layer_blocks,
         layer_experts=layer_experts,
         pipeline=pipeline,
-        data=draw(st.integers(1, 3)),
+        data=data,
+        expert_ranks=draw(st.sampled_from([ranks for ranks in range(1, data + 1) if data % ranks == 0])),
         micro_batches=draw(st.integers(1, 5)),
         order=draw(st.sampled_from(["Layered", "GPipe", "1F1B", "Interleaved"])),
         sharding=draw(st.sampled_from(["None", "Optimizer", "Gradients", "Full"])),

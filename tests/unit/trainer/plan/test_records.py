@@ -4,14 +4,35 @@ import re
 
 from pseudoreal_trainer.plan import records
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.lower import step_plan
+from pseudoreal_trainer.plan.lower import evaluation_plan, step_plan
+from pseudoreal_trainer.plan.records import Leg, Record
+from pseudoreal_trainer.plan.spread import Part
+
+
+def _shown() -> tuple[list[Record], list[Record]]:
+    """The records of the two plans that the docstring shows."""
+    assert records.__doc__ is not None
+    whole, _, spread = records.__doc__.partition("spread over ranks")
+    return _read(whole), _read(spread)
+
+
+def _read(text: str) -> list[Record]:
+    return [
+        getattr(records, kind)(*map(_field, fields.split(", ") if fields else ()))
+        for kind, fields in re.findall(r"\b([A-Z][A-Za-z]+)\(([a-z\d, ]*)\)", text)
+    ]
+
+
+def _field(word: str) -> object:
+    return int(word) if word.isdigit() else Leg(word)
 
 
 def test_the_plan_in_the_docstring_is_the_plan_that_is_made() -> None:
-    assert records.__doc__ is not None
-    shown = [
-        getattr(records, kind)(*map(int, re.findall(r"\d+", fields)))
-        for kind, fields in re.findall(r"\b([A-Z][a-z]+)\(([\d, ]*)\)", records.__doc__)
-    ]
     layout = Layout((0, 1), pipeline=1, data=2, micro_batches=2, sharding="Full")
-    assert shown == list(step_plan(layout)[0])
+    assert _shown()[0] == list(step_plan(layout)[0])
+
+
+def test_so_is_the_pass_through_spread_experts() -> None:
+    layout = Layout((0,), pipeline=1, data=2, micro_batches=2, layer_experts=(0,), expert_ranks=2)
+    parts = [record for record in evaluation_plan(layout)[0] if isinstance(record, Part) and record.position == 1]
+    assert _shown()[1] == parts

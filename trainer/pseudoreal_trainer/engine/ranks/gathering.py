@@ -3,7 +3,7 @@
 import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.mesh import Holders
 from pseudoreal_trainer.engine.ranks.trace import Trace
 
 
@@ -15,18 +15,19 @@ class Gathering:
     or where the plan needs the copy. All ranks begin second stages in the order of the first ones.
     """
 
-    def __init__(self, mesh: Mesh, flat: Tensor, part: Tensor, trace: Trace) -> None:
+    def __init__(self, holders: Holders, flat: Tensor, part: Tensor, trace: Trace) -> None:
         """`flat`: [all parts], to be filled; `part`: this rank's own, on the same device, not changed until the gather
         is done. Both belong to the gather until then."""
-        self._mesh, self._flat, self._part, self._trace = mesh, flat, part, trace
+        self._holders, self._flat, self._part, self._trace = holders, flat, part, trace
         self._across: dist.Work | None = None
         self._within: dist.Work | None = None
-        if mesh.replica is None:
+        if holders.replica is None:
             self._within = self._gather_within(part)
             return
-        self._trace.move("replicas", part.nbytes * (mesh.layout.replicas - 1))
-        self._across = dist.all_gather_into_tensor(mesh.neighbours(flat), part, group=mesh.replica, async_op=True)
-        if mesh.device.type == "cuda":
+        neighbours = holders.neighbours(flat)
+        self._trace.move("replicas", neighbours.nbytes - part.nbytes)
+        self._across = dist.all_gather_into_tensor(neighbours, part, group=holders.replica, async_op=True)
+        if flat.is_cuda:
             self.begin_second()
 
     @property
@@ -44,7 +45,7 @@ class Gathering:
         if self._across is not None:
             self._across.wait()
             self._across = None
-            self._within = self._gather_within(self._mesh.neighbours(self._flat))
+            self._within = self._gather_within(self._holders.neighbours(self._flat))
 
     def wait(self) -> None:
         self.begin_second()
@@ -52,7 +53,7 @@ class Gathering:
             self._within.wait()
 
     def _gather_within(self, own: Tensor) -> dist.Work | None:
-        if self._mesh.shard is None:
+        if self._holders.shard is None:
             return None
         self._trace.move("collective", self._flat.nbytes - own.nbytes)
-        return dist.all_gather_into_tensor(self._flat, own, group=self._mesh.shard, async_op=True)
+        return dist.all_gather_into_tensor(self._flat, own, group=self._holders.shard, async_op=True)

@@ -1,7 +1,7 @@
 """A rank's coordinates among pipeline and data ranks, and the groups of ranks that it speaks with."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -9,13 +9,34 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.layout import Layout, Pool
 from pseudoreal_trainer.plan.records import Flow
 
 Group = dist.ProcessGroup
 Channel = tuple[Flow, int, int]
 """Flow, from, to; pipeline ranks."""
 _Name = TypeVar("_Name")
+
+
+@dataclass(frozen=True)
+class Holders:
+    """The data ranks that have the same elements of a unit, as one of them sees them."""
+
+    place: int = 0
+    """Which of those of its replica this rank is."""
+    places: int = 1
+    """Number of those of a replica."""
+    shard: Group | None = None
+    """Those that are in one replica."""
+    replica: Group | None = None
+    """Those with this one's place in the other replicas."""
+    side_replica: Group | None = None
+    """The same, for the thread of reductions."""
+
+    def neighbours(self, flat: Tensor) -> Tensor:
+        """Those of a vector's equal parts that this rank and those with its place in the other replicas have: a view,
+        [parts of each place]."""
+        return flat.view(self.places, -1)[self.place]
 
 
 @dataclass(frozen=True)
@@ -27,16 +48,14 @@ class Mesh:
 
     layout: Layout
     ranks: Ranks
-    shard: Group | None = None
-    """The data ranks of this pipeline rank that are in one replica."""
-    replica: Group | None = None
-    """The ranks with this one's place in the other replicas."""
+    holders: dict[Pool, Holders] = field(default_factory=lambda: {"Blocks": Holders(), "Experts": Holders()})
+    """Who has the same elements: of experts those with the same part of them, of other units all data ranks."""
+    expert: Group | None = None
+    """The ranks of this replica that have all experts of a layer together, for exchanges of tokens."""
     side_world: Group | None = None
     """All ranks, for the thread of reductions."""
     side_data: Group | None = None
     """The data ranks of this pipeline rank, for the thread of reductions."""
-    side_replica: Group | None = None
-    """The ranks with this one's place in the other replicas, for the thread of reductions."""
     saving: Group | None = None
     """All ranks, on the host; belongs to the thread that saves checkpoints."""
     measuring: Group | None = None
@@ -56,10 +75,12 @@ class Mesh:
     def data_rank(self) -> int:
         return self.layout.mesh.data_rank(self.ranks.rank)
 
-    @property
-    def part(self) -> int:
+    def part(self, unit: int) -> int:
         """Which of the equal parts of a unit this rank has, where states are sharded."""
-        return self.layout.mesh.part(self.ranks.rank)
+        return self.layout.part(unit, self.ranks.rank)
+
+    def holders_of(self, unit: int) -> Holders:
+        return self.holders[self.layout.pool_of(unit)]
 
     @property
     def device(self) -> torch.device:
@@ -69,16 +90,11 @@ class Mesh:
         """Number in the world of the rank with this pipeline rank and the other coordinates of this one."""
         return self.layout.mesh.at_pipeline(self.ranks.rank, pipeline_rank)
 
-    def neighbours(self, flat: Tensor) -> Tensor:
-        """Those of a vector's equal parts that this rank and those with its place in the other replicas have: a view,
-        [parts of each shard]."""
-        mesh = self.layout.mesh
-        return flat.view(mesh.shard, -1)[mesh.coordinates(self.ranks.rank).shard]
-
     def close(self) -> None:
-        of_data = [self.shard, self.replica, self.side_data, self.side_replica]
-        single = [*of_data, self.side_world, self.saving, self.measuring]
-        for group in [*single, *self.ties.values(), *self.channels.values()]:
+        of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
+        single = [self.expert, self.side_data, self.side_world, self.saving, self.measuring]
+        # Experts that are not spread have the groups of other units.
+        for group in dict.fromkeys([*of_units, *single, *self.ties.values(), *self.channels.values()]):
             if group is not None:
                 dist.destroy_process_group(group)
 
@@ -100,23 +116,39 @@ def _connected(layout: Layout, ranks: Ranks) -> Mesh:
     once for each group."""
     maker = _GroupMaker(ranks)
     rows = [*map(list, layout.mesh.data_groups)]
-    shards, replicas = layout.mesh.groups("shard"), layout.mesh.groups("replica")
     columns = [*map(list, layout.mesh.groups("pipeline"))]
     world = [list(range(ranks.world))]
     users = sorted({users for users in layout.users if len(users) > 1})
     return Mesh(
         layout,
         ranks,
-        shard=maker.mine([*map(list, shards)]),
-        replica=maker.mine([*map(list, replicas)]),
+        holders=_holders(layout, maker),
+        expert=maker.mine([*map(list, layout.mesh.expert_groups("expert"))]),
         side_world=maker.mine(world),
         side_data=maker.mine(rows),
-        side_replica=maker.mine([*map(list, replicas)]),
         saving=maker.on_host(world),
         measuring=maker.mine(columns) if layout.measures else None,
         ties=_mine_of_each(layout, maker, {tied: tied for tied in users}),
         channels=_channels(layout, maker) if maker.on_gpus else {},
     )
+
+
+def _holders(layout: Layout, maker: "_GroupMaker") -> dict[Pool, Holders]:
+    mesh, rank = layout.mesh, maker.ranks.rank
+    replicas = [*map(list, mesh.groups("replica"))]
+    blocks = Holders(
+        mesh.coordinates(rank).shard,
+        mesh.shard,
+        shard=maker.mine([*map(list, mesh.groups("shard"))]),
+        replica=maker.mine(replicas),
+        side_replica=maker.mine(replicas),
+    )
+    if layout.expert_ranks == 1:
+        return {"Blocks": blocks, "Experts": blocks}
+    # The ranks with one place in all replicas are the same for both.
+    shard = maker.mine([*map(list, mesh.expert_groups("expert_shard"))])
+    experts = replace(blocks, place=mesh.expert_shard_coordinate(rank), places=mesh.expert_shard, shard=shard)
+    return {"Blocks": blocks, "Experts": experts}
 
 
 @dataclass(frozen=True)

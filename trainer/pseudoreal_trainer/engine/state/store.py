@@ -124,7 +124,8 @@ class UnitStore:
 
     def _extent(self, unit: int) -> Extent:
         described, layout = self.units[unit], self._layout
-        shard = described.shard(self._mesh.part if layout.shards > 1 else 0, layout.shards)
+        shards = layout.shards(unit)
+        shard = described.shard(self._mesh.part(unit) if shards > 1 else 0, shards)
         ranges = cut(update_ranges(described, self._optimizer), shard.start, shard.stop)
         return Extent(shard.start, len(shard), ranges, self._master, self._compute)
 
@@ -156,8 +157,8 @@ class UnitStore:
             masters,
             weights,
             gradient,
-            compute_parts=layout.shards if unit in self.resident else 1,
-            gradient_parts=layout.shards if unit in self.whole_gradients else 1,
+            compute_parts=layout.shards(unit) if unit in self.resident else 1,
+            gradient_parts=layout.shards(unit) if unit in self.whole_gradients else 1,
         )
 
     def _window(self, pool: Pool) -> list[Tensor]:

@@ -1,12 +1,15 @@
 """Bytes of activations over a step: a walk of a rank's plan. Pure."""
 
+from dataclasses import replace
 from itertools import accumulate
 
 from pseudoreal_trainer.forecast.memory.graphs import graphs_by_position
 from pseudoreal_trainer.forecast.memory.memory import Tiers
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.memory.spread import Change, SpreadBytes
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan, Receive, Record, Stash, Unstash
+from pseudoreal_trainer.plan.records import Backward, Count, Forward, RankPlan, Receive, Record, Stash, Unstash
+from pseudoreal_trainer.plan.spread import Part
 
 LEAVING = 2
 """Number of copies of boundary activations to the host that are under way at a time on a GPU, besides the newest
@@ -42,6 +45,9 @@ class _Walk:
         match record:
             case Receive():
                 self._hold(self._boundary)
+            case _ if (change := self._of_spread(record)) is not None:
+                self._hold(change.held, briefly=change.briefly)
+                self._hold(-change.freed)
             case Forward():
                 # The output: the next position's input, or a message, which lives until it is answered by its gradient.
                 self._hold(self._boundary + self._kept_graph(record.position))
@@ -53,6 +59,16 @@ class _Walk:
                 self._hold(-self._boundary)
             case Unstash():
                 self._hold(self._boundary)
+
+    def _of_spread(self, record: Record) -> Change | None:
+        """What a part of a pass through spread experts changes; None: it is no such part."""
+        if not isinstance(record, Part) or isinstance(record, Count) or not self._layout.spreads(record.position):
+            return None
+        spread = SpreadBytes(self._graphs[record.position], keeps_graph=self._keeps_graph(record.position))
+        change = spread.change(record)
+        if isinstance(record, Backward):
+            change = replace(change, freed=change.freed + self._answered(record.position))
+        return change
 
     def _hold(self, change: int, *, briefly: int = 0) -> None:
         self._held += change

@@ -18,7 +18,7 @@ from pseudoreal_trainer.forecast.memory.homes import (
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.chunks import most_tokens
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.units import units_of
+from pseudoreal_trainer.plan.units import Unit, units_of
 
 
 def phase_layout(config: PhaseConfig, device: Device) -> Layout:
@@ -48,6 +48,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         data=config.ranks // config.parallelism.pipeline,
         micro_batches=config.batch.micro_batches,
         replicas=config.parallelism.replicas,
+        expert_ranks=config.parallelism.expert_ranks,
         homes=named_homes(config.offload, sizes),
         order=config.parallelism.schedule,
         sharding=config.parallelism.state_sharding,
@@ -61,10 +62,14 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
     )
 
 
+def whole_units(config: PhaseConfig) -> tuple[Unit, ...]:
+    return units_of(config.model, config.sharing)
+
+
 def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1) -> Sizes:
     return Sizes(
         model=config.model,
-        units=units_of(config.model, config.sharing),
+        units=tuple(unit.of_rank(0, config.parallelism.expert_ranks) for unit in whole_units(config)),
         compute_bytes=compute_bytes(config.precision.compute),
         master_bytes=master_bytes(config.precision.compute),
         micro_batch=config.batch.sequences // config.batch.micro_batches,

@@ -51,6 +51,18 @@ class Graphs(Kept):
         return max(moments)
 
     @cached_property
+    def backward_up_to_experts(self) -> int:
+        """The same of a pass up to experts on other ranks, without these."""
+        moments = [
+            self.kept_up_to_experts + self.boundary,
+            self._at_attention,
+            self._at_the_norms_of_queries_and_keys,
+            self._at_the_last_projection,
+            self._at_the_first_norm,
+        ]
+        return max(moments)
+
+    @cached_property
     def head_backward(self) -> int:
         """Most bytes at a time of the final norm, the head and the loss behind it, counted as in `block_backward`."""
         t, chunk = self._tensors, self._of_chunk

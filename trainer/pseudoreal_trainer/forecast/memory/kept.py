@@ -31,6 +31,16 @@ class Kept:
         return total(self._kept_until_attention, self._kept_between, self._feed_forward, self._norm_behind)
 
     @cached_property
+    def kept_up_to_experts(self) -> int:
+        """The same of a pass up to experts on other ranks."""
+        return total(self._kept_until_attention, self._kept_between, self._router, self._of_shared)
+
+    @cached_property
+    def kept_of_experts(self) -> int:
+        """What experts keep of as many rows as there are tokens, besides these and what they make of them."""
+        return total(self._inner)
+
+    @cached_property
     def _tensors(self) -> Tensors:
         return Tensors(self.sizes, self.tokens, self.layer)
 
@@ -147,16 +157,21 @@ class Kept:
     @property
     def _mixture(self) -> Table:
         """The router and the experts, as if none were ever full."""
+        experts = self.sizes.model.experts
+        assert experts is not None, "only a mixture has these"
+        return self._router | (self._prototypes if experts.top_k is None else self._top_k(experts.top_k))
+
+    @property
+    def _router(self) -> Table:
         t, model, experts = self._tensors, self.sizes.model, self.sizes.model.experts
         assert experts is not None, "only a mixture has these"
         casts = t.wide_bytes != self.sizes.compute_bytes
-        of_router = {
+        return {
             # Without a norm before, and a cast, it is the sum of input and attention.
             "input of the router [B, T, H], wide": t.wide_hidden if casts or self._has_norm_before else 0,
             "router [experts, H], wide": t.of(experts.count * model.hidden_size, t.wide_bytes) if casts else 0,
             "probabilities [B, T, experts], wide": t.of(self.tokens * experts.count, t.wide_bytes),
         }
-        return of_router | (self._prototypes if experts.top_k is None else self._top_k(experts.top_k))
 
     @property
     def _prototypes(self) -> Table:
@@ -194,13 +209,18 @@ class Kept:
         table = {name: spec.per_token * size for name, size in (of_choice | self._inner).items()}
         if spec.weights == "Renormalised":
             table["sums of the scores [N, 1], wide"] = t.of(self.tokens, wide)
-        table |= self._balance(spec)
+        return table | self._balance(spec) | self._of_shared
+
+    @property
+    def _of_shared(self) -> Table:
+        """What experts keep that all tokens go through."""
+        t = self._tensors
         if self.sizes.model.shared_expert is None:
-            return table
+            return {}
         shared = {f"{name}, of shared experts": size for name, size in self._inner_of(t.shared_inner).items()}
-        if wide != compute:
+        if t.wide_bytes != self.sizes.compute_bytes:
             shared["input of shared experts [B, T, H]"] = t.hidden
-        return table | shared
+        return shared
 
     def _balance(self, spec: TopK) -> Table:
         """What the tally of the experts and the auxiliary loss keep."""

@@ -6,6 +6,7 @@ from typing import Literal
 from pseudoreal_api.spec.model import Model
 
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.records import Leg
 from pseudoreal_trainer.plan.units import Unit
 
 Device = Literal["cpu", "cuda"]
@@ -21,6 +22,7 @@ _ALLOCATED = {"cpu": 1, "cuda": 512}
 class Sizes:
     model: Model
     units: tuple[Unit, ...]
+    """As a rank has them: where experts are spread over ranks, with as many as each has."""
     compute_bytes: int
     """Bytes of an element in the forward and backward pass."""
     master_bytes: int
@@ -103,6 +105,23 @@ class Sizes:
         assert experts is not None, "the model has experts"
         return experts.top_k.per_token if experts.top_k else experts.prototypes
 
+    @property
+    def experts(self) -> int:
+        """Number of experts of a layer that has some."""
+        assert self.model.experts is not None, "the model has experts"
+        return self.model.experts.count
+
+    def rows(self, tokens: int, leg: Leg) -> int:
+        """Bytes of the rows that some tokens exchange with their experts, a row for each choice; where gradients go,
+        with one for its weight."""
+        gradients = leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT)
+        return self.choices * tokens * (self.model.hidden_size + gradients) * self.compute_bytes
+
+    def expert_flops(self, tokens: int) -> int:
+        """Those of `block_flops` that are of experts which each token goes to by choice."""
+        matrices = 3 if self.model.expert.activation == "SwiGLU" else 2
+        return 2 * tokens * self.model.hidden_size * matrices * self.choices * self.model.expert.size
+
     def units_of_layer(self, layer: int) -> list[Unit]:
         """Units of the same parameters as those of this layer."""
         has_experts = self.model.has_experts(layer)
@@ -127,11 +146,11 @@ class Sizes:
 
     def shard(self, layout: Layout, unit: int) -> int:
         """Number of elements of a unit's state on each rank that has a part of it."""
-        return self.units[unit].shard_length(layout.shards)
+        return self.units[unit].shard_length(layout.shards(unit))
 
     def whole(self, layout: Layout, unit: int) -> int:
         """Number of elements of all shards, with the padding behind the last."""
-        return self.shard(layout, unit) * layout.shards
+        return self.shard(layout, unit) * layout.shards(unit)
 
 
 def compute_bytes(compute: str) -> int:

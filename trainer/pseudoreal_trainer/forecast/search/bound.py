@@ -5,7 +5,8 @@ from collections.abc import Iterable, Iterator
 
 from pseudoreal_trainer.forecast.time.costs import Costs
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.records import Backward, Fetch, Flow, Forward, Reduce, Send, Update
+from pseudoreal_trainer.plan.records import Backward, Fetch, Flow, Forward, Pass, Reduce, Send, Update
+from pseudoreal_trainer.plan.spread import with_parts
 
 _ROUNDING = 1e-9
 """Share by which a simulation, which adds in another order, may be below the same sum."""
@@ -51,8 +52,9 @@ def _channels(layout: Layout) -> Iterator[tuple[int, int]]:
 def _pass(layout: Layout, costs: Costs, position: int) -> float:
     """Seconds of a micro-batch's passes at a position, both ways."""
     # The head's backward pass holds its forward pass.
-    forward = costs.compute(Forward(position, 0)) if position != layout.head else 0.0
-    return forward + costs.compute(Backward(position, 0))
+    passes = [Forward(position, 0)] if position != layout.head else []
+    parts = with_parts(layout, [*passes, Backward(position, 0)])
+    return sum(costs.compute(part) for part in parts if isinstance(part, Pass))
 
 
 def _collectives(layout: Layout, costs: Costs, units: Iterable[int]) -> Iterator[float]:

@@ -11,20 +11,33 @@ from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
-    Compute,
+    Count,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
     Fetch,
+    Forward,
+    Leg,
+    Pass,
     Read,
+    Recompute,
     Record,
     Reduce,
+    Route,
     Send,
     Stash,
     Tie,
     Unstash,
     Update,
 )
+from pseudoreal_trainer.plan.spread import units_grown
 
 Load = Traffic | Literal["optimizer"]
 """What takes time in a step besides compute."""
+
+
+_Sent = Fetch | Reduce | Send | Tie | Agree | Count | Exchange
+"""Records that use the network."""
 
 
 class Costs(Protocol):
@@ -36,14 +49,14 @@ class Costs(Protocol):
     def cores(self) -> float | None:
         """Number of cores that the simulated ranks share, one for each task at a time. None: enough."""
 
-    def compute(self, record: Compute, /) -> float: ...
+    def compute(self, record: Pass, /) -> float: ...
 
     def copy(self, record: Fetch | Stash | Unstash, /) -> float:
         """Seconds of a copy between device and host."""
 
     def read(self, record: Read, /) -> float: ...
 
-    def network(self, record: Fetch | Reduce | Send | Tie | Agree, /) -> float: ...
+    def network(self, record: _Sent, /) -> float: ...
 
     def settle(self, record: Reduce, /) -> float:
         """Seconds of what follows the sum: the way home of a reduced gradient, and its norm."""
@@ -61,10 +74,24 @@ class UnitTime:
     overlaps: bool = True
     cores: float | None = None
 
-    def compute(self, record: Compute, /) -> float:
+    def compute(self, record: Pass, /) -> float:
+        """Of a layer with spread experts these have half of the time, and the sum has none."""
         if not 0 < record.position < self.layout.head:
             return 0.0
-        return self.backward if isinstance(record, Backward) else 1.0
+        again = 0.5 if self.layout.recompute else 0.0
+        match record:
+            case Route() | ExpertForward():
+                return 0.5
+            case Recompute():
+                return again
+            case ExpertBackward():
+                return self.backward / 2
+            case Backward() if self.layout.spreads(record.position):
+                return self.backward / 2 - again
+            case Backward():
+                return self.backward
+            case Forward():
+                return 0.0 if self.layout.spreads(record.position) else 1.0
 
     def copy(self, _: Fetch | Stash | Unstash, /) -> float:
         return 0.0
@@ -72,7 +99,7 @@ class UnitTime:
     def read(self, _: Read, /) -> float:
         return 0.0
 
-    def network(self, _: Fetch | Reduce | Send | Tie | Agree, /) -> float:
+    def network(self, _: _Sent, /) -> float:
         return 0.0
 
     def settle(self, _: Reduce, /) -> float:
@@ -95,7 +122,8 @@ class MeasuredCosts:
         self._tokens = sizes.most_tokens(layout.data)
         self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
-        groups = {layout.data // layout.replicas, layout.replicas, *map(len, layout.users)} - {1}
+        holders = {layout.holders(unit) // layout.replicas for unit in range(layout.units)}
+        groups = {*holders, layout.replicas, *map(len, layout.users)} - {1}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
 
     def loads(self, record: Record) -> dict[Load, float]:
@@ -106,6 +134,7 @@ class MeasuredCosts:
             "disk_read": self._speeds.disk_read,
             "disk_write": self._speeds.disk_write,
             "pipeline": self._speeds.point_to_point,
+            "experts": self._speeds.point_to_point,
         }
         loads: dict[Load, float] = {}
         for traffic, size in moved(self._layout, self._sizes, record).items():
@@ -115,7 +144,7 @@ class MeasuredCosts:
             loads["optimizer"] = self._optimizer(record.unit)
         return loads
 
-    def compute(self, record: Compute, /) -> float:
+    def compute(self, record: Pass, /) -> float:
         return self._speeds.pass_seconds + self._arithmetic(record) + self._accumulation(record)
 
     def copy(self, record: Fetch | Stash | Unstash, /) -> float:
@@ -125,13 +154,17 @@ class MeasuredCosts:
     def read(self, record: Read, /) -> float:
         return self.loads(record)["disk_read"]
 
-    def network(self, record: Fetch | Reduce | Send | Tie | Agree, /) -> float:
+    def network(self, record: _Sent, /) -> float:
         if isinstance(record, Agree):
             return self._speeds.agree_seconds
         if isinstance(record, Tie):
             return self._tie(record)
         loads = self.loads(record)
-        return loads["pipeline"] if isinstance(record, Send) else loads["collective"] + loads.get("replicas", 0.0)
+        if isinstance(record, Send):
+            return loads["pipeline"]
+        if isinstance(record, Count | Exchange):
+            return loads["experts"]
+        return loads["collective"] + loads.get("replicas", 0.0)
 
     def settle(self, record: Reduce, /) -> float:
         loads = self.loads(record)
@@ -159,13 +192,18 @@ class MeasuredCosts:
         if isinstance(record, Tie):
             ranks = len(layout.users[record.unit])
         else:
-            ranks = layout.replicas if traffic == "replicas" else layout.data // layout.replicas
+            assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
+            ranks = layout.replicas if traffic == "replicas" else layout.holders(record.unit) // layout.replicas
         known = self._collectives.get(ranks)
         if known is None:
             return None
         if isinstance(record, Fetch):
             return known.all_gather
-        return known.reduce_scatter if isinstance(record, Reduce) and self._layout.shards > 1 else known.all_reduce
+        return (
+            known.reduce_scatter
+            if isinstance(record, Reduce) and self._layout.shards(record.unit) > 1
+            else known.all_reduce
+        )
 
     def _optimizer(self, unit: int) -> float:
         speeds, on_device = self._speeds, self._layout.home(unit) == "Device"
@@ -174,25 +212,37 @@ class MeasuredCosts:
         )
         return self._sizes.shard(self._layout, unit) * seconds
 
-    def _arithmetic(self, record: Compute) -> float:
+    def _arithmetic(self, record: Pass) -> float:
         layout, passes, position = self._layout, self._passes, record.position
         if position == 0:
             return self._sizes.boundary(self._tokens) / self._speeds.memory_bytes_per_second
         if position == layout.head:
             model = self._sizes.model
             return 6 * model.vocabulary_size * model.hidden_size * self._tokens / passes.head_flops_per_second
-        flops = self._sizes.pass_flops(self._tokens, position - 1)
+        flops = self._flops(record)
         forward = flops / passes.block_forward_flops_per_second
-        if not isinstance(record, Backward):
-            return forward
-        return 2 * flops / passes.block_backward_flops_per_second + (forward if layout.recompute else 0.0)
+        match record:
+            case Forward() if layout.spreads(position):
+                # A sum of what the experts made: all of it is read.
+                return self._sizes.rows(self._tokens, Leg.COMBINE) / self._speeds.memory_bytes_per_second
+            case Forward() | Route() | ExpertForward() | Recompute():
+                return forward
+        # A part that was computed again by a record of its own is not computed again here.
+        again = layout.recompute and not (isinstance(record, Backward) and layout.spreads(position))
+        return 2 * flops / passes.block_backward_flops_per_second + (forward if again else 0.0)
 
-    def _accumulation(self, record: Compute) -> float:
+    def _flops(self, record: Pass) -> int:
+        """Operations of a forward pass of what the record computes."""
+        flops, layout = self._sizes.pass_flops(self._tokens, record.position - 1), self._layout
+        if not layout.spreads(record.position):
+            return flops
+        of_experts = self._sizes.expert_flops(self._tokens)
+        return of_experts if isinstance(record, ExpertForward | ExpertBackward) else flops - of_experts
+
+    def _accumulation(self, record: Pass) -> float:
         """Seconds in which a backward pass adds its parameters' gradients to the unit's: two are read, one is written;
         at the head once for each chunk of the loss."""
-        if not isinstance(record, Backward):
-            return 0.0
-        elements = sum(self._sizes.units[unit].numel for unit in self._layout.units_of(record.position))
+        elements = sum(self._sizes.units[unit].numel for unit in units_grown(self._layout, record))
         touched = elements * (self._sizes.compute_bytes + 2 * self._sizes.master_bytes)
         times = self._chunks if record.position == self._layout.head else 1
         return times * touched / self._speeds.memory_bytes_per_second

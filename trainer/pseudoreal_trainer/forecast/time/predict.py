@@ -13,13 +13,14 @@ from pseudoreal_trainer.forecast.time.timeline import (
     COPY_IN,
     COPY_OUT,
     DISK,
+    EXCHANGE,
     SIDE,
     Timeline,
     timeline,
 )
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Plan, Read, Reduce, Tie, Update
+from pseudoreal_trainer.plan.records import Fetch, Pass, Plan, Read, Reduce, Tie, Update
 
 STEPS = 3
 """Number of simulated steps: updates overlap the next step, so one step alone is not like those that follow."""
@@ -32,6 +33,7 @@ _WORDS = {
     COPY_IN: "the copies from host to device",
     COPY_OUT: "the copies from device to host",
     COLLECTIVE: "the collectives between data ranks",
+    EXCHANGE: "the exchanges of tokens with experts",
     DISK: "the reads from disk",
 }
 
@@ -89,7 +91,7 @@ def _tokens_to_hide(layout: Layout, sizes: Sizes, plan: Plan, costs: MeasuredCos
     tokens = sizes.micro_batch * sizes.model.sequence_length * layout.micro_batches
     worst: dict[Load, float] = {}
     for records in plan:
-        compute = sum(costs.compute(record) for record in records if isinstance(record, Forward | Backward))
+        compute = sum(costs.compute(record) for record in records if isinstance(record, Pass))
         once: defaultdict[Load, float] = defaultdict(float)
         for record in records:
             if isinstance(record, Read | Fetch | Reduce | Tie | Update):

@@ -13,16 +13,22 @@ from pseudoreal_trainer.forecast.time.costs import Costs
 from pseudoreal_trainer.forecast.time.simulation import Span, Task, simulate
 from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.lower import needed
 from pseudoreal_trainer.plan.records import (
     Agree,
     Backward,
-    Compute,
+    Count,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
     Fetch,
-    Flow,
     Forward,
+    Leg,
+    Pass,
     Plan,
     Read,
     Receive,
+    Recompute,
     Record,
     Reduce,
     Send,
@@ -31,16 +37,26 @@ from pseudoreal_trainer.plan.records import (
     Unstash,
     Update,
 )
+from pseudoreal_trainer.plan.spread import units_grown, units_used
 
-COMPUTE, SIDE, COPY_IN, COPY_OUT, COLLECTIVE, MESSAGE, DISK = (
+COMPUTE, SIDE, COPY_IN, COPY_OUT, COLLECTIVE, EXCHANGE, MESSAGE, DISK = (
     "compute",
     "side",
     "copy in",
     "copy out",
     "collective",
+    "exchange",
     "message",
     "disk",
 )
+
+_TAKEN: dict[type, tuple[Leg, ...]] = {
+    ExpertForward: (Leg.DISPATCH,),
+    Forward: (Leg.COMBINE,),
+    ExpertBackward: (Leg.DISPATCH_AGAIN, Leg.COMBINE_GRADIENT),
+    Backward: (Leg.DISPATCH_GRADIENT,),
+}
+"""Passes -> the exchanges that they wait for, where experts are spread."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +135,7 @@ class _Rank:
         self._read: dict[int, int] = {}
         self._fetched: dict[int, int] = {}
         self._unstashed: dict[tuple[int, int], int] = {}
+        self._exchanged: dict[Exchange, int] = {}
         self._growing: set[int] = set()
         self._taken: Counter[Pool] = Counter()
         self._given_back: dict[Pool, list[int]] = {pool: [] for pool in POOLS}
@@ -134,7 +151,11 @@ class _Rank:
 
     def _add(self, record: Record) -> None:
         match record:
-            case Forward() | Backward():
+            case Count():
+                self._wait([self._task(EXCHANGE, self._costs.network(record), [self._main], record)])
+            case Exchange():
+                self._exchange(record)
+            case _ if isinstance(record, Pass):
                 self._compute(record)
             case Read(unit):
                 self._read[unit] = self._task(DISK, self._costs.read(record), [self._updated.get(unit)], record)
@@ -175,25 +196,32 @@ class _Rank:
     def _copies(self, lane: str) -> str:
         return lane if self._costs.overlaps else COMPUTE
 
-    def _compute(self, record: Compute) -> None:
-        follows = [self._unstashed.pop((record.position, record.micro_batch), None)]
-        for unit in self._layout.units_of(record.position):
-            kept = self._fetched if self._layout.moves(unit) or self._layout.refreshed(unit) else self._updated
+    def _compute(self, record: Pass) -> None:
+        layout, key = self._layout, (record.position, record.micro_batch)
+        follows = [self._exchanged.pop(Exchange(leg, *key), None) for leg in _TAKEN.get(type(record), ())]
+        if isinstance(record, Recompute | Backward):
+            follows.append(self._unstashed.pop(key, None))
+        for unit in units_used(layout, record):
+            kept = self._fetched if layout.moves(unit) or layout.refreshed(unit) else self._updated
             follows.append(kept.get(unit))
-            if isinstance(record, Backward) and self._layout.has_gradient_shard(unit) and unit not in self._growing:
+        for unit in units_grown(layout, record):
+            if layout.has_gradient_shard(unit) and unit not in self._growing:
                 follows.append(self._take_buffer(unit))
         self._main = self._builder.add(
             (self._rank, COMPUTE), self._costs.compute(record), follows, record, awaits=self._awaited(record)
         )
 
-    def _awaited(self, record: Compute) -> list[Hashable]:
-        layout, position = self._layout, record.position
-        source, flow, boundary = position - 1, Flow.ACTIVATION, position
-        if isinstance(record, Backward):
-            source, flow, boundary = position + 1, Flow.GRADIENT, position + 1
-        if not 0 <= source <= layout.head or layout.rank_of(source) == self._rank:
-            return []
-        return [("sent", self._number, flow, boundary, record.micro_batch)]
+    def _exchange(self, record: Exchange) -> None:
+        """The other ranks of the exchange have the same plan: they begin it at the same time."""
+        awaits = self._awaited(record)
+        if awaits:
+            # The first thread waits for the message, and begins the exchange then.
+            self._main = self._builder.add((self._rank, COMPUTE), 0.0, [self._main], awaits=awaits)
+        self._exchanged[record] = self._task(EXCHANGE, self._costs.network(record), [self._main], record)
+
+    def _awaited(self, record: Record) -> list[Hashable]:
+        message = needed(self._layout, record)
+        return [] if message is None else [("sent", self._number, *_message(message))]
 
     def _take_buffer(self, unit: int) -> int | None:
         """The reduction that gave the buffer back before, if it was in use."""

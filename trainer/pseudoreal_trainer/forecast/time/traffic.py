@@ -6,11 +6,26 @@ from typing import Literal, get_args
 from pseudoreal_trainer.forecast.memory.memory import MOMENTS
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.records import Fetch, RankPlan, Read, Record, Reduce, Send, Stash, Tie, Unstash, Update
+from pseudoreal_trainer.plan.records import (
+    Count,
+    Exchange,
+    Fetch,
+    RankPlan,
+    Read,
+    Record,
+    Reduce,
+    Send,
+    Stash,
+    Tie,
+    Unstash,
+    Update,
+)
 
-Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline"]
+Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts"]
 """Host to device, device to host, from disk, to disk, between the data ranks of a replica or ties, between replicas,
-between pipeline ranks."""
+between pipeline ranks, between ranks with other experts."""
+COUNT_BYTES = 8
+"""Bytes in which a number of tokens is told."""
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
 
 
@@ -24,7 +39,8 @@ def traffic_bytes(layout: Layout, sizes: Sizes, records: RankPlan) -> Counter[Tr
 
 
 def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
-    """Bytes that one record moves, of each kind."""
+    """Bytes that one record moves, of each kind; of exchanges as if all experts got as many tokens, and none were
+    full."""
     match record:
         case Read(unit):
             return {"disk_read": sizes.shard(layout, unit) * sizes.compute_bytes}
@@ -36,6 +52,10 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
             return _tied(layout, sizes, unit)
         case Update(unit) if layout.home(unit) == "Disk":
             return _updated_on_disk(layout, sizes, unit)
+        case Count(_, _, micro_batches):
+            return {"experts": _elsewhere(layout, micro_batches * sizes.experts * COUNT_BYTES)}
+        case Exchange(leg):
+            return {"experts": _elsewhere(layout, sizes.rows(sizes.most_tokens(layout.data), leg))}
         case Send():
             return {"pipeline": sizes.boundary(sizes.most_tokens(layout.data))}
         case Stash():
@@ -45,11 +65,16 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
     return {}
 
 
+def _elsewhere(layout: Layout, size: int) -> int:
+    """Of bytes that are spread evenly over the ranks with a layer's experts, those that leave a rank."""
+    return size * (layout.expert_ranks - 1) // layout.expert_ranks
+
+
 def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     shard = sizes.shard(layout, unit) * sizes.compute_bytes
     return {
         "h2d": shard if layout.home(unit) != "Device" else 0,
-        **_between_shards(layout, shard),
+        **_between_shards(layout, unit, shard),
     }
 
 
@@ -57,20 +82,21 @@ def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     """Bytes of a reduction, of each kind. To shards it is a reduce-scatter; to whole gradients an all-reduce, which is
     that and an all-gather."""
     part = sizes.shard(layout, unit) * sizes.master_bytes
-    to_wholes: dict[Traffic, int] = {"collective": 2 * (layout.data - 1) * part // layout.data}
+    holders = layout.holders(unit)
+    to_wholes: dict[Traffic, int] = {"collective": 2 * (holders - 1) * part // holders}
     home = layout.home(unit)
     return {
-        **(_between_shards(layout, part) if layout.shards > 1 else to_wholes),
+        **(_between_shards(layout, unit, part) if layout.shards(unit) > 1 else to_wholes),
         "d2h": part if home != "Device" else 0,
         "disk_write": part if home == "Disk" and layout.keeps_gradient(unit) else 0,
     }
 
 
-def _between_shards(layout: Layout, part: int) -> dict[Traffic, int]:
+def _between_shards(layout: Layout, unit: int, part: int) -> dict[Traffic, int]:
     """Bytes that a rank sends when parts of so many bytes are gathered over replicas and then over shards, or sums are
     scattered the other way."""
     neighbours = part * layout.parts_of_replica
-    return {"collective": layout.shards * part - neighbours, "replicas": neighbours - part}
+    return {"collective": layout.shards(unit) * part - neighbours, "replicas": neighbours - part}
 
 
 def _tied(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import combinations
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -71,6 +71,7 @@ LAYOUTS = [
     layout_of(5, 3, measures=True),
     layout_of(2, 4, replicas=2, measures=True),
     layout_of(1, 3, replicas=3),
+    layout_of(2, 4, replicas=2, expert_ranks=2, layer_experts=(0,) * 4),
     Layout((0, 0, 0, 0), 2, 2, 2, sharding="Full"),
     Layout((0, 1, 2, 0, 1, 2, 3, 3), 4, 2, 2, order="GPipe"),
 ]
@@ -95,10 +96,9 @@ def test_on_gpus_all_but_the_saving_group_are_on_the_network_of_the_gpus(
 ) -> None:
     for mesh, _ in connect(layout, GPU):
         named: list[Any] = [
-            mesh.shard,
-            mesh.replica,
+            *(group for one in mesh.holders.values() for group in (one.shard, one.replica, one.side_replica)),
+            mesh.expert,
             mesh.side_data,
-            mesh.side_replica,
             mesh.side_world,
             mesh.measuring,
         ]
@@ -127,12 +127,31 @@ def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
     """Two pipeline ranks of six data ranks: ranks of a replica are neighbours."""
     for rank, (mesh, _) in enumerate(connect(layout_of(2, 6, replicas=2), CPU)):
         first, place = rank // 6 * 6, rank % 3
-        groups: list[Any] = [mesh.shard, mesh.replica, mesh.side_replica]
+        holders = mesh.holders["Blocks"]
+        groups: list[Any] = [holders.shard, holders.replica, holders.side_replica]
         within, across, side = (group.members for group in groups)
         assert within == tuple(rank - place + other for other in range(3))
         assert across == side == (first + place, first + 3 + place)
         assert mesh.data_rank == rank - first
-        assert mesh.part == place * 2 + (rank - first) // 3
+        assert mesh.part(0) == place * 2 + (rank - first) // 3
+        assert mesh.expert is None
+        assert mesh.holders["Experts"] is holders, "experts that are not spread are held as all else"
+
+
+def test_the_ranks_with_the_same_experts_and_those_that_have_all(
+    connect: Callable[..., list[tuple[Mesh, Recorder]]],
+) -> None:
+    """Two pipeline ranks of two replicas of four data ranks: two neighbours have all experts, as have the others."""
+    layout = layout_of(2, 8, replicas=2, expert_ranks=2, layer_experts=(0,) * 4)
+    for rank, (mesh, _) in enumerate(connect(layout, CPU)):
+        first, of_replica = rank // 4 * 4, rank % 4
+        holders, expert = mesh.holders["Experts"], cast(Any, mesh.expert)
+        groups: list[Any] = [holders.shard, holders.replica, holders.side_replica]
+        within, across, side = (group.members for group in groups)
+        assert expert.members == (rank - of_replica % 2, rank - of_replica % 2 + 1)
+        assert within == (first + of_replica % 2, first + of_replica % 2 + 2)
+        assert across == side == tuple(rank // 8 * 8 + other * 4 + of_replica for other in range(2))
+        assert mesh.part(layout.experts_unit(0)) == of_replica // 2 * 2 + rank % 8 // 4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

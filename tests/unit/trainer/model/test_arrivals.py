@@ -1,0 +1,101 @@
+"""Experts on several ranks, without the ranks: what each would compute, against one process with the joined batch."""
+
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from pseudoreal_api.spec.model import Model
+from pseudoreal_trainer.model.arrivals import by_expert
+from pseudoreal_trainer.model.block import Block
+from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
+from torch import Tensor
+
+KINDS = {
+    "prototypes": {"count": 8, "prototypes": 2, "capacityFactor": "0.75"},
+    "one prototype, roomy": {"count": 4, "capacityFactor": "4"},
+    "top k": {"type": "TopK", "count": 8, "topK": {"perToken": 3}},
+    "sigmoid": {"type": "TopK", "count": 4, "topK": {"perToken": 2, "score": "Sigmoid", "scale": "2.5"}},
+}
+TYPES = (torch.float64, torch.float32, torch.bfloat16)
+HIDDEN, LENGTH, SEQUENCES = 16, 12, 4
+
+
+def _block(kind: str, dtype: torch.dtype) -> Block:
+    fields = {"layers": 1, "hiddenSize": HIDDEN, "attention": {"heads": 2}, "sequenceLength": LENGTH}
+    block = Block(Model.model_validate(fields | {"feedForward": {"size": 24}, "experts": KINDS[kind]})).to(dtype)
+    generator = torch.Generator().manual_seed(5)
+    for parameter in block.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype) / 4
+    return block
+
+
+def _spread(block: Block, features: list[Tensor]) -> list[Tensor]:
+    """What each rank gets back for its tokens, [B, T, H] each. Rows are passed on by hand."""
+    experts, ranks = block.experts, len(features)
+    count = len(experts) // ranks
+    routes = [experts.routes(block.router(part)) for part in features]
+    sent = [r.choice.counts.flatten().tolist() for r in routes]
+    rows = [
+        experts.rows(part.flatten(0, 1), r.choice, s).split(s)
+        for part, r, s in zip(features, routes, sent, strict=True)
+    ]
+    back: list[list[Tensor]] = [[] for _ in range(ranks)]
+    for owner in range(ranks):
+        own = range(owner * count, (owner + 1) * count)
+        came = torch.cat([rows[source][expert] for source in range(ranks) for expert in own])
+        counts = torch.tensor([[sent[source][expert] for expert in own] for source in range(ranks)])
+        places, sizes = by_expert(counts, len(came)), counts.sum(dim=0)
+        modules: list[Any] = [experts[expert] for expert in own]
+        made = grouped_or_one_by_one(modules, came.index_select(0, places), sizes, sizes.tolist())
+        made = torch.empty_like(came).index_copy_(0, places, made)
+        for source, part in enumerate(made.split(counts.sum(dim=1).tolist())):
+            back[source].append(part)
+    return [
+        experts.combined(torch.cat(parts), experts.weights_of_rows(r, s), r.choice, s).view_as(part)
+        for parts, r, s, part in zip(back, routes, sent, features, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "ranks"), [*product(KINDS, TYPES, (1, 2, 4))])
+@torch.no_grad()
+def test_spread_experts_are_those_of_the_joined_batch_to_the_bit(kind: str, dtype: torch.dtype, ranks: int) -> None:
+    block = _block(kind, dtype)
+    whole = torch.randn(SEQUENCES, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
+    expected = block.experts(whole, block.router(whole))
+    found = torch.cat(_spread(block, [*whole.chunk(ranks)]))
+    assert torch.equal(found, expected)
+    assert expected.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_a_rank_without_tokens_takes_part() -> None:
+    block = _block("top k", torch.float64)
+    whole = torch.randn(SEQUENCES, LENGTH, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
+    found = _spread(block, [whole, whole[:0]])
+    assert torch.equal(found[0], block.experts(whole, block.router(whole)))
+    assert found[1].shape == (0, LENGTH, HIDDEN)
+
+
+def test_rows_are_found_expert_by_expert_in_the_order_of_the_ranks() -> None:
+    """By plain loops over what came."""
+    counts = torch.randint(0, 4, (3, 5), generator=torch.Generator().manual_seed(1))
+    counts[1] = 0
+    counts[:, 2] = 0
+    came = [(rank, expert) for rank in range(3) for expert in range(5) for _ in range(int(counts[rank, expert]))]
+    places = by_expert(counts, len(came)).tolist()
+    assert sorted(places) == [*range(len(came))]
+    assert [came[place][::-1] for place in places] == sorted((expert, rank) for rank, expert in came)
+    assert places == sorted(places, key=lambda place: (came[place][1], place)), "rows of a rank keep their order"
+
+
+def test_a_choice_is_not_made_again() -> None:
+    """With a choice that is given, other scores change the weights, and not the experts."""
+    for kind in KINDS:
+        block = _block(kind, torch.float64)
+        logits = torch.randn(2, LENGTH, len(block.experts), dtype=torch.float64)
+        first = block.experts.routes(logits)
+        again = block.experts.routes(-logits, choice=first.choice)
+        assert again.choice is first.choice
+        fresh = block.experts.routes(-logits)
+        assert not torch.equal(fresh.choice.chosen, first.choice.chosen)

@@ -1,0 +1,96 @@
+"""Rows on their way between the ranks over which experts are spread. Only the main thread is here."""
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.plan.records import Count, Exchange, Leg
+
+_TO_EXPERTS = (Leg.DISPATCH, Leg.DISPATCH_AGAIN, Leg.COMBINE_GRADIENT)
+
+
+@dataclass(frozen=True)
+class RowCounts:
+    """How many rows of a micro-batch go where, as this rank sees it."""
+
+    of_experts: tuple[int, ...]
+    """Rows that it sends to each of the layer's experts, [experts]."""
+    sent: tuple[int, ...]
+    """Rows that it sends to each rank, [expert ranks]."""
+    arriving: tuple[int, ...]
+    """Rows that come to it from each rank, [expert ranks]."""
+    of_own: tuple[int, ...]
+    """Rows that come to each of its own experts, [own experts]."""
+    table: Tensor
+    """Rows from each rank for each own expert, [expert ranks, own experts], on the device."""
+
+
+@dataclass(frozen=True)
+class _UnderWay:
+    rows: Tensor
+    work: dist.Work | None
+    sent: Tensor
+    """What is being sent, which nobody may change or free meanwhile."""
+    begin: int
+
+
+class Exchanges:
+    """The exchanges that a rank has begun and not used yet. All ranks of a group begin them in the plan's order."""
+
+    def __init__(self, mesh: Mesh, trace: Trace) -> None:
+        self._mesh, self._group, self._trace = mesh, mesh.expert, trace
+        self._heartbeat = mesh.ranks.heartbeat
+        self._own = mesh.layout.mesh.expert_coordinate(mesh.ranks.rank)
+        self._under_way: dict[Exchange, _UnderWay] = {}
+
+    def count(self, record: Count, counts: Tensor) -> list[RowCounts]:
+        """Tells all ranks how many rows come to them: counts [micro-batches, experts], of this rank's tokens. The only
+        place where the host waits for the device, once for all of the record's micro-batches."""
+        ranks = self._mesh.layout.expert_ranks
+        sent = counts.unflatten(-1, (ranks, -1)).transpose(0, 1).contiguous()  # [ranks, micro-batches, own experts]
+        arriving = torch.empty_like(sent)
+        begin = time.perf_counter_ns()
+        with self._heartbeat.waiting(f"counts the tokens of experts at position {record.position}"):
+            dist.all_to_all_single(arriving, sent, group=self._group)
+            on_host = torch.stack([sent, arriving]).cpu()
+        self._trace.add("exchange", begin, record)
+        self._trace.move("experts", sent.nbytes - sent[0].nbytes)
+        return [_row_counts(on_host[:, :, m], arriving[:, m]) for m in range(record.micro_batches)]
+
+    def begin(self, record: Exchange, rows: Tensor, counts: RowCounts) -> None:
+        """Begins to exchange rows, [rows that are sent, width], in the order of the ranks that get them."""
+        coming, going = counts.arriving, counts.sent
+        if record.leg not in _TO_EXPERTS:
+            coming, going = going, coming
+        here = rows.new_empty(sum(coming), rows.shape[1])
+        begin = time.perf_counter_ns()
+        work = dist.all_to_all_single(here, rows, [*coming], [*going], group=self._group, async_op=True)
+        self._under_way[record] = _UnderWay(here, work, rows, begin)
+        others = len(rows) - going[self._own]
+        self._trace.move("experts", others * rows.shape[1] * rows.itemsize)
+
+    def take(self, record: Exchange) -> Tensor:
+        """The rows that came, [rows, width], in the order of the ranks that sent them; waits for them."""
+        exchange = self._under_way.pop(record)
+        if exchange.work is not None:
+            with self._heartbeat.waiting(f"exchanges tokens of position {record.position} ({record.leg.value})"):
+                exchange.work.wait()
+        self._trace.add("exchange", exchange.begin, record)
+        return exchange.rows
+
+
+def _row_counts(on_host: Tensor, table: Tensor) -> RowCounts:
+    """`on_host`: what is sent and what arrives, [2, ranks, own experts of each]."""
+    sent, arriving = on_host
+    return RowCounts(
+        of_experts=tuple(sent.flatten().tolist()),
+        sent=tuple(sent.sum(dim=1).tolist()),
+        arriving=tuple(arriving.sum(dim=1).tolist()),
+        of_own=tuple(arriving.sum(dim=0).tolist()),
+        table=table,
+    )

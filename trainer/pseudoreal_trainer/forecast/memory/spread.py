@@ -1,0 +1,120 @@
+"""Bytes of the parts of passes through spread experts. Pure.
+
+How many rows come to a rank's experts depends on the data. Here all experts get as many, and none refuses any: a rank
+whose experts get twice as many needs twice the bytes of what is called rows here.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from pseudoreal_trainer.forecast.memory.graphs import Graphs
+from pseudoreal_trainer.plan.records import (
+    Backward,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
+    Forward,
+    Leg,
+    Recompute,
+    Route,
+)
+from pseudoreal_trainer.plan.spread import Part
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a record changes the bytes of the device."""
+
+    held: int = 0
+    """Bytes that it takes, and that stay behind it but for `freed`."""
+    briefly: int = 0
+    """Bytes that it needs besides while it runs."""
+    freed: int = 0
+    """Bytes that are free behind it."""
+
+
+@dataclass(frozen=True)
+class SpreadBytes:
+    """The parts of passes of a layer over some tokens."""
+
+    graphs: Graphs
+    keeps_graph: bool
+
+    def change(self, record: Part) -> Change:
+        match record:
+            case Route():
+                return Change(held=self._routed + (self._dense if self.keeps_graph else 0))
+            case Exchange(leg):
+                return self._exchanged(leg)
+            case ExpertForward():
+                kept = self._inner + 2 * self._rows if self.keeps_graph else 0
+                # What came, in the order of the experts, and what they make of it, in both orders.
+                return Change(held=self._rows + kept, briefly=3 * self._rows + self._inner, freed=2 * self._rows)
+            case Forward():
+                # The rows that came back, weighted, and in the order of the tokens.
+                return Change(self._boundary, briefly=2 * self._rows, freed=2 * self._rows + self._routed)
+            case Recompute():
+                return Change(held=self._dense + self._rows)
+            case ExpertBackward():
+                kept = self._inner + 2 * self._rows
+                freed = (kept if self.keeps_graph else 2 * self._rows) + 2 * self._weighted_rows
+                return Change(self._weighted_rows, briefly=self._during_experts, freed=freed)
+            case Backward():
+                return Change(
+                    briefly=max(0, self._during_dense - self._dense),
+                    # The input and the gradient of the output; the gradient of the input takes the place of one.
+                    freed=2 * self._weighted_rows + self._dense + self._boundary,
+                )
+        return Change()
+
+    def _exchanged(self, leg: Leg) -> Change:
+        """What arrives; and what leaves, where it is made for that."""
+        arriving = self._weighted_rows if leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT) else self._rows
+        makes = leg in (Leg.DISPATCH, Leg.COMBINE_GRADIENT)
+        return Change(held=arriving + (arriving if makes else 0), briefly=self._rows if makes else 0)
+
+    @property
+    def _boundary(self) -> int:
+        return self.graphs.boundary
+
+    @property
+    def _rows(self) -> int:
+        """[rows, H]"""
+        sizes = self.graphs.sizes
+        return sizes.allocated(sizes.rows(self.graphs.tokens, Leg.DISPATCH))
+
+    @property
+    def _weighted_rows(self) -> int:
+        """[rows, H + 1]"""
+        sizes = self.graphs.sizes
+        return sizes.allocated(sizes.rows(self.graphs.tokens, Leg.DISPATCH_GRADIENT))
+
+    @property
+    def _routed(self) -> int:
+        """Hidden features, those behind the norm, and where there are shared experts their output; and the choice."""
+        sizes = self.graphs.sizes
+        choice = 3 * 8 * sizes.choices * self.graphs.tokens
+        return (2 + (sizes.model.shared_expert is not None)) * self._boundary + choice
+
+    @cached_property
+    def _inner(self) -> int:
+        """What experts keep of their rows besides these."""
+        return self.graphs.sizes.choices * self.graphs.kept_of_experts
+
+    @cached_property
+    def _dense(self) -> int:
+        """What autograd keeps of a pass up to the experts."""
+        return self.graphs.kept_up_to_experts
+
+    @cached_property
+    def _during_experts(self) -> int:
+        """The forward and the backward pass of the experts: rows and what is made of them, gradients of both, and the
+        gradients of the parameters."""
+        sizes, layer = self.graphs.sizes, self.graphs.layer
+        experts = next(unit for unit in sizes.units_of_layer(layer) if unit.is_experts)
+        gradients = sizes.allocated(experts.numel * sizes.compute_bytes)
+        return 6 * self._rows + 2 * self._inner + gradients
+
+    @cached_property
+    def _during_dense(self) -> int:
+        return self.graphs.backward_up_to_experts

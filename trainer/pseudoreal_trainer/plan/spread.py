@@ -1,0 +1,125 @@
+"""The parts of passes through layers whose experts are spread over ranks, with the exchanges between them. Pure.
+
+In each direction all ranks of a pipeline rank have the same records in the same order, also those to whose experts no
+token comes: an exchange needs all of its ranks.
+
+Two micro-batches are under way at a time, so that one travels while the experts compute on another. Tokens of all
+neighbouring passes are counted at once: in layered order once a layer and step. A backward pass has the graph of one
+micro-batch besides that of the next, whose rows are on their way; the gradients of its tokens are waited for, as a
+third graph would cost more memory than this wait takes.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+from typing import TypeGuard
+
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.records import (
+    Backward,
+    Compute,
+    Count,
+    Exchange,
+    ExpertBackward,
+    ExpertForward,
+    Forward,
+    Leg,
+    Pass,
+    Recompute,
+    Record,
+    Route,
+)
+
+Part = Pass | Count | Exchange
+
+
+def with_parts(layout: Layout, order: Iterable[Compute]) -> list[Part]:
+    """The order of passes, with the parts of those through spread experts."""
+    found: list[Part] = []
+    for (kind, position), passes in groupby(order, key=lambda one: (type(one), one.position)):
+        stretch = [one.micro_batch for one in passes]
+        if not layout.spreads(position):
+            found.extend(kind(position, m) for m in stretch)
+        elif kind is Forward:
+            found.extend(_forward(position, stretch))
+        else:
+            found.extend(_backward(layout, position, stretch))
+    return found
+
+
+def takes_input(record: Record, layout: Layout) -> TypeGuard[Route | Forward]:
+    """Whether the record is the first of a pass to need the position's input."""
+    return isinstance(record, Route) or (isinstance(record, Forward) and not layout.spreads(record.position))
+
+
+def takes_input_again(record: Record, layout: Layout) -> TypeGuard[Recompute | Backward]:
+    """Whether the record is the first of a backward pass to need the position's input."""
+    return isinstance(record, Recompute) or (isinstance(record, Backward) and not layout.spreads(record.position))
+
+
+def takes_gradient(record: Record, layout: Layout) -> TypeGuard[Exchange | Backward]:
+    """Whether the record is the first to need the gradient of the position's output, which the head has not."""
+    if isinstance(record, Exchange):
+        return record.leg is Leg.COMBINE_GRADIENT
+    return isinstance(record, Backward) and record.position != layout.head and not layout.spreads(record.position)
+
+
+def units_used(layout: Layout, record: Record) -> tuple[int, ...]:
+    """The units whose weights the record needs."""
+    if not isinstance(record, Pass):
+        return ()
+    if not layout.spreads(record.position):
+        return layout.units_of(record.position)
+    block, experts = layout.units_of(record.position)
+    match record:
+        case ExpertForward() | ExpertBackward():
+            return (experts,)
+        case Forward():
+            return ()
+    return (block,)
+
+
+def units_grown(layout: Layout, record: Record) -> tuple[int, ...]:
+    """The units to whose gradients the record adds."""
+    return units_used(layout, record) if isinstance(record, Backward | ExpertBackward) else ()
+
+
+def _forward(position: int, stretch: Sequence[int]) -> Iterator[Part]:
+    yield from (Route(position, m) for m in stretch)
+    for first, number in _neighbouring(stretch):
+        yield Count(position, first, number)
+    yield Exchange(Leg.DISPATCH, position, stretch[0])
+    for before, m, behind in _with_neighbours(stretch):
+        yield from (Exchange(Leg.DISPATCH, position, following) for following in behind)
+        yield ExpertForward(position, m)
+        yield Exchange(Leg.COMBINE, position, m)
+        yield from (Forward(position, earlier) for earlier in before)
+    yield Forward(position, stretch[-1])
+
+
+def _backward(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:
+    yield from _first_of_backward(layout, position, stretch[0])
+    for _, m, behind in _with_neighbours(stretch):
+        for following in behind:
+            yield from _first_of_backward(layout, position, following)
+        yield ExpertBackward(position, m)
+        yield Exchange(Leg.DISPATCH_GRADIENT, position, m)
+        yield Backward(position, m)
+
+
+def _first_of_backward(layout: Layout, position: int, m: int) -> Iterator[Part]:
+    if layout.recompute:
+        yield Recompute(position, m)
+        yield Exchange(Leg.DISPATCH_AGAIN, position, m)
+    yield Exchange(Leg.COMBINE_GRADIENT, position, m)
+
+
+def _with_neighbours(numbers: Sequence[int]) -> Iterator[tuple[Sequence[int], int, Sequence[int]]]:
+    """Each number with the one before it and the one behind it, where there are such."""
+    return ((numbers[max(0, i - 1) : i], number, numbers[i + 1 : i + 2]) for i, number in enumerate(numbers))
+
+
+def _neighbouring(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs of neighbouring numbers: the first of each, and how many they are."""
+    for _, run in groupby(enumerate(numbers), key=lambda item: item[1] - item[0]):
+        found = [number for _, number in run]
+        yield found[0], len(found)
