@@ -67,6 +67,7 @@ def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
             "collective",
             "replicas",
             "pipeline",
+            "experts",
         }
         assert phase["step_seconds"] is None
         assert phase["fits"]

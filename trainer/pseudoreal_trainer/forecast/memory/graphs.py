@@ -63,6 +63,12 @@ class Graphs(Kept):
         return max(moments)
 
     @cached_property
+    def first_gradients_of_experts(self) -> int:
+        """Gradients of features in the middle of experts, for as many rows as there are tokens."""
+        names = 2 if self._is_gated else 1
+        return names * self._tensors.inner
+
+    @cached_property
     def head_backward(self) -> int:
         """Most bytes at a time of the final norm, the head and the loss behind it, counted as in `block_backward`."""
         t, chunk = self._tensors, self._of_chunk

@@ -20,6 +20,8 @@ from pseudoreal_trainer.plan.records import (
 )
 from pseudoreal_trainer.plan.spread import Part
 
+_INDEX_BYTES = 8
+
 
 @dataclass(frozen=True)
 class Change:
@@ -43,27 +45,26 @@ class SpreadBytes:
     def change(self, record: Part) -> Change:
         match record:
             case Route():
-                return Change(held=self._routed + (self._dense if self.keeps_graph else 0))
+                return Change(held=self._routed + self._choice + (self._dense if self.keeps_graph else 0))
             case Exchange(leg):
                 return self._exchanged(leg)
             case ExpertForward():
-                kept = self._inner + 2 * self._rows if self.keeps_graph else 0
-                # What came, in the order of the experts, and what they make of it, in both orders.
-                return Change(held=self._rows + kept, briefly=3 * self._rows + self._inner, freed=2 * self._rows)
+                # What came in the order of the experts, and what they make of it in both orders.
+                needed = 3 * self._rows + self._inner + self._indices
+                return Change(self._rows, briefly=needed, freed=2 * self._rows - self._mixed)
             case Forward():
-                # The rows that came back, weighted, and in the order of the tokens.
+                # The rows that came back, weighted, and in the order of the tokens. The choice stays.
                 return Change(self._boundary, briefly=2 * self._rows, freed=2 * self._rows + self._routed)
             case Recompute():
-                return Change(held=self._dense + self._rows)
+                return Change(self._dense + self._rows, briefly=self._rows)
             case ExpertBackward():
-                kept = self._inner + 2 * self._rows
-                freed = (kept if self.keeps_graph else 2 * self._rows) + 2 * self._weighted_rows
-                return Change(self._weighted_rows, briefly=self._during_experts, freed=freed)
+                freed = self._mixed + (0 if self.keeps_graph else 2 * self._rows) + 2 * self._weighted_rows
+                return Change(self._weighted_rows, briefly=self._during_experts - self._mixed, freed=freed)
             case Backward():
                 return Change(
                     briefly=max(0, self._during_dense - self._dense),
                     # The input and the gradient of the output; the gradient of the input takes the place of one.
-                    freed=2 * self._weighted_rows + self._dense + self._boundary,
+                    freed=2 * self._weighted_rows + self._dense + self._choice + self._boundary,
                 )
         return Change()
 
@@ -90,11 +91,28 @@ class SpreadBytes:
         return sizes.allocated(sizes.rows(self.graphs.tokens, Leg.DISPATCH_GRADIENT))
 
     @property
-    def _routed(self) -> int:
-        """Hidden features, those behind the norm, and where there are shared experts their output; and the choice."""
+    def _indices(self) -> int:
+        """[rows], indices."""
         sizes = self.graphs.sizes
-        choice = 3 * 8 * sizes.choices * self.graphs.tokens
-        return (2 + (sizes.model.shared_expert is not None)) * self._boundary + choice
+        return sizes.allocated(_INDEX_BYTES * sizes.choices * self.graphs.tokens)
+
+    @property
+    def _choice(self) -> int:
+        """The experts of each token, and the rows in their order."""
+        return 2 * self._indices + self.graphs.sizes.allocated(_INDEX_BYTES * self.graphs.sizes.experts)
+
+    @property
+    def _routed(self) -> int:
+        """Hidden features, those behind the norm, where there are shared experts their output, and the weights of
+        choices; without the choice."""
+        has_shared = self.graphs.sizes.model.shared_expert is not None
+        return (2 + has_shared) * self._boundary + self._weights
+
+    @property
+    def _weights(self) -> int:
+        """[rows], of the router's type."""
+        sizes = self.graphs.sizes
+        return sizes.allocated(max(4, sizes.compute_bytes) * sizes.choices * self.graphs.tokens)
 
     @cached_property
     def _inner(self) -> int:
@@ -102,18 +120,32 @@ class SpreadBytes:
         return self.graphs.sizes.choices * self.graphs.kept_of_experts
 
     @cached_property
+    def _mixed(self) -> int:
+        """A pass of experts whose graph is kept from the forward pass: the rows, what is made of them, and where these
+        were."""
+        return self._inner + 2 * self._rows + self._indices if self.keeps_graph else 0
+
+    @cached_property
     def _dense(self) -> int:
-        """What autograd keeps of a pass up to the experts."""
-        return self.graphs.kept_up_to_experts
+        """What autograd keeps of a pass up to the experts: with the weights of rows, before they are in the order of
+        the experts and behind that."""
+        return self.graphs.kept_up_to_experts + 2 * self._weights
 
     @cached_property
     def _during_experts(self) -> int:
-        """The forward and the backward pass of the experts: rows and what is made of them, gradients of both, and the
-        gradients of the parameters."""
+        """The backward pass of the experts, with their forward pass: rows and what is made of them, and gradients of
+        both; what experts keep and its first gradients; and the gradients of the parameters."""
         sizes, layer = self.graphs.sizes, self.graphs.layer
         experts = next(unit for unit in sizes.units_of_layer(layer) if unit.is_experts)
         gradients = sizes.allocated(experts.numel * sizes.compute_bytes)
-        return 6 * self._rows + 2 * self._inner + gradients
+        at_a_time = 1 if sizes.device == "cuda" else len(experts.parameters) // self._matrices
+        first = sizes.choices * self.graphs.first_gradients_of_experts // at_a_time
+        return 5 * self._rows + self._inner + first + gradients + self._indices
+
+    @property
+    def _matrices(self) -> int:
+        """Of an expert."""
+        return 3 if self.graphs.sizes.model.expert.activation == "SwiGLU" else 2
 
     @cached_property
     def _during_dense(self) -> int:

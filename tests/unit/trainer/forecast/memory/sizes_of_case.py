@@ -1,6 +1,7 @@
 """The sizes of a case that the engine is tried with."""
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, master_bytes
+from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.units import units_of
 
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
@@ -9,7 +10,7 @@ from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
 def sizes_of(case: Case) -> Sizes:
     return Sizes(
         model=case.model,
-        units=units_of(case.model, case.sharing),
+        units=units_of_rank(case.layout, units_of(case.model, case.sharing), 0),
         compute_bytes=compute_bytes(case.precision),
         master_bytes=master_bytes(case.precision),
         micro_batch=SEQUENCES_OF_A_MICRO_BATCH,

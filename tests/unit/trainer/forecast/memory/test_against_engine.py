@@ -22,6 +22,8 @@ from tests.unit.trainer.forecast.memory.pipeline_peak import measure
 from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
 CPU = torch.device("cpu")
+EVEN = json.dumps({"experts": {"type": "TopK", "count": 4, "topK": {"perToken": 4, "size": 8}}})
+"""Every token goes to all experts, so each rank's get as many."""
 LINKED = [
     *(Case(homes=homes, clipping=clipping) for homes in ("h", "D") for clipping in ("Global", "PerUnit")),
     Case(homes="hDd", precision="bfloat16", stash=True, micro_batches=3, window=3),
@@ -33,6 +35,11 @@ LINKED = [
     Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
     Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
     Case(data=2, sharding="Full", homes="dhD", options="Qwen3MoE", clipping="Global"),
+    *(Case(data=2, expert_ranks=2, drawn=EVEN, homes="dhD", clipping=c) for c in ("Global", "PerUnit")),
+    Case(data=2, expert_ranks=2, drawn=EVEN, recompute=False, order="1F1B", micro_batches=4, homes="D"),
+    *(Case(data=4, expert_ranks=2, drawn=EVEN, sharding=s, homes="dhD") for s in ("None", "Full")),
+    Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, sharding="Full", homes="h", precision="bfloat16"),
+    Case(pipeline=2, data=2, expert_ranks=2, drawn=EVEN, part="Experts", blocks=1, homes="D"),
     Case(tied=True, pipeline=2, homes="D", clipping="Global"),
     Case(tied=True, data=2, sharding="Full", homes="hD"),
 ]
@@ -90,6 +97,14 @@ def test_most_bytes_of_a_step(case: Case, tmp_path: Path) -> None:
     assert most == pytest.approx(peak.device, rel=0.1)
 
 
+SPREAD = [
+    *(
+        Case(data=2, expert_ranks=2, drawn=EVEN, precision=p, micro_batches=6, homes="h")
+        for p in ("float32", "bfloat16")
+    ),
+    Case(data=2, expert_ranks=2, drawn=EVEN, precision="float32", micro_batches=6, recompute=False),
+    Case(data=2, expert_ranks=2, experts=4, prototypes=4, precision="float32", micro_batches=6, activation="SwiGLU"),
+]
 PIPELINES = [
     *(Case(pipeline=2, precision="float32", order=order, micro_batches=8) for order in ("Layered", "1F1B", "GPipe")),
     Case(pipeline=2, precision="float32", recompute=False, order="1F1B", micro_batches=8),
@@ -100,9 +115,10 @@ PIPELINES = [
 def peaks(tmp_path_factory: pytest.TempPathFactory) -> dict[Case, list[int]]:
     """Case -> most bytes of each rank."""
     folder = tmp_path_factory.mktemp("peaks")
-    run_ranks(measure, 2, PIPELINES, folder)
+    cases = [*PIPELINES, *SPREAD]
+    run_ranks(measure, 2, cases, folder)
     found = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
-    return {case: [of_rank[index] for of_rank in found] for index, case in enumerate(PIPELINES)}
+    return {case: [of_rank[index] for of_rank in found] for index, case in enumerate(cases)}
 
 
 @pytest.mark.parametrize("case", PIPELINES, ids=lambda case: case.name)
@@ -112,3 +128,10 @@ def test_most_bytes_of_a_stage(case: Case, peaks: dict[Case, list[int]]) -> None
         assert peaks[case][rank] == pytest.approx(
             activation_peak(case.layout, sizes_of(case), rank, steps).device, rel=0.1
         )
+
+
+@pytest.mark.parametrize("case", SPREAD, ids=lambda case: case.name)
+def test_most_bytes_where_experts_are_spread(case: Case, peaks: dict[Case, list[int]]) -> None:
+    (steps,) = step_plan(case.layout)
+    for most in peaks[case]:
+        assert most == pytest.approx(activation_peak(case.layout, sizes_of(case), 0, steps).device, rel=0.1)
