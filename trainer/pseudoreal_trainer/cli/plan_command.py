@@ -15,8 +15,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from pseudoreal_trainer.cli.fastest_layouts import fastest_layouts, show_fastest
 from pseudoreal_trainer.cli.job_file import parse_job
-from pseudoreal_trainer.cli.plan_display import show
+from pseudoreal_trainer.cli.plan_display import show, show_course
 from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.forecast.course import PhaseCourse
 from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.forecast.picture import Panel, picture
 from pseudoreal_trainer.forecast.report import PlannedPhase, plan_phase
@@ -36,6 +37,11 @@ from pseudoreal_trainer.threads import threads_of
     "--picture", "picture_file", type=click.Path(path_type=Path), help="Draw the step of each phase as an SVG."
 )
 @click.option(
+    "--days",
+    type=click.FloatRange(0, min_open=True),
+    help="Say what must change for the job to end within so many days; needs --hardware.",
+)
+@click.option(
     "--fastest",
     type=click.IntRange(1, 100),
     help="Search for that many of the fastest layouts of each phase that fit, and say these instead; needs --hardware.",
@@ -46,6 +52,7 @@ def plan(
     hardware: Path | None,
     as_json: bool,
     picture_file: Path | None,
+    days: float | None,
     fastest: int | None,
 ) -> None:
     """Say what each phase of the PseudoRealJob in FILE needs, without running it.
@@ -60,11 +67,15 @@ def plan(
         phases = _phases(file, phase, profile)
         if fastest is not None:
             sys.exit(_say_fastest(phases, profile, fastest, as_json=as_json))
+        if days is not None and profile is None:
+            raise InvalidJobError("--days needs seconds: give --hardware the profile of a machine")
         planned = list(_planned(phases, profile))
     except ValueError as error:
         click.echo(str(error), err=True)
         sys.exit(ExitCode.INVALID_JOB)
     _say(planned, as_json=as_json)
+    if profile is not None and not as_json:
+        show_course(Console(), _courses([config for config, _ in phases], planned), days)
     if picture_file is not None:
         picture_file.write_text(picture([_panel(phase, profile) for phase in planned]))
     if not all(phase.report.fits for phase in planned):
@@ -125,6 +136,21 @@ def _say(planned: list[PlannedPhase], *, as_json: bool) -> None:
     console = Console()
     for phase in planned:
         show(console, phase.report)
+
+
+def _courses(configs: list[PhaseConfig], planned: list[PlannedPhase]) -> list[PhaseCourse]:
+    """How long each planned phase takes. A phase that is planned alone is counted from its own beginning."""
+    begins = [0] * len(configs) if len(configs) == 1 else [0, *(config.phase_steps for config in configs[:-1])]
+    return [
+        PhaseCourse(
+            config.phase,
+            config.phase_steps - begin,
+            phase.report.tokens_per_step,
+            phase.timeline.seconds,
+            phase.report.bottleneck or "",
+        )
+        for config, begin, phase in zip(configs, begins, planned, strict=True)
+    ]
 
 
 def _panel(phase: PlannedPhase, profile: HardwareProfile | None) -> Panel:

@@ -1,10 +1,12 @@
 """What `pseudoreal plan` prints: tables and sentences for each phase."""
 
+from collections.abc import Sequence
 from itertools import groupby
 
 from rich.console import Console
 from rich.table import Table
 
+from pseudoreal_trainer.forecast.course import PhaseCourse, what_must_change
 from pseudoreal_trainer.forecast.report import PhaseReport, RankReport
 from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic
 from pseudoreal_trainer.quantity import readable_bytes
@@ -41,6 +43,27 @@ def show(console: Console, report: PhaseReport) -> None:
     for sentence in report.reasons:
         say(f"does not fit: {sentence}")
     say("")
+
+
+def show_course(console: Console, courses: Sequence[PhaseCourse], days: float | None) -> None:
+    """Prints how long the phases take and how their steps compare; with `days`, what must change to end within them."""
+    table = Table("phase", "steps", "tokens", "seconds of a step", "of the first phase's", "days", title="the job")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for course in courses:
+        ratio = course.step_seconds / courses[0].step_seconds
+        tokens = course.steps * course.tokens_per_step
+        figures = (
+            f"{course.steps:,}",
+            f"{tokens:,}",
+            f"{course.step_seconds:.4g}",
+            f"{ratio:.3g}x",
+            f"{course.days:.3g}",
+        )
+        table.add_row(course.name, *figures)
+    console.print(table)
+    for sentence in [] if days is None else what_must_change(courses, days):
+        console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
 
 def _memory(report: PhaseReport) -> Table:

@@ -7,7 +7,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Home
 from pydantic import BaseModel, ConfigDict
 
-from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout, whole_units
+from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout
 from pseudoreal_trainer.forecast.memory.homes import Peaks, activation_peaks
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
@@ -106,7 +106,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
     reasons = shortfalls(config, layout, sizes, peaks, profile)
     report = PhaseReport(
         name=config.phase,
-        parameters=sum(unit.numel for unit in whole_units(config)),
+        parameters=sum(unit.numel * _parts(layout, index) for index, unit in enumerate(sizes.units)),
         parameters_per_rank=max(rank.parameters for rank in ranks),
         bytes=TierBytes(**{tier: max(getattr(r.bytes, tier) for r in ranks) for tier in TierBytes.model_fields}),
         peak_device_bytes=max(rank.peak_device_bytes for rank in ranks),
@@ -129,6 +129,11 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         ranks=ranks,
     )
     return PlannedPhase(report, layout, line, prediction is not None)
+
+
+def _parts(layout: Layout, unit: int) -> int:
+    """Number of ranks' parts that make up the unit."""
+    return layout.expert_ranks if layout.pool_of(unit) == "Experts" else 1
 
 
 def unit_time(layout: Layout) -> UnitTime:

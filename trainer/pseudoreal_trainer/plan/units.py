@@ -191,10 +191,9 @@ def _router(model: Model) -> Shapes:
 
 def _experts(model: Model, number: int) -> Shapes:
     assert model.experts is not None, "layers have experts"
-    shapes: Shapes = {}
-    for expert in range(model.experts.count):
-        shapes |= _feed_forward(model.hidden_size, model.expert, f"{experts_name(number)}.{expert}")
-    return shapes
+    of_each, name = _feed_forward(model.hidden_size, model.expert, ""), experts_name(number)
+    experts = range(model.experts.count)
+    return {f"{name}.{expert}{tensor}": shape for expert in experts for tensor, shape in of_each.items()}
 
 
 def _norms(model: Model, part: str) -> Shapes:

@@ -18,7 +18,7 @@ from pseudoreal_trainer.forecast.memory.homes import (
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.chunks import most_tokens
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.units import Unit, units_of
+from pseudoreal_trainer.plan.units import units_of
 
 
 def phase_layout(config: PhaseConfig, device: Device) -> Layout:
@@ -62,14 +62,11 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
     )
 
 
-def whole_units(config: PhaseConfig) -> tuple[Unit, ...]:
-    return units_of(config.model, config.sharing)
-
-
 def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1) -> Sizes:
+    whole = units_of(config.model, config.sharing)
     return Sizes(
         model=config.model,
-        units=tuple(unit.of_rank(0, config.parallelism.expert_ranks) for unit in whole_units(config)),
+        units=tuple(unit.of_rank(0, config.parallelism.expert_ranks) for unit in whole),
         compute_bytes=compute_bytes(config.precision.compute),
         master_bytes=master_bytes(config.precision.compute),
         micro_batch=config.batch.sequences // config.batch.micro_batches,

@@ -1,0 +1,78 @@
+"""The examples of M6-10T: planned in seconds, with the figures of closed forms, and they fit.
+
+The closed forms are those of arXiv 2110.03888's model: 48 layers of 10,240 experts of 2 x 1024 x 9984 parameters in 80
+prototypes, on 512 ranks.
+"""
+
+import json
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from pseudoreal_trainer.cli.plan_command import plan
+
+EXAMPLES = Path(__file__).parents[4] / "examples"
+LAYERS, HIDDEN, EXPERTS, PROTOTYPES, RANKS = 48, 1024, 10_240, 80, 512
+EXPERT = 2 * HIDDEN * 9984
+GB = 10**9
+MOST_SECONDS = 10.0
+"""Of a processor, for each of the two phases of a file."""
+
+
+@cache
+def _planned(job: str, hardware: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    begin = time.process_time()
+    arguments = [str(EXAMPLES / job), "--hardware", str(EXAMPLES / "hardware" / hardware), "--json"]
+    result = CliRunner().invoke(plan, arguments)
+    assert time.process_time() - begin < 2 * MOST_SECONDS
+    assert result.exit_code == 0, result.output
+    pseudo, real = json.loads(result.stdout)["phases"]
+    return pseudo, real
+
+
+def _exchanged(tokens: int, expert_ranks: int, micro_batches: int) -> int:
+    """Bytes that a rank sends in a step of so many tokens of its own: five rows of each choice, in bfloat16, two of
+    them with a weight; and the counts of each layer."""
+    rows = LAYERS * tokens * PROTOTYPES * (5 * HIDDEN + 2) * 2
+    counts = LAYERS * micro_batches * EXPERTS * 8
+    return (rows + counts) * (expert_ranks - 1) // expert_ranks
+
+
+@pytest.mark.parametrize(
+    ("job", "hardware", "tokens", "pseudo_ranks", "micro_batches"),
+    [("m6-10t.yaml", "v100.yaml", 4096, 128, 8), ("m6-10t-h200.yaml", "h200.yaml", 16384, 64, 16)],
+)
+def test_ten_trillion_parameters_fit(
+    job: str, hardware: str, tokens: int, pseudo_ranks: int, micro_batches: int
+) -> None:
+    pseudo, real = _planned(job, hardware)
+    assert real["parameters"] == pytest.approx(LAYERS * EXPERTS * EXPERT, rel=1e-3)
+    assert real["parameters_per_rank"] == pytest.approx(LAYERS * EXPERTS // RANKS * EXPERT, rel=1e-3)
+    assert pseudo["parameters_per_rank"] == pytest.approx(EXPERTS * EXPERT / RANKS, rel=1e-2)
+    for phase, ranks in ((pseudo, pseudo_ranks), (real, RANKS)):
+        assert phase["fits"], phase["reasons"]
+        found = phase["bytes_moved_per_step"]["experts"]
+        assert found == pytest.approx(_exchanged(tokens, ranks, micro_batches), rel=1e-6)
+    assert pseudo["bytes"]["disk"] == 0
+    # Masters and moments, and where weights are away from the device their copy in bfloat16.
+    away = real["bytes"]["host"] + real["bytes"]["disk"]
+    assert away > 14 * real["parameters_per_rank"] - real["bytes"]["device"]
+
+
+def test_on_v100_the_experts_of_the_real_phase_need_the_disk_and_on_h200_they_do_not() -> None:
+    _, real = _planned("m6-10t.yaml", "v100.yaml")
+    assert real["bytes"]["disk"] > 100 * GB
+    _, real = _planned("m6-10t-h200.yaml", "h200.yaml")
+    assert real["bytes"]["disk"] == 0
+    assert real["bytes"]["host"] > 100 * GB
+
+
+def test_the_course_says_what_must_change() -> None:
+    """A job of one phase, so that the test is short."""
+    arguments = [str(EXAMPLES / "m6-10t.yaml"), "--phase", "pseudo", "--hardware", str(EXAMPLES / "hardware/v100.yaml")]
+    said = CliRunner().invoke(plan, [*arguments, "--days", "7"]).stdout
+    assert "let phase pseudo have" in said
+    assert "the exchanges of tokens with experts" in said

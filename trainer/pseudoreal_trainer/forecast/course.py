@@ -1,0 +1,52 @@
+"""How long a job takes by the predicted seconds of its steps, and what must change for it to end in time. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_DAY = 86_400
+"""Seconds."""
+
+
+@dataclass(frozen=True)
+class PhaseCourse:
+    """How long a phase takes."""
+
+    name: str
+    steps: int
+    tokens_per_step: int
+    step_seconds: float
+    bottleneck: str
+
+    @property
+    def days(self) -> float:
+        return self.steps * self.step_seconds / _DAY
+
+
+def total_days(courses: Sequence[PhaseCourse]) -> float:
+    return sum(course.days for course in courses)
+
+
+def what_must_change(courses: Sequence[PhaseCourse], days: float) -> list[str]:
+    """Sentences on how the job could end within so many days: with a shorter last phase, with faster steps, by what
+    bounds these. One sentence where it does end within them."""
+    needed = total_days(courses)
+    if needed <= days:
+        return [f"the job takes {needed:.3g} days, within {days:g}"]
+    *before, last = courses
+    left = days - total_days(before)
+    shorter = [_shorter(last, left)] if left > 0 else [f"the phases before {last.name} take {-left:.3g} days too many"]
+    slowest = max(courses, key=lambda course: course.days)
+    return [
+        f"the job takes {needed:.3g} days, {needed / days:.3g} times {days:g}",
+        *shorter,
+        f"or make steps {needed / days:.3g} times as fast; most of the time is that of phase {slowest.name}, where"
+        f" {slowest.bottleneck}",
+    ]
+
+
+def _shorter(last: PhaseCourse, days: float) -> str:
+    steps = int(days * _DAY / last.step_seconds)
+    return (
+        f"to end in time, let phase {last.name} have {steps:,} steps instead of {last.steps:,}:"
+        f" {steps * last.tokens_per_step:,} tokens"
+    )
