@@ -11,9 +11,9 @@ from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.checkpoint.fence import Fence
 from pseudoreal_trainer.checkpoint.manifest import Ending, Link, Manifest, Updates
+from pseudoreal_trainer.checkpoint.sharing import sources
 from pseudoreal_trainer.checkpoint.store import CheckpointStore, CorruptCheckpoint, store_of
 from pseudoreal_trainer.errors import TrainingError
-from pseudoreal_trainer.plan.sharing import sources
 from pseudoreal_trainer.plan.units import are_experts, block_name, block_of, experts_name
 
 log = structlog.get_logger()

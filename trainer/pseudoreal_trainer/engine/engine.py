@@ -16,12 +16,12 @@ from torch import Tensor
 
 from pseudoreal_trainer.engine.balance import NO_LOADS
 from pseudoreal_trainer.engine.copies import Copies
-from pseudoreal_trainer.engine.exchanges import Exchanges
-from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.passes import Batch, Passes, PlanRun, Training
 from pseudoreal_trainer.engine.probe import LayerGroup, Probe, groups_of
+from pseudoreal_trainer.engine.ranks.exchanges import Exchanges
 from pseudoreal_trainer.engine.ranks.lanes import Lanes, Throttle
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.spread import SpreadPasses
 from pseudoreal_trainer.engine.stash import StashedInputs

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from pseudoreal_trainer.engine.copies import Copies
-from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.probe import Probe
 from pseudoreal_trainer.engine.ranks.lanes import Lanes
+from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.stash import Key, StashedInputs
 from pseudoreal_trainer.engine.tokens import TokenBuffer

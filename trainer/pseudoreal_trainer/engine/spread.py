@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from pseudoreal_trainer.engine.exchanges import Exchanges, RowCounts
 from pseudoreal_trainer.engine.passes import Passes, PlanRun
+from pseudoreal_trainer.engine.ranks.exchanges import Exchanges, RowCounts
 from pseudoreal_trainer.engine.stash import Key
-from pseudoreal_trainer.model.arrivals import by_expert
 from pseudoreal_trainer.model.block import Routed
 from pseudoreal_trainer.model.experts import Choice, Experts, Tally
-from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
+from pseudoreal_trainer.model.grouped import by_expert, grouped_or_one_by_one
 from pseudoreal_trainer.model.top_k import TopKExperts
 from pseudoreal_trainer.plan.records import (
     Backward,
@@ -43,7 +42,7 @@ class _Graph:
     outputs: tuple[GradientEdge, ...]
     """The hidden features, the rows, the weights of rows, and where there are shared experts their output."""
     weights: Tensor
-    """Of rows, [rows], without a gradient."""
+    """Weights of rows, [rows], without a gradient."""
     tally: Tally | None
 
 

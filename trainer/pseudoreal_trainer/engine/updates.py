@@ -297,7 +297,7 @@ class Reductions:
         )
 
     def _counted(self, unit: int, square: float) -> float:
-        """Of holders that all have the whole of a gradient, the first one counts it."""
+        """A square as this rank counts it: where all holders have the whole of a gradient, the first one does."""
         return square if self._layout.shards(unit) > 1 or self._mesh.part(unit) == 0 else 0.0
 
     def _scale(self, unit: int) -> float | None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import torch
-from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.plan.layout import Layout

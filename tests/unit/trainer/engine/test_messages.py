@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from pseudoreal_trainer.engine.messages import tag_of
+from pseudoreal_trainer.engine.ranks.messages import tag_of
 from pseudoreal_trainer.plan.records import Flow, Receive, Send
 
 from tests.support.forked import run_ranks

@@ -1,6 +1,7 @@
 """Models whose options are drawn, under layouts that are drawn, against the plain reference."""
 
 import json
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -31,7 +32,7 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
     replicas = draw.choice([r for r in range(1, data + 1) if data % r == 0]) if sharding != "None" else 1
     recompute, tied = draw.random() < 0.7, draw.random() < 0.5
     model = _drawn_model(draw, family, layers, blocks_of_layers(sharing, layers))
-    return Case(
+    case = Case(
         pipeline=pipeline,
         data=data,
         layers=layers,
@@ -59,6 +60,16 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
         drawn=json.dumps(model),
         part=draw.choice(["Blocks", "Experts"]) if "experts" in model else "Blocks",
     )
+    # Drawn by itself, so that the rest is what it was before experts were spread.
+    return replace(case, expert_ranks=_drawn_expert_ranks(Random(case.name), case))
+
+
+def _drawn_expert_ranks(draw: Random, case: Case) -> int:
+    """Ranks over which the experts are spread; 1 where there are none, or a norm is behind them."""
+    experts, of_replica = case.model.experts, case.data // case.replicas
+    if experts is None or case.model.norm.placement != "Pre":
+        return 1
+    return draw.choice([e for e in range(1, of_replica + 1) if of_replica % e == 0 and experts.count % e == 0])
 
 
 def _is_possible(order: str, layers: int, pipeline: int, micro_batches: int) -> bool:
@@ -152,5 +163,6 @@ def test_every_option_is_drawn() -> None:
         "denseLayers",
         "Prototypes",
         "documents",
+        "expert_ranks",
     ):
         assert word in drawn

@@ -16,7 +16,7 @@ from tests.unit.trainer.engine.running import Result, want
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 MANY = {"type": "TopK", "count": 16, "topK": {"perToken": 2, "size": 4}}
-"""Of 16 experts most get no token in a micro-batch."""
+"""Most of 16 experts get no token in a micro-batch."""
 FEW = json.dumps({"experts": {"count": 8, "prototypes": 2, "capacityFactor": "0.5"}})
 """Half of all choices are refused, and many experts get no token in a micro-batch."""
 

@@ -19,7 +19,7 @@ LAYERS, HIDDEN, EXPERTS, PROTOTYPES, RANKS = 48, 1024, 10_240, 80, 512
 EXPERT = 2 * HIDDEN * 9984
 GB = 10**9
 MOST_SECONDS = 10.0
-"""Of a processor, for each of the two phases of a file."""
+"""Seconds of a processor for each of the two phases of a file."""
 
 
 @cache

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 import torch
 from pseudoreal_api.spec.model import Model
-from pseudoreal_trainer.model.arrivals import by_expert
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
+from pseudoreal_trainer.model.grouped import by_expert, grouped_or_one_by_one
 from torch import Tensor
 
 KINDS = {

@@ -22,7 +22,7 @@ _ALLOCATED = {"cpu": 1, "cuda": 512}
 class Sizes:
     model: Model
     units: tuple[Unit, ...]
-    """As a rank has them: where experts are spread over ranks, with as many as each has."""
+    """Units as a rank has them: where experts are spread over ranks, with as many as each has."""
     compute_bytes: int
     """Bytes of an element in the forward and backward pass."""
     master_bytes: int

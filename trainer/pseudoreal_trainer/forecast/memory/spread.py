@@ -144,7 +144,7 @@ class SpreadBytes:
 
     @property
     def _matrices(self) -> int:
-        """Of an expert."""
+        """Matrices of an expert."""
         return 3 if self.graphs.sizes.model.expert.activation == "SwiGLU" else 2
 
     @cached_property

@@ -75,7 +75,7 @@ class UnitTime:
     cores: float | None = None
 
     def compute(self, record: Pass, /) -> float:
-        """Of a layer with spread experts these have half of the time, and the sum has none."""
+        """Spread experts have half of their layer's time, and the sum of what they made has none."""
         if not 0 < record.position < self.layout.head:
             return 0.0
         again = 0.5 if self.layout.recompute else 0.0

@@ -66,7 +66,7 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
 
 
 def _elsewhere(layout: Layout, size: int) -> int:
-    """Of bytes that are spread evenly over the ranks with a layer's experts, those that leave a rank."""
+    """Bytes that leave a rank, of those that are spread evenly over the ranks with a layer's experts."""
     return size * (layout.expert_ranks - 1) // layout.expert_ranks
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from pseudoreal_trainer.engine import engine as engines
 from pseudoreal_trainer.engine.engine import Engine
-from pseudoreal_trainer.engine.messages import Messages
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Throttle
+from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.stash import StashedInputs

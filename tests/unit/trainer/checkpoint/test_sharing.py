@@ -2,8 +2,8 @@ import pytest
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
+from pseudoreal_trainer.checkpoint.sharing import sources
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.plan.sharing import sources
 from pseudoreal_trainer.plan.units import units_of
 
 
