@@ -38,12 +38,17 @@ class Job:
         return [places[worker] for worker in order for _ in range(self.ranks_per_worker)]
 
 
-def job(workers: int, pipeline: int = 1, per_worker: int = 1, *, shared: bool = False, **layout: Any) -> Job:
+def job(
+    workers: int, pipeline: int = 1, per_worker: int = 1, *, shared: bool = False, tied: bool = False, **layout: Any
+) -> Job:
+    """`shared`: all layers use one block. `tied`: the embedding is one with the head."""
     layers = max(pipeline, 6)
     blocks = (0,) * layers if shared else tuple(range(layers))
     data = workers * per_worker // pipeline
-    made = make_layout(layers, pipeline, layer_blocks=blocks, data=data, **layout)
-    return Job(made, make_sizes(layers, blocks=1 if shared else None, micro_batch=8), workers)
+    made = make_layout(layers, pipeline, layer_blocks=blocks, data=data, ends_are_one=tied, **layout)
+    embeddings = "Tied" if tied else "Separate"
+    sizes = make_sizes(layers, blocks=1 if shared else None, micro_batch=8, embeddings=embeddings)
+    return Job(made, sizes, workers)
 
 
 def jobs(most_workers: int) -> Iterator[Job]:
@@ -52,10 +57,9 @@ def jobs(most_workers: int) -> Iterator[Job]:
         ranks = workers * per_worker
         for pipeline in _divisors(ranks):
             for replicas, sharding in ((1, "None"), *((number, "Full") for number in _divisors(ranks // pipeline))):
-                for order, shared in product(("Layered", "GPipe"), (False, True)):
-                    yield job(
-                        workers, pipeline, per_worker, shared=shared, order=order, sharding=sharding, replicas=replicas
-                    )
+                for order, shared in (("Layered", False), ("Layered", True), ("GPipe", False), ("GPipe", True)):
+                    cut = {"order": order, "sharding": sharding, "replicas": replicas}
+                    yield job(workers, pipeline, per_worker, shared=shared, tied=not shared and pipeline > 2, **cut)
 
 
 def _divisors(number: int) -> list[int]:
