@@ -17,7 +17,6 @@ _NUMBER: Json = {"type": "integer", "format": "int32"}
 _AMOUNTS: Json = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
 _TIERS: Json = {
     "type": "object",
-    "additionalProperties": False,
     "properties": {
         "mode": {"type": "string", "enum": ["hard", "soft"]},
         "highestTierAllowed": _NUMBER,
