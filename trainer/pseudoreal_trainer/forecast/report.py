@@ -102,6 +102,8 @@ class PhaseReport(_Model):
 class PlannedPhase:
     report: PhaseReport
     layout: Layout
+    flows: list[Flow]
+    """What ranks exchange in a step."""
     timeline: Timeline
     is_predicted: bool
     """Whether its times are seconds; else they are forward passes of a layer."""
@@ -115,7 +117,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
     layout = placed_layout(config, sizes, peaks)
     plan = step_plan(layout)
     check_plan(layout, plan)
-    ranks = _ranks(layout, sizes, plan, peaks)
+    ranks, flows = _ranks(layout, sizes, plan, peaks), flows_of(layout, sizes, plan)
     prediction = predict(layout, sizes, profile, config.precision.compute) if profile else None
     line = prediction.timeline if prediction else timeline(layout, plan, unit_time(layout))
     reasons = shortfalls(config, layout, sizes, peaks, profile)
@@ -129,7 +131,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         bytes_moved_per_step={
             traffic: max(rank.bytes_moved_per_step[traffic] for rank in ranks) for traffic in TRAFFIC
         },
-        exchanges=_exchanges(flows_of(layout, sizes, plan), config.workers, config.processes_per_worker),
+        exchanges=_exchanges(flows, config.workers, config.processes_per_worker),
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
@@ -144,7 +146,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         homes={unit.name: layout.home(index) for index, unit in enumerate(sizes.units)},
         ranks=ranks,
     )
-    return PlannedPhase(report, layout, line, prediction is not None)
+    return PlannedPhase(report, layout, flows, line, prediction is not None)
 
 
 def unit_time(layout: Layout) -> UnitTime:
