@@ -87,6 +87,8 @@ def test_what_pods_say_now_counts_more_than_what_the_status_says() -> None:
     say(world, 0, 4, 2)
     placed(world)
     say(world, 0, 2, 4)
+    view = View(world.observe(), world.now)
+    assert [view.first_rank(pod) for pod in view.pods] == [0, 2, 4]
     assert rows(placed(world)) == [("b", "0-1,4-5", "0,2"), ("a", "2-3", "1")]
 
 
