@@ -45,7 +45,8 @@ TRAINER = Package(
     "pseudoreal_trainer",
     Path(pseudoreal_trainer.__file__).parent,
     (
-        *("", "plan", "forecast.memory", "forecast.time", "forecast", "forecast.search", "heartbeat", "pod", "model"),
+        *("", "plan", "forecast.memory", "forecast.time", "forecast.placement", "forecast"),
+        *("forecast.search", "rendezvous", "heartbeat", "pod", "model"),
         *("checkpoint.storage", "data.tokenizer", "data.tokens", "data", "data.prepare.formats", "data.prepare"),
         *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
         *("preflight", "training.sinks", "training", "measure", "cli"),

@@ -58,7 +58,7 @@ def gang_name(job: str, uid: str, phase: str, terms: str) -> str:
 
 
 def _digest(*parts: str) -> str:
-    # No part has a slash in it.
+    # No part but the last has a slash in it.
     return b32encode(sha256("/".join(parts).encode()).digest())[:_DIGEST_CHARACTERS].decode().lower()
 
 

@@ -11,6 +11,7 @@ from pseudoreal_api.status.status import (
     Discard,
     Fault,
     PhaseStatus,
+    Placement,
     Progress,
     PseudoRealJobStatus,
     Replicas,
@@ -38,6 +39,7 @@ class StatusFields(TypedDict, total=False):
     start_time: str | None
     active_since: str | None
     completion_time: str | None
+    placement: Placement | None
     replicas: Replicas
     progress: Progress | None
     checkpoint: CheckpointStatus | None

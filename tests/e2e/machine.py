@@ -14,7 +14,7 @@ from pseudoreal_dev.machine import cgroups, paths, processes, shell
 
 RANK = "-m pseudoreal_trainer.cli.rank"
 """In the command line of a rank; not in that of torchrun, which says --module."""
-TORCHRUN = "-m torch.distributed.run"
+TORCHRUN = "-m pseudoreal_trainer.rendezvous"
 _HUNGRY = """
 import sys
 from pathlib import Path

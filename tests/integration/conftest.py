@@ -37,6 +37,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     policy = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
     (folder / "audit.yaml").write_text(json.dumps(policy))
     arguments = [f"--audit-policy-file={folder / 'audit.yaml'}", f"--audit-log-path={folder / 'audit.log'}"]
+    # As Kubernetes 1.35 does by itself: pods have the zone and the region of their node as labels.
+    arguments.append("--feature-gates=PodTopologyLabelsAdmission=true")
     with ControlPlane(folder, api_server_arguments=arguments) as running:
         yield running
 

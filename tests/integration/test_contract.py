@@ -137,6 +137,7 @@ WHERE: list[Change] = [
     {"spec__phases__1__resources": {"limits": {"memory": "2Gi"}}},
     {"spec__scheduling": {"queue": "night"}},
     {"spec__scheduling": {"queue": "night", "workloadPriorityClassName": "urgent"}},
+    {"spec__scheduling": {"topology": {"required": "topology.kubernetes.io/zone"}}},
     {"spec__scheduling": {"gang": {"policy": "Native"}}},
     {"spec__logging": {"sinks": [{"type": "TensorBoard"}]}},
 ]

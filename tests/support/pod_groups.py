@@ -17,7 +17,11 @@ _NUMBER: Json = {"type": "integer", "format": "int32"}
 _AMOUNTS: Json = {"type": "object", "additionalProperties": {"x-kubernetes-int-or-string": True}}
 _TIERS: Json = {
     "type": "object",
-    "properties": {"mode": {"type": "string", "enum": ["hard", "soft"]}, "highestTierAllowed": _NUMBER},
+    "properties": {
+        "mode": {"type": "string", "enum": ["hard", "soft"]},
+        "highestTierAllowed": _NUMBER,
+        "highestTierName": _TEXT | {"maxLength": 253},
+    },
 }
 
 SPECS: dict[str, Json] = {

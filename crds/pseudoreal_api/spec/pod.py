@@ -76,6 +76,36 @@ class Gang(ApiModel):
     )
 
 
+_LabelKey = Annotated[
+    str,
+    Field(
+        pattern=r"^([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$",
+        max_length=317,
+    ),
+]
+
+
+class Topology(ApiModel):
+    """Which nodes are near each other: those with one value of a label, which are a domain."""
+
+    required: _LabelKey | None = Field(
+        None,
+        description="required is the key of a label of nodes, such as topology.kubernetes.io/zone: all pods of an"
+        " execution are on nodes with one value of it, or wait. Omitted: preferred says where they are.",
+    )
+    preferred: _LabelKey | None = Field(
+        None,
+        description="preferred is the key of a label of nodes: pods of an execution are on nodes with as few values of"
+        " it as there is room for. Omitted: required says where they are.",
+    )
+
+    @property
+    def key(self) -> str:
+        key = self.required or self.preferred
+        assert key is not None, "a rule asks for one of them"
+        return key
+
+
 class Scheduling(ApiModel):
     queue: str | None = Field(
         None,
@@ -97,6 +127,11 @@ class Scheduling(ApiModel):
         " first, and which one makes room. Omitted: priorityClassName says it.",
     )
     gang: Gang = Field(Gang(), description="gang says whether the pods of a phase get nodes all at once.")
+    topology: Topology | None = Field(
+        None,
+        description="topology says that the pods of an execution are near each other, and that ranks are numbered by"
+        " domain and node. Omitted: they are where there is room, and numbered as the pods are.",
+    )
     priority_class_name: str | None = Field(
         None,
         min_length=1,

@@ -16,6 +16,13 @@ _Word = Annotated[str, Field(max_length=64, pattern="^[A-Z][A-Za-z]*$")]
 """A word of an enumeration to which later releases may add."""
 
 
+MOST_RANGES = 1024
+"""Most characters of numbers that are written as ranges."""
+_Ranges = Annotated[str, Field(max_length=MOST_RANGES)]
+MOST_NODES = 100
+"""Most nodes whose ranks a status has."""
+
+
 class StatusModel(ApiModel):
     """A part of the status. Fields and words that a newer operator has written are ignored."""
 
@@ -138,6 +145,27 @@ class Retries(StatusModel):
     checkpoint: _Name | None = Field(
         None,
         description="checkpoint is the newest checkpoint since the first of these restarts. Omitted: there is none.",
+    )
+
+
+class NodeRanks(StatusModel):
+    node: _Name = Field(description="node is the name of the node.")
+    ranks: _Ranges = Field(description="ranks are the numbers of the ranks on the node, such as 0-7,16-23.")
+    workers: _Ranges = Field(
+        description="workers are the numbers of their pods, in the order of the ranks, each of which has equally many."
+    )
+
+
+class Placement(StatusModel):
+    """Where the ranks of an execution are, or were."""
+
+    phase_name: _Name = Field(description="phaseName is the name of the phase that they train.")
+    execution: int = Field(description="execution is the number of the execution.")
+    nodes: Annotated[list[NodeRanks], Field(max_length=MOST_NODES)] = Field(
+        description="nodes have these ranks, in the order of the first rank of each.", json_schema_extra=ATOMIC
+    )
+    omitted_nodes: int = Field(
+        0, description="omittedNodes is the number of further nodes with ranks, which are left out."
     )
 
 
@@ -265,6 +293,11 @@ class PseudoRealJobStatus(StatusModel):
     )
     completion_time: str | None = Field(
         None, description="completionTime is the time at which the job succeeded or failed.", json_schema_extra=TIME
+    )
+    placement: Placement | None = Field(
+        None,
+        description="placement says on which node each rank of the newest execution is whose pods all had a node."
+        " Omitted: there was none yet.",
     )
     replicas: Replicas = Field(Replicas(), description="replicas counts the pods of the current phase.")
     progress: Progress | None = Field(None, description="progress says how far the training is.")

@@ -21,6 +21,9 @@ METRICS_PORT = "PSEUDOREAL_METRICS_PORT"
 """Environment variable of a trainer pod: the port at which it serves /metrics. Not set: it does not."""
 NODE_NAME = "PSEUDOREAL_NODE_NAME"
 """Environment variable of a trainer pod: the node that it runs on."""
+TOPOLOGY_DOMAIN = "PSEUDOREAL_TOPOLOGY_DOMAIN"
+"""Environment variable of a trainer pod: what its node's label of spec.scheduling.topology says, where the pod has that
+label as well; otherwise empty. Not set: the job has no topology, and ranks are numbered as the pods are."""
 
 Activity = Literal["starting", "computing", "waiting", "ended"]
 """What the main thread of a rank does: it is before its first step, at its own work, in a collective, at its end."""

@@ -1,12 +1,15 @@
 """Whether equal pods fit onto nodes, and what stands in the way. Pure.
 
-A node takes as many of them as its scarcest resource allows. Where nodes must differ by more than their names, or pods
-must lie close together, only the scheduler knows.
+A node takes as many of them as its scarcest resource allows. Where nodes must differ by more than their names, only the
+scheduler knows.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from pseudoreal_api.spec.pod import Topology
 
 from pseudoreal_client.capacity.nodes import Amounts, Node
 
@@ -26,6 +29,8 @@ class Wish:
     spec: Json
     device_bytes: int = 0
     """Memory that its ranks need on each GPU."""
+    topology: Topology | None = None
+    """How near each other they must be."""
 
     @property
     def is_alone(self) -> bool:
@@ -52,23 +57,53 @@ class Fit:
     ever: dict[str, int]
     obstacles: dict[str, str] = field(default_factory=dict)
     """Node -> why none of the pods fits there, now or ever."""
+    domains: dict[str, str] = field(default_factory=dict)
+    """Node -> its domain of the topology; empty where there is none."""
+    is_in_one_domain: bool = False
+    """Whether all pods must be in one domain."""
 
     @property
     def fits_now(self) -> bool:
-        return sum(self.now.values()) >= self.wanted
+        return self.room_now >= self.wanted
 
     @property
     def fits_ever(self) -> bool:
-        return sum(self.ever.values()) >= self.wanted
+        return self.room_ever >= self.wanted
+
+    @property
+    def room_now(self) -> int:
+        return self._room(self.now)
+
+    @property
+    def room_ever(self) -> int:
+        return self._room(self.ever)
 
     @property
     def placement(self) -> dict[str, int]:
-        """Node -> pods, when they fill one node after the other."""
-        left, placed = self.wanted, {}
-        for node, room in self.now.items():
-            placed[node] = min(room, left)
-            left -= placed[node]
+        """Node -> pods, when they fill one node after the other; with a topology the domain with the most room
+        first."""
+        room, left = self._of_domains(self.now), self.wanted
+        order = sorted(room, key=lambda domain: -room[domain])
+        placed: dict[str, int] = {}
+        for domain in order[:1] if self.is_in_one_domain else order:
+            for node in (node for node in self.now if self._domain(node) == domain):
+                placed[node] = min(self.now[node], left)
+                left -= placed[node]
         return {node: count for node, count in placed.items() if count}
+
+    def _room(self, rooms: dict[str, int]) -> int:
+        of_domains = self._of_domains(rooms).values()
+        return max(of_domains, default=0) if self.is_in_one_domain else sum(of_domains)
+
+    def _of_domains(self, rooms: dict[str, int]) -> Counter[str]:
+        """The room of each domain."""
+        found: Counter[str] = Counter()
+        for node, room in rooms.items():
+            found[self._domain(node)] += room
+        return found
+
+    def _domain(self, node: str) -> str:
+        return self.domains.get(node, "")
 
 
 def fit(nodes: Sequence[Node], wish: Wish) -> Fit:
@@ -82,7 +117,9 @@ def fit(nodes: Sequence[Node], wish: Wish) -> Fit:
         now[node.name] = 0 if barrier else _room(node, wish, empty=False)
         if not now[node.name]:
             obstacles[node.name] = barrier or _shortage(node, wish)
-    return Fit(wish.count, now, ever, obstacles)
+    near = wish.topology
+    domains = {node.name: node.labels.get(near.key, "") for node in nodes} if near else {}
+    return Fit(wish.count, now, ever, obstacles, domains, near is not None and near.required is not None)
 
 
 def _room(node: Node, wish: Wish, *, empty: bool) -> int:
@@ -114,6 +151,8 @@ def _barrier(node: Node, wish: Wish) -> str | None:
         return f"taint {taint['key']}{value}:{taint['effect']}, which pod.template does not tolerate"
     if not _is_selected(node, wish):
         return "not selected by the nodeSelector or the node affinity of pod.template"
+    if wish.topology and wish.topology.required and wish.topology.required not in node.labels:
+        return f"no label {wish.topology.required}, which spec.scheduling.topology requires"
     if node.gpu_bytes is not None and node.gpu_bytes < wish.device_bytes:
         return "GPUs with too little memory"
     return None

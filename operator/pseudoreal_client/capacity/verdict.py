@@ -8,6 +8,7 @@ from typing import Any
 from pseudoreal_trainer.quantity import readable_bytes
 
 from pseudoreal_client.capacity.fit import Fit, Wish
+from pseudoreal_client.capacity.levels import Level
 from pseudoreal_client.capacity.nodes import GPU_MEMORY, Node
 from pseudoreal_client.capacity.wishes import Need, amount_text, asked_text
 
@@ -28,6 +29,8 @@ class Verdict:
     fit: Fit
     nodes: Sequence[Node]
     problems: Sequence[str]
+    levels: Sequence[Level] = ()
+    """What the ranks exchange between domains and nodes, were the pods placed as `fit` has it."""
 
     @property
     def can_run(self) -> bool:
@@ -44,6 +47,7 @@ class Verdict:
             memory, disk = readable_bytes(self.need.memory), readable_bytes(self.need.disk)
             yield f"  forecast: a pod needs {memory} of memory and {disk} of disk{device}"
         yield f"  {self._word()}"
+        yield from (f"  {level.line()}" for level in self.levels)
         for sentence in (*self.problems, *self.sentences()):
             yield f"  - {sentence}"
         if not self.fit.fits_now:
@@ -62,6 +66,7 @@ class Verdict:
             "fits": self.can_run,
             "fits_now": self.can_run_now,
             "placement": self.fit.placement,
+            "levels": [level.as_json() for level in self.levels],
             "obstacles": self.fit.obstacles,
             "reasons": [*self.problems, *self.sentences()],
         }
@@ -74,13 +79,13 @@ class Verdict:
     def _changes(self) -> Iterator[str]:
         if self.fit.fits_now:
             return
-        room, wanted = sum(self.fit.now.values()), self.wish.count
+        room, wanted = self.fit.room_now, self.wish.count
         if self.fit.fits_ever:
             yield f"there is room for {room} of {wanted} pods now; the others wait until pods of others end"
             return
         too_large = [*self._too_large()]
         yield from too_large
-        ever = sum(self.fit.ever.values())
+        ever = self.fit.room_ever
         if ever:
             yield (
                 f"empty nodes have room for {ever} of {wanted} pods; lower spec.phases[{self.phase}].workers or what a"

@@ -56,7 +56,8 @@ def wish_of(job: PseudoRealJob, stage: Stage, need: Need | None) -> Wish:
     """The pods of a stage; with a forecast they want what it says where the job asks for less."""
     manifest = children(job, stage, PseudoRealJobStatus(execution=1), _SETTINGS)[-1]
     spec = manifest["spec"]["template"]["spec"]
-    wish = Wish(manifest["spec"]["completions"], requests_of(spec), spec)
+    near = job.spec.scheduling.topology if stage.kind is StageKind.TRAIN else None
+    wish = Wish(manifest["spec"]["completions"], requests_of(spec), spec, topology=near)
     if need is None or stage.kind is StageKind.DELINK:
         return wish
     forecast = {"memory": need.memory} | ({_DISK: need.disk} if _is_on_node(spec) else {})

@@ -13,9 +13,10 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.observe.stages import Stage, StageKind
 from pseudoreal_trainer.cli.plan_command import plan as plan_file
-from pseudoreal_trainer.forecast.report import PhaseReport, plan_phase
+from pseudoreal_trainer.forecast.report import PlannedPhase, plan_phase
 
 from pseudoreal_client.capacity.fit import fit
+from pseudoreal_client.capacity.levels import levels_of
 from pseudoreal_client.capacity.nodes import Node, read_nodes
 from pseudoreal_client.capacity.verdict import Verdict
 from pseudoreal_client.capacity.wishes import limits_too_small, need_of, stages_left, wish_of
@@ -111,19 +112,22 @@ def _verdict(job: PseudoRealJob, stage: Stage, nodes: list[Node]) -> Verdict:
     if stage.kind is StageKind.DELINK:
         wish = wish_of(job, stage, None)
         return Verdict(stage.title, stage.phase, wish, None, fit(nodes, wish), nodes, [])
-    report = _forecast(job, stage.index)
+    planned = _forecast(job, stage.index)
+    report = planned.report
     need = need_of(job, phase, report)
     wish = wish_of(job, stage, need)
     problems = [*report.reasons, *limits_too_small(phase, wish.spec, need)]
-    return Verdict(stage.title, stage.phase, wish, need, fit(nodes, wish), nodes, problems)
+    found = fit(nodes, wish)
+    levels = levels_of(found, wish.topology, planned.layout.mesh, planned.flows) if found.fits_now else []
+    return Verdict(stage.title, stage.phase, wish, need, found, nodes, problems, levels)
 
 
-def _forecast(job: PseudoRealJob, index: int) -> PhaseReport:
+def _forecast(job: PseudoRealJob, index: int) -> PlannedPhase:
     phase = job.spec.phases[index]
     config = phase_config(job, index, execution=1, work_directory=".", offload_directory=".")
     cores = phase.resources.limits.get("cpu", phase.resources.requests.get("cpu", 1))
     threads = max(1, int(amount_of(cores)) // rank_counts(job.spec, phase).processes_per_worker)
-    return plan_phase(config, "cuda" if gpus_of(phase) else "cpu", None, threads).report
+    return plan_phase(config, "cuda" if gpus_of(phase) else "cpu", None, threads)
 
 
 def _say(verdicts: list[Verdict], *, as_json: bool) -> None:

@@ -8,7 +8,7 @@ from pseudoreal_api.status.status import PhaseStatus, Progress
 from pseudoreal_operator.observe.view import Pod
 
 from pseudoreal_client.text import NOTHING, age, columns, duration, number
-from pseudoreal_client.view.ranks import rank_map
+from pseudoreal_client.view.ranks import node_map, rank_map
 from pseudoreal_client.view.seen import SeenJob, cleaned, share
 
 Json = dict[str, Any]
@@ -21,10 +21,16 @@ def description(job: SeenJob, pods: Sequence[Pod], events: Sequence[Json], now: 
     lines = columns([[f"{name}:", value] for name, value in facts(job, now)])
     lines += _part("Phases", phase_table(job, now))
     lines += _part("Ranks", rank_map(job, pods, now))
+    lines += _part(_nodes_title(job), node_map(job))
     lines += _part("Requests", _requests(job))
     lines += _part("Faults", _faults(job, now))
     lines += _part("Conditions", _conditions(job))
     return lines + _part("Events", _events(events, now))
+
+
+def _nodes_title(job: SeenJob) -> str:
+    placement = job.status.placement
+    return f"Nodes of phase {placement.phase_name}, execution {placement.execution}" if placement else "Nodes"
 
 
 def _experts(progress: Progress) -> Iterator[tuple[str, str]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 
+from pseudoreal_operator.observe.ranks import ranges_text
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import Pod, PodPhase
 
@@ -18,9 +19,15 @@ def rank_map(job: SeenJob, pods: Sequence[Pod], now: datetime, most: int | None 
     those that do not run are shown, and the first others."""
     if not pods:
         return []
-    shown = pods if most is None else sorted(sorted(pods, key=_is_well)[:most], key=lambda pod: pod.index)
-    lines = columns([_HEADS, *(_row(job, pod, now) for pod in shown)])
+    shown = pods if most is None else sorted(pods, key=_is_well)[:most]
+    lines = columns([_HEADS, *(_row(job, pod, now) for pod in sorted(shown, key=lambda pod: _turn(job, pod)))])
     return lines if len(shown) == len(pods) else [*lines, _left_out([pod for pod in pods if pod not in shown])]
+
+
+def _turn(job: SeenJob, pod: Pod) -> tuple[bool, int, int]:
+    """Pods come in the order of their ranks; those whose ranks nobody knows come last."""
+    ranks = ranks_of(job, pod)
+    return not ranks, ranks.start, pod.index
 
 
 def _is_well(pod: Pod) -> bool:
@@ -32,14 +39,24 @@ def _left_out(pods: Sequence[Pod]) -> str:
     return f"and {len(pods)} more pods, {f'{ill} of which do not run' if ill else 'all of which run'}"
 
 
+def node_map(job: SeenJob) -> list[str]:
+    """One line for each node with ranks, as far as the status has them; nothing before there are any."""
+    placement = job.status.placement
+    if placement is None:
+        return []
+    lines = columns([("NODE", "RANKS"), *((cleaned(node.node), cleaned(node.ranks)) for node in placement.nodes)])
+    return [*lines, f"further nodes: {placement.omitted_nodes}"] if placement.omitted_nodes else lines
+
+
 def ranks_of(job: SeenJob, pod: Pod) -> range:
-    """The numbers of a pod's ranks; that of a delink is 0."""
+    """The numbers of a pod's ranks; that of a delink is 0. Empty where they are not known."""
+    first = job.first_rank(pod)
     size = job.ranks_per_pod(pod.execution.phase) if pod.execution.kind is StageKind.TRAIN else 1
-    return range(pod.index * size, (pod.index + 1) * size)
+    return range(first, first + size) if first is not None else range(0)
 
 
 def ranks_text(ranks: range) -> str:
-    return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
+    return ranges_text(ranks) or NOTHING
 
 
 def pod_of_rank(job: SeenJob, pods: Sequence[Pod], rank: int) -> Pod | None:

@@ -12,6 +12,7 @@ from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.phase import Phase
 from pseudoreal_api.status.status import Condition, PhaseStatus, Progress, PseudoRealJobStatus
 from pseudoreal_operator.foreign import clean
+from pseudoreal_operator.observe.ranks import first_ranks_of
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
@@ -83,6 +84,15 @@ class SeenJob:
 
     def phase_status(self, name: str | None) -> PhaseStatus | None:
         return next((phase for phase in self.status.phases if phase.name == name), None)
+
+    def first_rank(self, pod: Pod) -> int | None:
+        """The number of a pod's first rank; None where only the pods know it."""
+        if pod.execution.kind is StageKind.DELINK:
+            return 0
+        known = first_ranks_of(self.status.placement, pod.execution)
+        is_by_place = self.spec is not None and self.spec.scheduling.topology is not None
+        by_number = None if is_by_place else pod.index * self.ranks_per_pod(pod.execution.phase)
+        return known.get(pod.index, by_number)
 
     def ranks_per_pod(self, phase: str) -> int:
         """1 where it is not known."""

@@ -18,6 +18,7 @@ from pseudoreal_operator.failures.hang import seconds_to_stall
 from pseudoreal_operator.lifecycle.acceptance import problem_of
 from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, startup_deadline
 from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
+from pseudoreal_operator.lifecycle.placement import placement
 from pseudoreal_operator.lifecycle.rules import RULES, start
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
 from pseudoreal_operator.manifests.objects import children, claim, identity
@@ -138,7 +139,7 @@ def _standing(metadata: JobMetadata, status: PseudoRealJobStatus, why: NewCondit
 
 def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
     status = _described(view, decision)
-    status = status_with(status, replicas=_replicas(view, decision))
+    status = status_with(status, replicas=_replicas(view, decision), placement=placement(view))
     status, unhurried_by = _unhurried(view.seen.status, status, view.now)
     execution = decision.children.execution(decision.status.execution) if decision.children else None
     made = _made(view, decision, settings) if settings else []

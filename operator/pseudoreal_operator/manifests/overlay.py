@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from pseudoreal_api.names import LABEL_JOB_UID
+from pseudoreal_api.names import LABEL_EXECUTION, LABEL_JOB_UID, LABEL_PHASE, LABEL_STAGE
+from pseudoreal_api.spec.pod import Topology
 
 Json = dict[str, Any]
 
@@ -46,13 +47,18 @@ def without_nulls(overlay: Any) -> Any:
     return [without_nulls(entry) for entry in overlay] if isinstance(overlay, list) else overlay
 
 
-def place(spec: Json, uid: str, *, one_per_node: bool, avoid: Sequence[str]) -> Json:
-    """The pod spec with the operator's own terms beside the user's. `avoid` are names of nodes.
+def place(
+    spec: Json, labels: dict[str, str], *, one_per_node: bool, avoid: Sequence[str], near: Topology | None
+) -> Json:
+    """The pod spec with the operator's own terms beside the user's. `labels` are those of the pods, `avoid` names of
+    nodes, and `near` says how the pods of an execution stay together.
 
     Terms have no names by which an overlay could merge them, so they are added to what it made.
     """
     if one_per_node:
-        spec = _with_term(spec, "podAntiAffinity", _REQUIRED, _away_from_pods(uid))
+        spec = _with_term(spec, "podAntiAffinity", _REQUIRED, _away_from_pods(labels[LABEL_JOB_UID]))
+    if near:
+        spec = _near_each_other(spec, labels, near)
     if avoid:
         spec = _with_term(spec, "nodeAffinity", _PREFERRED, _away_from_nodes(avoid))
     return spec
@@ -67,6 +73,16 @@ def _with_term(spec: Json, kind: str, strength: str, term: Json) -> Json:
 def _away_from_pods(uid: str) -> Json:
     """The term that keeps pods away from the job's other pods; those that have ended do not count to the scheduler."""
     return {"labelSelector": {"matchLabels": {LABEL_JOB_UID: uid}}, "topologyKey": HOSTNAME}
+
+
+def _near_each_other(spec: Json, labels: dict[str, str], near: Topology) -> Json:
+    """The spec of pods that go where the others of their execution are. Kubernetes lets the first one go anywhere: it
+    matches the term itself, and no other pod does. Those of an earlier execution, which may linger, do not count."""
+    own = {label: labels[label] for label in (LABEL_JOB_UID, LABEL_PHASE, LABEL_EXECUTION, LABEL_STAGE)}
+    term = {"labelSelector": {"matchLabels": own}, "topologyKey": near.key}
+    if near.required:
+        return _with_term(spec, "podAffinity", _REQUIRED, term)
+    return _with_term(spec, "podAffinity", _PREFERRED, {"weight": 100, "podAffinityTerm": term})
 
 
 def _away_from_nodes(avoid: Sequence[str]) -> Json:

@@ -30,11 +30,11 @@ from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.spec.network import Network
 from pseudoreal_api.spec.phase import Phase, Resources
 from pseudoreal_api.spec.pod import EnvVar, Pod
-from pseudoreal_api.wire.reports import METRICS_PORT, NODE_NAME, REPORT_AUDIENCE, REPORT_URL
+from pseudoreal_api.wire.reports import METRICS_PORT, NODE_NAME, REPORT_AUDIENCE, REPORT_URL, TOPOLOGY_DOMAIN
 
 from pseudoreal_operator.manifests import network
 from pseudoreal_operator.manifests.overlay import merge, place, without_nulls
-from pseudoreal_operator.manifests.scheduling import Gang
+from pseudoreal_operator.manifests.scheduling import Gang, topology_annotations, topology_by_affinity
 from pseudoreal_operator.observe.reading import COMPLETION_INDEX
 from pseudoreal_operator.settings import Settings
 
@@ -81,8 +81,8 @@ def pod_template(job: PseudoRealJob, plan: PodPlan, settings: Settings, avoid: S
     """The operator's template, the user's over it, and over both what the operator must find in its pods again."""
     own = _template(job, plan, settings)
     template: Json = merge(merge(own, without_nulls(plan.pod.template)), _indispensable(plan, own))
-    alone = plan.network.host_network
-    return template | {"spec": place(template["spec"], job.metadata.uid, one_per_node=alone, avoid=avoid)}
+    alone, near = plan.network.host_network, topology_by_affinity(job.spec.scheduling) if plan.trains else None
+    return template | {"spec": place(template["spec"], plan.labels, one_per_node=alone, avoid=avoid, near=near)}
 
 
 def _indispensable(plan: PodPlan, own: Json) -> Json:
@@ -115,6 +115,7 @@ def _grace_seconds(pod: Pod) -> int:
 def _template(job: PseudoRealJob, plan: PodPlan, settings: Settings) -> Json:
     scheduling, gang = job.spec.scheduling, plan.gang
     marks = gang.pod_annotations if gang else {}
+    marks |= topology_annotations(scheduling) if plan.trains else {}
     return {
         "metadata": {
             "labels": plan.labels | (gang.pod_labels if gang else {}),
@@ -215,6 +216,8 @@ def _training_environment(job: PseudoRealJob, plan: PodPlan, settings: Settings)
         _field(NODE_NAME, "spec.nodeName"),
         _field("PET_NODE_RANK", f"metadata.annotations['{COMPLETION_INDEX}']"),
     ]
+    if topology := job.spec.scheduling.topology:
+        named.append(_field(TOPOLOGY_DOMAIN, f"metadata.labels['{topology.key}']"))
     return _fixed(values) + named + network.host_environment(plan.network)
 
 

@@ -3,12 +3,12 @@
 Only when it is made does the operator say whether a Job is suspended: from then on that is for the queue alone.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pseudoreal_api.names import gang_name
 from pseudoreal_api.spec.job import PseudoRealJob
-from pseudoreal_api.spec.pod import GangPolicy, Scheduling
+from pseudoreal_api.spec.pod import GangPolicy, Scheduling, Topology
 
 from pseudoreal_operator.observe.stages import Stage, StageKind
 
@@ -16,6 +16,8 @@ Json = dict[str, Any]
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+_REQUIRED_TOPOLOGY = "kueue.x-k8s.io/podset-required-topology"
+_PREFERRED_TOPOLOGY = "kueue.x-k8s.io/podset-preferred-topology"
 
 NATIVE = "scheduling.k8s.io/v1beta1"
 """API version of Kubernetes' own PodGroups, as of Kubernetes 1.37. Those before it were of alpha versions that are
@@ -39,6 +41,19 @@ def queue_labels(scheduling: Scheduling, kind: StageKind) -> dict[str, str]:
     return {QUEUE_LABEL: scheduling.queue} | ({PRIORITY_LABEL: priority} if priority else {})
 
 
+def topology_annotations(scheduling: Scheduling) -> dict[str, str]:
+    """Annotations of a pod template by which Kueue gives its pods nodes that are near each other."""
+    topology = scheduling.topology
+    if topology is None or scheduling.queue is None:
+        return {}
+    return {_REQUIRED_TOPOLOGY if topology.required else _PREFERRED_TOPOLOGY: topology.key}
+
+
+def topology_by_affinity(scheduling: Scheduling) -> Topology | None:
+    """The topology that pods must ask for themselves, as neither Kueue nor Volcano knows of it."""
+    return None if scheduling.queue is not None or scheduling.gang.policy == "Volcano" else scheduling.topology
+
+
 @dataclass(frozen=True)
 class Gang:
     """The PodGroup of a phase, and what its pods say of it. There is one for all executions of the phase: two of them
@@ -54,13 +69,24 @@ class Gang:
 
 def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
     """The gang of a stage; None where each pod gets a node by itself. A delink is one pod."""
-    policy, seconds = job.spec.scheduling.gang.policy, job.spec.scheduling.gang.timeout_seconds
+    scheduling = job.spec.scheduling
+    policy, seconds, priority = scheduling.gang.policy, scheduling.gang.timeout_seconds, scheduling.priority_class_name
     if policy == "None" or stage.kind is not StageKind.TRAIN:
         return None
-    priority = job.spec.scheduling.priority_class_name
-    terms = f"{policy} {seconds} {priority}"
+    tiers = _tiers(scheduling.topology) if policy == "Volcano" and scheduling.topology else {}
+    # A group without tiers is called as in releases that knew none.
+    terms = f"{policy} {seconds} {priority}" + (f" {scheduling.topology}" if tiers else "")
     name = gang_name(job.metadata.name, job.metadata.uid, stage.phase, terms)
-    return _gang(policy, name, job.spec.phases[stage.index].workers, seconds, priority)
+    gang = _gang(policy, name, job.spec.phases[stage.index].workers, seconds, priority)
+    return replace(gang, spec=gang.spec | tiers)
+
+
+def _tiers(topology: Topology) -> Json:
+    """What a group of Volcano says of the topology. Volcano calls the tier of nodes that share a label by its key; and
+    asked softly, it goes from the lowest tier up by itself."""
+    if topology.required is None:
+        return {"networkTopology": {"mode": "soft"}}
+    return {"networkTopology": {"mode": "hard", "highestTierName": topology.required}}
 
 
 def _gang(policy: GangPolicy, name: str, pods: int, seconds: int | None, priority: str | None) -> Gang:

@@ -17,6 +17,7 @@ from pseudoreal_api.wire.reports import PodReport
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.observe.ranks import first_rank_said, first_ranks, first_ranks_of
 from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, current_stage, with_added
 
 
@@ -279,13 +280,26 @@ class View:
         return sum(pod.phase is not PodPhase.PENDING for pod in self.pods)
 
     def pod_of_rank(self, rank: int) -> Pod | None:
-        return next((pod for pod in self.pods if pod.index == rank // self._ranks_per_pod), None)
+        first = rank // self.ranks_per_pod * self.ranks_per_pod
+        return next((pod for pod in self.pods if self._first_ranks.get(pod.index) == first), None)
 
     def first_rank(self, pod: Pod) -> int:
-        return pod.index * self._ranks_per_pod
+        return self._first_ranks.get(pod.index, pod.index * self.ranks_per_pod)
+
+    @cached_property
+    def _first_ranks(self) -> dict[int, int]:
+        # What the operator has heard it forgets when it is restarted, and the status has it then.
+        known = first_ranks_of(self.seen.status.placement, self.execution) | self.said_first_ranks
+        return first_ranks(self.workers, self.ranks_per_pod, known)
+
+    @cached_property
+    def said_first_ranks(self) -> dict[int, int]:
+        """Number of each pod that has said it -> its first rank."""
+        said = {heard.index: first_rank_said(heard.report, self.ranks_per_pod) for heard in self.speaking}
+        return {index: rank for index, rank in said.items() if rank is not None}
 
     @property
-    def _ranks_per_pod(self) -> int:
+    def ranks_per_pod(self) -> int:
         return rank_counts(self.spec, self.spec.phases[self.stage.index]).processes_per_worker
 
     @property

@@ -7,12 +7,17 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pseudoreal_api.resolved.resolve import phase_config
 from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.pod import Topology
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_client.capacity.fit import Wish, fit
+from pseudoreal_client.capacity.levels import levels_of
 from pseudoreal_client.capacity.nodes import Node, read_nodes, requests_of
 from pseudoreal_client.capacity.verdict import Verdict
 from pseudoreal_client.capacity.wishes import Need, limits_too_small, stages_left, wish_of
+from pseudoreal_operator.observe.stages import StageKind
+from pseudoreal_trainer.forecast.report import plan_phase
 
 from tests.support.jobs import good_job
 from tests.unit.client.golden import golden
@@ -242,7 +247,38 @@ def verdict(wanted: PseudoRealJob, there: list[Node], need: Need) -> Verdict:
 WANTED = job(spec__phases__1__resources=LIMITS)
 NEED = Need(20 * GIB, 0, 60 * GIB)
 BIG = {"labels": {"nvidia.com/gpu.memory": "81559"}}
+RACK = "topology.example/rack"
+
+
+def racks(*names: str, **changes: Any) -> list[Node]:
+    """Nodes a, b, … in these racks, with room for one pod each."""
+    bodies = [node_body(chr(97 + n), labels={RACK: rack}, **{GPU: "2"}) for n, rack in enumerate(names)]
+    return nodes(*bodies, **changes)
+
+
+def near(topology: Json, workers: int = 4) -> PseudoRealJob:
+    layout = {"pipeline": 2, "stateSharding": "Full"}
+    shape = {"spec__phases__1__workers": workers, "spec__phases__1__parallelism": layout}
+    return job(
+        **shape,
+        spec__phases__1__batch={"sequences": 8},
+        spec__phases__1__processesPerWorker=1,
+        spec__phases__1__resources=LIMITS,
+        spec__scheduling={"topology": topology},
+    )
+
+
+def spread(wanted: PseudoRealJob, there: list[Node]) -> Verdict:
+    """The verdict with what crosses between racks and nodes."""
+    found = verdict(wanted, there, Need(20 * GIB, 0, 0))
+    planned = plan_phase(
+        phase_config(wanted, 1, execution=1, work_directory=".", offload_directory="."), "cuda", None, 1
+    )
+    return replace(found, levels=levels_of(found.fit, found.wish.topology, planned.layout.mesh, planned.flows))
+
+
 VERDICTS: dict[str, Verdict] = {
+    "racks": spread(near({"preferred": RACK}), racks("x", "y", "x", "y")),
     "fits": verdict(WANTED, nodes(node_body("a", **BIG), node_body("b", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
     "waits": verdict(WANTED, nodes(node_body("a", **BIG), pods=(pod_body("a", gpu=6),)), NEED),
     "few-nodes": verdict(job(spec__phases__1__resources=LIMITS | {"limits": {GPU: 8}}), nodes(node_body("a")), NEED),
@@ -267,9 +303,42 @@ def test_a_verdict(name: str) -> None:
 def test_what_fits_and_when() -> None:
     assert {name: (one.can_run, one.can_run_now) for name, one in VERDICTS.items()} == {
         "fits": (True, True),
+        "racks": (True, True),
         "waits": (True, False),
         **dict.fromkeys(("few-nodes", "large-pods", "small-gpus", "taints", "small-limit", "no-nodes"), (False, False)),
     }
+
+
+class TestATopology:
+    def test_all_pods_in_one_rack_need_a_rack_with_room_for_all(self) -> None:
+        wish = replace(gpus(2, 2), topology=Topology(required=RACK))
+        assert fit(racks("x", "y", "y"), wish).placement == {"b": 1, "c": 1}
+        assert fit(racks("y", "x", "y", "x"), wish).placement == {"a": 1, "c": 1}
+        apart = fit(racks("x", "y"), wish)
+        assert (apart.fits_now, apart.fits_ever, apart.room_ever) == (False, False, 1)
+        taken = fit(racks("x", "y", "y", pods=(pod_body("b", gpu=1),)), wish)
+        assert (taken.fits_now, taken.fits_ever) == (False, True)
+
+    def test_a_node_without_the_label_is_in_no_rack(self) -> None:
+        wish = replace(gpus(1, 2), topology=Topology(required=RACK))
+        assert fit(nodes(node_body("a")), wish).obstacles["a"].startswith(f"no label {RACK}")
+        assert fit(nodes(node_body("a")), replace(wish, topology=Topology(preferred=RACK))).fits_now
+
+    def test_pods_that_prefer_a_rack_fill_the_one_with_the_most_room_first(self) -> None:
+        wish = replace(gpus(3, 2), topology=Topology(preferred=RACK))
+        assert [*fit(racks("x", "y", "y"), wish).placement.items()] == [("b", 1), ("c", 1), ("a", 1)]
+
+    def test_a_delink_has_none(self) -> None:
+        stage = next(stage for stage in stages_left(near({"required": RACK}), PseudoRealJobStatus(), "real"))
+        assert stage.kind is StageKind.DELINK
+        assert wish_of(near({"required": RACK}), stage, None).topology is None
+
+    def test_shards_stay_in_a_rack_and_the_pipeline_crosses(self) -> None:
+        racks, nodes = VERDICTS["racks"].levels
+        assert (racks.count, nodes.count) == (2, 4)
+        assert {exchange for exchange, size in racks.bytes.items() if size} == {"pipeline"}
+        assert {exchange for exchange, size in nodes.bytes.items() if size} == {"pipeline", "shards"}
+        assert VERDICTS["racks"].as_json()["levels"][0]["bytes_per_step"] == racks.bytes
 
 
 def test_json_is_what_the_lines_say() -> None:

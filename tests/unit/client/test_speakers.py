@@ -25,6 +25,19 @@ def test_the_newest_execution_speaks() -> None:
     assert names(rank=3) == ["llm-real-abcdef-e2-1"]
 
 
+def test_pods_that_are_numbered_by_place_are_found_by_the_status() -> None:
+    placement = {"phaseName": "real", "execution": 2, "nodes": [{"node": "a", "ranks": "0-3", "workers": "1,0"}]}
+    seen = job(
+        TRAINING | {"placement": placement},
+        spec__phases__1__processesPerWorker=2,
+        spec__scheduling={"topology": {"preferred": "rack"}},
+    )
+    (found,) = speakers(seen, BODIES, 3, previous=False)
+    assert (found.index, prefix(seen, found)) == (0, "[real e2 rank 2-3] ")
+    (before,) = speakers(seen, BODIES, None, previous=True)
+    assert prefix(seen, before) == "[real e1 rank -] ", "of an earlier execution nobody knows"
+
+
 def test_the_execution_before_it_is_of_the_same_number_or_of_a_smaller_one() -> None:
     assert names(previous=True) == ["llm-real-abcdef-e1-0"]
     # The delink comes before the training that it leads into.

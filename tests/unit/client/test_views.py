@@ -36,9 +36,32 @@ MIXTURE = TRAINING | {
     "progress": TRAINING["progress"]
     | {"experts": {"largest": "2.1250", "idle": "0.0312", "dropped": "0.0500", "routerEntropy": "2.0794"}}
 }
+PLACED = TRAINING | {
+    "placement": {
+        "phaseName": "real",
+        "execution": 2,
+        "nodes": [
+            {"node": "gpu-3", "ranks": "0-3", "workers": "0,2"},
+            {"node": "gpu-1", "ranks": "4-5", "workers": "1"},
+        ],
+        "omittedNodes": 1,
+    }
+}
+"""Four pods, one of which is on a node that the status has no room for."""
 DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
     "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
     "mixture": (job(MIXTURE), [pod(1), pod(0)], []),
+    "placed": (
+        job(
+            PLACED,
+            spec__phases__1__processesPerWorker=2,
+            spec__phases__1__workers=4,
+            spec__phases__1__batch={"sequences": 8},
+            spec__scheduling={"topology": {"preferred": "topology.kubernetes.io/zone"}},
+        ),
+        [pod(0, node="gpu-3"), pod(1, node="gpu-1"), pod(2, node="gpu-3"), pod(3, node="gpu-8")],
+        [],
+    ),
     "fresh": (job(), [], []),
     "pending": (job({"state": "Pending", "execution": 1}), [pod(0, phase="pseudo", node="", status=UNSCHEDULABLE)], []),
     "failed": (job(FAILED, spec__requests=REQUEST), [pod(0), pod(1, status=OOM)], []),

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from pseudoreal_trainer.forecast.course import PhaseCourse, what_must_change
+from pseudoreal_trainer.forecast.placement.flows import Exchange
 from pseudoreal_trainer.forecast.report import PhaseReport, RankReport
 from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic
 from pseudoreal_trainer.quantity import readable_bytes
@@ -23,6 +24,16 @@ _NAMES: dict[Traffic, str] = {
 }
 
 
+EXCHANGES: dict[Exchange, str] = {
+    "pipeline": "pipeline ranks",
+    "shards": "shards",
+    "replicas": "replicas",
+    "ties": "users of a block",
+    "experts": "tokens and their experts",
+}
+"""What people read for what ranks exchange."""
+
+
 def show(console: Console, report: PhaseReport) -> None:
     def say(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -33,6 +44,8 @@ def show(console: Console, report: PhaseReport) -> None:
         say(f"kernels hold up to {readable_bytes(report.scratch_bytes)} of the device for themselves while a pass runs")
     say(f"the loss is computed of {report.loss_chunk:,} tokens of a micro-batch at a time")
     console.print(_moved(report))
+    if report.exchanges:
+        console.print(_exchanged(report))
     say(
         f"a unit is fetched {report.fetches_per_unit} times a step at most, and its gradient reduced"
         f" {report.reductions_per_unit} times"
@@ -94,6 +107,21 @@ def _moved(report: PhaseReport) -> Table:
     if tokens := report.tokens_to_hide.get("optimizer"):
         table.add_row("(optimizer)", "", _count(tokens))
     return table
+
+
+def _exchanged(report: PhaseReport) -> Table:
+    names = ("within workers", "between workers", "stays within")
+    table = Table("among", *names, title="bytes a step that all ranks exchange, and where")
+    for column in table.columns[1:3]:
+        column.justify = "right"
+    for exchange, found in report.exchanges.items():
+        sizes = map(readable_bytes, (found.bytes_within_workers, found.bytes_between_workers))
+        table.add_row(EXCHANGES[exchange], *sizes, _workers(found.workers_together))
+    return table
+
+
+def _workers(together: int) -> str:
+    return "1 worker" if together == 1 else f"{together} neighbouring workers"
 
 
 def _count(tokens: int | None) -> str:

@@ -190,7 +190,7 @@ def await_rendezvous(environment: Mapping[str, str], is_asked_to_stop: Callable[
 def _run_torchrun(config: Path, environment: dict[str, str], stop: "_Stop", partners: Partners) -> int:
     """Runs torchrun: its exit code. torchrun gives ranks half a minute to end when one of them is gone; `partners` does
     not."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--max-restarts", "0"]
+    command = [sys.executable, "-m", "pseudoreal_trainer.rendezvous", "--max-restarts", "0"]
     command += ["--module", WORKER, str(config)]
     process = subprocess.Popen(command, env=environment)
     stop.pass_on_to(process)

@@ -11,6 +11,7 @@ from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_s
 from pseudoreal_trainer.forecast.memory.homes import Peaks, activation_peaks
 from pseudoreal_trainer.forecast.memory.memory import held
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
+from pseudoreal_trainer.forecast.placement.flows import EXCHANGES, Exchange, Flow, crossing, flows_of
 from pseudoreal_trainer.forecast.shortfalls import kernel_scratch, shortfalls
 from pseudoreal_trainer.forecast.time.costs import Load, UnitTime
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
@@ -49,6 +50,18 @@ class RankReport(_Model):
     bytes_moved_per_step: dict[Traffic, int]
 
 
+class ExchangeReport(_Model):
+    """What all ranks of a phase exchange for one purpose. A ring of ranks enters each worker once."""
+
+    bytes_within_workers: int
+    """Bytes a step between ranks of one worker."""
+    bytes_between_workers: int
+    """Bytes a step between workers, with the ranks in their order."""
+    workers_together: int
+    """Number of workers, the first with the next and so on, of which nothing goes to others: where so many are near
+    each other, all that is exchanged is near."""
+
+
 class PhaseReport(_Model):
     """The plan of a phase. Bytes are those of the rank with the most."""
 
@@ -61,6 +74,8 @@ class PhaseReport(_Model):
     scratch_bytes: int | None
     """Bytes that kernels hold for themselves besides, while a pass runs. null: no hardware profile was given."""
     bytes_moved_per_step: dict[Traffic, int]
+    exchanges: dict[Exchange, ExchangeReport]
+    """What ranks exchange; what is nothing is left out."""
     fetches_per_unit: int
     """Fetches in a step, of the unit and rank with the most."""
     reductions_per_unit: int
@@ -87,6 +102,8 @@ class PhaseReport(_Model):
 class PlannedPhase:
     report: PhaseReport
     layout: Layout
+    flows: list[Flow]
+    """What ranks exchange in a step."""
     timeline: Timeline
     is_predicted: bool
     """Whether its times are seconds; else they are forward passes of a layer."""
@@ -100,7 +117,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
     layout = placed_layout(config, sizes, peaks)
     plan = step_plan(layout)
     check_plan(layout, plan)
-    ranks = _ranks(layout, sizes, plan, peaks)
+    ranks, flows = _ranks(layout, sizes, plan, peaks), flows_of(layout, sizes, plan)
     prediction = predict(layout, sizes, profile, config.precision.compute) if profile else None
     line = prediction.timeline if prediction else timeline(layout, plan, unit_time(layout))
     reasons = shortfalls(config, layout, sizes, peaks, profile)
@@ -114,6 +131,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         bytes_moved_per_step={
             traffic: max(rank.bytes_moved_per_step[traffic] for rank in ranks) for traffic in TRAFFIC
         },
+        exchanges=_exchanges(flows, config.workers, config.processes_per_worker),
         fetches_per_unit=_most(plan, Fetch),
         reductions_per_unit=_most(plan, Reduce),
         idle_share=prediction.idle_share if prediction else idle_share(line, layout.pipeline),
@@ -128,7 +146,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         homes={unit.name: layout.home(index) for index, unit in enumerate(sizes.units)},
         ranks=ranks,
     )
-    return PlannedPhase(report, layout, line, prediction is not None)
+    return PlannedPhase(report, layout, flows, line, prediction is not None)
 
 
 def _parts(layout: Layout, unit: int) -> int:
@@ -154,6 +172,28 @@ def _ranks(layout: Layout, sizes: Sizes, plan: Plan, peaks: Peaks) -> list[RankR
             )
         )
     return reports
+
+
+def _exchanges(flows: list[Flow], workers: int, processes: int) -> dict[Exchange, ExchangeReport]:
+    between = crossing(flows, [rank // processes for rank in range(workers * processes)])
+    found = {}
+    for exchange in EXCHANGES:
+        of_kind = [flow for flow in flows if flow.exchange == exchange]
+        if total := sum(flow.bytes * len(flow.ranks) for flow in of_kind):
+            found[exchange] = ExchangeReport(
+                bytes_within_workers=total - between[exchange],
+                bytes_between_workers=between[exchange],
+                workers_together=_together(of_kind, workers, processes),
+            )
+    return found
+
+
+def _together(flows: list[Flow], workers: int, processes: int) -> int:
+    """The smallest divisor of the number of workers such that no flow leaves so many neighbours."""
+    sizes = (size for size in range(1, workers + 1) if workers % size == 0)
+    return next(
+        size for size in sizes if all(len({rank // (size * processes) for rank in flow.ranks}) == 1 for flow in flows)
+    )
 
 
 def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:

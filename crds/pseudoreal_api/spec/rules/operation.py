@@ -24,6 +24,12 @@ OPERATION_RULES = (
         "self.scheduling.gang.policy",
     ),
     on_job(
+        "!has(self.scheduling.topology) ||"
+        " has(self.scheduling.topology.required) != has(self.scheduling.topology.preferred)",
+        "spec.scheduling.topology needs either required or preferred, with the key of a label of nodes; set one of"
+        " them",
+    ),
+    on_job(
         f"self.logging.sinks.all(s, {_DESCRIBED})",
         "spec.logging.sinks: the one of type %s needs the field of that type, and no other; set weightsAndBiases for"
         " WeightsAndBiases, mlflow for MLflow",

@@ -1,13 +1,9 @@
 """Two jobs of four pods on six nodes, with the real scheduler of scheduler-plugins: a gang has all nodes or none."""
 
-import subprocess
 from collections.abc import Iterator
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import client
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.neighbours.coscheduling import coscheduling
@@ -15,90 +11,42 @@ from pseudoreal_dev.neighbours.coscheduling import coscheduling
 from tests.support.cluster import Cluster, Job
 from tests.support.kubectl import Kubectl
 from tests.support.patience import wait_for
+from tests.support.schedulers import CLAIM, bound_claim, nodes_for_one_pod_each, placed, running_scheduler, said
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.usefixtures("shared_operator", "scheduler")]
 
 SCHEDULER, PODS, NODES = "gangs", 4, 6
-CLAIM = "checkpoints"
 
 
 @pytest.fixture(scope="module")
 def scheduler(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The scheduler with its own definition of PodGroups. Pods name it: to others it does nothing."""
+    """The scheduler with its own definition of PodGroups."""
     folder, built, kubectl = tmp_path_factory.mktemp("scheduler"), coscheduling(), Kubectl(control_plane.kubeconfig)
     kubectl.said("apply", "--server-side", "--force-conflicts", "-f", str(built.definition))
     wait_for("PodGroups", lambda: kubectl("get", "podgroups.scheduling.x-k8s.io").returncode == 0)
     _, kubeconfig = control_plane.user(SCHEDULER, ["system:masters"])
-    (folder / "config.yaml").write_text(yaml.safe_dump(_config(kubeconfig)))
     # A gang that was refused is looked at again when there are new pods, or after this time (usually five minutes),
     # however much room there is meanwhile.
     again = "--pod-max-in-unschedulable-pods-duration=1s"
-    command = [built.program, f"--config={folder / 'config.yaml'}", "--secure-port=0", again]
-    with (folder / "log").open("wb") as log:
-        words = ["setpriv", "--pdeathsig", "KILL", *map(str, command)]
-        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True)
-    yield
-    ended = process.poll()
-    process.kill()
-    process.wait()
-    assert ended is None, (folder / "log").read_text()
+    with running_scheduler(built.program, folder, kubeconfig, _profile(), again):
+        yield
 
 
-def _config(kubeconfig: Path) -> dict[str, Any]:
+def _profile() -> dict[str, Any]:
     """Coscheduling as its project's own example has it."""
     name = {"name": "Coscheduling"}
     plugins = {"multiPoint": {"enabled": [name]}, "queueSort": {"enabled": [name], "disabled": [{"name": "*"}]}}
     waiting = {**name, "args": {"permitWaitingTimeSeconds": 10}}
-    return {
-        "apiVersion": "kubescheduler.config.k8s.io/v1",
-        "kind": "KubeSchedulerConfiguration",
-        "leaderElection": {"leaderElect": False},
-        "clientConnection": {"kubeconfig": str(kubeconfig)},
-        "profiles": [{"schedulerName": SCHEDULER, "plugins": plugins, "pluginConfig": [waiting]}],
-    }
+    return {"schedulerName": SCHEDULER, "plugins": plugins, "pluginConfig": [waiting]}
 
 
 @pytest.fixture
 def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
     """Nodes with room for one pod each: the labels by which pods find them."""
     core, labels = client.CoreV1Api(cluster.api), {"test": cluster.namespace}
-    room = {"cpu": "8", "memory": "16Gi", "ephemeral-storage": "100Gi", "pods": "1"}
     names = [f"{cluster.namespace}-{number}" for number in range(NODES)]
-    for name in names:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastHeartbeatTime": now}
-        status = {"capacity": room, "allocatable": room, "conditions": [ready | {"lastTransitionTime": now}]}
-        node: Any = {"metadata": {"name": name, "labels": labels}, "status": status}
-        core.create_node(node)
-    _bind_claim(core, cluster.namespace)
-
-    def are_ready() -> bool:
-        found: list[Any] = [core.read_node(name) for name in names]
-        return not any(node.spec.taints for node in found)
-
-    wait_for("nodes that are ready", are_ready)
-    yield labels
-    for name in names:
-        core.delete_node(name)
-    core.delete_persistent_volume(cluster.namespace)
-
-
-def _bind_claim(core: client.CoreV1Api, namespace: str) -> None:
-    """The volume of checkpoints: pods wait for it before they look for a node."""
-    common = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    target = {"namespace": namespace, "name": CLAIM}
-    source = {"hostPath": {"path": "/nowhere"}, "capacity": {"storage": "1Gi"}, "claimRef": target}
-    volume: Any = {"metadata": {"name": namespace}, "spec": common | source}
-    core.create_persistent_volume(volume)
-    wish = {"volumeName": namespace, "resources": {"requests": {"storage": "1Gi"}}}
-    claim: Any = {"metadata": {"name": CLAIM}, "spec": common | wish}
-    core.create_namespaced_persistent_volume_claim(namespace, claim)
-
-    def is_bound() -> bool:
-        found: Any = core.read_namespaced_persistent_volume_claim(CLAIM, namespace)
-        return bool(found.status.phase == "Bound")
-
-    wait_for("the claim", is_bound)
+    with nodes_for_one_pod_each(core, dict.fromkeys(names, labels)), bound_claim(core, cluster.namespace):
+        yield labels
 
 
 def create(cluster: Cluster, name: str, policy: str, nodes: dict[str, str]) -> Job:
@@ -122,23 +70,10 @@ def remove(cluster: Cluster, job: Job) -> None:
         core.delete_namespaced_pod(pod["metadata"]["name"], cluster.namespace, grace_period_seconds=0)
 
 
-def placed(job: Job) -> int:
-    return sum(bool(pod["spec"].get("nodeName")) for pod in job.alive_pods())
-
-
 def refused(job: Job) -> int:
     """Number of its pods for which the scheduler has said that there is no place."""
     conditions = [c for pod in job.alive_pods() for c in pod["status"].get("conditions", [])]
     return sum(c["type"] == "PodScheduled" and c["status"] == "False" for c in conditions)
-
-
-def said(jobs: list[Job]) -> list[Any]:
-    """What the scheduler has said of each pod."""
-    return [
-        (pod["metadata"]["name"], pod["spec"].get("nodeName"), pod["status"].get("conditions"))
-        for job in jobs
-        for pod in job.alive_pods()
-    ]
 
 
 def all_are_looked_at(jobs: list[Job]) -> bool:

@@ -56,6 +56,78 @@ def test_the_user_s_own_terms_stay() -> None:
     assert found["podAntiAffinity"][REQUIRED][1]["topologyKey"] == "kubernetes.io/hostname"
 
 
+RACK = "topology.example/rack"
+PEERS = {
+    "labelSelector": {
+        "matchLabels": {
+            "pseudoreal.dev/job-uid": UID,
+            "pseudoreal.dev/phase": "real",
+            "pseudoreal.dev/execution": "3",
+            "pseudoreal.dev/stage": "train",
+        }
+    },
+    "topologyKey": RACK,
+}
+WEIGHED = {"weight": 100, "podAffinityTerm": PEERS}
+
+
+def near(topology: Json, **scheduling: Any) -> tuple[Json, dict[str, str], Json]:
+    """What the pods ask for, what Kueue is asked for, and what Volcano is asked for."""
+    found = made(spec__scheduling={"topology": topology} | scheduling)
+    template = found["Job"]["spec"]["template"]
+    marks = {key: value for key, value in template["metadata"]["annotations"].items() if key.startswith("kueue")}
+    return template["spec"].get("affinity", {}), marks, found.get("PodGroup", {}).get("spec", {})
+
+
+def test_without_kueue_and_volcano_pods_ask_to_be_near_those_of_their_execution() -> None:
+    for gang in ("None", "SchedulerPlugins", "Native"):
+        asked, marks, _ = near({"required": RACK}, gang={"policy": gang})
+        assert (asked, marks) == ({"podAffinity": {REQUIRED: [PEERS]}}, {})
+    assert near({"preferred": RACK})[0] == {"podAffinity": {PREFERRED: [WEIGHED]}}
+
+
+def test_pods_match_their_own_terms() -> None:
+    """Kubernetes lets the first pod go anywhere for that reason alone."""
+    found = made(spec__scheduling={"topology": {"required": RACK}})["Job"]["spec"]["template"]
+    (term,) = found["spec"]["affinity"]["podAffinity"][REQUIRED]
+    assert term["labelSelector"]["matchLabels"].items() <= found["metadata"]["labels"].items()
+
+
+def test_kueue_is_asked_in_its_own_words() -> None:
+    asked = {"required": RACK}, {"queue": "gpus"}
+    assert near(asked[0], **asked[1])[:2] == ({}, {"kueue.x-k8s.io/podset-required-topology": RACK})
+    assert near({"preferred": RACK}, queue="gpus")[:2] == ({}, {"kueue.x-k8s.io/podset-preferred-topology": RACK})
+
+
+def test_volcano_is_asked_in_its_own_words_and_another_topology_is_another_group() -> None:
+    def group(**scheduling: Any) -> tuple[Json | None, str]:
+        found = made(spec__scheduling={"gang": {"policy": "Volcano"}} | scheduling)
+        assert "affinity" not in pod_of(found)
+        return found["PodGroup"]["spec"].get("networkTopology"), found["PodGroup"]["metadata"]["name"]
+
+    hard, soft, none = group(topology={"required": RACK}), group(topology={"preferred": RACK}), group()
+    assert hard[0] == {"mode": "hard", "highestTierName": RACK}
+    assert soft[0] == {"mode": "soft"}
+    assert none[0] is None
+    assert len({name for _, name in (hard, soft, none)}) == 3
+    _, marks, volcano = near({"required": RACK}, queue="gpus", gang={"policy": "Volcano"})
+    assert marks
+    assert volcano["networkTopology"] == hard[0]
+
+
+def test_a_delink_is_one_pod_and_near_nothing() -> None:
+    found = made(DELINK, spec__scheduling={"topology": {"required": RACK}, "queue": "gpus", "queueDelink": True})
+    assert "affinity" not in pod_of(found)
+    assert not any(key.startswith("kueue") for key in found["Job"]["spec"]["template"]["metadata"]["annotations"])
+
+
+def test_a_training_pod_knows_its_domain_where_there_is_a_topology() -> None:
+    path = {"fieldRef": {"fieldPath": f"metadata.labels['{RACK}']"}}
+    label = {"name": "PSEUDOREAL_TOPOLOGY_DOMAIN", "valueFrom": path}
+    assert label in container_of(made(spec__scheduling={"topology": {"preferred": RACK}}))["env"]
+    assert label["name"] not in {variable["name"] for variable in container_of(made())["env"]}
+
+
 def test_a_training_pod_may_report_and_nothing_else() -> None:
     found = rendered(TRAIN, 3, {"settings": SITE})
     assert pod_of(found)["automountServiceAccountToken"] is False

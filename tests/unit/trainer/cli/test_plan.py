@@ -18,6 +18,7 @@ KEYS = {
     "parameters_per_rank",
     "bytes",
     "bytes_moved_per_step",
+    "exchanges",
     "fetches_per_unit",
     "reductions_per_unit",
     "idle_share",
@@ -76,6 +77,30 @@ def test_json_has_the_stable_keys(job: dict[str, Any], file: Path) -> None:
     block = real["parameters"] - pseudo["parameters"]
     assert block % 3 == 0, "three blocks more"
     assert pseudo["bytes"]["device"] == 18 * pseudo["parameters"], "masters, moments, gradient, bfloat16 copy"
+
+
+def test_it_says_which_traffic_crosses_which_level(job: dict[str, Any], file: Path) -> None:
+    """Two pipeline ranks of two replicas of two shards on four workers: each worker has a replica of a pipeline
+    rank."""
+    layout = {"pipeline": 2, "stateSharding": "Full", "replicas": 2}
+    job["spec"]["phases"][1] |= {"workers": 4, "processesPerWorker": 2, "parallelism": layout}
+    job["spec"]["phases"][1]["batch"] = {"sequences": 8}
+    found = phases(plan(job, file, "--json", "--phase", "real"))[0]["exchanges"]
+    assert {name: one["workers_together"] for name, one in found.items()} == {"pipeline": 4, "shards": 1, "replicas": 2}
+    assert found["shards"]["bytes_between_workers"] == 0
+    assert found["replicas"]["bytes_within_workers"] == found["pipeline"]["bytes_within_workers"] == 0
+    assert all(one["bytes_within_workers"] + one["bytes_between_workers"] > 0 for one in found.values())
+    said = [
+        line.split("│") for line in plan(job, file, "--phase", "real").stdout.splitlines() if "neighbouring" in line
+    ]
+    assert [(line[1].strip(), line[2].strip(), line[4].strip()) for line in said] == [
+        ("pipeline ranks", "0 B", "4 neighbouring workers"),
+        ("replicas", "0 B", "2 neighbouring workers"),
+    ]
+    job["spec"]["phases"][1] |= {"workers": 1, "processesPerWorker": 1, "parallelism": {}}
+    alone = plan(job, file, "--phase", "real")
+    assert phases(plan(job, file, "--json", "--phase", "real"))[0]["exchanges"] == {}
+    assert "stays within" not in alone.stdout
 
 
 def test_one_phase_alone(job: dict[str, Any], file: Path) -> None:

@@ -23,6 +23,9 @@ from pseudoreal_trainer.cli.local_run import LocalRun
 from pseudoreal_trainer.cli.pod import SHUTDOWN_TIMEOUT, await_rendezvous, rendezvous_host
 from pseudoreal_trainer.cli.pod import _environment as pod_environment
 from pseudoreal_trainer.plan.units import KINDS
+from pseudoreal_trainer.pod.heartbeats import rank_heartbeats
+from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
+from pseudoreal_trainer.pod.pod_folder import PodFolder
 from torch.distributed.run import config_from_args, parse_args
 
 from tests.support.checkpoints import newest
@@ -347,6 +350,36 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
     assert messages[0] == messages[1]
     assert messages[0]["outcome"] == "Yielded"
     assert (tmp_path / "work" / "checkpoints" / messages[0]["checkpoint"] / "manifest.json").exists()
+
+
+def test_ranks_are_numbered_by_the_places_of_their_pods_and_the_weights_are_the_same(
+    job_body: dict[str, Any], config: Any, tmp_path: Path, train: Any
+) -> None:
+    """Three pods with a rank of a pipeline each; the first and the last share a node, so that they are neighbours."""
+    train(config(0, "whole"))
+    job_body["spec"]["phases"][0] |= {"workers": 3, "parallelism": {"pipeline": 3, "schedule": "1F1B"}}
+    port = free_port()
+    folders = [tmp_path / f"pod-{number}" for number in range(3)]
+    pods = [
+        start_pod(
+            config(0),
+            folder,
+            number,
+            3,
+            environment=_meeting(number, port)
+            | {
+                "PSEUDOREAL_NODE_NAME": node,
+                "PSEUDOREAL_TOPOLOGY_DOMAIN": "",
+                OUTCOME_DIRECTORY: str(folder / "ranks"),
+            },
+        )
+        for number, (folder, node) in enumerate(zip(folders, ("a", "b", "a"), strict=True))
+    ]
+    assert [pod.wait() for pod in pods] == [0, 0, 0], pods[0].said()
+    assert [rank_heartbeats(PodFolder(folder / "ranks"))[0].rank for folder in folders] == [0, 2, 1]
+    found = _newest(tmp_path / "work", "pseudo").whole()
+    for name, expected in _newest(tmp_path / "whole", "pseudo").whole().items():
+        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-11)
 
 
 def test_worker_0_holds_the_rendezvous() -> None:

@@ -1,0 +1,48 @@
+"""What the ranks of a phase exchange between the domains and nodes that its pods would be on. Pure."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pseudoreal_api.spec.pod import Topology
+from pseudoreal_trainer.cli.plan_display import EXCHANGES
+from pseudoreal_trainer.forecast.placement.flows import Exchange, Flow, crossing
+from pseudoreal_trainer.forecast.placement.order import Place, worker_order
+from pseudoreal_trainer.plan.mesh import Mesh
+from pseudoreal_trainer.quantity import readable_bytes
+
+from pseudoreal_client.capacity.fit import Fit
+
+
+@dataclass(frozen=True)
+class Level:
+    """The traffic between several places of one kind."""
+
+    places: str
+    """What they are: nodes, or domains of a topology."""
+    count: int
+    bytes: dict[Exchange, int]
+    """Bytes a step, of each exchange."""
+
+    def line(self) -> str:
+        found = [f"{EXCHANGES[exchange]} {readable_bytes(size)}" for exchange, size in self.bytes.items() if size]
+        return f"between {self.count} {self.places}, bytes a step: {', '.join(found) or 'none'}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {"places": self.places, "count": self.count, "bytes_per_step": self.bytes}
+
+
+def levels_of(fit: Fit, topology: Topology | None, mesh: Mesh, flows: Sequence[Flow]) -> list[Level]:
+    """The levels that the pods are spread over, the widest first. With a topology, workers are in the order that they
+    would give themselves."""
+    places = [Place(fit.domains.get(node, ""), node) for node, count in fit.placement.items() for _ in range(count)]
+    order = worker_order(places, mesh, flows) if topology else range(len(places))
+    of_ranks = [places[worker] for worker in order for _ in range(mesh.ranks // len(places))]
+    levels = [_level("nodes", of_ranks, flows)]
+    if topology:
+        levels.insert(0, _level(f"values of {topology.key}", [place.domain for place in of_ranks], flows))
+    return [level for level in levels if level.count > 1]
+
+
+def _level(places: str, of_ranks: Sequence[Hashable], flows: Sequence[Flow]) -> Level:
+    return Level(places, len(set(of_ranks)), crossing(flows, of_ranks))

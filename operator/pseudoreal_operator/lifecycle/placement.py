@@ -1,0 +1,45 @@
+"""Where the ranks of an execution are, as the status says it: node by node, in ranges, and no more than fits. Pure."""
+
+from pseudoreal_api.status.status import MOST_NODES, MOST_RANGES, NodeRanks, Placement, PseudoRealJobStatus
+
+from pseudoreal_operator.observe.ranks import first_ranks, ranges_text
+from pseudoreal_operator.observe.stages import StageKind, current_stage
+from pseudoreal_operator.observe.view import View
+
+
+def placement(view: View) -> Placement | None:
+    """The placement of the present execution, as soon as it is known of all of its ranks; until then the one before."""
+    known = view.seen.status.placement
+    if not _trains(view.status):
+        return known
+    nodes = {pod.index: pod.node for pod in sorted(view.pods, key=lambda pod: pod.is_alive) if pod.node}
+    if nodes.keys() != set(range(view.workers)) or not _are_numbered(view):
+        return known
+    return _placement(view, nodes)
+
+
+def _trains(status: PseudoRealJobStatus) -> bool:
+    stage = current_stage(status.phases)
+    return stage is not None and stage.kind is StageKind.TRAIN
+
+
+def _are_numbered(view: View) -> bool:
+    """Whether it is known which ranks each pod has. With a topology only the pods know."""
+    return view.spec.scheduling.topology is None or len(view.said_first_ranks) == view.workers
+
+
+def _placement(view: View, nodes: dict[int, str]) -> Placement:
+    """`nodes`: number of each pod -> its node."""
+    size, execution = view.ranks_per_pod, view.execution
+    firsts = first_ranks(view.workers, size, view.said_first_ranks)
+    on_node: dict[str, list[int]] = {}
+    for worker in sorted(nodes, key=firsts.__getitem__):
+        on_node.setdefault(nodes[worker], []).append(worker)
+    found = []
+    for node, workers in list(on_node.items())[:MOST_NODES]:
+        ranks = ranges_text(rank for worker in workers for rank in range(firsts[worker], firsts[worker] + size))
+        numbers = ranges_text(workers)
+        if max(len(ranks), len(numbers)) <= MOST_RANGES:
+            found.append(NodeRanks(node=node, ranks=ranks, workers=numbers))
+    omitted = len(on_node) - len(found)
+    return Placement(phase_name=execution.phase, execution=execution.number, nodes=found, omitted_nodes=omitted)

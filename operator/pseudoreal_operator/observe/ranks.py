@@ -1,0 +1,59 @@
+"""Which ranks are in which pod: by what the pods say, and in the status as ranges. Pure."""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+
+from pseudoreal_api.status.status import Placement
+from pseudoreal_api.wire.reports import PodReport
+
+from pseudoreal_operator.observe.stages import Execution
+
+_RANGE = re.compile("([0-9]{1,6})(?:-([0-9]{1,6}))?")
+
+
+def first_ranks(workers: int, ranks_per_worker: int, said: Mapping[int, int]) -> dict[int, int]:
+    """Number of each worker -> its first rank. `said`: what is known of some of them; what cannot be is left out.
+    Workers of which nothing is known have the ranks that are left, in the order of their numbers."""
+    left = dict.fromkeys(range(0, workers * ranks_per_worker, ranks_per_worker))
+    found: dict[int, int] = {}
+    for worker, rank in sorted(said.items()):
+        if worker in range(workers) and rank in left:
+            found[worker] = rank
+            del left[rank]
+    unknown = [worker for worker in range(workers) if worker not in found]
+    return found | dict(zip(unknown, left, strict=True))
+
+
+def first_rank_said(report: PodReport, ranks_per_worker: int) -> int | None:
+    """The first rank of the pod that reports; None before one of them has begun."""
+    ranks = [sign.rank for sign in report.ranks]
+    return min(ranks) // ranks_per_worker * ranks_per_worker if ranks else None
+
+
+def first_ranks_of(placement: Placement | None, execution: Execution) -> dict[int, int]:
+    """Number of each worker that the status knows -> its first rank, if it speaks of this execution."""
+    if placement is None or (placement.phase_name, placement.execution) != (execution.phase, execution.number):
+        return {}
+    found: dict[int, int] = {}
+    for node in placement.nodes:
+        ranks, workers = [*numbers_of(node.ranks)], [*numbers_of(node.workers)]
+        if workers and len(ranks) % len(workers) == 0:
+            found |= dict(zip(workers, ranks[:: len(ranks) // len(workers)], strict=True))
+    return found
+
+
+def ranges_text(numbers: Iterable[int]) -> str:
+    """The numbers in their order, such as 0-3,8,6."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def numbers_of(text: str) -> Iterator[int]:
+    """The numbers of such a text. What is none is left out: others may have written it."""
+    for match in filter(None, map(_RANGE.fullmatch, text.split(","))):
+        yield from range(int(match[1]), int(match[2] or match[1]) + 1)

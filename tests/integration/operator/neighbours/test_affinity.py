@@ -1,0 +1,57 @@
+"""A job of three pods on nine nodes in three zones, with Kubernetes' own scheduler: where a topology puts them."""
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+from pseudoreal_dev.cluster import binaries
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+
+from tests.support.cluster import Cluster
+from tests.support.patience import wait_for
+from tests.support.schedulers import CLAIM, bound_claim, nodes_for_one_pod_each, placed, running_scheduler, said
+
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.usefixtures("shared_operator", "scheduler")]
+
+SCHEDULER, PODS, ZONES = "plain", 3, 3
+ZONE = "topology.kubernetes.io/zone"
+
+
+@pytest.fixture(scope="module")
+def scheduler(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder, program = tmp_path_factory.mktemp("scheduler"), binaries.build().path("kube-scheduler")
+    _, kubeconfig = control_plane.user(SCHEDULER, ["system:masters"])
+    with running_scheduler(program, folder, kubeconfig, {"schedulerName": SCHEDULER}):
+        yield
+
+
+@pytest.fixture
+def nodes(cluster: Cluster) -> Iterator[dict[str, str]]:
+    """Three nodes in each zone, with room for one pod each: the labels by which pods find them."""
+    core, labels = client.CoreV1Api(cluster.api), {"test": cluster.namespace}
+    made = {f"{cluster.namespace}-{n}": labels | {ZONE: f"zone-{n % ZONES}"} for n in range(PODS * ZONES)}
+    with nodes_for_one_pod_each(core, made), bound_claim(core, cluster.namespace):
+        yield labels
+
+
+@pytest.mark.parametrize(
+    ("topology", "zones"), [({"required": ZONE}, [3]), ({"preferred": ZONE}, [3]), (None, [1, 1, 1])]
+)
+def test_pods_share_a_zone_and_know_it(
+    cluster: Cluster, nodes: dict[str, str], topology: dict[str, str] | None, zones: list[int]
+) -> None:
+    """The first pod may go anywhere, and the others follow it; without a topology the scheduler spreads them."""
+    spec = {"schedulerName": SCHEDULER, "nodeSelector": nodes}
+    scheduling: dict[str, Any] = {"topology": topology} if topology else {}
+    job = cluster.create(
+        "near",
+        spec__phases__0__workers=PODS,
+        spec__pod={"template": {"spec": spec}},
+        spec__scheduling=scheduling,
+        spec__checkpoint__storage__volume={"claimName": CLAIM},
+    )
+    wait_for("a node for each pod", lambda: placed(job) == PODS, lambda: said([job]))
+    found = Counter(pod["metadata"]["labels"][ZONE] for pod in job.alive_pods())
+    assert sorted(found.values()) == zones

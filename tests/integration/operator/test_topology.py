@@ -1,0 +1,50 @@
+"""What a pod knows of the place of its node, with the API server of Kubernetes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client
+from pseudoreal_api.wire.reports import TOPOLOGY_DOMAIN
+
+from tests.support.cluster import Cluster
+from tests.support.patience import wait_for
+
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator")]
+
+ZONE = "topology.kubernetes.io/zone"
+
+
+@pytest.fixture
+def node(cluster: Cluster) -> Iterator[str]:
+    """A node in a zone, as soon as the API server's admission has heard of it."""
+    core, name = client.CoreV1Api(cluster.api), f"node-{cluster.namespace}"[:63].strip("-")
+    made: Any = {"metadata": {"name": name, "labels": {ZONE: "zone-7"}}}
+    core.create_node(made)
+    containers = [{"name": "any", "image": "any"}]
+    tried: Any = {"metadata": {"name": "tried"}, "spec": {"nodeName": name, "containers": containers}}
+
+    def is_heard_of() -> bool:
+        found: Any = core.create_namespaced_pod(cluster.namespace, tried, dry_run="All")
+        return ZONE in (found.metadata.labels or {})
+
+    wait_for("the zone of a pod on the node", is_heard_of)
+    yield name
+    core.delete_node(name)
+
+
+def test_a_pod_has_the_zone_of_its_node_where_it_looks_for_its_domain(cluster: Cluster, node: str) -> None:
+    job = cluster.create("near", spec__scheduling={"topology": {"preferred": ZONE}})
+    (pod,) = job.pods("near-pseudo-e1")
+    target = {"apiVersion": "v1", "kind": "Node", "name": node}
+    name = pod["metadata"]["name"]
+    binding: Any = {"metadata": {"name": name}, "target": target}
+    # The answer is a Status, which the client would take for a Binding.
+    client.CoreV1Api(cluster.api).create_namespaced_pod_binding(
+        name, cluster.namespace, binding, _preload_content=False
+    )
+    (bound,) = job.pods("near-pseudo-e1")
+    (container,) = bound["spec"]["containers"]
+    (domain,) = (variable for variable in container["env"] if variable["name"] == TOPOLOGY_DOMAIN)
+    assert domain["valueFrom"]["fieldRef"]["fieldPath"] == f"metadata.labels['{ZONE}']"
+    assert bound["metadata"]["labels"][ZONE] == "zone-7"

@@ -1,0 +1,99 @@
+"""Which ranks exchange how much in a step, from its plan. Pure."""
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Literal, get_args
+
+from pseudoreal_trainer.forecast.memory.sizes import Sizes
+from pseudoreal_trainer.forecast.time.traffic import moved
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.plan.mesh import Groups
+from pseudoreal_trainer.plan.records import Plan, RankPlan, Record, Send, Tie
+
+Exchange = Literal["pipeline", "shards", "replicas", "ties", "experts"]
+"""Messages between pipeline ranks; gathers and sums of the shards of a replica, or of whole gradients; the same between
+replicas; sums over pipeline ranks that share a block; tokens on their way to experts on other ranks and back."""
+EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Ranks that exchange something in each step, in a ring: as NCCL and gloo do it, and two of them in any case."""
+
+    exchange: Exchange
+    ranks: tuple[int, ...]
+    bytes: int
+    """Bytes that each of them sends to the next."""
+
+
+def flows_of(layout: Layout, sizes: Sizes, plan: Plan) -> list[Flow]:
+    """All flows of a step that have bytes. `plan`: that of each pipeline rank."""
+    collectives = (_collectives(layout, sizes, rank, records) for rank, records in enumerate(plan))
+    made = chain(_messages(layout, sizes, plan), *collectives, _ties(layout, sizes, plan))
+    return [flow for flow in made if flow.bytes]
+
+
+def crossing(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exchange, int]:
+    """Bytes a step between different places, of each exchange. `places`: those of the ranks.
+
+    A ring enters each place once: neighbours in it are in one place where they can be.
+    """
+    total: Counter[Exchange] = Counter()
+    for flow in flows:
+        entered = len({places[rank] for rank in flow.ranks})
+        total[flow.exchange] += flow.bytes * entered if entered > 1 else 0
+    return {exchange: total[exchange] for exchange in EXCHANGES}
+
+
+def _collectives(layout: Layout, sizes: Sizes, pipeline_rank: int, records: RankPlan) -> Iterator[Flow]:
+    """Flows among the data ranks of a pipeline rank."""
+    sent: dict[Pool, Counter[str]] = {pool: Counter() for pool in POOLS}
+    for record in records:
+        if not isinstance(record, Tie):
+            sent[_pool(layout, record)].update(moved(layout, sizes, record))
+    mesh, together = layout.mesh, sent["Blocks"] + sent["Experts"]
+
+    def here(groups: Groups) -> Iterator[tuple[int, ...]]:
+        return (ranks for ranks in groups if mesh.coordinates(ranks[0]).pipeline == pipeline_rank)
+
+    for ranks in here(mesh.groups("shard")):
+        yield Flow("shards", ranks, sent["Blocks"]["collective"])
+    for ranks in here(mesh.expert_groups("expert_shard")):
+        yield Flow("shards", ranks, sent["Experts"]["collective"])
+    for ranks in here(mesh.groups("replica")):
+        yield Flow("replicas", ranks, together["replicas"])
+    for ranks in here(mesh.expert_groups("expert")):
+        # Each sends as much to each other one.
+        for pair in combinations(ranks, 2):
+            yield Flow("experts", pair, together["experts"] // (len(ranks) - 1))
+
+
+def _pool(layout: Layout, record: Record) -> Pool:
+    """The pool of the unit that a record is of; of those that are of none, any."""
+    unit = getattr(record, "unit", None)
+    return "Blocks" if unit is None else layout.pool_of(unit)
+
+
+def _messages(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
+    """Flows between pipeline ranks. What goes forward comes back as a gradient, so both of two send as much."""
+    sent: Counter[tuple[int, int]] = Counter()
+    for pipeline_rank, records in enumerate(plan):
+        for record in records:
+            if isinstance(record, Send):
+                low, high = sorted((pipeline_rank, record.peer))
+                sent[low, high] += moved(layout, sizes, record)["pipeline"]
+    for column in layout.mesh.groups("pipeline"):
+        for (low, high), size in sent.items():
+            yield Flow("pipeline", (column[low], column[high]), size // 2)
+
+
+def _ties(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
+    """Flows between pipeline ranks that use one unit."""
+    sent: Counter[tuple[int, ...]] = Counter()
+    for unit in {record.unit for records in plan for record in records if isinstance(record, Tie)}:
+        sent[layout.users[unit]] += moved(layout, sizes, Tie(unit))["collective"]
+    for column in layout.mesh.groups("pipeline"):
+        for users, size in sent.items():
+            yield Flow("ties", tuple(column[user] for user in users), size)

@@ -1,0 +1,68 @@
+"""Who comes to a rendezvous, and which number each worker gets. Pure."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Self
+
+import structlog
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.reports import NODE_NAME, TOPOLOGY_DOMAIN
+
+from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout
+from pseudoreal_trainer.forecast.memory.homes import activation_peaks
+from pseudoreal_trainer.forecast.placement.flows import flows_of
+from pseudoreal_trainer.forecast.placement.order import Order, Place, worker_order
+from pseudoreal_trainer.plan.lower import step_plan
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a worker says of itself when it comes."""
+
+    worker: int
+    """Its completion index."""
+    node: str
+    domain: str | None
+    """Where its node is in the topology; empty: nobody says it. None: the job has no topology."""
+
+    @classmethod
+    def of_pod(cls, environment: Mapping[str, str] = os.environ) -> Self:
+        return cls(int(environment["PET_NODE_RANK"]), environment.get(NODE_NAME, ""), environment.get(TOPOLOGY_DOMAIN))
+
+    @classmethod
+    def from_json(cls, text: bytes) -> Self:
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def numbers(seats: Sequence[Seat], config: PhaseConfig) -> list[int]:
+    """The number of each worker, in the order of the seats: that by which its ranks are numbered."""
+    workers = sorted(seats, key=lambda seat: seat.worker)
+    order = _order(workers, config)
+    found = {workers[worker].worker: number for number, worker in enumerate(order)}
+    return [found[seat.worker] for seat in seats]
+
+
+def _order(workers: Sequence[Seat], config: PhaseConfig) -> Order:
+    """The order by place, where the job has a topology, else that of the workers. It is for speed alone: no failure to
+    find it keeps a job from training."""
+    by_number = tuple(range(len(workers)))
+    if any(seat.domain is None for seat in workers):
+        return by_number
+    try:
+        return _order_by_place([Place(seat.domain or "", seat.node) for seat in workers], config)
+    except Exception:
+        log.exception("ranks_not_placed")
+        return by_number
+
+
+def _order_by_place(places: Sequence[Place], config: PhaseConfig) -> Order:
+    sizes = phase_sizes(config, "cuda" if config.gpus else "cpu")
+    layout = placed_layout(config, sizes, activation_peaks(fixed_layout(config, sizes), sizes))
+    return worker_order(places, layout.mesh, flows_of(layout, sizes, step_plan(layout)))
