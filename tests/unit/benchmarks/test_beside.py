@@ -10,7 +10,7 @@ from tests.benchmarks.operator.audit import Request, job_name, parse
 from tests.benchmarks.operator.beside.deployed import Deployment, webhooks
 from tests.benchmarks.operator.beside.measures import caused, ends, per_job, policy, reactions, writes
 from tests.benchmarks.operator.beside.report import draw, section
-from tests.benchmarks.operator.beside.results import Idle, Life, Lives
+from tests.benchmarks.operator.beside.results import Idle, Life, Lives, Reporting
 from tests.benchmarks.operator.beside.stacks import ONE_PHASE, STACKS, TRAINER, TRAINING_OPERATOR, TWO_PHASES
 from tests.benchmarks.operator.results import Quantiles
 
@@ -144,16 +144,28 @@ def test_the_section_shows_losses_and_what_was_not_measured() -> None:
         life(TRAINING_OPERATOR.title, seconds=50.0),
         life(TWO_PHASES.title, writes=21),
     ]
-    text = section(lives)
+    text = section(Lives(lives=lives))
     assert "**not reached**: 0.50× at 1,000 jobs" in text
     assert "| writes for a job: pseudoreal | at most 12 | reached: 8 |" in text
     assert "at most 20 | **not reached**: 21 |" in text
     assert "not measured at 5,000 jobs; 100 MB at 1,000" in text
     assert "Other programs ran" not in text
-    assert "reached: 1.00× at 1,000 jobs" in section(lives[:2])
+    assert "reached: 1.00× at 1,000 jobs" in section(Lives(lives=lives[:2]))
     loud = [*lives, life(ONE_PHASE.title, jobs=5000, others=1.0, peak_bytes=300_000_000)]
-    assert "**not reached**: 300 MB" in section(loud)
-    assert "Other programs ran" in section(loud)
+    assert "**not reached**: 300 MB" in section(Lives(lives=loud))
+    assert "Other programs ran" in section(Lives(lives=loud))
+
+
+def test_the_share_of_a_core_for_the_reports_of_5000_pods_is_reckoned_by_what_one_report_takes() -> None:
+    def said(share: float) -> str:
+        found = Reporting(
+            pods=1000, reports_per_second=500, refused=0, processor_share=share, writes_per_minute=4, peak_bytes=10**8
+        )
+        return section(Lives(lives=[life(ONE_PHASE.title)], reporting=found))
+
+    assert "| at most 50 % | reached: 40 % |" in said(0.2)
+    assert "0.40 ms of a processor for each" in said(0.2)
+    assert "| at most 50 % | **not reached**: 60 % |" in said(0.3)
 
 
 def test_a_new_life_takes_the_place_of_that_of_the_same_stack_and_load() -> None:

@@ -54,12 +54,31 @@ class Life(BaseModel, frozen=True):
         return self.workers, self.jobs, self.stack
 
 
+class Reporting(BaseModel, frozen=True):
+    """What the reports of the pods of one job cost the operator, while nothing else happened."""
+
+    pods: int
+    reports_per_second: float
+    """Reports that were taken."""
+    refused: int
+    processor_share: float
+    """Share of one processor."""
+    writes_per_minute: float
+    peak_bytes: int
+
+    @property
+    def milliseconds(self) -> float:
+        """Processor time for a report."""
+        return 1000 * self.processor_share / self.reports_per_second
+
+
 class Lives(BaseModel):
     lives: list[Life] = []
+    reporting: Reporting | None = None
 
     def with_life(self, life: Life) -> "Lives":
         """In the place of an older one of that stack under that load."""
-        return Lives(lives=[*(known for known in self.lives if known.key != life.key), life])
+        return self.model_copy(update={"lives": [*(known for known in self.lives if known.key != life.key), life]})
 
 
 def read(path: Path = BESIDE) -> Lives:
