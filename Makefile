@@ -139,10 +139,12 @@ bench-checkpoint: .venv-bench/ready ## Time saving and loading beside cp and tor
 bench-data: .venv/all .venv-readers/ready ## Time text, token files, vocabularies and a Llama beside others (10 minutes)
 	@$(BIN)/python -m tests.benchmarks.data $(ONLY:%=--only %)
 
-# JOBS: the numbers of jobs in flight; 200 take five minutes on two cores, 1000 ten, 5000 about forty.
+# JOBS: the numbers of jobs in flight; 200 take five minutes on two cores, 1000 ten, 5000 about forty. Beside Kubeflow's
+# operators, which are built first, they take as long again. WORKERS: pods of one job.
 .PHONY: bench-operator
-bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000"; writes docs/benchmarks.md
+bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 1000 5000", and beside Kubeflow's, WORKERS="1000 5000"; writes docs/benchmarks.md
 	@$(BIN)/python -m tests.benchmarks.operator $(JOBS:%=--jobs %)
+	@$(BIN)/python -m tests.benchmarks.operator.beside $(JOBS:%=--jobs %) $(WORKERS:%=--workers %)
 
 .PHONY: bench-moe
 bench-moe: venv corpus ## Train mixtures by routing and by what layers share, three seeds each (15 minutes); writes docs/benchmarks.md

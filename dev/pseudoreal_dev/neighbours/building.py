@@ -13,7 +13,9 @@ from pseudoreal_dev.machine.progress import Cost, progress
 @dataclass(frozen=True)
 class Neighbour:
     tool: str
-    """Folder below dev/tools whose go.mod pins it, and the program's name."""
+    """Folder below dev/tools whose go.mod pins it; several programs may share it."""
+    program: str
+    """Its name in the cache."""
     module: str
     package: str
     files: Mapping[str, str]
@@ -25,13 +27,13 @@ def built(neighbour: Neighbour) -> Path:
     pinned = paths.TOOLS / neighbour.tool
     folder = go.folder_of(pinned)
     with exclusive("binaries"):
-        if not (folder / neighbour.tool).exists():
+        if not (folder / neighbour.program).exists():
             folder.mkdir(parents=True, exist_ok=True)
-            with progress.step(f"building {neighbour.tool}", cost=Cost.FIRST_RUN):
+            with progress.step(f"building {neighbour.program}", cost=Cost.FIRST_RUN):
                 go.download(pinned, [neighbour.package])
                 _copy(neighbour, go.source_of(pinned, neighbour.module), folder)
                 # The program comes last: where it is, all is there.
-                go.build(pinned, neighbour.package, folder / neighbour.tool)
+                go.build(pinned, neighbour.package, folder / neighbour.program)
     return folder
 
 

@@ -7,6 +7,7 @@ from pseudoreal_dev.neighbours.building import Neighbour, built
 
 _SCHEDULER = Neighbour(
     tool="coscheduling",
+    program="coscheduling",
     module="sigs.k8s.io/scheduler-plugins",
     package="sigs.k8s.io/scheduler-plugins/cmd/scheduler",
     files={"podgroups.yaml": "config/crd/bases/scheduling.x-k8s.io_podgroups.yaml"},
@@ -24,4 +25,4 @@ class Coscheduling:
 def coscheduling() -> Coscheduling:
     """The scheduler as dev/tools/coscheduling pins it; built when the cache lacks it."""
     folder = built(_SCHEDULER)
-    return Coscheduling(folder / _SCHEDULER.tool, folder / "podgroups.yaml")
+    return Coscheduling(folder / _SCHEDULER.program, folder / "podgroups.yaml")

@@ -7,6 +7,7 @@ from pseudoreal_dev.neighbours.building import Neighbour, built
 
 _KUEUE = Neighbour(
     tool="kueue",
+    program="kueue",
     module="sigs.k8s.io/kueue",
     package="sigs.k8s.io/kueue/cmd/kueue",
     files={
@@ -28,4 +29,4 @@ class Kueue:
 def kueue() -> Kueue:
     """Kueue as dev/tools/kueue pins it; built when the cache lacks it."""
     folder = built(_KUEUE)
-    return Kueue(folder / _KUEUE.tool, folder / "definitions", folder / "webhooks.yaml")
+    return Kueue(folder / _KUEUE.program, folder / "definitions", folder / "webhooks.yaml")

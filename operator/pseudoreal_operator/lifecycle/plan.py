@@ -204,9 +204,11 @@ def _timed_phase(phase: PhaseStatus, now: str) -> PhaseStatus:
 def _replicas(view: View, decision: Decision) -> Replicas:
     if decision.children is None:
         return Replicas()
-    desired = view.workers
+    if len(view.pods) == view.workers and all(pod.phase is PodPhase.SUCCEEDED for pod in view.pods):
+        # Their Job says so within a second or two, and that changes the status again.
+        return view.status.replicas
     failed = sum(pod.phase is PodPhase.FAILED for pod in view.pods)
-    return Replicas(desired=desired, ready=sum(pod.ready for pod in view.pods), failed=failed)
+    return Replicas(desired=view.workers, ready=sum(pod.ready for pod in view.pods), failed=failed)
 
 
 def _unhurried(

@@ -11,6 +11,7 @@ from pseudoreal_dev.machine.progress import progress
 
 from tests.benchmarks import machine
 from tests.benchmarks.gpu.report import REPORT, with_section
+from tests.benchmarks.operator.audit import policy
 from tests.benchmarks.operator.course import Course, Settings
 from tests.benchmarks.operator.results import OPERATOR, Record, read, section
 from tests.benchmarks.operator.site import site
@@ -33,7 +34,7 @@ def main(jobs: tuple[int, ...], rate: float, sample: int, together: int, quiet: 
 
 
 def _measured(settings: Settings) -> Record:
-    with site() as found:
+    with site(policy()) as found:
         measures = asyncio.run(Course(found, settings).run())
     return Record(
         jobs=settings.jobs,

@@ -20,6 +20,9 @@ SIMULATOR_END = "pod-end"
 JOB_CONTROLLER = "system:serviceaccount:kube-system:job-controller"
 _JOB = re.compile(r"load-\d{5}")
 _WRITES = ("create", "update", "patch", "delete")
+_REFUSED = 400
+_GOOD_ENDS = ("Complete", "Succeeded")
+"""Conditions of a PseudoRealJob and a TrainJob, and of a PyTorchJob."""
 
 
 def job_name(number: int) -> str:
@@ -40,6 +43,11 @@ class Request:
     """Name of the PseudoRealJob that it is about; empty when it is about none or several."""
     ends_pod: bool
     name: str
+    is_trial: bool = False
+    """A dry run: nothing is stored."""
+    finishes: bool = False
+    """Whether it writes that a job has come to a good end. Known where the audit log has bodies."""
+    is_refused: bool = False
 
     @property
     def kind(self) -> str:
@@ -51,8 +59,19 @@ class Request:
 
     @property
     def is_for_jobs(self) -> bool:
+        """Whether it is the operator's, and jobs cause it."""
+        return self.is_of_operator and self.is_caused
+
+    @property
+    def is_caused(self) -> bool:
         """Whether jobs cause it: renewals of the Lease and watches are there without any."""
-        return self.is_of_operator and self.resource != "leases" and self.verb != "watch"
+        return self.resource != "leases" and self.verb != "watch"
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it has changed a job or its children. Events only tell."""
+        changes = self.verb in _WRITES and not (self.is_trial or self.is_refused)
+        return changes and self.is_caused and self.resource != "events"
 
 
 class AuditLog:
@@ -93,7 +112,7 @@ def parse(entry: dict[str, Any]) -> Request | None:
     """None: one that is noted again when it ends, as watches are, or that is about no object."""
     if entry["stage"] == "ResponseStarted" or "objectRef" not in entry:
         return None
-    what = entry["objectRef"]
+    what, refused = entry["objectRef"], entry["responseStatus"]["code"] >= _REFUSED
     about = _JOB.search(what.get("name", "")) or _JOB.search(entry["requestURI"])
     return Request(
         begun=_moment(entry["requestReceivedTimestamp"]),
@@ -104,7 +123,15 @@ def parse(entry: dict[str, Any]) -> Request | None:
         job=about[0] if about else "",
         ends_pod=f"fieldManager={SIMULATOR_END}" in entry["requestURI"],
         name=what.get("name", ""),
+        is_trial="dryRun=All" in entry["requestURI"],
+        finishes=not refused and _finishes(entry.get("requestObject") or {}),
+        is_refused=refused,
     )
+
+
+def _finishes(body: dict[str, Any]) -> bool:
+    conditions = (body.get("status") or {}).get("conditions") or []
+    return any(condition["type"] in _GOOD_ENDS and condition["status"] == "True" for condition in conditions)
 
 
 def _moment(text: str) -> float:

@@ -4,7 +4,7 @@ ends."""
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -18,12 +18,11 @@ from tests.benchmarks.operator.audit import (
     job_name,
     longest_gap,
     per_kind,
-    percentile,
     reactions,
 )
 from tests.benchmarks.operator.connection import connect
-from tests.benchmarks.operator.results import Bulk, Flight, Quantiles, Quiet, StartUp
-from tests.benchmarks.operator.simulator import Simulator
+from tests.benchmarks.operator.results import Bulk, Flight, Quiet, StartUp, quantiles
+from tests.benchmarks.operator.simulator import OURS, Simulator
 from tests.benchmarks.operator.site import NAMESPACE, Site, usage_of
 from tests.benchmarks.operator.usage import busy_seconds, usage
 from tests.support.jobs import good_job
@@ -61,7 +60,7 @@ class Course:
         """Fields of a Record."""
         names = [job_name(number) for number in range(self.settings.jobs)]
         async with connect(self.site.control_plane.server) as connection:
-            self._connection, self._simulator = connection, Simulator(connection, NAMESPACE)
+            self._connection, self._simulator = connection, Simulator(connection, NAMESPACE, OURS)
             async with self._simulator.running():
                 self.site.start_operator()
                 begun, busy = time.time(), busy_seconds() - self._own()
@@ -88,9 +87,9 @@ class Course:
             "start_up": start_up,
             "bulk": bulk,
             "requests_per_life": _sum(per_kind(between(seen, begun, flown), len(names)), per_kind(ending, len(sample))),
-            "reaction": _quantiles(answer.seconds for answer in answers),
-            "job_controller": _quantiles(answer.job_controller for answer in answers),
-            "answers": _quantiles(r.done - r.begun for r in asked),
+            "reaction": quantiles(answer.seconds for answer in answers),
+            "job_controller": quantiles(answer.job_controller for answer in answers),
+            "answers": quantiles(r.done - r.begun for r in asked),
             "complaints": self.site.complaints(),
             "others": round(others, 2),
             "peak_bytes": max(first.peak_bytes, second.peak_bytes),
@@ -100,7 +99,7 @@ class Course:
     async def _fly(self, names: list[str]) -> Flight:
         begun, before = time.time(), self._processor()
         with progress.step(f"{len(names)} jobs are applied and train"):
-            await _each(names, self._create)
+            await each(names, self._create)
             await self._until(len(names), lambda status: (status.get("replicas") or {}).get("ready") == 1)
         flight = Flight(seconds=round(time.time() - begun, 2), processor_seconds=round(self._processor() - before, 2))
         await self._settle()
@@ -162,7 +161,7 @@ class Course:
         seconds, processor = round(time.time() - begun, 2), round(self._processor() - before, 2)
         wanted = set(names)
         answers = reactions(r for r in self.site.audit.requests() if r.job in wanted)
-        reaction = _quantiles(answer.seconds for answer in answers)
+        reaction = quantiles(answer.seconds for answer in answers)
         return Bulk(jobs=len(names), seconds=seconds, processor_seconds=processor, reaction=reaction)
 
     def _release(self, name: str) -> None:
@@ -214,8 +213,8 @@ class Course:
         return usage_of(self.site.operators[-1]).seconds
 
 
-async def _each(names: list[str], work: Callable[[str], Any]) -> None:
-    """A few at a time."""
+async def each(names: list[str], work: Callable[[str], Awaitable[None]]) -> None:
+    """Does it for each name, a few at a time."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(name: str) -> None:
@@ -234,8 +233,3 @@ def _sum(*kinds: dict[str, float]) -> dict[str, float]:
     for counted in kinds:
         total.update(counted)
     return {kind: round(number, 2) for kind, number in total.most_common()}
-
-
-def _quantiles(values: Iterable[float]) -> Quantiles:
-    found = list(values)
-    return Quantiles(count=len(found), p50=round(percentile(found, 0.5), 3), p99=round(percentile(found, 0.99), 3))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from pydantic import BaseModel
 
+from tests.benchmarks.operator.audit import percentile
 from tests.benchmarks.results import RESULTS
 
 OPERATOR = RESULTS / "operator.json"
@@ -20,6 +21,11 @@ class Quantiles(BaseModel, frozen=True):
     count: int
     p50: float
     p99: float
+
+
+def quantiles(values: Iterable[float]) -> Quantiles:
+    found = [*values]
+    return Quantiles(count=len(found), p50=round(percentile(found, 0.5), 3), p99=round(percentile(found, 0.99), 3))
 
 
 class Flight(BaseModel, frozen=True):
@@ -184,12 +190,12 @@ def section(records: Sequence[Record] | None = None) -> str:
 def _table(records: Sequence[Record]) -> str:
     head = ["jobs in flight", *(f"{record.jobs:,}" for record in records)]
     rows = [[name, *(show(record) for record in records)] for name, show in _FIGURES]
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _bars(records: Sequence[Record]) -> str:
     rows = [[bar.what, bar.shown(bar.limit), bar.verdict(records)] for bar in BARS]
-    return _markdown(["bar", "at most", ""], rows) + _outlook(records)
+    return markdown(["bar", "at most", ""], rows) + _outlook(records)
 
 
 def _outlook(records: Sequence[Record]) -> str:
@@ -214,7 +220,7 @@ def _kinds(records: Sequence[Record]) -> str:
     kinds = dict.fromkeys(kind for record in records for kind in record.requests_per_life)
     rows = [[kind, *(f"{record.requests_per_life.get(kind, 0.0):.2f}" for record in records)] for kind in kinds]
     head = ["requests in a job's life", *(f"{record.jobs:,} jobs" for record in records)]
-    return _markdown(head, rows)
+    return markdown(head, rows)
 
 
 def _measured(records: Sequence[Record]) -> str:
@@ -234,6 +240,6 @@ def _quantiles(found: Quantiles) -> str:
     return f"{found.p50:.2f}, {found.p99:.2f}"
 
 
-def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     rule = ["---", *("---:" for _ in head[1:])]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows))

@@ -6,8 +6,9 @@ phase; so the pods are simulated here as a whole.
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,11 +29,22 @@ _AT_ONCE = 16
 _GONE = 404
 
 
+@dataclass(frozen=True)
+class PodKind:
+    """How pods of one kind of jobs are known, and what they say at their end."""
+
+    job_label: str
+    """Label that holds the name of the job."""
+    container: str
+    message: Callable[[Json], str]
+    """Termination message of a pod with these labels."""
+
+
 class Simulator:
     """Pods of jobs that were not released run without an end."""
 
-    def __init__(self, connection: Connection, namespace: str) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, namespace: str, kind: PodKind) -> None:
+        self._connection, self._kind = connection, kind
         self._pods = f"/api/v1/namespaces/{namespace}/pods"
         self._released: set[str] = set()
         self._held: defaultdict[str, list[Json]] = defaultdict(list)
@@ -68,7 +80,7 @@ class Simulator:
         with all pods that are there."""
         known: set[str] = set()
         while True:
-            async for change, pod in self._connection.watch(self._pods, LABEL_JOB):
+            async for change, pod in self._connection.watch(self._pods, self._kind.job_label):
                 if change == "ADDED" and pod["metadata"]["uid"] not in known:
                     known.add(pod["metadata"]["uid"])
                     self._begin(self._start(pod))
@@ -79,17 +91,17 @@ class Simulator:
         task.add_done_callback(lambda done: None if done.cancelled() or done.exception() else self._tasks.discard(done))
 
     async def _start(self, pod: Json) -> None:
-        await self._patch(pod, running(), "pod-start")
+        await self._patch(pod, running(self._kind), "pod-start")
         self.started += 1
         await asyncio.sleep(RUN_SECONDS)
-        job = pod["metadata"]["labels"][LABEL_JOB]
+        job = pod["metadata"]["labels"][self._kind.job_label]
         if job in self._released:
             await self._end(pod)
         else:
             self._held[job].append(pod)
 
     async def _end(self, pod: Json) -> None:
-        await self._patch(pod, ended(pod["metadata"]["labels"], datetime.now(UTC)), SIMULATOR_END)
+        await self._patch(pod, ended(self._kind, pod["metadata"]["labels"], datetime.now(UTC)), SIMULATOR_END)
 
     async def _patch(self, pod: Json, status: Json, manager: str) -> None:
         path = f"{self._pods}/{pod['metadata']['name']}/status"
@@ -102,12 +114,23 @@ class Simulator:
                     raise
 
 
-def running() -> Json:
-    return _status("Running", {"running": {"startedAt": clock.to_text(datetime.now(UTC))}}, ready=True)
+def running(kind: PodKind) -> Json:
+    return _status("Running", kind, {"running": {"startedAt": clock.to_text(datetime.now(UTC))}}, ready=True)
 
 
-def ended(labels: Json, now: datetime) -> Json:
-    """With the result of the stage that its labels name."""
+def ended(kind: PodKind, labels: Json, now: datetime) -> Json:
+    terminated = {"exitCode": 0, "reason": "Completed", "message": kind.message(labels)}
+    return _status("Succeeded", kind, {"terminated": terminated | {"finishedAt": clock.to_text(now)}}, ready=False)
+
+
+def _status(phase: str, kind: PodKind, state: Json, *, ready: bool) -> Json:
+    container = {"name": kind.container, "image": "trainer", "imageID": "", "restartCount": 0, "ready": ready}
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {"phase": phase, "conditions": conditions, "containerStatuses": [container | {"state": state}]}
+
+
+def _result(labels: Json) -> str:
+    """The result of the stage that the labels name."""
     stage = "delink" if labels[LABEL_STAGE] == "delink" else labels[LABEL_PHASE]
     message = TerminationMessage(
         outcome="Succeeded",
@@ -117,11 +140,7 @@ def ended(labels: Json, now: datetime) -> Json:
         digest="0" * 64,
         **RESULTS[stage],
     )
-    terminated = {"exitCode": 0, "reason": "Completed", "message": message.to_json(), "finishedAt": clock.to_text(now)}
-    return _status("Succeeded", {"terminated": terminated}, ready=False)
+    return message.to_json()
 
 
-def _status(phase: str, state: Json, *, ready: bool) -> Json:
-    container = {"name": CONTAINER, "image": "trainer", "imageID": "", "restartCount": 0, "ready": ready}
-    conditions = [{"type": "Ready", "status": str(ready)}]
-    return {"phase": phase, "conditions": conditions, "containerStatuses": [container | {"state": state}]}
+OURS = PodKind(LABEL_JOB, CONTAINER, _result)

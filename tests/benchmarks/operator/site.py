@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 
-from tests.benchmarks.operator.audit import AuditLog, policy
+from tests.benchmarks.operator.audit import AuditLog
 from tests.benchmarks.operator.usage import Usage, usage
 from tests.support.cluster import Cluster
 from tests.support.installed import install, make_namespace
@@ -58,10 +59,10 @@ def usage_of(operator: Operator) -> Usage:
 
 
 @contextmanager
-def site() -> Iterator[Site]:
+def site(audit_policy: dict[str, Any]) -> Iterator[Site]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "audit.yaml").write_text(json.dumps(policy()))
+        (folder / "audit.yaml").write_text(json.dumps(audit_policy))
         arguments = [f"--audit-policy-file={folder / 'audit.yaml'}", f"--audit-log-path={folder / 'audit.log'}"]
         arguments += [f"--audit-log-maxsize={_LOG_MEGABYTES}"]
         with ControlPlane(folder, api_server_arguments=arguments) as running:

@@ -29,7 +29,7 @@ from tests.benchmarks.operator.results import (
     on_line,
     section,
 )
-from tests.benchmarks.operator.simulator import ended
+from tests.benchmarks.operator.simulator import OURS, ended
 from tests.benchmarks.operator.usage import Usage, parse_busy
 from tests.benchmarks.operator.usage import parse as parse_usage
 from tests.support.names import OPERATOR
@@ -47,6 +47,7 @@ def entry(**changes: Any) -> dict[str, Any]:
         "verb": "list",
         "requestURI": f"/api/v1/namespaces/load/pods?limit=100&labelSelector=pseudoreal.dev%2Fjob-name%3D{JOB}",
         "objectRef": {"resource": "pods", "namespace": "load"},
+        "responseStatus": {"code": 200},
     }
     return made | changes
 
@@ -117,7 +118,7 @@ def test_percentiles(share: float, value: float) -> None:
 @pytest.mark.parametrize(("stage", "checkpoint"), [("train", "real-20"), ("delink", "real-10")])
 def test_a_pod_ends_with_the_result_of_its_stage(stage: str, checkpoint: str) -> None:
     labels = {LABEL_STAGE: stage, LABEL_PHASE: "real", LABEL_EXECUTION: "3"}
-    (container,) = ended(labels, datetime.now(UTC))["containerStatuses"]
+    (container,) = ended(OURS, labels, datetime.now(UTC))["containerStatuses"]
     message = TerminationMessage.model_validate_json(container["state"]["terminated"]["message"])
     assert (message.outcome, message.execution, message.checkpoint) == ("Succeeded", 3, checkpoint)
 

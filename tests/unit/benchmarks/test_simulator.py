@@ -6,7 +6,7 @@ import pytest
 from pseudoreal_api.names import LABEL_JOB
 
 from tests.benchmarks.operator import simulator
-from tests.benchmarks.operator.simulator import Simulator
+from tests.benchmarks.operator.simulator import OURS, Simulator
 
 Json = dict[str, Any]
 
@@ -40,7 +40,7 @@ def test_pods_that_came_after_a_watch_ended_run_too_and_none_is_started_twice(mo
 
     async def run() -> list[str]:
         server = EndingWatches(["a"], ["a", "b"], ["a", "b"])
-        simulated = Simulator(server, "load")  # type: ignore[arg-type]
+        simulated = Simulator(server, "load", OURS)  # type: ignore[arg-type]
         async with simulated.running():
             await server.all_watched.wait()
             simulated.check()

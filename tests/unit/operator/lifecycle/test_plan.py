@@ -37,6 +37,16 @@ def test_the_conditions_of_a_job_that_trains() -> None:
     assert (world.status.current_phase, world.status.replicas.desired, world.status.replicas.ready) == ("pseudo", 1, 1)
 
 
+def test_pods_that_have_all_done_their_part_are_no_news_before_their_job_says_so() -> None:
+    world = begun()
+    for pod in world.alive():
+        world.finish(pod, "Succeeded")
+    assert world.plan().status == world.status
+    world.control()
+    world.settle()
+    assert (world.status.phases[0].state, world.status.replicas.ready) == ("Complete", 0)
+
+
 def test_the_conditions_of_a_job_that_is_done() -> None:
     world = begun()
     world.run_fairly()

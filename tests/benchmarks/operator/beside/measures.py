@@ -1,0 +1,68 @@
+"""What an audit log says of the lives of jobs, whoever looks after them. Pure, but for the policy of the log."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from tests.benchmarks.operator.audit import Request
+from tests.benchmarks.operator.results import Quantiles, quantiles
+
+STATUSES = (
+    ("pseudoreal.dev", "pseudorealjobs/status"),
+    ("kubeflow.org", "pytorchjobs/status"),
+    ("trainer.kubeflow.org", "trainjobs/status"),
+)
+"""Group and resource of the statuses that say how a job ended."""
+
+
+def policy(users: Collection[str]) -> dict[str, Any]:
+    """What is noted: all that the controllers ask, with what they say of the ends of jobs, and ends of pods."""
+    statuses = [{"group": group, "resources": [resource]} for group, resource in STATUSES]
+    pods = [{"group": "", "resources": ["pods/status"]}]
+    rules: list[dict[str, Any]] = [
+        {"level": "Request", "users": [*users], "verbs": ["patch", "update"], "resources": statuses},
+        {"level": "Metadata", "users": [*users]},
+        {"level": "Metadata", "users": ["admin"], "resources": pods},
+        {"level": "None"},
+    ]
+    return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": rules}
+
+
+def caused(requests: Iterable[Request], users: Collection[str]) -> list[Request]:
+    """The requests of controllers that are about a job. Lists with which a program starts are not."""
+    return [request for request in requests if request.user in users and request.is_caused and request.job]
+
+
+def per_job(requests: Iterable[Request], jobs: int) -> dict[str, float]:
+    """Requests by verb and resource, for each job."""
+    kinds = Counter(map(_kind, requests))
+    return {kind: round(count / jobs, 2) for kind, count in kinds.most_common()}
+
+
+def _kind(request: Request) -> str:
+    return request.kind + (", tried only" if request.is_trial else ", refused" if request.is_refused else "")
+
+
+def writes(requests: Iterable[Request]) -> int:
+    return sum(request.is_write for request in requests)
+
+
+def ends(requests: Iterable[Request]) -> dict[str, float]:
+    """The moment at which each job was first said to have come to a good end."""
+    found: dict[str, float] = {}
+    for request in requests:
+        if request.finishes:
+            found[request.job] = min(request.done, found.get(request.job, request.done))
+    return found
+
+
+def reactions(requests: Iterable[Request], decides: Callable[[str], bool]) -> Quantiles:
+    """Seconds from the end of the last pod of a job that decides its end until it was said to have come to it.
+    `decides`: by the name of a pod."""
+    found = [*requests]
+    last: dict[str, float] = {}
+    for request in found:
+        if request.ends_pod and decides(request.name):
+            last[request.job] = max(request.done, last.get(request.job, 0.0))
+    said = ends(found)
+    return quantiles(moment - last[job] for job, moment in said.items() if job in last)

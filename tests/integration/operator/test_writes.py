@@ -1,0 +1,129 @@
+"""How often the operator writes in the life of a job, and how much memory it takes: a small part of
+`make bench-operator`, which is to notice when either grows."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudoreal_dev.cluster.control_plane import ControlPlane
+
+from tests.benchmarks.operator import simulator
+from tests.benchmarks.operator.audit import AuditLog, Request, job_name
+from tests.benchmarks.operator.beside.stacks import ONE_PHASE, TWO_PHASES, Stack
+from tests.benchmarks.operator.connection import MERGE, Connection, connect
+from tests.benchmarks.operator.simulator import OURS, Simulator
+from tests.benchmarks.operator.usage import usage
+from tests.support.cluster import Cluster
+from tests.support.operator_process import Operator
+from tests.support.patience import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.integration
+
+Json = dict[str, Any]
+
+JOBS, PODS = 10, 2
+NAMES = {ONE_PHASE: [job_name(number) for number in range(JOBS)], TWO_PHASES: [job_name(JOBS + n) for n in range(JOBS)]}
+MOST_WRITES = {ONE_PHASE: 12, TWO_PHASES: 20}
+MOST_BYTES = 250e6
+
+
+@dataclass(frozen=True)
+class Course:
+    """Jobs that train until they are let go; meanwhile their pods are touched."""
+
+    connection: Connection
+    namespace: str
+    pods: Simulator
+    log: AuditLog
+
+    async def run(self) -> None:
+        for stack, names in NAMES.items():
+            for name in names:
+                await self.connection.request("POST", self._jobs(stack), stack.job(name, PODS))
+        await _until("training", self._all_train)
+        # The passes over what came before have ended when a later one begins.
+        for touch in ("before", "between", "after"):
+            written = self._writes()
+            await self._touch(touch)
+        assert self._writes() == written, "nothing has changed that a status tells of"
+        for name in _all_names():
+            self.pods.release(name)
+        await _until("the ends", self._all_ended)
+
+    async def _touch(self, text: str) -> None:
+        """Changes all pods in what is none of the operator's business, and waits for a pass over each job."""
+        begun = time.time()
+        async for pod in self.connection.each(self._path("api/v1", "pods")):
+            path = self._path("api/v1", f"pods/{pod['metadata']['name']}")
+            await self.connection.request("PATCH", path, {"metadata": {"annotations": {"touched": text}}}, MERGE)
+        await _until("a pass over each job", lambda: self._passed(begun))
+
+    async def _passed(self, begun: float) -> bool:
+        read = {r.job for r in self.log.requests() if r.kind == "get pseudorealjobs" and r.begun >= begun}
+        return read >= {*_all_names()}
+
+    async def _all_train(self) -> bool:
+        jobs = [job async for job in self.connection.each(self._path("apis/batch/v1", "jobs"))]
+        return len(jobs) == len(_all_names()) and all(job.get("status", {}).get("ready") == PODS for job in jobs)
+
+    async def _all_ended(self) -> bool:
+        self.pods.check()
+        jobs = [job async for job in self.connection.each(self._jobs(ONE_PHASE))]
+        return all(job.get("status", {}).get("state") == "Complete" for job in jobs)
+
+    def _writes(self) -> Counter[str]:
+        return writes(self.log.requests())
+
+    def _jobs(self, stack: Stack) -> str:
+        version, _, plural = stack.jobs.rpartition("/")
+        return self._path(f"apis/{version}", plural)
+
+    def _path(self, version: str, rest: str) -> str:
+        return f"/{version}/namespaces/{self.namespace}/{rest}"
+
+
+def writes(requests: list[Request]) -> Counter[str]:
+    """Writes of the operator for each job."""
+    return Counter(request.job for request in requests if request.is_of_operator and request.is_write)
+
+
+def _all_names() -> list[str]:
+    return [name for names in NAMES.values() for name in names]
+
+
+async def _until(what: str, holds: Callable[[], Awaitable[bool]]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not await holds():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        await asyncio.sleep(0.2)
+
+
+async def live(control_plane: ControlPlane, namespace: str, log: AuditLog) -> None:
+    async with connect(control_plane.server) as connection:
+        pods = Simulator(connection, namespace, OURS)
+        async with pods.running():
+            await Course(connection, namespace, pods, log).run()
+
+
+def test_a_job_costs_few_writes_and_none_while_nothing_changes(
+    control_plane: ControlPlane,
+    cluster: Cluster,
+    shared_operator: Operator,
+    audit_log: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(simulator, "RUN_SECONDS", 0.0)
+    log = AuditLog(audit_log)
+    asyncio.run(live(control_plane, cluster.namespace, log))
+    counted = writes(log.requests())
+    for stack, names in NAMES.items():
+        most = {name: counted[name] for name in names if counted[name] > MOST_WRITES[stack]}
+        assert not most, [f"{r.job} {r.kind}" for r in log.requests() if r.job in most and r.is_write]
+        assert all(counted[name] for name in names), "the log has them all"
+    assert shared_operator.process is not None
+    assert usage(shared_operator.process.pid).peak_bytes < MOST_BYTES
