@@ -45,9 +45,9 @@ TRAINER = Package(
     "pseudoreal_trainer",
     Path(pseudoreal_trainer.__file__).parent,
     (
-        *("", "plan", "forecast.memory", "forecast.time", "forecast", "forecast.search", "heartbeat", "pod", "model"),
-        *("checkpoint.storage", "data.tokenizer", "data.tokens", "data", "data.prepare.formats", "data.prepare"),
-        *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
+        *("", "plan", "forecast.memory", "forecast.time", "forecast", "forecast.search", "heartbeat", "pod", "launch"),
+        *("model", "checkpoint.storage", "data.tokenizer", "data.tokens", "data", "data.prepare.formats"),
+        *("data.prepare", "checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
         *("preflight", "training.sinks", "training", "measure", "cli"),
     ),
     ("__main__",),

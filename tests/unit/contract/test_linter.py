@@ -31,6 +31,7 @@ EXCEPTIONS = {
     ("nophase", "spec.requests[].phase"): _PHASE_OF_TRAINING,
     ("nophase", "status.phases"): _PHASE_OF_TRAINING,
     ("nophase", "status.currentPhase"): _PHASE_OF_TRAINING,
+    ("nophase", "status.restartsInPlace.phase"): _PHASE_OF_TRAINING,
     ("nophase", "status.transition.fromPhase"): _PHASE_OF_TRAINING,
     ("nophase", "status.transition.toPhase"): _PHASE_OF_TRAINING,
     ("nophase", "status.progress.phaseRemainingSeconds"): _PHASE_OF_TRAINING,

@@ -158,7 +158,12 @@ class World:
         bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
         lost = any(_is_lost(other) for other in self.pods.values())
         return (
-            bool(bad) or lost or any(fault.execution == read_pod(pod).execution.number for fault in self.status.faults)
+            bool(bad)
+            or lost
+            or any(
+                fault.execution == read_pod(pod).execution.number and fault.restart_in_place is None
+                for fault in self.status.faults
+            )
         )
 
     def _ask_to_end(self, pod: Json, seconds: float) -> None:

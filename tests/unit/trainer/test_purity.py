@@ -7,7 +7,7 @@ from pathlib import Path
 import pseudoreal_trainer
 
 PACKAGE = Path(pseudoreal_trainer.__file__).parent
-ROOMS = {"plan", "forecast", "heartbeat", "pod", "data", "checkpoint", "cli"}
+ROOMS = {"plan", "forecast", "heartbeat", "pod", "launch", "data", "checkpoint", "cli"}
 
 
 def test_what_needs_no_torch_loads_none() -> None:
