@@ -13,7 +13,7 @@ spec.hang.startSeconds for pods that run and do not meet."""
 MEET_SECONDS = 30
 """Seconds that the pods have to meet for a restart in place. They all run; and one that noticed nothing hears of it
 with its next report."""
-_CONNECT_SECONDS, _LOG_SECONDS = 5.0, 60.0
+_CONNECT_SECONDS, _LOG_SECONDS = 2.0, 60.0
 _AGAIN_SECONDS, _MOST_SECONDS, _GROWTH = 0.1, 1.0, 1.5
 """Seconds between two tries, at first and at most."""
 
