@@ -18,7 +18,7 @@ pytestmark = pytest.mark.e2e
 
 Json = dict[str, Any]
 PART = 1 / 3
-"""Of the time that new pods take."""
+"""Share of the time that new pods take."""
 
 
 def test_ranks_are_restarted_in_place_in_a_third_of_the_time_of_new_pods(

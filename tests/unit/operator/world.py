@@ -341,7 +341,7 @@ class World:
                 self.report(pod, 0, "starting", pod["in_place"])
 
     def _allowed_in_place(self, job: Json) -> int:
-        """As the pods are told."""
+        """The number that the pods are told."""
         told = job["spec"]["template"]["metadata"]["annotations"][file_annotation(CONFIG_FILE)]
         return int(json.loads(told).get("inPlace", 0))
 

@@ -114,6 +114,7 @@ def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_und
     assert pods[0].said().count('"ranks_restart_in_place"') == 2
 
 
+@pytest.mark.long
 def test_a_pod_whose_partner_is_gone_ends_when_they_have_not_met(
     pair: Callable[..., PhaseConfig], tmp_path: Path
 ) -> None:
