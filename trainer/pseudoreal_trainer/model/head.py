@@ -10,7 +10,9 @@ from pseudoreal_trainer.model.norm import norm
 def _embedding(spec: ModelSpec) -> nn.Embedding:
     """An embedding whose weights are still to come. torch's own would draw some, and on the meta device it imports its
     compiler for that, which takes seconds."""
-    return nn.Embedding.from_pretrained(torch.empty(spec.vocabulary_size, spec.hidden_size), freeze=False)
+    matrix = torch.empty(spec.vocabulary_size, spec.hidden_size)
+    made: nn.Embedding = nn.Embedding.from_pretrained(matrix, freeze=False)
+    return made
 
 
 class Embedding(nn.Module):
