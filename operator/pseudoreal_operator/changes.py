@@ -15,6 +15,7 @@ from pseudoreal_api.status.status import (
     Progress,
     PseudoRealJobStatus,
     Replicas,
+    RestartsInPlace,
     Retries,
     Transition,
 )
@@ -26,6 +27,7 @@ class StatusFields(TypedDict, total=False):
     current_phase: str | None
     execution: int
     restarts: int
+    restarts_in_place: RestartsInPlace | None
     faults: list[Fault]
     disruptions: list[Fault]
     retries: Retries | None

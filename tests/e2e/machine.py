@@ -13,8 +13,9 @@ from pseudoreal_dev.demo.volumes import create_host_volume
 from pseudoreal_dev.machine import cgroups, paths, processes, shell
 
 RANK = "-m pseudoreal_trainer.cli.rank"
-"""In the command line of a rank; not in that of torchrun, which says --module."""
-TORCHRUN = "-m pseudoreal_trainer.rendezvous"
+"""In the command line of a rank."""
+TORCHRUN = "pt_elastic"
+"""The name that torchrun gives its process: it is forked, and has the command line of another."""
 _HUNGRY = """
 import sys
 from pathlib import Path
@@ -93,9 +94,17 @@ def _pending(pid: int) -> int:
 
 
 def _processes(pod: Mapping[str, Any], part: str) -> list[int]:
-    found = [pid for pid, words in processes.command_lines() if part in " ".join(words) and _is_of(pid, pod)]
-    assert found, f"pod {pod['metadata']['name']} has a process with {part} in its command line"
+    lines = processes.command_lines()
+    found = [pid for pid, words in lines if (part in " ".join(words) or part == _name(pid)) and _is_of(pid, pod)]
+    assert found, f"pod {pod['metadata']['name']} has a process with {part} in its command line, or of that name"
     return found
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _is_of(pid: int, pod: Mapping[str, Any]) -> bool:

@@ -78,3 +78,14 @@ def start_pod(
             preexec_fn=before,
         )
     return Pod(process, folder)
+
+
+def meeting(number: int, port: int) -> dict[str, str]:
+    """The variables by which pods on a cluster meet, for worker `number`."""
+    return {
+        "PET_RDZV_BACKEND": "c10d",
+        "PET_RDZV_ENDPOINT": f"127.0.0.1:{port}",
+        "PET_RDZV_ID": "job-phase-1",
+        "PET_LOCAL_ADDR": "127.0.0.1",
+        "PSEUDOREAL_NODE_NAME": f"node-{number}",
+    }

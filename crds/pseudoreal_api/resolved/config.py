@@ -135,6 +135,9 @@ class PhaseConfig(_Kept):
     trace_directory: str | None = Field(None, description="Folder for Chrome traces of each rank. None: no trace.")
     checkpoint: CheckpointPolicy = Field(description="How often to save and what to keep.")
     logging: Logging = Field(Logging(), description="spec.logging.")
+    in_place: int = Field(
+        0, description="How often the pods restart their ranks in place after a process died. 0: they end."
+    )
     continues: str | None = Field(
         None,
         description="Folder of checkpoints/ of the job that this one continues; used where the job's own has none"

@@ -87,8 +87,10 @@ def phase_config(
     work_directory: str,
     offload_directory: str,
     discards: dict[str, list[DiscardConfig]] | None = None,
+    in_place: int = 0,
 ) -> PhaseConfig:
-    """The configuration of the phase at `index`. Raises UnresolvableJob."""
+    """The configuration of the phase at `index`. `in_place`: how often its pods may restart their ranks in place.
+    Raises UnresolvableJob."""
     spec, phase = job.spec, job.spec.phases[index]
     return PhaseConfig(
         **_stage(job, execution, work_directory, discards),
@@ -110,6 +112,7 @@ def phase_config(
         preflight=spec.network.preflight,
         checkpoint=_checkpoint_policy(spec.checkpoint),
         logging=spec.logging,
+        in_place=in_place,
         continues=_continued(job, work_directory),
         start_from=spec.checkpoint.start_from if index == 0 else None,
     )

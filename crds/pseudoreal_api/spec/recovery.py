@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from pseudoreal_api.base import ATOMIC, ApiModel, DecimalString
+from pseudoreal_api.wire.messages import MOST_IN_PLACE
 
 RuleAction = Literal["Restart", "RestartIgnoringLimit", "Fail"]
 HangAction = Literal["Report", "Restart", "Fail"]
@@ -49,6 +50,14 @@ class Restart(ApiModel):
         le=2**31,
         description="windowSeconds is the age in seconds from which on a restart no longer counts against"
         " maxRestarts. Omitted: all restarts count.",
+    )
+    in_place: int = Field(
+        3,
+        ge=0,
+        le=MOST_IN_PLACE,
+        description="inPlace is the number of times that the pods of one execution restart their ranks by themselves"
+        " when a process died, before pods are made anew; each time counts against maxRestarts. 0: never. A change"
+        " counts from the next execution.",
     )
     max_disruptions: int = Field(
         1000,

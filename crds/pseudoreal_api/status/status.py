@@ -126,13 +126,27 @@ class Transition(StatusModel):
 
 
 class Fault(StatusModel):
-    """What ended an execution before its time."""
+    """What ended an execution, or its ranks, before their time."""
 
     execution: int = Field(description="execution is the number of the execution that the fault ended.")
     time: str = Field(description="time is the time at which the execution ended.", json_schema_extra=TIME)
     reason: str = Field(max_length=1024, description="reason is one word for programs.")
     pod: _Name | None = Field(None, description="pod is the pod in which the fault began.")
     node: _Name | None = Field(None, description="node is the node of that pod.")
+    restart_in_place: int | None = Field(
+        None,
+        description="restartInPlace says that ranks were restarted in the same pods, for which time in that execution."
+        " Omitted: the fault ended its pods.",
+    )
+
+
+class RestartsInPlace(StatusModel):
+    """The newest execution whose pods restarted their ranks by themselves."""
+
+    phase: _Name = Field(description="phase is the name of the phase that it trains.")
+    execution: int = Field(description="execution is its number.")
+    restarts: int = Field(description="restarts is the number of times that its ranks were restarted in place.")
+    message: str = Field(max_length=1024, description="message is a sentence on why they were the last time.")
 
 
 class Retries(StatusModel):
@@ -231,6 +245,11 @@ class PseudoRealJobStatus(StatusModel):
         " part of their names.",
     )
     restarts: int = Field(0, description="restarts is the number of restarts after faults, from the job's start.")
+    restarts_in_place: RestartsInPlace | None = Field(
+        None,
+        description="restartsInPlace says how often ranks were restarted in pods that lived on. Each time is among"
+        " restarts. Omitted: they never were.",
+    )
     faults: Annotated[list[Fault], Field(max_length=100)] = Field(
         [],
         description="faults are the newest faults, as far as restart.windowSeconds and avoidNodesAfter need them.",

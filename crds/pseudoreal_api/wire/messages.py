@@ -11,6 +11,9 @@ from pseudoreal_api.base import ApiModel
 TERMINATION_MESSAGE_BYTES = 4096
 """Size limit of a termination message: Kubernetes keeps no more of it."""
 
+IN_PLACE_CHARACTERS = 300
+"""Most characters of the reason of a restart in place."""
+
 MOST_COUNT = 2**63 - 1
 """The largest integer that the API server stores."""
 
@@ -45,6 +48,20 @@ _EXIT_CODES: Mapping[str, ExitCode] = {str(outcome): code for outcome, code in E
 _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
+MOST_IN_PLACE = 10
+"""Most restarts in place of one execution."""
+
+
+class InPlace(ApiModel):
+    """How often a pod has restarted its ranks in place, and why it did so the last time."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    restarts: int = Field(ge=1, le=MOST_IN_PLACE, description="Restarts of its ranks in place, so far.")
+    peer_lost: bool = Field(description="The last time it followed another pod, in which a process died.")
+    message: str = Field(max_length=IN_PLACE_CHARACTERS, description="For people: what had died the last time.")
+
+
 class TerminationMessage(ApiModel):
     """Written by a trainer or delink pod when it ends; at most 4096 bytes of JSON."""
 
@@ -68,6 +85,9 @@ class TerminationMessage(ApiModel):
     suspect: int | None = Field(None, description="The rank at fault, where it is not one of this pod's own.")
     peer_lost: bool = Field(
         False, description="The pod ended as another one failed, or was gone: the fault began there."
+    )
+    in_place: InPlace | None = Field(
+        None, description="Its restarts in place after which ranks began. None: there were none."
     )
     message: str = Field("", max_length=2000, description="For people: what went wrong and what to change.")
 

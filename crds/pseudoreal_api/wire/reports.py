@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.wire.messages import ProgressReport
+from pseudoreal_api.wire.messages import InPlace, ProgressReport
 
 REPORT_BYTES = 64 * 1024
 """Size limit of a report; the operator refuses a longer one."""
@@ -69,9 +69,19 @@ class PodReport(_Said):
     ranks: list[RankReport] = Field([], max_length=64, description="Signs of the pod's own ranks.")
     progress: ProgressReport | None = Field(None, description="Progress of the training, from the pod of rank 0.")
     checkpoint: SavedCheckpoint | None = Field(None, description="The newest checkpoint, from the pod of rank 0.")
+    in_place: InPlace | None = Field(
+        None,
+        description="Its restarts in place; without ranks, the last one waits for the other pods. None: there were"
+        " none.",
+    )
 
 
 class ReportAnswer(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
     finish_phase: bool = Field(False, description="End the phase now, through a committed checkpoint.")
+    restarts_in_place: int = Field(
+        0,
+        description="Restarts in place of the pod of its execution that has begun the most: a pod that has made fewer"
+        " follows it.",
+    )

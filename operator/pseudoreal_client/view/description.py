@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from pseudoreal_api.status.status import PhaseStatus, Progress
+from pseudoreal_api.status.status import Fault, PhaseStatus, Progress
 from pseudoreal_operator.observe.view import Pod
 
 from pseudoreal_client.text import NOTHING, age, columns, duration, number
@@ -56,6 +56,8 @@ def facts(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
         saved = f", saved {age(status.checkpoint.saved_time, now)} ago" if status.checkpoint.saved_time else ""
         yield "Checkpoint", f"{status.checkpoint.latest} at step {status.checkpoint.step:,}{saved}"
     yield "Restarts", str(status.restarts)
+    if found := status.restarts_in_place:
+        yield "In place", f"{found.restarts} of execution {found.execution}, the last time as: {cleaned(found.message)}"
     yield "Age", age(job.created, now)
     if status.avoided_nodes:
         yield "Avoided nodes", ", ".join(status.avoided_nodes)
@@ -125,10 +127,14 @@ def _faults(job: SeenJob, now: datetime) -> list[str]:
     if not faults:
         return []
     rows = [
-        (str(f.execution), f"{age(f.time, now)} ago", cleaned(f.reason), f.pod or NOTHING, f.node or NOTHING)
+        (str(f.execution), f"{age(f.time, now)} ago", cleaned(f.reason), f.pod or NOTHING, f.node or NOTHING, _then(f))
         for f in faults
     ]
-    return columns([("EXECUTION", "TIME", "REASON", "POD", "NODE"), *rows])
+    return columns([("EXECUTION", "TIME", "REASON", "POD", "NODE", "THEN"), *rows])
+
+
+def _then(fault: Fault) -> str:
+    return "new pods" if fault.restart_in_place is None else "the same pods"
 
 
 def _conditions(job: SeenJob) -> list[str]:

@@ -44,12 +44,16 @@ class Reports:
             speaker = await self._speaker(request)
             if not self._limiter.allows(speaker):
                 raise Refused(429, "one report a second is enough")
-            if not self._board.hear(speaker, await _report(request), datetime.now(UTC)):
+            report, now = await _report(request), datetime.now(UTC)
+            if not self._board.hear(speaker, report, now):
                 raise Refused(503, "the operator does not follow the job of this pod yet, or not any more")
         except Refused as refusal:
             headers = {"Retry-After": str(RETRY_SECONDS)} if refusal.status in _AGAIN_LATER else {}
             return web.Response(status=refusal.status, text=str(refusal), headers=headers)
-        answer = ReportAnswer(finish_phase=self._board.is_to_finish(speaker))
+        answer = ReportAnswer(
+            finish_phase=self._board.is_to_finish(speaker),
+            restarts_in_place=self._board.restarts_in_place(speaker, now),
+        )
         return web.Response(text=answer.to_json(), content_type="application/json")
 
     async def _speaker(self, request: web.Request) -> Speaker:

@@ -53,7 +53,7 @@ def classify(
     """`pods` are those of the execution that still exist; a pod that ends by deletion leaves none."""
     ended = sorted((pod for pod in pods if pod.phase is PodPhase.FAILED or pod.disruption), key=_from_the_origin)
     for rule in (*rules, *_BUILT_IN):
-        culprit = next((pod for pod in ended if _meets(pod, rule)), None)
+        culprit = next((pod for pod in ended if meets(pod, rule)), None)
         if culprit:
             return _verdict(rule, culprit, own=rule in rules)
     failed = [pod for pod in ended if pod.phase is PodPhase.FAILED]
@@ -93,7 +93,7 @@ def is_of_its_node(pod: Pod) -> bool:
     return pod.disruption is not None and pod.disruption.startswith(_NODES_DOING)
 
 
-def _meets(pod: Pod, rule: RestartRule) -> bool:
+def meets(pod: Pod, rule: RestartRule) -> bool:
     codes = any(has_code(pod, code) for code in rule.on_exit_codes)
     return codes or bool(pod.conditions & set(rule.on_pod_conditions)) or bool(_reasons(pod) & set(rule.on_reasons))
 

@@ -262,11 +262,12 @@ def announce(view: View, status: PseudoRealJobStatus, new: Announcement, wait: i
         status_with(status, execution=number, restart_after=after, execution_time=None),
         "Restarting",
         stands(new.reason, text),
-        events=(*untold(view), *told, *_avoided(view, status)),
+        events=(*untold(view), *told, *avoided(view, status)),
     )
 
 
-def _avoided(view: View, status: PseudoRealJobStatus) -> Iterator[Event]:
+def avoided(view: View, status: PseudoRealJobStatus) -> Iterator[Event]:
+    """Events of the nodes that the status avoids since the last look."""
     for node in status.avoided_nodes:
         if node not in view.status.avoided_nodes:
             text = f"Faults of this job began on node {node} again and again; its pods go elsewhere if they can."

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sentence
 from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
 from pseudoreal_operator.lifecycle.decisions import event, progresses, stands
+from pseudoreal_operator.lifecycle.in_place import known_restarts
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import PodPhase, View
@@ -78,6 +79,13 @@ def _stalled(view: View) -> NewCondition | None:
     return stands(stall.reason, f"{stall.sentence} spec.hang.action is Report. What to do: {view.logs_command}")
 
 
+def _restarts(view: View) -> str:
+    count, said = known_restarts(view), view.status.restarts_in_place
+    if not count or said is None:
+        return ""
+    return f" Its ranks were restarted in place {count} time{'s' * (count > 1)}, the last time as: {said.message}"
+
+
 def _at_work(view: View) -> NewCondition:
     where = f"Execution {view.execution.number} at {view.stage.title}"
     if view.stage.kind is StageKind.DELINK:
@@ -88,5 +96,5 @@ def _at_work(view: View) -> NewCondition:
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
     before = find(view.status, "Progressing")
     straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")
-    note = "" if straggler is None else f" {straggler}."
+    note = _restarts(view) + ("" if straggler is None else f" {straggler}.")
     return progresses("Straggling" if straggler else "Training", f"{where} is training.{note}")

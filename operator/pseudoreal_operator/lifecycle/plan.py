@@ -18,6 +18,7 @@ from pseudoreal_operator.failures.hang import seconds_to_stall
 from pseudoreal_operator.lifecycle.acceptance import problem_of
 from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, startup_deadline
 from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
+from pseudoreal_operator.lifecycle.in_place import counted
 from pseudoreal_operator.lifecycle.placement import placement
 from pseudoreal_operator.lifecycle.rules import RULES, start
 from pseudoreal_operator.lifecycle.stopping import is_lost, moments, pods_to_stop
@@ -63,7 +64,10 @@ def plan(seen: Observed, now: datetime, settings: Settings) -> Plan:
     view = View(seen, now)
     if conditions.has_ended(seen.status):
         return _afterwards(view)
+    counting, told = counted(view)
+    view = View(counting, now)
     decision = next((decision for rule in RULES if (decision := rule(view))), None) or start(view)
+    decision = replace(decision, events=(*told, *decision.events))
     return (_tried if decision.tries_children else _planned)(view, decision, settings)
 
 

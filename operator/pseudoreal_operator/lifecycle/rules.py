@@ -199,13 +199,15 @@ def lost(view: View) -> Decision | None:
 
 
 def deserted(view: View) -> Decision | None:
-    """Decides when a pod is gone without a word, for instance with its node, and another lost its connection to it."""
+    """Decides when a pod is gone without a word, for instance with its node, and another lost its connection to it: it
+    has ended, or waits in vain to restart its ranks in place."""
     if view.job is None or view.job.state is not JobState.ACTIVE or not view.gone:
         return None
     if view.job.queued:
         return None  # all of its pods go
     witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
-    if not witnesses or not is_lost(view.pods, view.status, view.execution, view.now):
+    waits = any(heard.waits_to_restart for heard in view.speaking)
+    if not waits and not (witnesses and is_lost(view.pods, view.status, view.execution, view.now)):
         return None
     return _judged(view, Missing(workers=view.gone))
 

@@ -39,7 +39,7 @@ def pods_of(seen: Observed, execution: Execution) -> list[Pod]:
 
 def is_lost(pods: Sequence[Pod], status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
     """Whether the ranks of an execution can neither train nor save together any more. `pods`: its own."""
-    if any(fault.execution == execution.number for fault in status.faults):
+    if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
     gone = list(_gone(pods, now))
     if any(not lost_its_peer(pod) for pod in gone):

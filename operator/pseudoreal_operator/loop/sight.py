@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.status.status import Fault, PseudoRealJobStatus
 
 from pseudoreal_operator import clock
 from pseudoreal_operator.failures.hang import STALLS
@@ -21,8 +21,8 @@ OTHER = "Other"
 """Reason of a restart of which the status keeps none."""
 _AT_WORK = ("Training", "Straggling", "Finishing")
 """Reasons of the condition Progressing while ranks make steps."""
-_Fault = tuple[int, str]
-"""Execution and reason."""
+_Fault = tuple[int, int, str]
+"""Execution, number of the restart in place (0: the pods ended), and reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def sight_of(body: Json) -> Sight:
         state=status.state,
         execution=status.execution,
         restarting=reason == "Restarting",
-        faults=frozenset((fault.execution, fault.reason) for fault in status.faults),
-        disruptions=frozenset((fault.execution, fault.reason) for fault in status.disruptions),
+        faults=frozenset(map(_fault, status.faults)),
+        disruptions=frozenset(map(_fault, status.disruptions)),
         standing=reason if stands and not has_ended(status) else None,
         failed=failed.reason if failed else None,
         complete=find(status, "Complete") is not None,
@@ -76,6 +76,10 @@ def sight_of(body: Json) -> Sight:
         delink_began=clock.from_text(status.transition.start_time) if status.transition else None,
         unsaved_since=_unsaved_since(status) if reason in (*_AT_WORK, *STALLS) else None,
     )
+
+
+def _fault(fault: Fault) -> _Fault:
+    return fault.execution, fault.restart_in_place or 0, fault.reason
 
 
 def _ended_phases(status: PseudoRealJobStatus) -> Iterator[tuple[str, datetime, datetime]]:
@@ -97,15 +101,16 @@ def restarts(before: Sight, after: Sight) -> Iterator[tuple[str, bool]]:
     """Reasons of the restarts, and whether each counts against spec.restart.maxRestarts. Of several within one change
     those that count are all told, of the others one."""
     new = after.faults - before.faults
-    yield from ((reason, True) for _, reason in sorted(new))
-    if after.restarting and after.execution > before.execution > 0 and not new:
+    yield from ((reason, True) for _, _, reason in sorted(new))
+    has_ended_pods = any(in_place == 0 for _, in_place, _ in new)
+    if after.restarting and after.execution > before.execution > 0 and not has_ended_pods:
         known = sorted(after.disruptions - before.disruptions)
-        yield known[-1][1] if known else OTHER, False
+        yield known[-1][-1] if known else OTHER, False
 
 
 def hangs(before: Sight, after: Sight) -> Iterator[str]:
     """Reasons of the hangs that were found, whatever spec.hang.action does about them."""
-    reasons = [reason for _, reason in sorted(after.faults - before.faults)]
+    reasons = [reason for _, _, reason in sorted(after.faults - before.faults)]
     reasons += [after.standing or ""] if after.standing != before.standing else []
     reasons += [after.failed or ""] if after.failed != before.failed else []
     return (reason for reason in reasons if reason in STALLS)

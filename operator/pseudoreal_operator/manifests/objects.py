@@ -33,6 +33,7 @@ from pseudoreal_api.spec.phase import Phase, Resources
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.contract import with_contract
 
+from pseudoreal_operator.failures.in_place import allowed_in_place
 from pseudoreal_operator.manifests.disk import claim_size, size_limit
 from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.overlay import merge
@@ -112,7 +113,8 @@ def _config(
     folder = work_directory(volume.mount_path if volume else WORK_DIRECTORY, job.metadata.name, job.metadata.uid)
     here: Json = {"execution": execution.number, "work_directory": folder, "discards": _discards(status) or None}
     if stage.kind is StageKind.TRAIN:
-        return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, **here)
+        in_place = allowed_in_place(job.spec.restart, status)
+        return phase_config(job, stage.index, offload_directory=OFFLOAD_DIRECTORY, in_place=in_place, **here)
     return delink_config(job, stage.index, **here)
 
 

@@ -134,6 +134,21 @@ class Board:
         followed.heard = {key: heard for key, heard in followed.heard.items() if heard.execution in executions}
         return tuple(followed.heard.values())
 
+    def restarts_in_place(self, speaker: Speaker, now: datetime) -> int:
+        """Restarts in place of the pod of the speaker's execution that has begun the most. Pods that are silent may be
+        those that a queue took back."""
+        followed = self._jobs.get(speaker.job, _Followed())
+        return max(
+            (
+                heard.report.in_place.restarts
+                for heard in followed.heard.values()
+                if heard.execution == speaker.execution
+                and heard.report.in_place
+                and (now - heard.last).total_seconds() <= QUIET_SECONDS
+            ),
+            default=0,
+        )
+
     def is_to_finish(self, speaker: Speaker) -> bool:
         followed = self._jobs.get(speaker.job)
         return followed is not None and speaker.execution.phase in followed.finish
@@ -141,7 +156,7 @@ class Board:
 
 def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datetime) -> Heard:
     """What is known of a pod after one more report. Pure."""
-    if known is None or known.pod != speaker.pod:
+    if known is None or known.pod != speaker.pod or known.report.in_place != report.in_place:
         known = Heard(speaker.execution, speaker.index, speaker.pod, first=now, last=now, report=report)
     grew = steps_of(report) > steps_of(known.report)
     at_work = grew or any(_is_at_work(rank) for rank in report.ranks)
@@ -165,7 +180,9 @@ def updated(known: Heard | None, speaker: Speaker, report: PodReport, now: datet
 
 def _wake_after(known: Heard | None, heard: Heard) -> float | None:
     """Seconds until the job is to be looked at for what a report says; None when that is nothing new."""
-    if known is None or (known.begun is None) != (heard.begun is None) or _has_ended(known) != _has_ended(heard):
+    if known is None or known.restarted != heard.restarted or known.waits_to_restart != heard.waits_to_restart:
+        return SOON_SECONDS
+    if (known.begun is None) != (heard.begun is None) or _has_ended(known) != _has_ended(heard):
         return SOON_SECONDS
     return None if _essence(known) == _essence(heard) else NEWS_SECONDS
 

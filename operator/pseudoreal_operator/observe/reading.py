@@ -17,7 +17,7 @@ from pseudoreal_api.names import (
     LABEL_PHASE,
     LABEL_STAGE,
 )
-from pseudoreal_api.wire.messages import MOST_COUNT, PROGRESS_EVENT, ProgressReport, TerminationMessage
+from pseudoreal_api.wire.messages import MOST_COUNT, PROGRESS_EVENT, InPlace, ProgressReport, TerminationMessage
 from pseudoreal_api.wire.reports import PodReport, SavedCheckpoint
 from pydantic import ValidationError
 
@@ -138,7 +138,12 @@ def read_report(body: bytes) -> PodReport:
         raise ValueError("a number in it is not finite, or too large")
     ranks = [sign.model_copy(update={"doing": clean(sign.doing)}) for sign in report.ranks]
     saved = report.checkpoint and report.checkpoint.model_copy(update={"name": clean(report.checkpoint.name)})
-    return report.model_copy(update={"ranks": ranks, "checkpoint": saved})
+    in_place = _cleaned(report.in_place)
+    return report.model_copy(update={"ranks": ranks, "checkpoint": saved, "in_place": in_place})
+
+
+def _cleaned(in_place: InPlace | None) -> InPlace | None:
+    return in_place and in_place.model_copy(update={"message": clean(in_place.message)})
 
 
 def progress_of(line: str) -> ProgressReport | None:
@@ -234,7 +239,10 @@ def _termination_message(text: str) -> TerminationMessage | None:
     except (ValidationError, UnicodeEncodeError):
         return None
     checkpoint = message.checkpoint and clean(message.checkpoint)
-    return message.model_copy(update={"message": clean(message.message), "checkpoint": checkpoint})
+    in_place = _cleaned(message.in_place)
+    return message.model_copy(
+        update={"message": clean(message.message), "checkpoint": checkpoint, "in_place": in_place}
+    )
 
 
 def _condition(status: Json, kind: str) -> Json | None:

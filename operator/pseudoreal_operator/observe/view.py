@@ -12,7 +12,7 @@ from pseudoreal_api.names import LABEL_JOB
 from pseudoreal_api.resolved.resolve import rank_counts
 from pseudoreal_api.spec.job import JobMetadata, PseudoRealJob, PseudoRealJobSpec
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_api.wire.messages import InPlace, TerminationMessage
 from pseudoreal_api.wire.reports import PodReport
 
 from pseudoreal_operator import clock
@@ -113,7 +113,8 @@ class Pod:
 
 @dataclass(frozen=True)
 class Heard:
-    """What a pod of a training stage has reported. All moments are of the operator's clock."""
+    """What a pod of a training stage has reported since its ranks were last restarted in place. All moments are of the
+    operator's clock."""
 
     execution: Execution
     index: int
@@ -129,6 +130,16 @@ class Heard:
     """The moment at which a rank of the pod was first seen in a step, or past one."""
     progressed: datetime | None = None
     """The moment at which its steps were last seen to grow, or a save to go on."""
+
+    @property
+    def restarted(self) -> InPlace | None:
+        """The restarts in place after which its ranks have begun."""
+        return self.report.in_place if self.report.ranks else None
+
+    @property
+    def waits_to_restart(self) -> bool:
+        """Whether it has lost its ranks, and waits for the other pods to restart them in place."""
+        return self.report.in_place is not None and not self.report.ranks
 
 
 @dataclass(frozen=True)

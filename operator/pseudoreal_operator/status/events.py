@@ -37,6 +37,7 @@ class Reason(StrEnum):
     FINISH_REQUESTED = "FinishRequested"
     STRAGGLER_DETECTED = "StragglerDetected"
     HANG_DETECTED = "HangDetected"
+    RESTARTED_IN_PLACE = "RestartedInPlace"
     PREEMPTED = "Preempted"
     PHASE_COMPLETED = "PhaseCompleted"
     PHASE_REPEATED = "PhaseRepeated"
@@ -54,6 +55,7 @@ _ORDER = tuple(Reason)
 _WARNINGS = (
     Reason.STRAGGLER_DETECTED,
     Reason.HANG_DETECTED,
+    Reason.RESTARTED_IN_PLACE,
     Reason.PREEMPTED,
     Reason.DELINK_ROLLED_BACK,
     Reason.EXECUTION_FAILED,

@@ -31,15 +31,15 @@ BACKOFF = 10
 def test_a_rank_that_is_killed_is_named_and_all_start_again(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
-    """On both workers, with the grace period and the back-off that jobs have by default."""
-    job = start("killed", spec__pod={}, spec__restart={"avoidNodesAfter": 100})
+    """On both workers, with the grace period and the back-off that jobs have by default, and with new pods."""
+    job = start("killed", spec__pod={}, spec__restart={"avoidNodesAfter": 100, "inPlace": 0})
     _check_killed(job, undisturbed, [1, 0], [STOLEN * SECONDS, STOLEN * (SECONDS + BACKOFF)])
 
 
 @pytest.mark.long
 def test_ranks_that_are_killed_again_and_again_are_named(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
     # A checkpoint between any two of them: without progress, each wait is longer than the one before.
-    often = {"spec__checkpoint__everySteps": 1, "spec__restart": {"maxRestarts": 6, "windowSeconds": 1}}
+    often = {"spec__checkpoint__everySteps": 1, "spec__restart": {"maxRestarts": 6, "windowSeconds": 1, "inPlace": 0}}
     job = start("killed-often", spec__pod={}, **often)
     _check_killed(job, undisturbed, [1, 0] * 3, [SECONDS] * 6)
 
@@ -79,7 +79,7 @@ def test_a_partner_that_notices_nothing_holds_up_nobody(
     worker: int, start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     """It cannot save without the rank that is killed, so its grace period of two minutes is of no use."""
-    job = start(f"unnoticed-{worker}", spec__pod={}, spec__restart={})
+    job = start(f"unnoticed-{worker}", spec__pod={}, spec__restart={"inPlace": 0})
     pods = job.wait_for_steps("real", REAL + 20)
     machine.tell(pods[1 - worker], signal.SIGSTOP, RANK)
     killed = time.time()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from kubernetes import client
+from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import PodReport
 from pseudoreal_dev.machine import paths
 
@@ -48,6 +49,16 @@ def healthy(cluster: Cluster) -> Job:
     complete_stage(job, "pseudo")
     complete_stage(job, "delink")
     job.run("llm-real-e1", 2)
+    return job
+
+
+@situation
+def restarted_in_place(cluster: Cluster) -> Job:
+    job = _job(cluster, spec__phases__0__workers=2)
+    died = InPlace(restarts=1, peer_lost=False, message="local rank 0 ended without a word, as one that is killed")
+    followed = InPlace(restarts=1, peer_lost=True, message="Connection closed by peer")
+    for rank, (pod, said) in enumerate(zip(job.run("llm-pseudo-e1", 2), (followed, died), strict=True)):
+        Reporter.of(cluster, pod).tell(PodReport(ranks=[sign(rank, 5)], in_place=said))
     return job
 
 

@@ -31,6 +31,19 @@ EVENTS: list[Json] = [
     {"type": "Warning", "reason": "HangDetected", "message": "No step for 9 s.", "eventTime": at(4), "metadata": {}},
     {"type": "Normal", "reason": "Accepted", "message": "The job is valid.", "lastTimestamp": at(90), "metadata": {}},
 ]
+IN_PLACE = TRAINING | {
+    "restarts": 2,
+    "restartsInPlace": {
+        "phase": "real",
+        "execution": 2,
+        "restarts": 1,
+        "message": "Pod llm-real-abcdef-e2-1 (worker 1): local rank 0 ended without a word.",
+    },
+    "faults": [
+        *TRAINING["faults"],
+        TRAINING["faults"][0] | {"execution": 2, "time": at(10), "pod": "llm-real-abcdef-e2-1", "restartInPlace": 1},
+    ],
+}
 REQUEST = [{"id": "finish-1", "type": "FinishPhase", "phase": "real"}]
 MIXTURE = TRAINING | {
     "progress": TRAINING["progress"]
@@ -62,6 +75,7 @@ DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
         [pod(0, node="gpu-3"), pod(1, node="gpu-1"), pod(2, node="gpu-3"), pod(3, node="gpu-8")],
         [],
     ),
+    "in-place": (job(IN_PLACE), [pod(1), pod(0)], []),
     "fresh": (job(), [], []),
     "pending": (job({"state": "Pending", "execution": 1}), [pod(0, phase="pseudo", node="", status=UNSCHEDULABLE)], []),
     "failed": (job(FAILED, spec__requests=REQUEST), [pod(0), pod(1, status=OOM)], []),

@@ -32,6 +32,7 @@ EXCEPTIONS = {
     ("nophase", "status.phases"): _PHASE_OF_TRAINING,
     ("nophase", "status.currentPhase"): _PHASE_OF_TRAINING,
     ("nophase", "status.placement.phaseName"): _PHASE_OF_TRAINING,
+    ("nophase", "status.restartsInPlace.phase"): _PHASE_OF_TRAINING,
     ("nophase", "status.transition.fromPhase"): _PHASE_OF_TRAINING,
     ("nophase", "status.transition.toPhase"): _PHASE_OF_TRAINING,
     ("nophase", "status.progress.phaseRemainingSeconds"): _PHASE_OF_TRAINING,

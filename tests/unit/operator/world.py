@@ -6,6 +6,7 @@ overlap.
 """
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -13,10 +14,10 @@ from functools import partial
 from itertools import filterfalse
 from typing import Any
 
-from pseudoreal_api.names import CONTAINER
+from pseudoreal_api.names import CONFIG_FILE, CONTAINER, file_annotation
 from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
-from pseudoreal_api.wire.messages import EXIT_CODES, ExitCode, Outcome, TerminationMessage
+from pseudoreal_api.wire.messages import EXIT_CODES, ExitCode, InPlace, Outcome, TerminationMessage
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
@@ -82,13 +83,16 @@ class World:
         pods = [read_pod(body) for body in self.pods.values()]
         return tuple(self.reports[pod.name] for pod in pods if pod.name in self.reports)
 
-    def report(self, pod: Json, step: int, activity: Activity = "computing") -> None:
+    def report(
+        self, pod: Json, step: int, activity: Activity = "computing", in_place: InPlace | None = None, ranks: int = 1
+    ) -> None:
         """The operator hears a pod."""
         speaker = read_pod(pod)
         sign = RankReport(rank=speaker.index, activity=activity, seconds=0, step=step)
         known = self.reports.get(speaker.name)
         who = Speaker(("default", UID), speaker.execution, speaker.index, speaker.name)
-        self.reports[speaker.name] = updated(known, who, PodReport(ranks=[sign]), self.now)
+        report = PodReport(ranks=[sign] * ranks, in_place=in_place or pod.get("in_place"))
+        self.reports[speaker.name] = updated(known, who, report, self.now)
 
     def plan(self) -> Plan:
         return plan(self.observe(), self.now, SETTINGS)
@@ -158,7 +162,12 @@ class World:
         bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
         lost = any(_is_lost(other) for other in self.pods.values())
         return (
-            bool(bad) or lost or any(fault.execution == read_pod(pod).execution.number for fault in self.status.faults)
+            bool(bad)
+            or lost
+            or any(
+                fault.execution == read_pod(pod).execution.number and fault.restart_in_place is None
+                for fault in self.status.faults
+            )
         )
 
     def _ask_to_end(self, pod: Json, seconds: float) -> None:
@@ -285,6 +294,7 @@ class World:
         outcome: Outcome = "Succeeded",
         exit_code: int | None = None,
         peer_lost: bool = False,
+        in_place: InPlace | None = None,
         **terminated: Any,
     ) -> None:
         """Ends a pod. With `exit_code` it leaves no word of its own."""
@@ -302,6 +312,7 @@ class World:
             checkpoint=f"{execution.phase}-{step}" if outcome in ("Succeeded", "Yielded") else None,
             message="" if outcome == "Succeeded" else f"it {outcome}",
             peer_lost=peer_lost,
+            in_place=in_place or pod.get("in_place"),
         )
         code = EXIT_CODES[outcome].value if exit_code is None else exit_code
         end = {"exitCode": code, "finishedAt": clock.to_text(self.now)} | terminated
@@ -311,6 +322,28 @@ class World:
             "phase": "Succeeded" if code == 0 else "Failed",
             "containerStatuses": [{"name": CONTAINER, "state": {"terminated": end}}],
         }
+
+    def restart_in_place(self, origin: int, *, heard: bool) -> None:
+        """A rank of pod `origin` dies, and all pods of its execution restart theirs in place: if they all run, and have
+        been told that they may. `heard`: whether their reports arrive."""
+        pods = self.alive()
+        ready = [pod for pod in pods if read_pod(pod).ready and "deletionTimestamp" not in pod["metadata"]]
+        job = self.objects.get(("Job", bare(pods[0]["metadata"]["job"]))) if pods else None
+        if job is None or len(ready) != job["spec"]["completions"] or ready != pods:
+            return
+        restarts = pods[0].get("restarts", 0) + 1
+        if restarts > self._allowed_in_place(job):
+            return
+        for index, pod in enumerate(pods):
+            pod["restarts"] = restarts
+            pod["in_place"] = InPlace(restarts=restarts, peer_lost=index != origin % len(pods), message="killed")
+            if heard:
+                self.report(pod, 0, "starting", pod["in_place"])
+
+    def _allowed_in_place(self, job: Json) -> int:
+        """The number that the pods are told."""
+        told = job["spec"]["template"]["metadata"]["annotations"][file_annotation(CONFIG_FILE)]
+        return int(json.loads(told).get("inPlace", 0))
 
     def _last_step(self, execution: Execution) -> int:
         """The last step of the phase, as the pods were told it; a delink has that of the next phase."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pseudoreal_trainer
 
 PACKAGE = Path(pseudoreal_trainer.__file__).parent
-ROOMS = {"plan", "forecast", "heartbeat", "pod", "data", "checkpoint", "cli"}
+ROOMS = {"plan", "forecast", "heartbeat", "pod", "launch", "data", "checkpoint", "cli"}
 
 
 def test_what_needs_no_torch_loads_none() -> None:
@@ -18,3 +18,19 @@ def test_what_needs_no_torch_loads_none() -> None:
     program = "\n".join(["import sys", *imports, "print('torch' in sys.modules)"])
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+def test_the_ends_of_a_model_load_no_compiler() -> None:
+    """It would take longer than torch itself, at each start and restart of a rank."""
+    program = """
+import sys
+import torch
+from pseudoreal_api.spec.model import Model
+from pseudoreal_trainer.model.head import ends_of
+sizes = {"layers": 2, "hiddenSize": 8, "sequenceLength": 8, "attention": {"heads": 2}, "feedForward": {"size": 8}}
+with torch.device("meta"):
+    ends_of(Model.model_validate(sizes))
+print("torch._dynamo" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout == "False\n", done.stderr

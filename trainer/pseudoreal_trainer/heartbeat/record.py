@@ -82,8 +82,11 @@ class HeartbeatFile:
 
 
 def read_heartbeat(path: Path) -> HeartbeatRecord | None:
-    """The newest record; None: nothing is written yet. Any process may call this at any time."""
-    content = path.read_bytes()
+    """The newest record; None: nothing is written yet, or no more. Any process may call this at any time."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
     found = [record for record in (_sound(content, _RECORD, copy * _RECORD_BYTES) for copy in range(2)) if record]
     if not found:
         return None

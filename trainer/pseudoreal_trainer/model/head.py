@@ -7,10 +7,18 @@ from torch import Tensor, nn
 from pseudoreal_trainer.model.norm import norm
 
 
+def _embedding(spec: ModelSpec) -> nn.Embedding:
+    """An embedding whose weights are still to come. torch's own would draw some, and on the meta device it imports its
+    compiler for that, which takes seconds."""
+    matrix = torch.empty(spec.vocabulary_size, spec.hidden_size)
+    made: nn.Embedding = nn.Embedding.from_pretrained(matrix, freeze=False)
+    return made
+
+
 class Embedding(nn.Module):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(spec.vocabulary_size, spec.hidden_size)
+        self.embedding = _embedding(spec)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The tokens' embeddings: [B, T] -> [B, T, H]."""
@@ -37,7 +45,7 @@ class TiedEnds(nn.Module):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(spec.vocabulary_size, spec.hidden_size)
+        self.embedding = _embedding(spec)
         self.norm = norm(spec, spec.hidden_size)
 
     def forward(self, tokens: Tensor) -> Tensor:

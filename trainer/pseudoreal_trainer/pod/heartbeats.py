@@ -14,7 +14,11 @@ _GONE = "X"
 
 
 def pod_report(folder: PodFolder) -> PodReport:
-    return PodReport(ranks=rank_heartbeats(folder), progress=folder.progress(), checkpoint=folder.checkpoint())
+    # Before the ranks, which are those of this restart or of a later one, and never of an earlier one.
+    in_place = folder.in_place()
+    return PodReport(
+        ranks=rank_heartbeats(folder), progress=folder.progress(), checkpoint=folder.checkpoint(), in_place=in_place
+    )
 
 
 def rank_heartbeats(folder: PodFolder) -> list[RankReport]:

@@ -87,9 +87,11 @@ def pod_outcome(
     partner. A rank that was killed leaves no word at all.
     """
     errors = [o for o in outcomes if has_failed(o)]
-    silent = sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes} - set(ended))
+    silent = _silent(outcomes, config, ended)
     errors.sort(key=lambda o: (o.message.outcome == "Failed", o.message.peer_lost, o.time_ns))
     first_error = errors[0].message if errors else None
+    if not silent and not outcomes:
+        return ended_badly("Failed", config, "its ranks were ended, as another pod had lost one", peer_lost=True)
     if not silent:
         return first_error or min(outcomes, key=lambda o: o.local_rank).message
     crashed = {rank: crash for rank, crash in (crashes or {}).items() if rank in silent}
@@ -109,6 +111,29 @@ def pod_outcome(
         # Where a collective took too long, the fault may be anywhere.
         peer_lost=not killed and all(crash.is_of_watchdog for crash in crashed.values()),
     )
+
+
+def is_death(
+    message: TerminationMessage,
+    outcomes: list[RankOutcome],
+    config: PhaseConfig,
+    exit_code: int,
+    stopped: bool,
+    ended: Collection[int] = (),
+) -> bool:
+    """Whether ranks ended because a process died, in this pod or in another one to which a connection broke. Pure.
+    `message`: what `pod_outcome` made of the rest.
+
+    A lack of memory, an error that a rank tells of, and the end of torchrun itself are none.
+    """
+    if stopped or exit_code < 0 or message.outcome != "Failed":
+        return False
+    return message.peer_lost or bool(_silent(outcomes, config, ended))
+
+
+def _silent(outcomes: list[RankOutcome], config: PhaseConfig, ended: Collection[int]) -> list[int]:
+    """Local ranks that have left no word, though the pod did not end them."""
+    return sorted(set(range(config.processes_per_worker)) - {o.local_rank for o in outcomes} - set(ended))
 
 
 def _silent_sentence(killed: list[int], crashed: Mapping[int, Crash], config: PhaseConfig, exit_code: int) -> str:

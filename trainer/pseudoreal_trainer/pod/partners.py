@@ -37,7 +37,11 @@ class Partners:
         if self._gone_since is None and any(self._is_gone(*rank) for rank in self._ranks()):
             self._gone_since = now
         if self._gone_since is not None and now - self._gone_since >= LAST_SECONDS:
-            self._kill_others()
+            self.end_all("another rank of this pod is gone")
+
+    def are_gone(self) -> bool:
+        """Whether all ranks are dead."""
+        return all(process_state(pid) in _DEAD for _, pid in self._ranks())
 
     def _is_gone(self, local_rank: int, pid: int) -> bool:
         """Whether the rank is dead and has not ended well: it was killed, or has failed."""
@@ -46,11 +50,12 @@ class Partners:
         outcome = read_outcome(self._folder.path, local_rank)
         return outcome is None or has_failed(outcome)
 
-    def _kill_others(self) -> None:
+    def end_all(self, why: str) -> None:
+        """Kills the ranks that are not dead."""
         for local_rank, pid in self._ranks():
             if local_rank not in self.ended and process_state(pid) not in _DEAD:
                 self.ended.add(local_rank)
-                log.warning("rank_ended", local_rank=local_rank, why="another rank of this pod is gone")
+                log.warning("rank_ended", local_rank=local_rank, why=why)
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

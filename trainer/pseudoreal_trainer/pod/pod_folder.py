@@ -7,13 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pseudoreal_api.base import ApiModel
-from pseudoreal_api.wire.messages import ProgressReport
+from pseudoreal_api.wire.messages import InPlace, ProgressReport
 from pseudoreal_api.wire.reports import SavedCheckpoint
 
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
 
 _MEMORY = Path("/dev/shm")
 _HEARTBEAT = ".heartbeat"
+_OF_RANKS = "[0-9]*.*"
+"""Names of the files that ranks leave, beginning with their number in the pod."""
 
 
 class _Committed(ApiModel):
@@ -34,6 +36,29 @@ class PodFolder:
     def heartbeats(self) -> list[Path]:
         """Files of the ranks that have begun."""
         return sorted(self.path.glob(f"*{_HEARTBEAT}"))
+
+    def has_ranks(self) -> bool:
+        """Whether a rank has begun."""
+        return any(self.path.glob(_OF_RANKS))
+
+    def make_room(self, why: InPlace) -> None:
+        """Removes what ranks left that have ended, for a restart in place."""
+        # Before the restart is noted: it has begun when there are ranks.
+        for path in self.path.glob(_OF_RANKS):
+            path.unlink(missing_ok=True)
+        self._replace("in-place", why.to_json())
+
+    def in_place(self) -> InPlace | None:
+        """The restarts in place, with one that waits for the other pods; None where there were none."""
+        content = self._content("in-place")
+        return None if content is None else InPlace.model_validate_json(content)
+
+    def leave_restarts_elsewhere(self, restarts: int) -> None:
+        self._replace("restarts-elsewhere", str(restarts))
+
+    def restarts_elsewhere(self) -> int:
+        """Restarts in place of the pod that has begun the most, as far as the operator has said so."""
+        return int(self._content("restarts-elsewhere") or 0)
 
     def leave_progress(self, report: ProgressReport) -> None:
         self._replace("progress", report.model_dump_json())

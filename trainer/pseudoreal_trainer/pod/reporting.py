@@ -69,8 +69,11 @@ class _Reports:
         """Sends a report: the seconds until the next one."""
         retry_after = 0.0
         try:
-            if self._endpoint.send(pod_report(self._folder)).finish_phase:
+            answer = self._endpoint.send(pod_report(self._folder))
+            if answer.finish_phase:
                 self._folder.ask_to_finish()
+            if answer.restarts_in_place:
+                self._folder.leave_restarts_elsewhere(answer.restarts_in_place)
         except Exception as error:
             retry_after = error.retry_after if isinstance(error, Refused) else 0.0
             self._failed(error)

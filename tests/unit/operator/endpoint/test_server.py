@@ -100,9 +100,9 @@ async def test_reports_are_counted_by_the_status_of_the_answer(endpoint: Endpoin
 
 async def test_the_answer_carries_the_wish_to_finish_the_phase(endpoint: Endpoint, board: Board) -> None:
     board.follow(JOB, frozenset({"pseudo"}))
-    assert await (await endpoint.post()).json() == {"finishPhase": True}
+    assert await (await endpoint.post()).json() == {"finishPhase": True, "restartsInPlace": 0}
     board.follow(JOB, frozenset({"real"}))
-    assert await (await endpoint.post()).json() == {"finishPhase": False}
+    assert await (await endpoint.post()).json() == {"finishPhase": False, "restartsInPlace": 0}
 
 
 @pytest.mark.parametrize(

@@ -211,6 +211,12 @@ class Life(RuleBasedStateMachine):
         self.world.control()
         self.world.carry_out(self.world.plan())
 
+    @rule(origin=st.integers(0, 2), heard=st.booleans())
+    def ranks_are_restarted_in_place(self, origin: int, heard: bool) -> None:
+        self.work_goes_on()
+        self.world.restart_in_place(origin, heard=heard)
+        self.world.carry_out(self.world.plan())
+
     @precondition(lambda self: self.world.alive())
     @rule(activity=st.sampled_from(["computing", "starting"]), seconds=st.sampled_from([130, 301]))
     def training_stands_still(self, activity: Activity, seconds: int) -> None:
@@ -334,7 +340,7 @@ def _judge(world: World) -> None:
 
 
 CHOICES = settings(
-    max_examples=DEPTH.of(120, 3000),
+    max_examples=DEPTH.of(200, 3000),
     stateful_step_count=60,
     deadline=None,
     derandomize=not DEPTH.is_deep,
@@ -353,8 +359,9 @@ def test_every_life_ends_well() -> None:
             "RestartsExhausted",
             "Completed",
             "Preempted",
-            "StartupDeadlineExceeded",
+            "RestartedInPlace",
         )
     ), STORIES
     assert STORIES["SpecChanged"], STORIES
+    assert STORIES["StartupDeadlineExceeded"], STORIES
     assert any(STORIES[story] for story in ("HangDetected", "DelinkRolledBack", "DelinkTimeout")), STORIES

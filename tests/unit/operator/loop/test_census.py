@@ -135,6 +135,18 @@ def test_restarts_by_reason_and_whether_they_count(watched: Watched) -> None:
     }
 
 
+def test_restarts_in_place_are_counted_one_by_one(watched: Watched) -> None:
+    watched.tell({"execution": 1} | progressing("Training"))
+    first, second = (fault(1, "PodFailed") | {"restartInPlace": number} for number in (1, 2))
+    watched.tell({"execution": 1, "faults": [first]} | progressing("Training"))
+    watched.tell({"execution": 1, "faults": [first, second]} | progressing("Training"))
+    assert watched.shows("restarts_total") == {("true", "blue", "PodFailed"): 2}
+    # One that was counted late, as the execution is preempted.
+    third = fault(1, "PodFailed") | {"restartInPlace": 3}
+    watched.tell({"execution": 2, "faults": [first, second, third]} | progressing("Restarting", "False"))
+    assert watched.shows("restarts_total") == {("true", "blue", "PodFailed"): 3, ("false", "blue", "Other"): 1}
+
+
 def test_a_hang_is_counted_whatever_is_done_about_it(watched: Watched) -> None:
     """spec.hang.action is Restart, Report, or Fail."""
     for name in ("restart", "report", "fail"):

@@ -5,6 +5,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport, SavedCheckpoint
 from pseudoreal_operator.observe.board import NEWS_PER_SECOND, NEWS_SECONDS, SOON_SECONDS, Board, Speaker, updated
 from pseudoreal_operator.observe.stages import Execution, StageKind
@@ -55,6 +56,38 @@ def test_a_pod_has_begun_when_one_of_its_ranks_is_at_work() -> None:
     heard = told(PodReport(ranks=ranks), half, at(1))
     assert heard.begun == after(1)
     assert heard.first == NOON
+
+
+IN_PLACE = InPlace(restarts=1, peer_lost=False, message="killed")
+
+
+def test_what_ranks_did_before_they_were_restarted_in_place_is_forgotten() -> None:
+    heard = told(at(4), at(5), PodReport(in_place=IN_PLACE), at(0, "starting", in_place=IN_PLACE))
+    assert (heard.first, heard.begun, heard.progressed) == (after(2), None, None)
+    assert heard.restarted == IN_PLACE
+    again = told(at(5), at(4, in_place=IN_PLACE), at(5, in_place=IN_PLACE))
+    assert (again.begun, again.progressed) == (after(1), after(2))
+
+
+def test_a_pod_hears_how_often_another_one_has_restarted_its_ranks(board: Board) -> None:
+    other = Speaker(JOB, EXECUTION, 1, "other")
+    later = Speaker(JOB, replace(EXECUTION, number=2), 1, "later")
+    board.hear(SPEAKER, at(5), NOON)
+    assert board.restarts_in_place(SPEAKER, NOON) == 0
+    board.hear(other, PodReport(in_place=IN_PLACE), NOON)
+    assert (board.restarts_in_place(SPEAKER, NOON), board.restarts_in_place(other, NOON)) == (1, 1)
+    assert board.restarts_in_place(later, NOON) == 0
+    assert board.restarts_in_place(SPEAKER, after(21)) == 0, "a queue may have taken that pod back"
+
+
+def test_a_restart_in_place_wakes_the_job_soon() -> None:
+    woken: list[float] = []
+    board = Board()
+    board.follow(JOB, frozenset(), woken.append)
+    for report in (at(5), PodReport(in_place=IN_PLACE), at(4, "starting", in_place=IN_PLACE)):
+        woken.clear()
+        board.hear(SPEAKER, report, NOON)
+        assert woken == [SOON_SECONDS]
 
 
 def test_ranks_that_wait_for_each_other_before_the_first_step_have_not_begun() -> None:

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,8 +19,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.job_file import notice, read_job
 from pseudoreal_trainer.cli.local_run import LocalRun
-from pseudoreal_trainer.cli.pod import SHUTDOWN_TIMEOUT, await_rendezvous, rendezvous_host
-from pseudoreal_trainer.cli.pod import _environment as pod_environment
+from pseudoreal_trainer.launch.ranks import SHUTDOWN_TIMEOUT, torchrun_environment
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.pod.heartbeats import rank_heartbeats
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
@@ -30,7 +28,7 @@ from torch.distributed.run import config_from_args, parse_args
 
 from tests.support.checkpoints import newest
 from tests.support.patience import wait_for
-from tests.support.pods import start_pod
+from tests.support.pods import meeting, start_pod
 from tests.support.ports import free_port
 
 STEPS = 150
@@ -112,7 +110,7 @@ def test_a_stop_leaves_time_for_a_step_and_a_save(
     monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
     if own is not None:
         monkeypatch.setenv(SHUTDOWN_TIMEOUT, own)
-    for name, value in pod_environment(config(0), tmp_path).items():
+    for name, value in torchrun_environment(config(0), PodFolder(tmp_path)).items():
         monkeypatch.setenv(name, value)
     options, _, _ = config_from_args(
         parse_args(["--max-restarts", "0", "--module", "pseudoreal_trainer.cli.rank", "x"])
@@ -338,7 +336,7 @@ def test_when_one_of_two_pods_is_stopped_both_save_and_yield_at_once(
     second["until"] = {"step": 100_001}
     phase = config(0)
     port = free_port()
-    pods = [start_pod(phase, tmp_path / str(rank), rank, 2, environment=_meeting(rank, port)) for rank in (0, 1)]
+    pods = [start_pod(phase, tmp_path / str(rank), rank, 2, environment=meeting(rank, port)) for rank in (0, 1)]
     wait_for("three lines", lambda: _lines(Path(phase.work_directory) / "metrics.jsonl") >= 3, pods[0].said)
     said = "".join(pod.said() for pod in pods)
     assert said.count('"event": "preflight"') == 1
@@ -380,39 +378,6 @@ def test_ranks_are_numbered_by_the_places_of_their_pods_and_the_weights_are_the_
     found = _newest(tmp_path / "work", "pseudo").whole()
     for name, expected in _newest(tmp_path / "whole", "pseudo").whole().items():
         np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-11)
-
-
-def test_worker_0_holds_the_rendezvous() -> None:
-    """Whatever the machine is called: in its node's network a pod has the name of the node."""
-    c10d = {"PET_RDZV_BACKEND": "c10d"}
-    assert rendezvous_host(c10d | {"PET_NODE_RANK": "0"}) == {"PET_RDZV_CONF": "is_host=true,join_timeout=604800"}
-    assert rendezvous_host(c10d | {"PET_NODE_RANK": "1"}) == {"PET_RDZV_CONF": "is_host=false,join_timeout=604800"}
-    assert rendezvous_host({"PET_NODE_RANK": "0"}) == {}
-
-
-def test_the_other_workers_wait_until_worker_0_answers(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("pseudoreal_trainer.cli.pod._LOG_SECONDS", 0.0)
-    with socket.socket() as host:
-        host.bind(("127.0.0.1", 0))
-        environment = {"PET_RDZV_BACKEND": "c10d", "PET_NODE_RANK": "1"}
-        environment["PET_RDZV_ENDPOINT"] = f"127.0.0.1:{host.getsockname()[1]}"
-        asked: list[bool] = []
-
-        def look() -> bool:
-            asked.append(True)
-            if len(asked) == 3:
-                host.listen()
-            return False
-
-        await_rendezvous(environment, look)
-        assert len(asked) == 3
-    said = capsys.readouterr().out
-    assert said.count("waits_for_worker_0") == 2
-    assert "refused" in said
-    await_rendezvous(environment | {"PET_NODE_RANK": "0"}, look)
-    await_rendezvous(environment, lambda: True)
 
 
 def _meeting(rank: int, port: int) -> dict[str, str]:

@@ -66,6 +66,9 @@ class Server:
         self._port = self._http.server_port
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
 
+    def restarts_in_place(self) -> int:
+        return max((report.in_place.restarts for report in self.newest.values() if report.in_place), default=0)
+
     def stop(self) -> None:
         self._released.set()
         self._http.shutdown()
@@ -136,7 +139,9 @@ class _Handler(BaseHTTPRequestHandler):
             self.endpoint.hang()
             return
         if manner == "answers":
-            answer = ReportAnswer(finish_phase=token in self.endpoint.finishes)
+            answer = ReportAnswer(
+                finish_phase=token in self.endpoint.finishes, restarts_in_place=self.endpoint.restarts_in_place()
+            )
             self._say(200, answer.to_json())
         elif manner == "garbage":
             self._say(200, "<html>not an answer</html>")

@@ -14,6 +14,7 @@ from pseudoreal_trainer.pod.memory_use import MemoryUse, PodMemory, exhausted, m
 from pseudoreal_trainer.pod.out_of_memory import Lack, advice, killed_sentence, lack_of_memory, rank_sentence
 from pseudoreal_trainer.training.saving import SavingFailed
 
+from tests.support.patience import wait_for
 from tests.support.pods import start_pod
 
 GIB, MIB = 1 << 30, 1 << 20
@@ -176,6 +177,8 @@ def group() -> Iterator[Group]:
     except OSError as error:
         pytest.skip(f"this user may not make control groups: {error}")
     yield Group(folder)
+    # The process from which torchrun was forked ends right after the pod's.
+    wait_for("the end of all processes", lambda: not (folder / "cgroup.procs").read_text())
     folder.rmdir()
 
 

@@ -3,9 +3,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pseudoreal_api.wire.messages import Outcome, TerminationMessage
+from pseudoreal_api.wire.messages import InPlace, Outcome, TerminationMessage
+from pseudoreal_trainer.pod.crash import Crash
 from pseudoreal_trainer.pod.memory_use import PodMemory
-from pseudoreal_trainer.pod.outcome import RankOutcome, ended_badly, pod_outcome, write_termination
+from pseudoreal_trainer.pod.outcome import RankOutcome, ended_badly, is_death, pod_outcome, write_termination
 
 
 def _left(local_rank: int, outcome: Outcome, time_ns: int = 0, text: str = "", peer_lost: bool = False) -> RankOutcome:
@@ -88,9 +89,64 @@ def test_a_stop_before_the_first_step_is_no_failure(pair: Any) -> None:
     assert pod_outcome([], pair, -15, True).exit_code == 75
 
 
+def test_a_pod_that_has_ended_all_of_its_ranks_lost_another_one(pair: Any) -> None:
+    found = pod_outcome([], pair, 1, False, ended={0, 1})
+    assert (found.outcome, found.peer_lost) == ("Failed", True)
+
+
+LOST = _left(0, "Failed", 20, "connection closed", peer_lost=True)
+
+
+@pytest.mark.parametrize(
+    ("left", "facts"),
+    [
+        pytest.param([], {}, id="all killed"),
+        pytest.param([LOST], {}, id="one killed"),
+        pytest.param([LOST], {"ended": {1}}, id="of another pod"),
+        pytest.param([], {"ended": {0, 1}}, id="told of another pod"),
+        pytest.param([LOST], {"crashes": {1: Crash("Segmentation fault", "line 1")}}, id="one crashed"),
+    ],
+)
+def test_a_process_that_died_here_or_elsewhere_is_a_death(left: list[Any], facts: dict[str, Any], pair: Any) -> None:
+    assert _is_death(left, pair, **facts)
+
+
+@pytest.mark.parametrize(
+    ("left", "facts"),
+    [
+        pytest.param([_left(0, "Succeeded"), _left(1, "Succeeded")], {"exit_code": 0}, id="succeeded"),
+        pytest.param([_left(0, "Yielded"), _left(1, "Yielded")], {}, id="yielded"),
+        pytest.param([], {"stopped": True}, id="stopped before the first step"),
+        pytest.param([LOST], {"stopped": True, "ended": {1}}, id="stopped while another pod was lost"),
+        pytest.param([LOST, _left(1, "Failed", 30, "the loss is nan")], {}, id="an error of its own"),
+        pytest.param([_left(0, "InvalidJob", 1, "no text")], {}, id="an invalid job"),
+        pytest.param([_left(0, "OutOfMemory", 1, "asked for 2 GiB")], {}, id="a lack of memory"),
+        pytest.param([LOST], {"exhausted": PodMemory(limit=1 << 30, kills=1)}, id="killed by the kernel for memory"),
+        pytest.param([LOST], {"exit_code": -9}, id="torchrun killed"),
+    ],
+)
+def test_any_other_end_is_none(left: list[Any], facts: dict[str, Any], pair: Any) -> None:
+    assert not _is_death(left, pair, **facts)
+
+
+def _is_death(
+    left: list[Any],
+    pair: Any,
+    *,
+    exit_code: int = 1,
+    stopped: bool = False,
+    exhausted: PodMemory | None = None,
+    ended: Any = (),
+    crashes: Any = None,
+) -> bool:
+    message = pod_outcome(left, pair, exit_code, stopped, exhausted, ended, crashes)
+    return is_death(message, left, pair, exit_code, stopped, ended)
+
+
 def test_the_termination_message_fits_kubernetes(pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PSEUDOREAL_TERMINATION_LOG", str(tmp_path / "log"))
-    write_termination(ended_badly("Failed", pair, "ü\n" * 3000))
+    in_place = InPlace(restarts=10, peer_lost=False, message="𝄞" * 300)
+    write_termination(ended_badly("Failed", pair, "ü\n" * 3000).model_copy(update={"in_place": in_place}))
     content = (tmp_path / "log").read_bytes()
     assert len(content) <= 4096
     assert json.loads(content)["outcome"] == "Failed"

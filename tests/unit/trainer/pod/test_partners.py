@@ -77,6 +77,13 @@ def test_a_rank_that_ended_well_leaves_the_others_alone(pod: Pod, outcome: Outco
         pod.now += 10 * LAST_SECONDS
 
 
+def test_all_ranks_end_when_another_pod_starts_anew(pod: Pod) -> None:
+    assert not pod.partners.are_gone()
+    pod.partners.end_all("another pod starts anew")
+    assert pod.look() == {0, 1, 2}
+    assert pod.partners.are_gone()
+
+
 def test_a_rank_that_has_no_process_yet_is_not_gone(tmp_path: Path) -> None:
     now = [0.0]
     partners = Partners(PodFolder(tmp_path), lambda: now[0])

@@ -1,10 +1,7 @@
-"""torchrun with the workers' own numbers: `python -m pseudoreal_trainer.rendezvous OPTIONS --module RANK CONFIG.json`.
-
-The options are torchrun's. A worker that meets nobody needs no numbers, and gets torchrun as it is.
-"""
+"""torchrun with the workers' own numbers."""
 
 import os
-import sys
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -17,14 +14,12 @@ from pseudoreal_trainer.rendezvous.handler import BACKEND, numbered
 from pseudoreal_trainer.rendezvous.seats import Seat, numbers
 
 
-def run() -> None:
+def run(arguments: Sequence[str]) -> None:
+    """Runs torchrun with its arguments, of which the last is the configuration of the phase. A worker that meets nobody
+    needs no numbers, and gets torchrun as it is."""
     if os.environ.get("PET_RDZV_BACKEND") == "c10d":
         configure_logs()
-        config = read_phase_config(Path(sys.argv[-1]))
+        config = read_phase_config(Path(arguments[-1]))
         os.environ["PET_RDZV_BACKEND"] = BACKEND
         rendezvous_handler_registry.register(BACKEND, numbered(Seat.of_pod(), partial(numbers, config=config)))
-    main()
-
-
-if __name__ == "__main__":
-    run()
+    main([*arguments])

@@ -1,0 +1,28 @@
+"""How often the pods of an execution may restart their ranks in place, without asking anybody. Pure."""
+
+from pseudoreal_api.spec.recovery import Restart
+from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.wire.messages import ExitCode
+
+from pseudoreal_operator.failures.classify import meets
+from pseudoreal_operator.observe.stages import Execution, StageKind
+from pseudoreal_operator.observe.view import Pod, PodPhase, Termination
+
+_KILLED = Pod(
+    name="killed",
+    execution=Execution("any", StageKind.TRAIN, 1),
+    index=0,
+    phase=PodPhase.FAILED,
+    termination=Termination(exit_code=ExitCode.FAILED, reason="Error", text="", message=None),
+)
+"""A pod as Kubernetes shows it when one of its ranks was killed."""
+
+
+def allowed_in_place(restart: Restart, status: PseudoRealJobStatus) -> int:
+    """The number of restarts in place that an execution may have: no more than may be counted, and none where a rule of
+    the job says what follows the end of such a pod. Faults that are too old to count may be among those that it takes
+    for used."""
+    if any(meets(_KILLED, rule) for rule in restart.rules):
+        return 0
+    used = len(status.faults) if restart.window_seconds else status.restarts
+    return max(0, min(restart.in_place, restart.max_restarts - used))

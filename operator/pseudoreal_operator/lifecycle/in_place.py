@@ -1,0 +1,94 @@
+"""Restarts that the pods made by themselves, in place: they are counted before anything is decided. Pure.
+
+Pods report them while they run, and say them again when they end; the status has how many of an execution are counted.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pseudoreal_api.status.status import Fault, PseudoRealJobStatus, RestartsInPlace
+from pseudoreal_api.wire.messages import InPlace
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.lifecycle.decisions import avoided, event, with_fault, with_retry
+from pseudoreal_operator.observe.board import QUIET_SECONDS
+from pseudoreal_operator.observe.stages import StageKind
+from pseudoreal_operator.observe.view import JobState, Observed, Pod, View
+from pseudoreal_operator.status.events import Event, Reason
+
+_Said = tuple[int, InPlace]
+"""The number of a worker, and what its pod said."""
+
+
+def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
+    """What was seen, with restarts in place counted that were not yet, and the events of them."""
+    if not view.status.phases or view.stage.kind is not StageKind.TRAIN or view.job is None:
+        return view.seen, ()
+    said, known = _newest(view), known_restarts(view)
+    if not said or (number := said[0][1].restarts) <= known or not _is_whole(view, said):
+        return view.seen, ()
+    index, newest = min(said, key=lambda one: (one[1].peer_lost, one[0]))
+    origin = None if newest.peer_lost else next((pod for pod in view.pods if pod.index == index), None)
+    message = _sentence(index, newest, origin)
+    status = view.seen.status
+    for each in range(known + 1, number + 1):
+        # Of those before the newest it is not known any more where they began.
+        status = _with_restart(view, status, each, origin if each == number else None)
+    phase, execution = view.execution.phase, view.execution.number
+    newest_here = RestartsInPlace(phase=phase, execution=execution, restarts=number, message=message)
+    status = status_with(status, restarts_in_place=newest_here)
+    return replace(view.seen, status=status), tuple(_events(view, status, number, message))
+
+
+def known_restarts(view: View) -> int:
+    """Restarts in place of the present execution that are counted."""
+    known = view.status.restarts_in_place
+    is_this = known and (known.phase, known.execution) == (view.execution.phase, view.execution.number)
+    return known.restarts if known and is_this else 0
+
+
+def _newest(view: View) -> list[_Said]:
+    """What pods said of the newest restart that any of them speaks of."""
+    last = [(pod.index, pod.termination.message) for pod in view.words if pod.termination]
+    said = [(index, message.in_place) for index, message in last if message]
+    said += [(heard.index, heard.restarted) for heard in view.speaking]
+    known = [(index, in_place) for index, in_place in said if in_place]
+    newest = max((in_place.restarts for _, in_place in known), default=0)
+    return [(index, in_place) for index, in_place in known if in_place.restarts == newest]
+
+
+def _is_whole(view: View, said: list[_Said]) -> bool:
+    """Whether nobody is left who would say more: the pod where it began has spoken, or all have, or it is too late."""
+    if any(not in_place.peer_lost for _, in_place in said) or len({index for index, _ in said}) >= view.workers:
+        return True
+    has_ended = view.job is not None and view.job.state is not JobState.ACTIVE
+    since = [heard.first for heard in view.speaking if heard.restarted]
+    return has_ended or any((view.now - first).total_seconds() > QUIET_SECONDS for first in since)
+
+
+def _sentence(index: int, newest: InPlace, origin: Pod | None) -> str:
+    where = f"Pod {origin.name} (worker {index})" if origin else f"Worker {index}"
+    return f"{where}: {newest.message}".rstrip(".") + "."
+
+
+def _with_restart(view: View, status: PseudoRealJobStatus, number: int, origin: Pod | None) -> PseudoRealJobStatus:
+    fault = Fault(
+        execution=view.execution.number,
+        time=clock.to_text(view.now),
+        reason="PodFailed" if origin else "PeerLost",
+        pod=origin.name if origin else None,
+        node=(origin.node or None) if origin else None,
+        restart_in_place=number,
+    )
+    return with_retry(with_fault(status, view.spec.restart, fault, view.now), counts=True)
+
+
+def _events(view: View, status: PseudoRealJobStatus, number: int, message: str) -> Iterator[Event]:
+    place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
+    text = (
+        f"{message} All ranks were restarted in the same pods, and go on from {place}. That is restart in place"
+        f" {number} of execution {view.execution.number}, and restart {status.restarts} of the job."
+    )
+    yield event(view, Reason.RESTARTED_IN_PLACE, text, detail=str(number))
+    yield from avoided(view, status)

@@ -1,0 +1,43 @@
+"""Ranks may be restarted in place only when none of them lives: a rank that lives could still commit a checkpoint."""
+
+import subprocess
+from math import nan
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.heartbeat.record import HeartbeatFile
+from pseudoreal_trainer.launch import ranks
+from pseudoreal_trainer.launch.ranks import Launch, run_ranks
+from pseudoreal_trainer.launch.stop import Stop
+from pseudoreal_trainer.pod.pod_folder import PodFolder
+
+
+@pytest.fixture
+def launch(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
+    """A pod whose torchrun ends at once; its ranks leave no word."""
+    # It would listen to signals of the process that runs the tests.
+    monkeypatch.setattr(Stop, "__init__", lambda stop: setattr(stop, "asked", False))
+    monkeypatch.setattr(ranks, "_run_torchrun", lambda *_: 1)
+    return Launch(config(0), tmp_path / "config", "worker", PodFolder(tmp_path), Stop())
+
+
+def test_a_rank_that_outlives_torchrun_forbids_a_restart(launch: Launch) -> None:
+    rank = subprocess.Popen(["sleep", "1000"])
+    try:
+        HeartbeatFile(launch.folder.heartbeat(0), rank.pid, 0).write("computing", "a step", 0.0, 1, 0, nan, nan)
+        ended = run_ranks(launch, 0)
+        assert ended is not None
+        assert not ended.may_restart
+    finally:
+        rank.kill()
+        rank.wait()
+    ended = run_ranks(launch, 1)
+    assert ended is not None
+    assert ended.may_restart
+
+
+def test_a_restart_after_which_no_rank_began_was_none(launch: Launch) -> None:
+    assert run_ranks(launch, 1) is None
+    first = run_ranks(launch, 0)
+    assert first is not None, "the first start always has an end"

@@ -1,0 +1,101 @@
+"""One start of a pod's ranks, from the meeting of the pods to the end of all its ranks."""
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.messages import TerminationMessage
+
+from pseudoreal_trainer.gpu_environment import gpu_environment
+from pseudoreal_trainer.launch.rendezvous import await_worker_0, meets_until, rendezvous
+from pseudoreal_trainer.launch.stop import Stop
+from pseudoreal_trainer.launch.torchrun import start_torchrun
+from pseudoreal_trainer.pod.crash import read_crashes
+from pseudoreal_trainer.pod.memory_use import exhausted, pod_memory
+from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY, collect_outcomes, is_death, pod_outcome
+from pseudoreal_trainer.pod.partners import Partners
+from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.threads import threads_of
+
+SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+_SHUTDOWN_SECONDS = 3600
+"""Seconds after a SIGTERM at which torchrun kills its ranks (30 s by itself): time for the step under way and for a
+save. In a pod the operator sets less than the kubelet would wait."""
+_LOOK_SECONDS = 0.5
+"""Seconds between two looks at the ranks."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a pod starts as its ranks, however often. `worker` is the module of a rank, and `file` that of its
+    configuration."""
+
+    config: PhaseConfig
+    file: Path
+    worker: str
+    folder: PodFolder
+    stop: Stop
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the ranks of a pod ended. `may_restart`: whether they may be restarted in place; none of them lives on
+    then."""
+
+    message: TerminationMessage
+    may_restart: bool
+
+
+def run_ranks(launch: Launch, restarts: int) -> Ending | None:
+    """Runs the ranks of the pod, after so many restarts in place: how they ended. None: it was a restart, and the pods
+    have not met in time, so no rank has begun."""
+    environment = torchrun_environment(launch.config, launch.folder, restarts)
+    end = meets_until(restarts)
+    if not await_worker_0(environment, lambda: launch.stop.asked or time.monotonic() > end) and restarts:
+        return None
+    before, partners = pod_memory(), Partners(launch.folder)
+    exit_code = _run_torchrun(launch, environment, partners, restarts)
+    if restarts and not launch.folder.has_ranks():
+        return None
+    config, outcomes = launch.config, collect_outcomes(launch.folder.path)
+    crashes = read_crashes(launch.folder.path, config.processes_per_worker)
+    lacked, stopped = exhausted(before, pod_memory()), launch.stop.asked
+    message = pod_outcome(outcomes, config, exit_code, stopped, lacked, partners.ended, crashes)
+    died = is_death(message, outcomes, config, exit_code, stopped, partners.ended)
+    return Ending(message, died and partners.are_gone())
+
+
+def torchrun_environment(config: PhaseConfig, folder: PodFolder, restarts: int = 0) -> dict[str, str]:
+    """The environment of torchrun: the pod's own, and defaults for what that leaves open; PET_* reaches torchrun as it
+    is."""
+    processes = config.processes_per_worker
+    defaults = {
+        "PET_NPROC_PER_NODE": str(processes),
+        "OMP_NUM_THREADS": str(threads_of(processes)),
+        # Threads that spin while they wait steal the time of the other ranks on the machine.
+        "OMP_WAIT_POLICY": "passive",
+        SHUTDOWN_TIMEOUT: str(_SHUTDOWN_SECONDS),
+    }
+    return (
+        defaults
+        | gpu_environment(config)
+        | dict(os.environ)
+        | rendezvous(os.environ, restarts)
+        | {OUTCOME_DIRECTORY: str(folder.path)}
+    )
+
+
+def _run_torchrun(launch: Launch, environment: dict[str, str], partners: Partners, restarts: int) -> int:
+    """Runs torchrun: its exit code. torchrun gives ranks half a minute to end when one of them is gone; `partners` does
+    not."""
+    process = start_torchrun(["--max-restarts", "0", "--module", launch.worker, str(launch.file)], environment)
+    launch.stop.pass_on_to(process)
+    while True:
+        process.join(_LOOK_SECONDS)
+        if process.exitcode is not None:
+            return process.exitcode
+        if launch.folder.restarts_elsewhere() > restarts:
+            partners.end_all("another pod restarts its ranks in place")
+        partners.look()
