@@ -1,7 +1,6 @@
 """A hard limit on memory, below the state of the job and above what a disk as its home leaves in memory."""
 
 import json
-import os
 import re
 import resource
 import shutil
@@ -16,17 +15,14 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.units import units_of
 
+from tests.unit.trainer.engine.capped import baseline, environment
+
 MIB = 1 << 20
 STATE_OF_A_PARAMETER = 16
 """Bytes: weight, two moments and gradient in float32."""
 ROOM_OF_THE_STATE = 0.7
 """Share of the state for which the limit leaves room, beside what the program itself needs."""
 DISK = 3 << 30
-
-_BASELINE = """
-import pseudoreal_trainer.training.phase
-print(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1])
-"""
 
 
 @pytest.fixture
@@ -56,26 +52,13 @@ def large(job_body: dict[str, Any], config: Callable[..., PhaseConfig], tmp_path
         shutil.rmtree(tmp_path / name, ignore_errors=True)
 
 
-def _environment() -> dict[str, str]:
-    # Stacks and arenas would count as data, and their number is that of the machine; and the C library is to give back
-    # what is freed, instead of keeping it in pieces.
-    own = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}
-    return dict(os.environ) | own
-
-
-def _baseline() -> int:
-    """Bytes of data that the program has before it makes an engine."""
-    said = subprocess.run([sys.executable, "-c", _BASELINE], env=_environment(), capture_output=True, check=True)
-    return int(said.stdout) * 1024
-
-
 def _train(config: PhaseConfig, folder: Path, limit: int = resource.RLIM_INFINITY) -> subprocess.CompletedProcess[str]:
     file = folder / f"{Path(config.work_directory).name}.json"
     file.write_text(config.to_json())
     command = [sys.executable, "-m", "pseudoreal_trainer.cli.rank", str(file)]
     return subprocess.run(
         command,
-        env=_environment() | {"PSEUDOREAL_OUTCOME_DIRECTORY": str(folder)},
+        env=environment() | {"PSEUDOREAL_OUTCOME_DIRECTORY": str(folder)},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (limit, limit)),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -95,7 +78,7 @@ def test_a_state_larger_than_the_memory_trains_from_the_disk(large: Any, tmp_pat
     parameters = sum(unit.numel for unit in units_of(whole.model, Sharing(blocks=whole.model.layers)))
     state = STATE_OF_A_PARAMETER * parameters
     assert state > 500 * MIB
-    limit = _baseline() + round(ROOM_OF_THE_STATE * state)
+    limit = baseline() + round(ROOM_OF_THE_STATE * state)
 
     unlimited = _train(whole, tmp_path)
     assert unlimited.returncode == 0, unlimited.stdout

@@ -1,0 +1,23 @@
+"""Programs under a hard limit on their memory: what they start with, and what they have before they train."""
+
+import os
+import subprocess
+import sys
+
+_BASELINE = """
+import pseudoreal_trainer.training.phase
+print(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1])
+"""
+
+
+def environment() -> dict[str, str]:
+    # Stacks and arenas would count as data, and their number is that of the machine; and the C library is to give back
+    # what is freed, instead of keeping it in pieces.
+    own = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "1048576"}
+    return dict(os.environ) | own
+
+
+def baseline() -> int:
+    """Bytes of data that the program has before it makes an engine."""
+    said = subprocess.run([sys.executable, "-c", _BASELINE], env=environment(), capture_output=True, check=True)
+    return int(said.stdout) * 1024
