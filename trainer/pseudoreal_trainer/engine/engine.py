@@ -218,18 +218,8 @@ class Engine:
                 (self._spread if self._layout.spreads(record.position) else self._passes).forward(run, record)
             case Backward():
                 (self._spread if self._layout.spreads(record.position) else self._passes).backward(run, record)
-            case Route():
-                self._spread.route(run, record)
-            case Count():
-                self._spread.count(record)
-            case Exchange():
-                self._spread.exchange(run, record)
-            case ExpertForward():
-                self._spread.expert_forward(run, record)
-            case Recompute():
-                self._spread.recompute(run, record)
-            case ExpertBackward():
-                self._spread.expert_backward(run, record)
+            case Route() | Count() | Exchange() | ExpertForward() | Recompute() | ExpertBackward():
+                self._spread.execute(run, record)
             case Send():
                 self._messages.send(record, run.crossing(record.flow).pop((record.position, record.micro_batch)))
             case Receive():

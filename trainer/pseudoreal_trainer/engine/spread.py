@@ -87,9 +87,26 @@ class SpreadPasses:
     def begin(self) -> None:
         self._state = _State()
 
+    def execute(
+        self, run: PlanRun, record: Route | Count | Exchange | ExpertForward | Recompute | ExpertBackward
+    ) -> None:
+        match record:
+            case Route():
+                self._route(run, record)
+            case Count():
+                self._count(record)
+            case Exchange():
+                self._exchange(run, record)
+            case ExpertForward():
+                self._expert_forward(run, record)
+            case Recompute():
+                self._recompute(run, record)
+            case ExpertBackward():
+                self._expert_backward(run, record)
+
     # Forward.
 
-    def route(self, run: PlanRun, record: Route) -> None:
+    def _route(self, run: PlanRun, record: Route) -> None:
         key, keeps_graph = (record.position, record.micro_batch), self._keeps_graph(run)
         self._bind_block(record.position)
         self._passes.await_message(run, Flow.ACTIVATION, *key)
@@ -105,12 +122,12 @@ class SpreadPasses:
                 with torch.no_grad():
                     self._state.routed[key] = self._routed(run, key, source)
 
-    def count(self, record: Count) -> None:
+    def _count(self, record: Count) -> None:
         keys = [(record.position, m) for m in range(record.first, record.first + record.micro_batches)]
         counts = [self._state.routed[key].routes.choice.counts.flatten() for key in keys]
         self._state.counts.update(zip(keys, self._exchanges.count(record, torch.stack(counts)), strict=True))
 
-    def exchange(self, run: PlanRun, record: Exchange) -> None:
+    def _exchange(self, run: PlanRun, record: Exchange) -> None:
         key = (record.position, record.micro_batch)
         if record.leg is Leg.DISPATCH:
             rows = self._dispatched(key)
@@ -121,7 +138,7 @@ class SpreadPasses:
             rows = self._state.leaving.pop(record)
         self._exchanges.begin(record, rows, self._state.counts[key])
 
-    def expert_forward(self, run: PlanRun, record: ExpertForward) -> None:
+    def _expert_forward(self, run: PlanRun, record: ExpertForward) -> None:
         key = (record.position, record.micro_batch)
         self._bind_experts(record.position)
         rows = self._exchanges.take(Exchange(Leg.DISPATCH, *key))
@@ -150,7 +167,7 @@ class SpreadPasses:
 
     # Backward.
 
-    def recompute(self, run: PlanRun, record: Recompute) -> None:
+    def _recompute(self, run: PlanRun, record: Recompute) -> None:
         key = (record.position, record.micro_batch)
         self._bind_block(record.position)
         with self._passes.computing(record):
@@ -160,7 +177,7 @@ class SpreadPasses:
             self._state.graphs[key], rows = self._graph(key, routed, source, tally)
         self._state.leaving[Exchange(Leg.DISPATCH_AGAIN, *key)] = rows
 
-    def expert_backward(self, run: PlanRun, record: ExpertBackward) -> None:
+    def _expert_backward(self, run: PlanRun, record: ExpertBackward) -> None:
         key = (record.position, record.micro_batch)
         unit = self._bind_experts(record.position)
         if (mixed := self._state.mixed.pop(key, None)) is None:

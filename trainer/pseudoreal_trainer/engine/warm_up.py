@@ -13,6 +13,9 @@ from torch import Tensor
 from pseudoreal_trainer.engine.passes import Batch, Passes
 from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.attention import Documents, documents_of
+from pseudoreal_trainer.model.experts import Tally
+from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
+from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
 
@@ -54,13 +57,31 @@ def _try(passes: Passes, position: int, shape: Shape) -> None:
         passes.loss.backward(modules.head, hidden, tokens, 1, take=lambda *_: None)
         return
     if position == 0:
-        output, sources = modules.embed(tokens), list[Tensor](trained)
+        outputs, sources = [modules.embed(tokens)], list[Tensor](trained)
     else:
         tally = modules.tally(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
-        output = modules.block(hidden, position - 1, tally, documents)
+        compute = _spread if passes.layout.spreads(position) else _whole
+        outputs = compute(modules, hidden, position - 1, tally, documents)
         sources = [hidden, *trained, *([tally.sums] if tally else [])]
-    torch.autograd.grad(output, sources, torch.ones_like(output))
+    torch.autograd.grad(outputs, sources, [torch.ones_like(output) for output in outputs])
+
+
+def _whole(
+    modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
+) -> list[Tensor]:
+    return [modules.block(hidden, layer, tally, documents)]
+
+
+def _spread(
+    modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
+) -> list[Tensor]:
+    """The parts of a pass through spread experts, as if all tokens had come to the first of this rank's."""
+    routed, experts = modules.routed(hidden, layer, tally, documents), modules.own_experts
+    sizes = [len(routed.features), *([0] * (len(experts) - 1))]
+    counts = torch.tensor(sizes, device=hidden.device)
+    made = grouped_or_one_by_one(experts, routed.features, counts, sizes)
+    return [routed.summed(made), routed.routes.weights]
 
 
 def _documents(end: int, shape: Shape, device: torch.device) -> Documents:

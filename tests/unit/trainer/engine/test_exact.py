@@ -15,7 +15,7 @@ import torch
 
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import OPTIONS, STEPS, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.running import Result, sound, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
@@ -123,16 +123,9 @@ CLOSE = [*ONE_RANK, *TWO_RANKS, *FOUR_RANKS, *SHARED_EXPERTS]
 want([*CLOSE, *BITWISE])
 
 
-def _sound(engine_results: dict[Case, list[Result]], case: Case) -> Result:
-    """The result of the first rank."""
-    for result in engine_results[case]:
-        assert result.losses == engine_results[case][0].losses, "every rank knows the same loss"
-    return engine_results[case][0]
-
-
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
 def test_float64_agrees_with_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    found = _sound(engine_results, case)
+    found = sound(engine_results, case)
     losses, weights = reference.train(case)
     assert len(found.losses) == STEPS
     assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
@@ -142,7 +135,7 @@ def test_float64_agrees_with_the_reference(case: Case, engine_results: dict[Case
 
 @pytest.mark.parametrize("case", BITWISE, ids=lambda case: case.name)
 def test_float32_agrees_to_the_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    found = _sound(engine_results, case)
+    found = sound(engine_results, case)
     losses, weights = reference.train(case)
     assert found.losses == losses
     for name, expected in weights.items():
@@ -151,6 +144,6 @@ def test_float32_agrees_to_the_bit(case: Case, engine_results: dict[Case, list[R
 
 @pytest.mark.parametrize("case", [*TWO_RANKS, *ONE_RANK[-8:]], ids=lambda case: case.name)
 def test_evaluation_is_the_loss_of_the_trained_weights(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    _sound(engine_results, case)
+    sound(engine_results, case)
     expected = reference.evaluate(case, engine_results[case][0].weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)

@@ -11,7 +11,7 @@ from torch import Tensor
 from tests.support.depth import DEPTH
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, STEPS, Case
-from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.engine.running import Result, sound, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
@@ -67,15 +67,9 @@ CLOSE = [*TWO_RANKS, *FOUR_RANKS, *EIGHT_RANKS]
 want(CLOSE)
 
 
-def _sound(engine_results: dict[Case, list[Result]], case: Case) -> Result:
-    for result in engine_results[case]:
-        assert result.losses == engine_results[case][0].losses, "every rank knows the same loss"
-    return engine_results[case][0]
-
-
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
 def test_spread_experts_train_as_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    found = _sound(engine_results, case)
+    found = sound(engine_results, case)
     losses, weights = reference.train(case)
     assert len(found.losses) == STEPS
     assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
@@ -85,7 +79,7 @@ def test_spread_experts_train_as_the_reference(case: Case, engine_results: dict[
 
 @pytest.mark.parametrize("case", TWO_RANKS, ids=lambda case: case.name)
 def test_an_evaluation_goes_through_spread_experts(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    expected = reference.evaluate(case, _sound(engine_results, case).weights)
+    expected = reference.evaluate(case, sound(engine_results, case).weights)
     assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
 
 

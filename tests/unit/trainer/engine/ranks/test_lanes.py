@@ -12,6 +12,7 @@ from pseudoreal_trainer.engine import engine as engines
 from pseudoreal_trainer.engine.engine import Engine
 from pseudoreal_trainer.engine.passes import Training
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Throttle
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.engine.ranks.messages import Messages
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.engine.ranks.trace import Trace
@@ -162,6 +163,18 @@ def test_passes_are_tried_before_the_first_message_is_awaited(monkeypatch: pytes
     Engine._run(rank, (Receive(Flow.ACTIVATION, 2, 0, 0), Forward(2, 0)), Mock(training=None))
     assert done[0] == "warm"
     assert len(done) == 3
+
+
+def test_passes_through_spread_experts_are_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one of two ranks, which needs the other for nothing."""
+    case = Case(data=2, expert_ranks=2, options="Mixtral")
+    monkeypatch.setattr("tests.unit.trainer.engine.running.mesh_of", lambda layout, ranks: Mesh(layout, ranks))
+    engine = make_engine(case, Ranks(1, 2, CPU), tmp_path)
+    batch = CaseBatch(case, 0, 1, CPU)
+    warm_up(engine._passes, batch, step_plan(case.layout)[0])
+    assert engine._passes.tried == {batch.shape(0)}
+    engine._reductions.close()
+    engine._updates.close()
 
 
 @pytest.mark.parametrize("case", [Case(precision="float32"), Case(precision="float32", experts=6, homes="h")])
