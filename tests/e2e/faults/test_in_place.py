@@ -80,9 +80,9 @@ def _seconds_to_a_step(job: Job, victim: Json) -> float:
     machine.tell(victim, signal.SIGKILL, RANK)
 
     def is_made_anew() -> bool:
-        newest = _lines(job)[-1]
-        # Ranks count the seconds of their own steps: a line that was under way at the kill has more of them.
-        return newest not in before and _computed(newest) < _computed(before[-1])
+        # Ranks count the seconds of their own steps: a line that was under way at the kill has more of them. All lines
+        # are looked at: between two looks the new ranks may have computed for longer than those before.
+        return any(_computed(line) < _computed(before[-1]) for line in _lines(job) if line not in before)
 
     patience.wait_for("a step of other ranks", is_made_anew, job.status, PATIENCE_SECONDS, pause=0.05)
     return round(time.monotonic() - killed, 1)
