@@ -17,7 +17,7 @@ from pseudoreal_trainer.engine.ranks.exchanges import Exchanges, RowCounts
 from pseudoreal_trainer.engine.stash import Key
 from pseudoreal_trainer.model.block import Routed
 from pseudoreal_trainer.model.experts import Choice, Experts, Tally
-from pseudoreal_trainer.model.grouped import by_expert, grouped_or_one_by_one
+from pseudoreal_trainer.model.grouped import by_expert
 from pseudoreal_trainer.model.top_k import TopKExperts
 from pseudoreal_trainer.plan.records import (
     Backward,
@@ -263,7 +263,7 @@ class SpreadPasses:
         rows = came.index_select(0, places)
         if torch.is_grad_enabled():
             rows.requires_grad_()
-        made = grouped_or_one_by_one(self._modules.own_experts, rows, counts.table.sum(dim=0), counts.of_own)
+        made = self._experts.outputs(rows, counts.table.sum(dim=0), counts.of_own)
         return _Mixed(places, rows, made)
 
     def _through_experts(self, unit: int, mixed: _Mixed, came: Tensor) -> tuple[Tensor, list[Tensor]]:

@@ -14,7 +14,6 @@ from pseudoreal_trainer.engine.passes import Batch, Passes
 from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.model.experts import Tally
-from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
@@ -77,10 +76,10 @@ def _spread(
     modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
 ) -> list[Tensor]:
     """The parts of a pass through spread experts, as if all tokens had come to the first of this rank's."""
-    routed, experts = modules.routed(hidden, layer, tally, documents), modules.own_experts
-    sizes = [len(routed.features), *([0] * (len(experts) - 1))]
+    routed = modules.routed(hidden, layer, tally, documents)
+    sizes = [len(routed.features), *([0] * (len(modules.experts.up.weight) - 1))]
     counts = torch.tensor(sizes, device=hidden.device)
-    made = grouped_or_one_by_one(experts, routed.features, counts, sizes)
+    made = modules.experts.outputs(routed.features, counts, sizes)
     return [routed.summed(made), routed.routes.weights]
 
 

@@ -1,7 +1,6 @@
 """The units of a model as modules to which weights are bound."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block, Routed
 from pseudoreal_trainer.model.experts import Choice, Experts, Tally
-from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import TopKExperts
-from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of, expert_of
+from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
 
 
 class UnitModule:
@@ -112,16 +110,9 @@ class Modules:
 
     @property
     def experts(self) -> Experts | TopKExperts:
-        """Those of all layers: how tokens become rows, and rows tokens."""
+        """Those of all layers: how tokens become rows, and rows tokens; and what the experts whose weights are bound,
+        which may be some of them, make of rows."""
         return self._mixture.experts
-
-    @cached_property
-    def own_experts(self) -> list[FeedForward]:
-        """Those that this rank has, over the weights that are bound to the unit of experts."""
-        unit = next(unit for unit in self._units if unit.is_experts)
-        numbers = dict.fromkeys(expert_of(parameter.name) for parameter in unit.parameters)
-        modules: list[Any] = [self.experts[number] for number in numbers]
-        return modules
 
     @property
     def _mixture(self) -> Block:
