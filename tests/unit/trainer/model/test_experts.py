@@ -10,10 +10,8 @@ from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.experts import Tally, capacity_of
 from pseudoreal_trainer.model.grouped import can_group
-from pseudoreal_trainer.model.modules import UnitModule
 from pseudoreal_trainer.model.rotary import rotary
 from pseudoreal_trainer.model.transformer import Transformer, build_model
-from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
 from tests.unit.trainer.model.grouping import assert_groups_compute_the_same, assert_waits_once
