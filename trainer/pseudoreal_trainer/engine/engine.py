@@ -359,6 +359,9 @@ class Engine:
         kept: Counter[Purpose] = Counter()
         for state in self._store.states.values():
             kept.update(state.kept_bytes())
+        # Copies that stay although their units' homes are elsewhere; others are counted with the states.
+        gathered = (flat for unit, flat in self._store.resident.items() if self._layout.home(unit) != "Device")
+        kept["weights"] += sum(flat.nbytes for flat in gathered)
         return kept
 
     def crossing_bytes(self) -> int:

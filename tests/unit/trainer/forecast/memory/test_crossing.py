@@ -80,7 +80,7 @@ def test_where_documents_are_masked_tokens_cross_the_bus_to_all_ranks() -> None:
 
 
 def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
-    """Of a common unit each pipeline rank that uses it saves a part."""
+    """Each pipeline rank that uses a common unit saves a part of it."""
     saving = replace(SIZES, checkpoint_buffer=1000)
     assert held(layout("Device"), saving, 0).pinned == 1000 + TOKENS
     assert held(layout("Host"), saving, 0).pinned == held(layout("Host"), SIZES, 0).pinned
