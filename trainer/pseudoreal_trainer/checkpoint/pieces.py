@@ -1,6 +1,6 @@
 """Which rank writes which part of which tensor. Pure.
 
-Ranks hold ranges of a unit's flat vector, wherever these cut its tensors. What all data ranks hold is written by each
+Ranks hold ranges of a unit's flat vector, wherever these cut its tensors. What several ranks hold is written by each
 of them in part, so that all of them write about as much.
 """
 
@@ -18,7 +18,7 @@ Spans = dict[int, range]
 def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
     """The ranges that a rank writes. `units`: as the rank has them."""
     pipeline_rank = layout.mesh.coordinates(world_rank).pipeline
-    mine = [index for index in range(len(units)) if layout.users[index][0] == pipeline_rank]
+    mine = [index for index in range(len(units)) if pipeline_rank in layout.users[index]]
     found = {index: _span(units[index], layout.part(index, world_rank), layout.holders(index)) for index in mine}
     return {index: span for index, span in found.items() if span}
 

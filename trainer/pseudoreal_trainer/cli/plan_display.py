@@ -28,7 +28,6 @@ EXCHANGES: dict[Exchange, str] = {
     "pipeline": "pipeline ranks",
     "shards": "shards",
     "replicas": "replicas",
-    "ties": "users of a block",
     "experts": "tokens and their experts",
 }
 """What people read for what ranks exchange."""

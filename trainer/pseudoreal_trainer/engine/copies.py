@@ -77,10 +77,14 @@ class Copies:
 
         Passes of units that are here go on meanwhile; only the use of the unit's weights waits. This cannot deadlock:
         at the latest a fetch begins where the plan needs it, on all ranks in one order, and there it waits for an
-        update, which waits for nothing that this thread has yet to do.
+        update, which waits for nothing that this thread has yet to do. What other pipeline ranks gather as well begins
+        here: they may wait for it while this rank waits for a message of theirs.
         """
         self._waiting.append(record)
-        self.begin_ready()
+        if self._layout.is_common(record.unit):
+            self.begin_all()
+        else:
+            self.begin_ready()
 
     def begin_ready(self) -> None:
         """Begins the reads and fetches whose units are ready."""
@@ -93,7 +97,7 @@ class Copies:
     def begin_all(self) -> None:
         """Begins the fetches that wait, and waits for their units.
 
-        It must be called before another collective of the data ranks: a rank whose units are ready earlier than
+        It must be called before another collective of the same ranks: one whose units are ready earlier than
         another's still calls all collectives in the plan's order.
         """
         while self._waiting:
@@ -220,8 +224,8 @@ class Copies:
         return _Copy(slot, flat, weights, gathering, mark, record, begin)
 
     def _gather(self, unit: int, flat: Tensor, shard: Tensor) -> Gathering | None:
-        """Fills `flat`, [padded numel], from the shards of the data ranks. With several data ranks the shards are on
-        the device."""
+        """Fills `flat`, [padded numel], from the shards of its holders. Where these are several, the shards are on the
+        device."""
         if self._layout.shards(unit) == 1:
             flat.copy_(shard, non_blocking=True)
             return None
@@ -236,10 +240,23 @@ class Copies:
 
     def _refresh(self, record: Fetch) -> None:
         """Gathers a copy that stays anew, after its shards were updated."""
-        self._lanes.follow(self._newest(record.unit))
+        unit = record.unit
+        self._lanes.follow(self._newest(unit))
+        if unit in self._unread:
+            self._read(unit)
         with self._trace.span("fetch", record):
-            whole, shard = self._store.resident[record.unit], self._store.states[record.unit].compute_weights()
-            self._refreshing[record.unit] = self._gather(record.unit, whole, shard)
+            own = self._store.own_part(unit)
+            if self._layout.home(unit) != "Device":
+                self._bring(unit, own)
+            self._refreshing[unit] = self._gather(unit, self._store.resident[unit], own)
+
+    def _bring(self, unit: int, own: Tensor) -> None:
+        """Copies a unit's weights from its home to this rank's part of the copy that stays."""
+        state = self._store.states[unit]
+        weights = state.compute_weights()
+        own.copy_(weights, non_blocking=True)
+        self._count(unit, weights)
+        state.fetched(self._lanes.mark())
 
     def _pack(self, tensor: Tensor) -> Any:
         storage = tensor.untyped_storage().data_ptr()

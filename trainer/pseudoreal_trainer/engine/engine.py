@@ -62,7 +62,6 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
-    Tie,
     Unstash,
     Update,
 )
@@ -238,8 +237,6 @@ class Engine:
                 self._copies.begin_all()
                 after = self._updates.before_next_gradient
                 self._reductions.reduce(record, self._gradients.reduce(record.unit), after)
-            case Tie():
-                self._reductions.tie(record)
             case Agree():
                 stop, finish = run.training_step.stop, run.training_step.finish
                 loads = self._loads(run) if self._agrees_on_all else NO_LOADS
@@ -362,6 +359,9 @@ class Engine:
         kept: Counter[Purpose] = Counter()
         for state in self._store.states.values():
             kept.update(state.kept_bytes())
+        # Copies that stay although their units' homes are elsewhere; others are counted with the states.
+        gathered = (flat for unit, flat in self._store.resident.items() if self._layout.home(unit) != "Device")
+        kept["weights"] += sum(flat.nbytes for flat in gathered)
         return kept
 
     def crossing_bytes(self) -> int:

@@ -140,14 +140,15 @@ class Probe:
         )
 
     def _begin(self, unit: int) -> GrowingGradient:
-        parts = self._mesh.layout.holders(unit)
+        parts = self._mesh.layout.data_holders(unit)
         padded = self._units[unit].shard_length(parts) * parts
         flat = torch.empty(padded, dtype=self._dtype, device=self._mesh.device)
         return GrowingGradient(flat, self._modules.of(unit).views(flat))
 
     def _reduced(self, position: int, unit: int) -> Tensor:
-        """This data rank's part of the position's gradient, summed over the holders of the unit, [shard]."""
-        flat, holders = self._gradients.pop((position, unit)).complete(), self._mesh.holders_of(unit)
+        """This data rank's part of the position's gradient, summed over the unit's holders of this pipeline
+        rank, [shard]."""
+        flat, holders = self._gradients.pop((position, unit)).complete(), self._mesh.data_holders_of(unit)
         # The data ranks of a pipeline rank have one plan, so they finish positions and reduce units in one order.
         for group in filter(None, (holders.shard, holders.replica)):
             part = torch.empty(len(flat) // group.size(), dtype=flat.dtype, device=flat.device)
@@ -220,13 +221,14 @@ class GroupSquares:
         return {self._mesh.layout.rank_of(position) for position in group.positions}
 
     def _shard(self, group: LayerGroup) -> int:
-        return self._own[group.unit].shard_length(self._mesh.layout.holders(group.unit))
+        return self._own[group.unit].shard_length(self._mesh.layout.data_holders(group.unit))
 
     def _squared(self, group: LayerGroup, gradient: Tensor) -> Tensor:
         """Sums of the squares of each tensor's elements that this data rank's shard has, [sums of the whole unit],
         float64. `gradient`: [shard]."""
         unit, parameters = self._own[group.unit], self._units[group.unit].parameters
-        shard = unit.shard(self._mesh.part(group.unit), self._mesh.layout.holders(group.unit))
+        layout = self._mesh.layout
+        shard = unit.shard(layout.data_part(group.unit, self._mesh.ranks.rank), layout.data_holders(group.unit))
         own = {part.name: part for part in parts_of(unit, shard)}
         squares = torch.zeros(sum(map(_sums, parameters)), dtype=torch.float64, device=gradient.device)
         for parameter, column in zip(parameters, _begins(parameters), strict=True):

@@ -1,11 +1,11 @@
 """From the gradients of micro-batches to new weights: they grow, are summed over the ranks, clipped, and update a unit.
 
-Three threads take part. The main thread adds up gradients and starts their sums, in the plan's order, which is the same
-on all data ranks. The thread of reductions waits for the sums and agrees with the other ranks. The thread of updates
-calls AdamW.
+Three threads take part. The main thread adds up gradients and starts their sums, in the plan's order, which for those
+of a unit is the same on all ranks that use it. The thread of reductions waits for the sums and agrees with the other
+ranks. The thread of updates calls AdamW.
 
-The thread of reductions has groups of its own (of the mesh `side_world`, `side_data`, `ties` and the holders'
-`side_replica`). It calls their collectives in the plan's order: so all ranks call them in one order. It waits for other
+The thread of reductions has groups of its own (of the mesh `side_world`, `side_users` and the holders' `side_replica`).
+It calls their collectives in the plan's order: so all ranks call them in one order. It waits for other
 ranks, and never for an AdamW, except that it does not run further ahead of the updates than the memory for kept
 gradients reaches. What it decides is the same on all ranks that have a part in a unit: how much clipping leaves of the
 unit's gradient, and whether it is updated at all.
@@ -29,7 +29,7 @@ from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
-from pseudoreal_trainer.engine.ranks.sums import sum_by_parts, sums_of
+from pseudoreal_trainer.engine.ranks.sums import sums_of
 from pseudoreal_trainer.engine.ranks.trace import Trace
 from pseudoreal_trainer.engine.side_work import SideWork
 from pseudoreal_trainer.engine.state.store import UnitStore
@@ -37,7 +37,7 @@ from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.model.modules import Modules
-from pseudoreal_trainer.plan.records import Agree, Reduce, Tie, Update
+from pseudoreal_trainer.plan.records import Agree, Reduce, Update
 
 _TINY = 1e-6
 """Added to the norm so that the clipping factor stays finite, as torch.nn.utils.clip_grad_norm_ does."""
@@ -47,7 +47,7 @@ REMEDY = "lower spec.optimizer.learningRate or raise warmupSteps"
 
 @dataclass(frozen=True)
 class Reduction:
-    """A sum of one unit's gradient over the data ranks that is under way."""
+    """A sum of one unit's gradient over the ranks that use it, which is under way."""
 
     unit: int
     result: Tensor
@@ -80,8 +80,8 @@ class Gradients:
         self._growing[unit].add(gradients)
 
     def reduce(self, unit: int) -> Reduction:
-        """Ends the gradient of a unit and starts its sum over the data ranks. All data ranks call this in the plan's
-        order: the thread of reductions only waits for the sum."""
+        """Ends the gradient of a unit and starts its sum over the ranks that use it. All of them call this in the
+        plan's order: the thread of reductions only waits for the sum."""
         growing = self._growing.pop(unit)
         flat, grown = growing.complete(), self._lanes.mark()
         with self._lanes.on(Lane.COLLECTIVE):
@@ -102,7 +102,7 @@ class Gradients:
         return self._store.states[unit].extent.length
 
     def _sum(self, unit: int, flat: Tensor) -> tuple[Tensor, Tensor | None, dist.Work | None]:
-        """Starts the sum of `flat`, [padded numel], over the data ranks: this rank's part of it, the neighbours of that
+        """Starts the sum of `flat`, [padded numel], over its holders: this rank's part of it, the neighbours of that
         where replicas have yet to be summed, and the work to wait for."""
         holders, ranks = self._mesh.holders_of(unit), self._layout.holders(unit)
         if ranks == 1:
@@ -181,10 +181,6 @@ class Reductions:
         the gradient will be kept."""
         self._thread.later(lambda: self._finish(record, reduction, after))
 
-    def tie(self, record: Tie) -> None:
-        """Sums a unit's kept gradient over the pipeline ranks that use the unit."""
-        self._thread.later(lambda: self._tie(record))
-
     def agree(
         self, record: Agree, losses: Losses | None, loads: Tensor, *, stop: bool, finish: bool
     ) -> Future[Agreement]:
@@ -217,8 +213,7 @@ class Reductions:
         try:
             with self._trace.span("reduce", record), self._lanes.on(Lane.UPDATE if at_home else Lane.COPY_OUT):
                 self._await(record, reduction)
-                if len(self._layout.users[record.unit]) == 1:
-                    self._take_in(record.unit, reduction.result)
+                self._take_in(record.unit, reduction.result)
                 if after is not None:
                     after.result()
                 state.keep_gradient(reduction.result)
@@ -246,16 +241,6 @@ class Reductions:
     def _sum_over_replicas(self, unit: int, result: Tensor, neighbours: Tensor) -> None:
         dist.reduce_scatter_tensor(result, neighbours, group=self._mesh.holders_of(unit).side_replica)
         self._trace.move("replicas", neighbours.nbytes - result.nbytes)
-
-    def _tie(self, record: Tie) -> None:
-        users, state = self._layout.users[record.unit], self._store.states[record.unit]
-        with self._trace.span("reduce", record), self._lanes.on(Lane.UPDATE):
-            gradient = state.gradient()
-            with self._heartbeat.waiting(f"sums unit {record.unit} over pipeline ranks"):
-                sum_by_parts(gradient, self._mesh.device, self._mesh.ties[users])
-            self._trace.move("collective", gradient.nbytes * 2 * (len(users) - 1) // len(users))
-            self._take_in(record.unit, gradient)
-            state.keep_gradient(gradient)
 
     def _take_in(self, unit: int, gradient: Tensor) -> None:
         """Notes the square of this rank's part of a gradient that is summed over all ranks, [length]. In place of the
@@ -289,12 +274,8 @@ class Reductions:
             return self._agreement
 
     def _own_square(self) -> float:
-        """This rank's part of the squared norm. A gradient that several ranks have is counted by the first of them."""
-        return sum(
-            self._counted(unit, square)
-            for unit, square in self._squares.items()
-            if self._layout.users[unit][0] == self._mesh.pipeline_rank
-        )
+        """This rank's part of the squared norm."""
+        return sum(self._counted(unit, square) for unit, square in self._squares.items())
 
     def _counted(self, unit: int, square: float) -> float:
         """A square as this rank counts it: where all holders have the whole of a gradient, the first one does."""
@@ -325,7 +306,7 @@ class Reductions:
             return square
         with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting(f"sums the norm of unit {unit}"):
             counted = self._counted(unit, square)
-            ((whole,),) = sums_of([[counted]], self._mesh.device, self._mesh.side_data)
+            ((whole,),) = sums_of([[counted]], self._mesh.device, self._mesh.side_users_of(unit))
             return whole
 
     def _leave_out(self, unit: int) -> None:
@@ -339,16 +320,13 @@ class Reductions:
         assert agreement is not None, "a step agrees"
         if not agreement.trains:
             return agreement
-        mine = [float(self._is_counted_here(unit)) for unit in range(self._layout.units)]
+        mine = [float(unit in self._left_out) for unit in range(self._layout.units)]
         reach(computed)
         with self._lanes.on(Lane.UPDATE), self._heartbeat.waiting("agrees on what the step left out and counted"):
             lists = mine, loads.flatten().tolist()
             counts, tokens = sums_of(lists, self._mesh.device, self._mesh.side_world)
         left_out = tuple(unit for unit, count in enumerate(counts) if count)
         return replace(agreement, left_out=left_out, load=ExpertLoad.of(tokens, layers=len(loads)))
-
-    def _is_counted_here(self, unit: int) -> bool:
-        return unit in self._left_out and self._layout.users[unit][0] == self._mesh.pipeline_rank
 
 
 class Updates:

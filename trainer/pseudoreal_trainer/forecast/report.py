@@ -205,11 +205,11 @@ def _hints(layout: Layout) -> list[str]:
     """Hints on shared blocks in a pipeline."""
     if layout.pipeline == 1 or not any(map(layout.shares, range(1, layout.head))):
         return []
-    if not layout.tied_units:
+    if not layout.common_layer_units:
         return ["each shared block is used on one pipeline rank only: its gradient needs no sum over them"]
     multiples = range(layout.pipeline, layout.layers, layout.pipeline)
     free = [str(blocks) for blocks in multiples if layout.layers % blocks == 0]
-    summed = f"the gradients of {layout.tied_units} shared blocks are summed over pipeline ranks in every step"
+    summed = f"the gradients of {layout.common_layer_units} shared blocks are summed over pipeline ranks in every step"
     if not free:
         return [summed]
     return [

@@ -21,7 +21,10 @@ def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
 def _growth(layout: Layout, rank: int) -> dict[int, range]:
     """Unit -> the part of the rank's passes in which its gradient grows."""
     spans: dict[int, range] = {}
-    for index, record in enumerate(with_parts(layout, compute_order(layout, rank))):
+    parts = with_parts(layout, compute_order(layout, rank))
+    for index, record in enumerate(parts):
         for unit in units_grown(layout, record):
-            spans[unit] = range(spans[unit].start if unit in spans else index, index + 1)
+            # What other pipeline ranks have a part in is reduced behind all passes.
+            end = len(parts) if layout.is_common(unit) else index + 1
+            spans[unit] = range(spans[unit].start if unit in spans else index, end)
     return spans

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import combinations, zip_longest
 from typing import Any
 
 from pseudoreal_trainer.plan.layout import Layout
@@ -26,11 +27,11 @@ from pseudoreal_trainer.plan.records import (
     Read,
     Receive,
     Recompute,
+    Record,
     Reduce,
     Route,
     Send,
     Stash,
-    Tie,
     Unstash,
     Update,
 )
@@ -88,7 +89,6 @@ class _RankState:
     measured: list[int] = field(default_factory=list)
     """Positions that were measured."""
     reduced: set[int] = field(default_factory=set)
-    tied: set[int] = field(default_factory=set)
     updated: set[int] = field(default_factory=set)
     agreed: bool = False
 
@@ -265,12 +265,6 @@ class _RankState:
             _require(self.passes[expected] == 1, f"its gradient lacks {expected}")
         self.reduced.add(record.unit)
 
-    def tie(self, record: Tie) -> None:
-        _require(record.unit in self.reduced, "its gradient is not reduced")
-        _require(record.unit not in self.tied, "it is summed already")
-        _require(len(self.layout.users[record.unit]) > 1, "no other pipeline rank uses it")
-        self.tied.add(record.unit)
-
     def agree(self, _: Agree) -> None:
         _require(not self.agreed, "all ranks agree only once")
         if self.layout.clipping == "Global":
@@ -283,9 +277,6 @@ class _RankState:
     def update(self, record: Update) -> None:
         unit = record.unit
         _require(unit in self.reduced, "its gradient is not reduced")
-        _require(
-            len(self.layout.users[unit]) == 1 or unit in self.tied, "its gradient lacks other pipeline ranks' part"
-        )
         _require(self.agreed, "not all ranks have agreed that the loss is finite")
         _require(unit not in self.updated, "it is updated already")
         self.updated.add(unit)
@@ -331,7 +322,6 @@ _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
     Unstash: _RankState.unstash,
     Measure: _RankState.measure,
     Reduce: _RankState.reduce,
-    Tie: _RankState.tie,
     Agree: _RankState.agree,
     Update: _RankState.update,
 }
@@ -360,25 +350,22 @@ def _check_channels(plan: Plan) -> None:
 
 
 def _check_collectives(layout: Layout, plan: Plan) -> None:
-    """Checks that the members of each group of pipeline ranks call the collectives of the group in one order: what a
-    rank's plan has of them is the same word on all. Raises PlanError.
+    """Checks that pipeline ranks call the collectives that they have in common in one order: what the plans of two of
+    them have of these is the same word. Raises PlanError.
 
     Collectives of the data ranks of one pipeline rank need no check: these have one plan.
     """
-    for group in sorted({users for users in layout.users if len(users) > 1}):
-        expected, *others = [_word(layout, group, plan[rank]) for rank in group]
-        missing = {unit for unit, users in enumerate(layout.users) if users == group} - set(expected)
-        _require(
-            not missing, f"rank {group[0]} does not sum the gradients of units {sorted(missing)} over ranks {group}"
-        )
-        for rank, word in zip(group[1:], others, strict=True):
+    for first, second in combinations(range(layout.pipeline), 2):
+        words = [_word(layout, {first, second}, plan[rank]) for rank in (first, second)]
+        for here, there in zip_longest(*words):
             _require(
-                word == expected, f"rank {rank} sums units {word} over ranks {group}, and rank {group[0]} {expected}"
+                here == there,
+                f"rank {first} begins {here} where rank {second} begins {there}, and both have a part in each",
             )
 
 
-def _word(layout: Layout, group: tuple[int, ...], records: RankPlan) -> list[int]:
-    return [record.unit for record in records if isinstance(record, Tie) and layout.users[record.unit] == group]
+def _word(layout: Layout, pair: set[int], records: RankPlan) -> list[Record]:
+    return [r for r in records if isinstance(r, Fetch | Reduce) and pair <= set(layout.users[r.unit])]
 
 
 def _check_that_it_ends(layout: Layout, plan: Plan) -> None:

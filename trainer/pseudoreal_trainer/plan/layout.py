@@ -10,12 +10,15 @@ from pseudoreal_api.resolved.layers import sets_of
 from pseudoreal_api.spec.optimizer import ClippingMode
 from pseudoreal_api.spec.phase import Home, Schedule, StateSharding
 
-from pseudoreal_trainer.plan.mesh import Mesh
+from pseudoreal_trainer.plan.mesh import Groups, Mesh
 
 Pool = Literal["Blocks", "Experts"]
 POOLS: tuple[Pool, ...] = ("Blocks", "Experts")
 """Units that share the slots of a window, and the buffers of gradients, as they are about as large as each other: the
 experts, and all others. Of each pool a position uses one unit at most."""
+
+Users = tuple[int, ...]
+"""Pipeline ranks that use a unit, ascending."""
 
 _MODULAR = ("Layered", "Interleaved")
 
@@ -188,13 +191,22 @@ class Layout:
         return tuple(unit for unit in self.local_units(rank) if self.pool_of(unit) == pool and counts(unit))
 
     @cached_property
-    def users(self) -> tuple[tuple[int, ...], ...]:
-        """For each unit the pipeline ranks that use it. More than one: its gradient is summed over them."""
+    def users(self) -> tuple[Users, ...]:
+        """For each unit the pipeline ranks that use it."""
         found: list[set[int]] = [set() for _ in range(self.units)]
         for position in range(self.head + 1):
             for unit in self.units_of(position):
                 found[unit].add(self.rank_of(position))
         return tuple(tuple(sorted(ranks)) for ranks in found)
+
+    def is_common(self, unit: int) -> bool:
+        """Whether several pipeline ranks use the unit. Its state is cut into parts of all of their ranks, whatever
+        `sharding` says; all of them gather its working copy at the begin of a step, and it stays until the end."""
+        return len(self.users[unit]) > 1
+
+    def common_units(self, rank: int) -> tuple[int, ...]:
+        """The common units of a pipeline rank, ascending: in this order all ranks gather and reduce them."""
+        return tuple(filter(self.is_common, sorted(self.local_units(rank))))
 
     def home(self, unit: int) -> Home:
         return self.homes[unit] if self.homes else "Device"
@@ -203,18 +215,34 @@ class Layout:
         """Whether the experts of a position are spread over ranks, so that tokens go to them and come back."""
         return self.expert_ranks > 1 and self.unit_in("Experts", position) is not None
 
-    def holders(self, unit: int) -> int:
-        """Number of data ranks that have the same elements of a unit: all of them, but of spread experts."""
+    def data_holders(self, unit: int) -> int:
+        """Number of data ranks of a pipeline rank that have the same elements of a unit: all, but of spread experts."""
         return self.data // self.expert_ranks if self.pool_of(unit) == "Experts" else self.data
 
-    def part(self, unit: int, world_rank: int) -> int:
-        """Which of the equal parts of a unit, as many as holders, a rank has where states are split."""
+    def holders(self, unit: int) -> int:
+        """Number of ranks that have the same elements of a unit, on all pipeline ranks that use it."""
+        return self.data_holders(unit) * len(self.users[unit])
+
+    def data_part(self, unit: int, world_rank: int) -> int:
+        """Which of the equal parts of a unit, as many as its data holders, a rank has of what these sum."""
         return self.mesh.expert_part(world_rank) if self.pool_of(unit) == "Experts" else self.mesh.part(world_rank)
+
+    def part(self, unit: int, world_rank: int) -> int:
+        """Which of the equal parts of a unit, as many as holders, a rank that uses it has where states are split."""
+        user = self.users[unit].index(self.mesh.coordinates(world_rank).pipeline)
+        return user * self.data_holders(unit) + self.data_part(unit, world_rank)
+
+    def groups_of_replica(self, pool: Pool, users: Users) -> Groups:
+        """The groups of ranks of a replica that have the same elements of a unit of that pool which these pipeline
+        ranks use. In a group, ranks are in the order of their parts."""
+        mesh = self.mesh
+        groups = mesh.expert_groups("expert_shard") if pool == "Experts" else mesh.groups("shard")
+        return mesh.at_each_pipeline(groups, users)
 
     def shards(self, unit: int) -> int:
         """Number of parts into which its holders split the state of a unit. A unit that moves has no whole copy
         anywhere."""
-        return 1 if self.sharding == "None" else self.holders(unit)
+        return 1 if self.sharding == "None" and not self.is_common(unit) else self.holders(unit)
 
     @property
     def parts_of_replica(self) -> int:
@@ -227,6 +255,8 @@ class Layout:
 
     def moves(self, unit: int) -> bool:
         """Whether the unit's working copy exists in the window only."""
+        if self.is_common(unit):
+            return False
         return self.home(unit) != "Device" or (self.sharding == "Full" and self.holders(unit) > 1)
 
     def refreshed(self, unit: int) -> bool:
@@ -235,17 +265,18 @@ class Layout:
 
     def has_gradient_shard(self, unit: int) -> bool:
         """Whether the unit's gradient is whole only until it is reduced."""
-        return self.moves(unit) or (self.sharding in ("Gradients", "Full") and self.holders(unit) > 1)
-
-    def keeps_gradient(self, unit: int) -> bool:
-        """Whether the unit's update waits for the gradients of other units or ranks, so that its own is kept meanwhile;
-        otherwise the update follows at once."""
-        return self.clipping == "Global" or len(self.users[unit]) > 1
+        return self.home(unit) != "Device" or (self.sharding in ("Gradients", "Full") and self.holders(unit) > 1)
 
     @property
-    def tied_units(self) -> int:
+    def keeps_gradients(self) -> bool:
+        """Whether updates wait for the gradients of all units, which are kept meanwhile; otherwise each follows at
+        once."""
+        return self.clipping == "Global"
+
+    @property
+    def common_layer_units(self) -> int:
         """Number of blocks and experts that are used on several pipeline ranks."""
-        return sum(len(self.users[unit]) > 1 for unit, layers in enumerate(self._layers_of) if layers)
+        return sum(self.is_common(unit) for unit, layers in enumerate(self._layers_of) if layers)
 
     @cached_property
     def mesh(self) -> Mesh:

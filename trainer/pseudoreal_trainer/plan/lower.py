@@ -20,7 +20,6 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Send,
     Stash,
-    Tie,
     Unstash,
     Update,
 )
@@ -85,9 +84,8 @@ def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, l
         if index == agrees:
             yield Agree()
         for unit in units_grown(layout, compute):
-            if last[unit] == index:
-                yield Reduce(unit)
-                yield from _early_update(layout, unit)
+            if last[unit] == index and not layout.is_common(unit):
+                yield from _reduced(layout, unit)
     yield from copies.get(len(order), ())
     if last:
         yield from _ending(layout, rank)
@@ -103,25 +101,22 @@ def _early_agreement(layout: Layout, order: Sequence[Part]) -> int | None:
     return max(head, default=0)
 
 
-def _early_update(layout: Layout, unit: int) -> Iterator[Record]:
-    """The update of a unit as soon as it is reduced: without global clipping, unless other pipeline ranks have a part
-    in its gradient."""
-    if layout.clipping != "Global" and len(layout.users[unit]) == 1:
+def _reduced(layout: Layout, unit: int) -> Iterator[Record]:
+    """The reduction of a unit; without global clipping, its update follows at once."""
+    yield Reduce(unit)
+    if not layout.keeps_gradients:
         yield Update(unit)
 
 
 def _ending(layout: Layout, rank: int) -> Iterator[Record]:
     # In one order on all ranks, as their backward passes may end in different ones.
-    tied = [
-        unit for unit in reversed(range(layout.units)) if rank in layout.users[unit] and len(layout.users[unit]) > 1
-    ]
-    yield from map(Tie, tied)
-    if layout.clipping != "Global":
-        yield from map(Update, tied)
-        return
-    yield Agree()
-    # In the order in which the next step needs them.
-    yield from map(Update, layout.local_units(rank))
+    common = layout.common_units(rank)
+    for unit in common:
+        yield from _reduced(layout, unit)
+    if layout.keeps_gradients:
+        yield Agree()
+        # In the order in which the next step needs them.
+        yield from map(Update, dict.fromkeys([*common, *layout.local_units(rank)]))
 
 
 def _sends(layout: Layout, compute: Part) -> list[Send]:

@@ -5,7 +5,7 @@ most are neighbours. Experts fold over the same ranks, those of one replica of a
 their own. What the dimensions are for says Megatron Core's parallel folding (arXiv 2504.14960).
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
@@ -146,6 +146,12 @@ class Mesh:
     def expert_groups(self, *dimensions: ExpertDimension) -> Groups:
         """The groups of ranks of one pipeline rank that differ in these dimensions of the experts alone."""
         return _groups({"pipeline": self.pipeline, **self.expert_sizes}, dimensions)
+
+    def at_each_pipeline(self, groups: Groups, pipeline_ranks: Sequence[int]) -> Groups:
+        """The groups of one pipeline rank joined with those in their place on the others of `pipeline_ranks`, each in
+        the order of these. `groups`: of all pipeline ranks."""
+        first = (ranks for ranks in groups if self.coordinates(ranks[0]).pipeline == 0)
+        return tuple(tuple(self.at_pipeline(rank, p) for p in pipeline_ranks for rank in ranks) for ranks in first)
 
     @cached_property
     def data_groups(self) -> Groups:

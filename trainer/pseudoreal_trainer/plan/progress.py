@@ -1,35 +1,35 @@
 """Whether a plan ends: runs it without work, on both threads of all ranks. Pure.
 
-The first thread of a rank waits for messages, and for a buffer in which a gradient grows. The second finishes
-reductions, which gives that buffer back, and waits for the other ranks where they sum or agree. Where a rank exchanges
-tokens, it waits for others of its pipeline rank, which have the same plan: these are as far as it is.
+The first thread of a rank waits for messages, for working copies that other pipeline ranks gather with it, and for a
+buffer in which a gradient grows. The second finishes reductions, which gives that buffer back, and waits for the other
+ranks where they sum or agree. Where a rank exchanges tokens, it waits for others of its pipeline rank, which have the
+same plan: these are as far as it is.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from pseudoreal_trainer.plan.buffers import gradient_buffers
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.lower import needed
 from pseudoreal_trainer.plan.records import (
     Agree,
+    Fetch,
     Flow,
     Measure,
     Plan,
     Record,
     Reduce,
     Send,
-    Tie,
     Update,
 )
-from pseudoreal_trainer.plan.spread import units_grown
+from pseudoreal_trainer.plan.spread import units_grown, units_used
 
-_Message = tuple[Flow | None, int, int]
-"""A flow, a position and a micro-batch. A flow of None is the whole gradient of a layer, for the next layer below that
-shares units with it."""
-_Joint = Tie | Agree
-"""Records that the second threads of several ranks do together."""
+_Message = tuple[Flow | Literal["layer", "gather"], int, int]
+"""What a first thread has begun and others wait for: a flow, a position and a micro-batch; the whole gradient of a
+layer, for the next layer below that shares units with it; or the gather of a unit, and the rank."""
 
 
 @dataclass
@@ -57,15 +57,17 @@ def _buffers(layout: Layout, rank: int) -> dict[Pool, int]:
 
 def _firsts(layout: Layout, ranks: list[_Rank], sent: set[_Message]) -> Iterable[bool]:
     """Lets each first thread do what it can: whether it got further, rank by rank."""
-    for state in ranks:
+    for rank, state in enumerate(ranks):
         before = len(state.first)
         while state.first and _begins(layout, state, sent):
             record = state.first.popleft()
             if isinstance(record, Send):
                 sent.add((record.flow, record.position, record.micro_batch))
             elif isinstance(record, Measure):
-                sent.add((None, record.position, 0))
-            elif isinstance(record, Reduce | Tie | Agree | Update):
+                sent.add(("layer", record.position, 0))
+            elif isinstance(record, Fetch):
+                sent.add(("gather", record.unit, rank))
+            elif isinstance(record, Reduce | Agree | Update):
                 state.second.append(record)
         yield len(state.first) < before
 
@@ -85,23 +87,32 @@ def _begins(layout: Layout, state: _Rank, sent: set[_Message]) -> bool:
 
 
 def _awaited(layout: Layout, record: Record) -> set[_Message]:
+    common = filter(layout.is_common, units_used(layout, record))
+    awaited: set[_Message] = {("gather", unit, user) for unit in common for user in layout.users[unit]}
     if (message := needed(layout, record)) is not None:
-        return {(message.flow, message.position, message.micro_batch)}
+        awaited.add((message.flow, message.position, message.micro_batch))
     if isinstance(record, Measure) and (above := layout.position_above(record.position)) is not None:
-        return {(None, above, 0)}
-    return set()
+        awaited.add(("layer", above, 0))
+    return awaited
 
 
 def _seconds(layout: Layout, ranks: list[_Rank]) -> bool:
     """Lets the second threads do what they can: whether one got further."""
     before = sum(len(state.second) for state in ranks)
     for state in ranks:
-        while state.second and not isinstance(state.second[0], _Joint):
+        while state.second and _together(layout, state.second[0]) is None:
             _finish(layout, state, state.second.popleft())
     for state in ranks:
-        if state.second and isinstance(joint := state.second[0], _Joint):
-            _meet(layout, ranks, joint)
+        if state.second and (together := _together(layout, state.second[0])) is not None:
+            _meet(layout, [ranks[rank] for rank in together], state.second[0])
     return sum(len(state.second) for state in ranks) < before
+
+
+def _together(layout: Layout, record: Record) -> Iterable[int] | None:
+    """The ranks whose second threads do the record together. None: each alone."""
+    if isinstance(record, Agree):
+        return range(layout.pipeline)
+    return layout.users[record.unit] if isinstance(record, Reduce) and layout.is_common(record.unit) else None
 
 
 def _finish(layout: Layout, state: _Rank, record: Record) -> None:
@@ -110,9 +121,8 @@ def _finish(layout: Layout, state: _Rank, record: Record) -> None:
         state.free[layout.pool_of(record.unit)] += 1
 
 
-def _meet(layout: Layout, ranks: list[_Rank], joint: _Joint) -> None:
-    """Lets the ranks of a joint record go on, once all of them are there."""
-    rows = range(len(ranks)) if isinstance(joint, Agree) else layout.users[joint.unit]
-    if all(ranks[rank].second and ranks[rank].second[0] == joint for rank in rows):
-        for rank in rows:
-            ranks[rank].second.popleft()
+def _meet(layout: Layout, ranks: list[_Rank], joint: Record) -> None:
+    """Lets ranks go on behind a record that they do together, once all of them are there."""
+    if all(state.second and state.second[0] == joint for state in ranks):
+        for state in ranks:
+            _finish(layout, state, state.second.popleft())

@@ -71,7 +71,9 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Starts to make a unit's working copy: from its home, from the shards of the data ranks, or both."""
+    """Starts to make a unit's working copy: from its home, from the shards of the ranks that use the unit, or both.
+    Where several pipeline ranks use it, they gather it once, before all else: none then waits for another one that
+    waits for it."""
 
     unit: int
 
@@ -191,14 +193,9 @@ class Unstash:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Ends a unit's gradient: starts its sum over the data ranks, to whole gradients or to shards."""
-
-    unit: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tie:
-    """Sums a unit's reduced gradient over the pipeline ranks that use the unit."""
+    """Ends a unit's gradient: starts its sum over the ranks that use the unit, to whole gradients or to shards. Where
+    these are several pipeline ranks, it comes behind all passes: they end their parts at different times, and none
+    waits there for a rank that needs a message from it."""
 
     unit: int
 
@@ -241,7 +238,6 @@ Record = (
     | Unstash
     | Measure
     | Reduce
-    | Tie
     | Agree
     | Update
 )

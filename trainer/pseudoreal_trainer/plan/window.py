@@ -22,8 +22,22 @@ def window_records(layout: Layout, order: Sequence[Part]) -> dict[int, list[Reco
     for pool in POOLS:
         _insert_moves(layout, _runs(layout, pool, order, layout.moves), len(order), before)
     for pool in POOLS:
-        _insert_refreshes(_runs(layout, pool, order, layout.refreshed), before)
+        _insert_refreshes(_runs(layout, pool, order, lambda unit: _is_refreshed_alone(layout, unit)), before)
+    before[0] = [*_common(layout, order), *before.get(0, [])]
     return before
+
+
+def _is_refreshed_alone(layout: Layout, unit: int) -> bool:
+    return layout.refreshed(unit) and not layout.is_common(unit)
+
+
+def _common(layout: Layout, order: Sequence[Part]) -> Iterator[Record]:
+    """Gathers what other pipeline ranks use as well: before anything that waits for another rank."""
+    used = {unit for record in order for unit in units_used(layout, record)}
+    for unit in filter(layout.is_common, sorted(used)):
+        if layout.home(unit) == "Disk":
+            yield Read(unit)
+        yield Fetch(unit)
 
 
 def _insert_moves(layout: Layout, runs: Runs, end: int, before: dict[int, list[Record]]) -> None:

@@ -41,7 +41,7 @@ LAYOUTS = {
     "pipeline 2, 1f1b, disk": _layout(2, 2, schedule="1F1B", offload={"home": "Disk"}),
     "data 3, optimizer": _layout(3, stateSharding="Optimizer"),
     "2 replicas x data 2, full, disk": _layout(4, stateSharding="Full", replicas=2, offload={"home": "Disk"}),
-    "pipeline 2 x data 2, full, host": _layout(4, 2, stateSharding="Full", offload={"home": "Host"}),
+    "pipeline 2 x data 2, full, host": _layout(4, 2, schedule="GPipe", stateSharding="Full", offload={"home": "Host"}),
 }
 
 SPREAD = {

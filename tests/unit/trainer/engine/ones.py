@@ -36,7 +36,7 @@ def _all_ones() -> AbstractContextManager[object]:
     begin_sum = Gradients._sum
 
     def put(self: Gradients, unit: int, flat: Tensor) -> Any:
-        givers, trained = self._layout.holders(unit) * len(self._layout.users[unit]), self._store.units[unit].trained
+        givers, trained = self._layout.holders(unit), self._store.units[unit].trained
         flat.zero_()
         flat[:trained] = 1 / givers
         return begin_sum(self, unit, flat)

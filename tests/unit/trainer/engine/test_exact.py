@@ -89,6 +89,9 @@ FOUR_RANKS = [
     Case(pipeline=2, data=2, sharding="Full", blocks=1, homes="D", clipping="Global", stash=True),
     Case(pipeline=2, data=2, sharding="Optimizer", blocks=2, pattern="Segment", clipping="PerUnit"),
     Case(pipeline=4, layers=6, blocks=3, micro_batches=2, clipping="Global"),
+    *(Case(pipeline=4, blocks=1, sharding=sharding, homes="dhD", clipping="Global") for sharding in SHARDINGS),
+    *(Case(pipeline=4, layers=6, blocks=2, order=order, homes="hD", clipping="PerUnit") for order in ORDERS[:3]),
+    Case(pipeline=2, data=2, blocks=1, homes="d", clipping="PerUnit"),
     Case(pipeline=2, data=2, sharding="Full", experts=6, prototypes=2, homes="hD", order="1F1B", clipping="Global"),
     Case(pipeline=2, data=2, sharding="Full", experts=4, blocks=2, pattern="Segment", homes="D", recompute=False),
 ]

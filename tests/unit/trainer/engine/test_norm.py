@@ -15,13 +15,16 @@ from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
 SHARDINGS = ("None", "Optimizer", "Gradients", "Full")
 MESHES = [(p, r, s) for p in (1, 2, 4) for r in (1, 2, 4) for s in (1, 2, 4) if p * r * s <= 4]
 """Pipeline ranks, replicas, shards."""
+IN_BALANCE = Case(clipping="Global", options="in balance")
 SPREAD = Case(part="Experts", blocks=1, clipping="Global", drawn=EIGHT_IN_BALANCE)
 CASES = [
-    Case(pipeline=p, data=r * s, replicas=r, sharding=sharding, blocks=blocks, clipping="Global", options="in balance")
+    replace(IN_BALANCE, pipeline=p, data=r * s, replicas=r, sharding=sharding, blocks=blocks, order=order)
     for p, r, s in MESHES
     for sharding in (SHARDINGS if r == 1 else SHARDINGS[1:])
     # With one dense layer in two, every other layer has the same block.
     for blocks in ((2, 4) if sharding == "Full" else (2,))
+    # In this order both pipeline ranks have both blocks.
+    for order in (("Layered", "GPipe") if p == blocks == 2 else ("Layered",))
 ] + [
     replace(SPREAD, pipeline=p, data=r * s, replicas=r, expert_ranks=e, sharding=sharding)
     for p, r, s in MESHES

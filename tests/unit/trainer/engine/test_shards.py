@@ -14,6 +14,7 @@ from pseudoreal_trainer.plan.units import units_of
 from tests.unit.trainer.engine import reference
 from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
 from tests.unit.trainer.engine.running import Result, want
+from tests.unit.trainer.forecast.memory.sizes_of_case import sizes_of
 
 N = 3
 """Divides no unit: every last shard is padded."""
@@ -41,8 +42,14 @@ PADDED = [
     Case(data=N, sharding="Full", homes="dhD", clipping="PerUnit", window=1),
 ]
 
+COMMON = [
+    *(Case(pipeline=4, blocks=1, sharding=s, homes=home, precision="float32") for s in ZERO for home in "dh"),
+    *(Case(pipeline=2, data=2, blocks=1, sharding=s, precision="bfloat16", homes="dhD") for s in ZERO),
+]
+"""The one block is of all pipeline ranks."""
+
 Results = dict[Case, list[Result]]
-want([*SHARDED, *OTHERS, *PADDED])
+want([*SHARDED, *OTHERS, *PADDED, *COMMON])
 
 
 @pytest.mark.parametrize("case", SHARDED, ids=lambda case: case.sharding)
@@ -77,6 +84,16 @@ def test_as_the_plan_predicts(case: Case, engine_results: Results) -> None:
     predicted = sum(state.device + state.host + state.disk for state in states)
     for result in engine_results[case]:
         assert sum(result.state_bytes.values()) == predicted
+
+
+@pytest.mark.parametrize("case", COMMON, ids=lambda case: case.name)
+def test_a_block_of_all_pipeline_ranks_is_kept_in_parts_as_the_plan_predicts(
+    case: Case, engine_results: Results
+) -> None:
+    for rank, result in enumerate(engine_results[case]):
+        local = case.layout.local_units(rank // case.data)
+        states = [unit_state(case.layout, sizes_of(case), unit) for unit in local]
+        assert sum(result.state_bytes.values()) == sum(state.device + state.host + state.disk for state in states)
 
 
 @pytest.mark.parametrize("case", PADDED, ids=lambda case: case.name)

@@ -16,7 +16,7 @@ from tests.unit.trainer.engine.cases import RATE, STEPS, Case
 from tests.unit.trainer.engine.running import SEED, Result, want
 
 PIPELINES = [
-    *(Case(tied=True, pipeline=p, clipping="Global") for p in (1, 2, 3)),
+    *(Case(tied=True, pipeline=p, clipping="Global") for p in (1, 2, 3, 4)),
     *(Case(tied=True, pipeline=p, order=order) for p in (2, 3) for order in ("GPipe", "1F1B")),
     Case(tied=True, pipeline=2, order="Interleaved", clipping="PerUnit", loss_chunk=7),
     *(Case(tied=True, pipeline=p, homes="D", window=1, clipping="PerUnit") for p in (1, 2)),

@@ -23,6 +23,7 @@ from pseudoreal_trainer.plan.records import (
     Forward,
     Leg,
     Measure,
+    Pass,
     Plan,
     RankPlan,
     Read,
@@ -33,7 +34,6 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
-    Tie,
     Unstash,
     Update,
 )
@@ -47,8 +47,12 @@ TIED = make_layout(layers=6, layer_blocks=(0, 1, 2, 0, 1, 2))
 MEASURED = replace(TIED, measures=True)
 """Rank 0: layers 1, 3, 5, which use the blocks of layers 4, 6, 2 on rank 1."""
 EARLY = replace(OFFLOADED, clipping="PerUnit")
-CROWDED = replace(TIED, micro_batches=1, order="GPipe", homes=everywhere("Host", 3), window=1, clipping="PerUnit")
-"""Rank 1 goes on only when the gradient of the head is settled and gives its room to that of layer 6's block."""
+TIED_ENDS = make_layout(layers=8, data=2, ends_are_one=True, sharding="Full", order="GPipe", micro_batches=1)
+"""Rank 0: layers 1 to 4; rank 1: layers 5 to 8. Both have unit 0, which rank 1 needs for the head alone."""
+CROWDED = make_layout(
+    layers=6, micro_batches=1, order="GPipe", homes=everywhere("Host", 6), window=1, clipping="PerUnit"
+)
+"""Rank 1 goes on only when the gradient of the head is settled and gives its room to that of layer 5."""
 
 
 SPREAD = make_layout(data=2, layer_experts=(0, None, 1, None), expert_ranks=2, sharding="Full")
@@ -122,6 +126,12 @@ def reduced_early(records: list[Record]) -> None:
     records.insert(index_of(records, ExpertBackward) + 1, record)
 
 
+def reduced_at_once(records: list[Record]) -> None:
+    """The gradient of the head, in which another rank has a part, is reduced behind its own last pass."""
+    record = records.pop(index_of(records, Reduce, unit=0))
+    records.insert(index_of(records, Backward, -1, position=9) + 1, record)
+
+
 def replaced(kind: type[Record], number: int, new: Record) -> Edit:
     def edit(records: list[Record]) -> None:
         records[index_of(records, kind, number)] = new
@@ -177,15 +187,27 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     "missing reduction": (OFFLOADED, 0, without(Reduce), "are not reduced"),
     "double reduction": (OFFLOADED, 0, twice(Reduce), "it is reduced already"),
     "reduction before the last gradient": (OFFLOADED, 0, moved(Reduce, 0, Backward, 1), "its gradient lacks"),
-    "missing tie": (TIED, 0, without(Tie), "its gradient lacks other pipeline ranks' part"),
-    "tie that nobody answers": (
-        make_layout(),
+    "common gradients reduced in different order": (
+        TIED,
         0,
-        lambda records: records.insert(index_of(records, Agree), Tie(1)),
-        "no other pipeline rank uses it",
+        swapped(Reduce, -2, -1),
+        r"rank 0 begins Reduce\(unit=3\) where rank 1 begins Reduce\(unit=2\)",
     ),
-    "summed twice over ranks": (TIED, 0, twice(Tie), "it is summed already"),
-    "ties in different order": (TIED, 0, swapped(Tie, 0, 1), "rank 1 sums units .* and rank 0"),
+    "common units gathered in different order": (
+        TIED,
+        1,
+        swapped(Fetch, 0, 1),
+        r"rank 0 begins Fetch\(unit=1\) where rank 1 begins Fetch\(unit=2\)",
+    ),
+    "common unit gathered by one rank alone": (TIED, 1, without(Fetch), "its unit has no working copy"),
+    "common unit dropped": (TIED, 1, lambda records: records.append(Drop(1)), "its working copy must stay"),
+    "common unit gathered behind a wait for its other user": (
+        TIED_ENDS,
+        1,
+        moved(Fetch, 0, Backward, 0),
+        "it never ends: rank 0 waits in Forward",
+    ),
+    "common gradient reduced while its other user needs a message": (TIED_ENDS, 1, reduced_at_once, "it never ends"),
     "update before the last gradient": (EARLY, 0, moved(Update, 0, Backward, 0), "its gradient is not reduced"),
     "update before all agree": (OFFLOADED, 0, moved(Update, 0, Agree, 0), "not all ranks have agreed"),
     "updated twice": (OFFLOADED, 0, twice(Update), "it is updated already"),
@@ -198,7 +220,7 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
     ),
     "nobody agrees": (EARLY, 0, without(Agree), "not all ranks have agreed"),
     "agreed twice": (OFFLOADED, 0, twice(Agree), "all ranks agree only once"),
-    "agreed so late that ranks wait for each other": (CROWDED, 0, moved(Agree, 0, Drop, 3), "it never ends"),
+    "agreed so late that ranks wait for each other": (CROWDED, 0, moved(Agree, 0, Update, 0), "it never ends"),
     "layer not measured": (MEASURED, 0, without(Measure), "some layers are measured and others are not"),
     "measured before its gradient is complete": (MEASURED, 0, moved(Measure, 0, Backward, 1), "is not complete"),
     "measured twice": (MEASURED, 0, twice(Measure), "was measured before"),
@@ -310,11 +332,16 @@ def _edited(plan: Plan, rank: int, edit: Edit) -> Plan:
     return (*plan[:rank], changed, *plan[rank + 1 :])
 
 
-def test_a_tie_left_out_on_all_ranks_is_refused() -> None:
-    plan = step_plan(TIED)
-    without_ties = tuple(tuple(record for record in records if not isinstance(record, Tie)) for records in plan)
-    with pytest.raises(PlanError, match="its gradient lacks other pipeline ranks' part"):
-        check_plan(TIED, without_ties)
+def test_common_units_are_gathered_first_and_reduced_last_in_one_order() -> None:
+    for layout in (TIED, TIED_ENDS, replace(TIED, homes=everywhere("Disk", 3), clipping="PerUnit")):
+        for rank, records in enumerate(step_plan(layout)):
+            common, passes = layout.common_units(rank), [r for r in records if isinstance(r, Pass)]
+            for kind, around in (
+                (Fetch, records[: records.index(passes[0])]),
+                (Reduce, records[records.index(passes[-1]) :]),
+            ):
+                found = [r.unit for r in around if isinstance(r, kind) and layout.is_common(r.unit)]
+                assert found == [*common] == [*dict.fromkeys(found)]
 
 
 def test_ranks_that_wait_for_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

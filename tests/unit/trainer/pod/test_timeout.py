@@ -36,10 +36,10 @@ def _rank(number: int, port: int, config: PhaseConfig, folder: Path) -> None:
         assert config.collective_seconds is not None
         with open_ranks(limit=timedelta(seconds=config.collective_seconds)) as ranks:
             mesh = open_mesh(phase_layout(config, "cpu"), ranks)
-            dist.all_reduce(torch.ones(1), group=mesh.holders["Blocks"].shard)
+            dist.all_reduce(torch.ones(1), group=mesh.holders_of(1).shard)
             if number == 1:
                 os.kill(os.getpid(), signal.SIGSTOP)
-            dist.all_reduce(torch.ones(1), group=mesh.holders["Blocks"].shard)
+            dist.all_reduce(torch.ones(1), group=mesh.holders_of(1).shard)
         raise AssertionError("the other rank stands still")
 
     program._train = train  # type: ignore[assignment]

@@ -1,7 +1,8 @@
 """A rank's coordinates among pipeline and data ranks, and the groups of ranks that it speaks with."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -9,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
-from pseudoreal_trainer.plan.layout import Layout, Pool
+from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool, Users
+from pseudoreal_trainer.plan.mesh import Groups
 from pseudoreal_trainer.plan.records import Flow
 
 Group = dist.ProcessGroup
@@ -20,7 +22,7 @@ _Name = TypeVar("_Name")
 
 @dataclass(frozen=True)
 class Holders:
-    """The data ranks that have the same elements of a unit, as one of them sees them."""
+    """The ranks that have the same elements of a unit, as one of them sees them."""
 
     place: int = 0
     """Which of those of its replica this rank is."""
@@ -48,21 +50,20 @@ class Mesh:
 
     layout: Layout
     ranks: Ranks
-    holders: dict[Pool, Holders] = field(default_factory=lambda: {"Blocks": Holders(), "Experts": Holders()})
-    """Who has the same elements: of experts those with the same part of them, of other units all data ranks."""
+    holders: dict[tuple[Pool, Users], Holders] = field(default_factory=dict)
+    """Who has the same elements of a unit, by who uses it: of experts the ranks with the same part of them, of other
+    units all. Empty on a rank that is alone."""
     expert: Group | None = None
     """The ranks of this replica that have all experts of a layer together, for exchanges of tokens."""
     side_world: Group | None = None
     """All ranks, for the thread of reductions."""
-    side_data: Group | None = None
-    """The data ranks of this pipeline rank, for the thread of reductions."""
+    side_users: dict[Users, Group | None] = field(default_factory=dict)
+    """All ranks of the pipeline ranks that use a unit, for the thread of reductions. Empty on a rank that is alone."""
     saving: Group | None = None
     """All ranks, on the host; belongs to the thread that saves checkpoints."""
     measuring: Group | None = None
     """The pipeline ranks of this data rank, where gradients of layers are measured."""
-    ties: dict[tuple[int, ...], Group] = field(default_factory=dict)
-    """Pipeline ranks that share a block -> group of them with this data rank, for the thread of reductions."""
-    channels: dict[Channel, Group] = field(default_factory=dict)
+    channels: dict[Channel, Group | None] = field(default_factory=dict)
     """A group for each channel. NCCL knows no tags and runs the operations of a group one after the other; with a group
     of its own, a message that is awaited holds up no other. A rank has at most four: from its two neighbours and to
     them."""
@@ -80,7 +81,17 @@ class Mesh:
         return self.layout.part(unit, self.ranks.rank)
 
     def holders_of(self, unit: int) -> Holders:
-        return self.holders[self.layout.pool_of(unit)]
+        return self._holders(unit, self.layout.users[unit])
+
+    def data_holders_of(self, unit: int) -> Holders:
+        """Those of this pipeline rank alone."""
+        return self._holders(unit, (self.pipeline_rank,))
+
+    def _holders(self, unit: int, users: Users) -> Holders:
+        return self.holders.get((self.layout.pool_of(unit), users), Holders())
+
+    def side_users_of(self, unit: int) -> Group | None:
+        return self.side_users.get(self.layout.users[unit])
 
     @property
     def device(self) -> torch.device:
@@ -92,9 +103,9 @@ class Mesh:
 
     def close(self) -> None:
         of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
-        single = [self.expert, self.side_data, self.side_world, self.saving, self.measuring]
-        # Experts that are not spread have the groups of other units.
-        for group in dict.fromkeys([*of_units, *single, *self.ties.values(), *self.channels.values()]):
+        single = [self.expert, self.side_world, self.saving, self.measuring]
+        # Units have some groups in common.
+        for group in dict.fromkeys([*of_units, *single, *self.side_users.values(), *self.channels.values()]):
             if group is not None:
                 dist.destroy_process_group(group)
 
@@ -115,40 +126,50 @@ def _connected(layout: Layout, ranks: Ranks) -> Mesh:
     number of ranks, and twice for each set of pipeline ranks that share a block; on CPUs, where a call costs nothing,
     once for each group."""
     maker = _GroupMaker(ranks)
-    rows = [*map(list, layout.mesh.data_groups)]
     columns = [*map(list, layout.mesh.groups("pipeline"))]
     world = [list(range(ranks.world))]
-    users = sorted({users for users in layout.users if len(users) > 1})
     return Mesh(
         layout,
         ranks,
         holders=_holders(layout, maker),
         expert=maker.mine([*map(list, layout.mesh.expert_groups("expert"))]),
         side_world=maker.mine(world),
-        side_data=maker.mine(rows),
+        side_users=_side_users(layout, maker),
         saving=maker.on_host(world),
         measuring=maker.mine(columns) if layout.measures else None,
-        ties=_mine_of_each(layout, maker, {tied: tied for tied in users}),
         channels=_channels(layout, maker) if maker.on_gpus else {},
     )
 
 
-def _holders(layout: Layout, maker: "_GroupMaker") -> dict[Pool, Holders]:
-    mesh, rank = layout.mesh, maker.ranks.rank
-    replicas = [*map(list, mesh.groups("replica"))]
-    blocks = Holders(
-        mesh.coordinates(rank).shard,
-        mesh.shard,
-        shard=maker.mine([*map(list, mesh.groups("shard"))]),
-        replica=maker.mine(replicas),
-        side_replica=maker.mine(replicas),
+def _holders(layout: Layout, maker: "_GroupMaker") -> dict[tuple[Pool, Users], Holders]:
+    # The ranks with one place in all replicas are the same for all units.
+    replicas = [*map(list, layout.mesh.groups("replica"))]
+    replica, side_replica = maker.mine(replicas), maker.mine(replicas)
+    found: dict[tuple[Pool, Users], Holders] = {}
+    # Experts that are not spread are held as all other units.
+    for pools in ([pool] for pool in POOLS) if layout.expert_ranks > 1 else [POOLS]:
+        groups = partial(layout.groups_of_replica, pools[0])
+        for users, shard in _mine_of_each(layout, maker, _sets_of_users(layout, pools), groups).items():
+            (mine,) = (ranks for ranks in groups(users) if maker.ranks.rank in ranks)
+            holders = Holders(mine.index(maker.ranks.rank), len(mine), shard, replica, side_replica)
+            found |= {(pool, users): holders for pool in pools}
+    return found
+
+
+def _side_users(layout: Layout, maker: "_GroupMaker") -> dict[Users, Group | None]:
+    return _mine_of_each(
+        layout, maker, _sets_of_users(layout, POOLS), partial(layout.mesh.at_each_pipeline, layout.mesh.data_groups)
     )
-    if layout.expert_ranks == 1:
-        return {"Blocks": blocks, "Experts": blocks}
-    # The ranks with one place in all replicas are the same for both.
-    shard = maker.mine([*map(list, mesh.expert_groups("expert_shard"))])
-    experts = replace(blocks, place=mesh.expert_shard_coordinate(rank), places=mesh.expert_shard, shard=shard)
-    return {"Blocks": blocks, "Experts": experts}
+
+
+def _sets_of_users(layout: Layout, pools: Sequence[Pool]) -> dict[Users, Users]:
+    """The sets of pipeline ranks that use a unit of these pools together, and each pipeline rank alone, as layers are
+    measured there; by themselves."""
+    alone = ((rank,) for rank in range(layout.pipeline))
+    common = {
+        layout.users[unit] for unit in filter(layout.is_common, range(layout.units)) if layout.pool_of(unit) in pools
+    }
+    return {users: users for users in (*alone, *sorted(common))}
 
 
 @dataclass(frozen=True)
@@ -180,29 +201,30 @@ def _own(group: object) -> Group | None:
     return group if isinstance(group, Group) else None
 
 
-def _channels(layout: Layout, maker: _GroupMaker) -> dict[Channel, Group]:
+def _channels(layout: Layout, maker: _GroupMaker) -> dict[Channel, Group | None]:
     hops = {(layout.rank_of(p), layout.rank_of(p + 1)) for p in range(layout.head)}
     pairs: dict[Channel, tuple[int, ...]] = {}
     for source, target in sorted(hop for hop in hops if hop[0] != hop[1]):
         pairs[Flow.ACTIVATION, source, target] = (source, target)
         pairs[Flow.GRADIENT, target, source] = (source, target)
-    return _mine_of_each(layout, maker, pairs)
+    # One of each data rank.
+    return _mine_of_each(layout, maker, pairs, partial(layout.mesh.at_each_pipeline, layout.mesh.groups()))
 
 
-def _mine_of_each(layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, tuple[int, ...]]) -> dict[_Name, Group]:
-    """The groups that this rank is in, by name. `sets`: name -> pipeline ranks; each set has one group for each data
-    rank."""
-    found: dict[_Name, Group] = {}
+def _mine_of_each(
+    layout: Layout, maker: _GroupMaker, sets: Mapping[_Name, Users], groups: Callable[[Users], Groups]
+) -> dict[_Name, Group | None]:
+    """This rank's group of each set that it is in, by name; None: it is alone in it. `sets`: name -> pipeline ranks;
+    `groups`: the groups that such a set has."""
+    found: dict[_Name, Group | None] = {}
     here = layout.mesh.coordinates(maker.ranks.rank).pipeline
-    columns = layout.mesh.groups("pipeline")
     for together in _rounds(sets):
-        members = [[column[p] for p in sets[name]] for name in together for column in columns]
-        if (group := maker.mine(members)) is not None:
-            found[next(name for name in together if here in sets[name])] = group
+        mine = maker.mine([[*ranks] for name in together for ranks in groups(sets[name])])
+        found |= {name: mine for name in together if here in sets[name]}
     return found
 
 
-def _rounds(sets: Mapping[_Name, tuple[int, ...]]) -> list[list[_Name]]:
+def _rounds(sets: Mapping[_Name, Users]) -> list[list[_Name]]:
     """The names in lists of disjoint sets, as few lists as a greedy search finds: about five for the channels of a
     ring."""
     rounds: list[list[_Name]] = []

@@ -4,10 +4,6 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-
-PART_ELEMENTS = 2**22
-"""Elements of a gradient that pass through the device at a time: 16 MiB in float32."""
 
 
 def sums_of(
@@ -26,14 +22,3 @@ def sums_of(
         assert work is not None, "this rank is part of the group"
         work.wait()
     return [values.tolist() for values in summed]
-
-
-def sum_by_parts(gradient: Tensor, device: torch.device, group: dist.ProcessGroup) -> None:
-    """Replaces the gradient by its sum over the ranks of the group, on the network of the device. A gradient whose home
-    is elsewhere passes through the device part by part, so it takes no memory there that the plan does not know."""
-    is_there = gradient.device.type == device.type
-    for part in gradient.split(len(gradient) if is_there else PART_ELEMENTS):
-        there = part if is_there else part.to(device)
-        dist.all_reduce(there, group=group)
-        if not is_there:
-            part.copy_(there)

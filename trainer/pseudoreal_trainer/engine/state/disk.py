@@ -1,7 +1,7 @@
 """The state of units whose home is a disk: read ahead, updated in chunks, written behind; buffers of a fixed size."""
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -177,20 +177,12 @@ class DiskState(State):
         self._reading = None
 
     def keep_gradient(self, gradient: Tensor) -> None:
-        self._buffer = self._buffer if self._buffer is not None else self._disk.passing.take()
-        kept, stays = self._in_buffer(self._buffer), "gradient" in self._stretches
-        if gradient.data_ptr() != kept.data_ptr():
-            # What goes on to the disk at once has to be there.
-            kept.copy_(gradient, non_blocking=not stays)
+        self._buffer, stays = self._disk.passing.take(), "gradient" in self._stretches
+        # What goes on to the disk at once has to be there.
+        self._in_buffer(self._buffer).copy_(gradient, non_blocking=not stays)
         if stays:
             self._disk.write([(self._stretches["gradient"], self._buffer)])
             self.drop_gradient()
-
-    def gradient(self) -> Tensor:
-        if self._buffer is None:
-            self._buffer = self._disk.passing.take()
-            self._disk.read([(self._stretches["gradient"], self._buffer)])
-        return self._in_buffer(self._buffer)
 
     def drop_gradient(self) -> None:
         if self._buffer is not None:
@@ -273,20 +265,21 @@ class DiskState(State):
 def open_disk_states(
     folder: Path,
     extents: Mapping[int, Extent],
-    keeps_gradient: Callable[[int], bool],
     staging: Mapping[int, Staging],
     passing: PassingBuffers,
     adamw: AdamW,
     trace: Trace,
+    *,
+    keeps_gradients: bool,
 ) -> dict[int, State]:
-    """Unit -> state, all in one file of this rank. `keeps_gradient`: whether a unit's gradient is kept on the disk.
+    """Unit -> state, all in one file of this rank. `keeps_gradients`: whether gradients are kept on the disk.
     `staging`: for each unit the buffers for weights on their way to the device. Raises DiskError when the file
     does not fit."""
     stretches: dict[int, dict[Section, _Stretch]] = {}
     end = 0
     for unit, extent in extents.items():
         stretches[unit] = {}
-        for section, dtype in _sections(extent, keeps_gradient=keeps_gradient(unit)):
+        for section, dtype in _sections(extent, keeps_gradient=keeps_gradients):
             stretches[unit][section] = _Stretch(end, extent.length, dtype)
             end += aligned(stretches[unit][section].size)
     disk = Disk(folder, end, DiskBuffers(passing, _chunks(extents)), adamw, trace)

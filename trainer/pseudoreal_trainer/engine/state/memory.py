@@ -80,10 +80,6 @@ class State(ABC):
     def keep_gradient(self, gradient: Tensor) -> None:
         """Takes the reduced gradient, [length], which the caller may then reuse."""
 
-    @abstractmethod
-    def gradient(self) -> Tensor:
-        """The kept gradient, [length]. A change of it must be kept again."""
-
     def drop_gradient(self) -> None:  # noqa: B027
         """Forgets the kept gradient, whose update is left out."""
 

@@ -85,7 +85,7 @@ class UnitStore:
         self.region = Region(crossing(layout, self._sizes, self._rank), self.memory)
         """The host memory through which states cross the bus."""
         self._passing, self._adamw = PassingBuffers(self.region.all_of("passing")), AdamW()
-        self.resident: dict[int, Tensor] = {}
+        self.resident = {unit: self._on_device(self._padded(unit), self._compute) for unit in self._staying}
         """Unit -> working copy that stays, [padded numel], in the compute type."""
         self.whole_gradients: dict[int, Tensor] = {}
         """Unit -> whole gradient that stays, [padded numel], in the master type."""
@@ -98,6 +98,12 @@ class UnitStore:
         """Slots for working copies that come and go, each [padded numel of the pool's largest], in the compute type."""
         self.growth_buffers = {pool: self._growth_buffers(pool) for pool in POOLS}
         """Where the gradients of all units without a whole gradient grow."""
+
+    def own_part(self, unit: int) -> Tensor:
+        """This rank's part of a working copy that stays, [length]: a view. Where the unit's home is the device, it is
+        that of its state as well."""
+        extent = self._extent(unit)
+        return self.resident[unit][extent.begin : extent.begin + extent.length]
 
     def close(self) -> None:
         """Gives back what the process does not give back by itself. Nothing may use it any more."""
@@ -114,8 +120,15 @@ class UnitStore:
         if not extents:
             return {}
         staging = self._staging(extents)
-        keeps = self._layout.keeps_gradient
-        return open_disk_states(folder, extents, keeps, staging, self._passing, self._adamw, trace)
+        return open_disk_states(
+            folder,
+            extents,
+            staging,
+            self._passing,
+            self._adamw,
+            trace,
+            keeps_gradients=self._layout.keeps_gradients,
+        )
 
     def _staging(self, units: Iterable[int]) -> dict[int, Staging]:
         """Unit -> the buffers that it shares with the others of its pool."""
@@ -134,7 +147,7 @@ class UnitStore:
         ordinary memory."""
         weights = self.region.vector("weights", unit, self._compute)
         masters = weights if self._master == self._compute else torch.zeros(len(weights), dtype=self._master)
-        keeps = self._layout.keeps_gradient(unit)
+        keeps = self._layout.keeps_gradients
         return Vectors(masters, weights, self.region.vector("gradient", unit, self._master) if keeps else None)
 
     def _vectors_on_device(self, unit: int) -> Vectors:
@@ -142,11 +155,7 @@ class UnitStore:
         where these stay whole."""
         layout, extent, padded = self._layout, self._extent(unit), self._padded(unit)
         own = slice(extent.begin, extent.begin + extent.length)
-        if layout.moves(unit):
-            weights = self._on_device(extent.length, self._compute)
-        else:
-            self.resident[unit] = self._on_device(padded, self._compute)
-            weights = self.resident[unit][own]
+        weights = self.own_part(unit) if unit in self.resident else self._on_device(extent.length, self._compute)
         masters = weights if self._master == self._compute else self._on_device(extent.length, self._master)
         if layout.has_gradient_shard(unit):
             gradient = self._on_device(extent.length, self._master)
@@ -160,6 +169,10 @@ class UnitStore:
             compute_parts=layout.shards(unit) if unit in self.resident else 1,
             gradient_parts=layout.shards(unit) if unit in self.whole_gradients else 1,
         )
+
+    @property
+    def _staying(self) -> list[int]:
+        return [unit for unit in self._local if not self._layout.moves(unit)]
 
     def _window(self, pool: Pool) -> list[Tensor]:
         size = max(map(self._padded, self._layout.moving_units(self._rank, pool)), default=0)

@@ -87,22 +87,21 @@ def takes_tokens(layout: Layout, rank: int, *, masks_documents: bool) -> bool:
 
 
 def captures_from_device(layout: Layout, rank: int) -> bool:
-    """Whether some of what a pipeline rank saves comes over the bus; the first pipeline rank that uses a unit saves
-    it."""
-    units = layout.local_units(rank)
-    return any(layout.home(unit) == "Device" and layout.users[unit][0] == rank for unit in units)
+    """Whether some of what a pipeline rank saves comes over the bus."""
+    return any(layout.home(unit) == "Device" for unit in layout.local_units(rank))
 
 
 def _buffers(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
     on_disk = [unit for unit in layout.local_units(rank) if layout.home(unit) == "Disk"]
     for pool, use in STAGING.items():
-        weights = [sizes.shard(layout, unit) * sizes.compute_bytes for unit in on_disk if layout.pool_of(unit) == pool]
-        # Those whose fetches are under way, and the one that is read ahead.
-        for number in range(layout.window + 1) if weights else ():
-            yield Piece(use, number, _aligned(max(weights), PAGE), PAGE)
+        units = [unit for unit in on_disk if layout.pool_of(unit) == pool]
+        largest = max((sizes.shard(layout, unit) for unit in units), default=0) * sizes.compute_bytes
+        # Those whose fetches are under way, and the one that is read ahead. What stays is fetched one by one.
+        under_way = layout.window if any(map(layout.moves, units)) else 0
+        for number in range(under_way + 1) if units else ():
+            yield Piece(use, number, _aligned(largest, PAGE), PAGE)
     away = [unit for unit in layout.local_units(rank) if layout.home(unit) != "Device"]
-    passing = [unit for unit in away if not layout.keeps_gradient(unit)]
-    through = [unit for unit in on_disk if layout.keeps_gradient(unit)]
+    passing, through = ([], on_disk) if layout.keeps_gradients else (away, [])
     largest = max((sizes.shard(layout, unit) for unit in (*passing, *through)), default=0) * sizes.master_bytes
     # One gradient at a time is on its way to the disk or from there, to stay.
     for number in range(min(KEPT_GRADIENTS, len(passing)) + bool(through)):
@@ -114,7 +113,7 @@ def _of_units(layout: Layout, sizes: Sizes, rank: int) -> Iterator[Piece]:
         if layout.home(unit) == "Host":
             shard = sizes.shard(layout, unit)
             yield Piece("weights", unit, shard * sizes.compute_bytes, LINE)
-            if layout.keeps_gradient(unit):
+            if layout.keeps_gradients:
                 yield Piece("gradient", unit, shard * sizes.master_bytes, LINE)
 
 

@@ -60,12 +60,13 @@ def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     # Where both have one type, master weights serve as they are.
     copy = c * shard if sizes.has_own_copies else 0
     # Where the update follows at once, a gradient passes through a buffer that units share.
-    gradient = f * shard if layout.keeps_gradient(unit) else 0
+    gradient = f * shard if layout.keeps_gradients else 0
+    gathered = c * sizes.whole(layout, unit) if layout.is_common(unit) else 0
     match layout.home(unit):
         case "Host":
-            return Tiers(host=masters_and_moments + copy + gradient)
+            return Tiers(device=gathered, host=masters_and_moments + copy + gradient)
         case "Disk":
-            return Tiers(disk=masters_and_moments + copy + gradient)
+            return Tiers(device=gathered, disk=masters_and_moments + copy + gradient)
         case "Device" if layout.moves(unit):
             return Tiers(device=masters_and_moments + copy + f * shard)
         case "Device":

@@ -7,14 +7,14 @@ from itertools import chain, combinations
 from typing import Literal, get_args
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.forecast.time.traffic import moved
-from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
+from pseudoreal_trainer.forecast.time.traffic import moved, traffic_bytes
+from pseudoreal_trainer.plan.layout import Layout, Pool, Users
 from pseudoreal_trainer.plan.mesh import Groups
-from pseudoreal_trainer.plan.records import Plan, RankPlan, Record, Send, Tie
+from pseudoreal_trainer.plan.records import Fetch, Plan, RankPlan, Reduce, Send
 
-Exchange = Literal["pipeline", "shards", "replicas", "ties", "experts"]
-"""Messages between pipeline ranks; gathers and sums of the shards of a replica, or of whole gradients; the same between
-replicas; sums over pipeline ranks that share a block; tokens on their way to experts on other ranks and back."""
+Exchange = Literal["pipeline", "shards", "replicas", "experts"]
+"""Messages between pipeline ranks; gathers and sums of the shards of a replica, or of whole gradients, on all pipeline
+ranks that use a unit; the same between replicas; tokens on their way to experts on other ranks and back."""
 EXCHANGES: tuple[Exchange, ...] = get_args(Exchange)
 
 
@@ -30,8 +30,8 @@ class Flow:
 
 def flows_of(layout: Layout, sizes: Sizes, plan: Plan) -> list[Flow]:
     """All flows of a step that have bytes. `plan`: that of each pipeline rank."""
-    collectives = (_collectives(layout, sizes, rank, records) for rank, records in enumerate(plan))
-    made = chain(_messages(layout, sizes, plan), *collectives, _ties(layout, sizes, plan))
+    of_ranks = (_of_pipeline_rank(layout, sizes, rank, records) for rank, records in enumerate(plan))
+    made = chain(_messages(layout, sizes, plan), _of_users(layout, sizes, plan), *of_ranks)
     return [flow for flow in made if flow.bytes]
 
 
@@ -47,33 +47,32 @@ def crossing(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exchange
     return {exchange: total[exchange] for exchange in EXCHANGES}
 
 
-def _collectives(layout: Layout, sizes: Sizes, pipeline_rank: int, records: RankPlan) -> Iterator[Flow]:
-    """Flows among the data ranks of a pipeline rank."""
-    sent: dict[Pool, Counter[str]] = {pool: Counter() for pool in POOLS}
-    for record in records:
-        if not isinstance(record, Tie):
-            sent[_pool(layout, record)].update(moved(layout, sizes, record))
-    mesh, together = layout.mesh, sent["Blocks"] + sent["Experts"]
+def _of_users(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
+    """Flows among the ranks of a replica that use a unit: all of them have the same records of it."""
+    sent: Counter[tuple[Pool, Users]] = Counter()
+    for pipeline_rank, records in enumerate(plan):
+        for record in records:
+            if isinstance(record, Fetch | Reduce) and layout.users[record.unit][0] == pipeline_rank:
+                key = layout.pool_of(record.unit), layout.users[record.unit]
+                sent[key] += moved(layout, sizes, record)["collective"]
+    for (pool, users), size in sent.items():
+        for ranks in layout.groups_of_replica(pool, users):
+            yield Flow("shards", ranks, size)
+
+
+def _of_pipeline_rank(layout: Layout, sizes: Sizes, pipeline_rank: int, records: RankPlan) -> Iterator[Flow]:
+    """Flows between the replicas of a pipeline rank, and between its ranks with other experts."""
+    mesh, together = layout.mesh, traffic_bytes(layout, sizes, records)
 
     def here(groups: Groups) -> Iterator[tuple[int, ...]]:
         return (ranks for ranks in groups if mesh.coordinates(ranks[0]).pipeline == pipeline_rank)
 
-    for ranks in here(mesh.groups("shard")):
-        yield Flow("shards", ranks, sent["Blocks"]["collective"])
-    for ranks in here(mesh.expert_groups("expert_shard")):
-        yield Flow("shards", ranks, sent["Experts"]["collective"])
     for ranks in here(mesh.groups("replica")):
         yield Flow("replicas", ranks, together["replicas"])
     for ranks in here(mesh.expert_groups("expert")):
         # Each sends as much to each other one.
         for pair in combinations(ranks, 2):
             yield Flow("experts", pair, together["experts"] // (len(ranks) - 1))
-
-
-def _pool(layout: Layout, record: Record) -> Pool:
-    """The pool of the unit that a record is of; of those that are of none, any."""
-    unit = getattr(record, "unit", None)
-    return "Blocks" if unit is None else layout.pool_of(unit)
 
 
 def _messages(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
@@ -87,13 +86,3 @@ def _messages(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
     for column in layout.mesh.groups("pipeline"):
         for (low, high), size in sent.items():
             yield Flow("pipeline", (column[low], column[high]), size // 2)
-
-
-def _ties(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
-    """Flows between pipeline ranks that use one unit."""
-    sent: Counter[tuple[int, ...]] = Counter()
-    for unit in {record.unit for records in plan for record in records if isinstance(record, Tie)}:
-        sent[layout.users[unit]] += moved(layout, sizes, Tie(unit))["collective"]
-    for column in layout.mesh.groups("pipeline"):
-        for users, size in sent.items():
-            yield Flow("ties", tuple(column[user] for user in users), size)

@@ -26,7 +26,6 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
-    Tie,
     Unstash,
     Update,
 )
@@ -36,7 +35,7 @@ Load = Traffic | Literal["optimizer"]
 """What takes time in a step besides compute."""
 
 
-_Sent = Fetch | Reduce | Send | Tie | Agree | Count | Exchange
+_Sent = Fetch | Reduce | Send | Agree | Count | Exchange
 """Records that use the network."""
 
 
@@ -123,7 +122,7 @@ class MeasuredCosts:
         self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
         holders = {layout.holders(unit) // layout.replicas for unit in range(layout.units)}
-        groups = {*holders, layout.replicas, *map(len, layout.users)} - {1}
+        groups = {*holders, layout.replicas} - {1}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
 
     def loads(self, record: Record) -> dict[Load, float]:
@@ -157,8 +156,6 @@ class MeasuredCosts:
     def network(self, record: _Sent, /) -> float:
         if isinstance(record, Agree):
             return self._speeds.agree_seconds
-        if isinstance(record, Tie):
-            return self._tie(record)
         loads = self.loads(record)
         if isinstance(record, Send):
             return loads["pipeline"]
@@ -177,33 +174,17 @@ class MeasuredCosts:
         # Chunk by chunk: one is updated while others are read and written.
         return max(loads["optimizer"], loads.get("disk_read", 0.0) + loads.get("disk_write", 0.0))
 
-    def _tie(self, record: Tie) -> float:
-        """Seconds of a tie. The sum goes over the devices' network: a gradient that is kept elsewhere passes through
-        the device."""
-        loads, size = self.loads(record), self._sizes.shard(self._layout, record.unit) * self._sizes.master_bytes
-        through = 0.0
-        if self.overlaps and self._layout.home(record.unit) != "Device":
-            through = self._speeds.h2d.seconds(size) + self._speeds.d2h.seconds(size)
-        return loads["collective"] + loads["disk_read"] + loads["disk_write"] + through
-
     def _collective(self, record: Record, traffic: Traffic) -> Transfer | None:
         """The speed of the record's collective; None: this rank is alone."""
         layout = self._layout
-        if isinstance(record, Tie):
-            ranks = len(layout.users[record.unit])
-        else:
-            assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
-            ranks = layout.replicas if traffic == "replicas" else layout.holders(record.unit) // layout.replicas
+        assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
+        ranks = layout.replicas if traffic == "replicas" else layout.holders(record.unit) // layout.replicas
         known = self._collectives.get(ranks)
         if known is None:
             return None
         if isinstance(record, Fetch):
             return known.all_gather
-        return (
-            known.reduce_scatter
-            if isinstance(record, Reduce) and self._layout.shards(record.unit) > 1
-            else known.all_reduce
-        )
+        return known.reduce_scatter if self._layout.shards(record.unit) > 1 else known.all_reduce
 
     def _optimizer(self, unit: int) -> float:
         speeds, on_device = self._speeds, self._layout.home(unit) == "Device"

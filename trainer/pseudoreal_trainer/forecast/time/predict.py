@@ -20,7 +20,7 @@ from pseudoreal_trainer.forecast.time.timeline import (
 )
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.records import Fetch, Pass, Plan, Read, Reduce, Tie, Update
+from pseudoreal_trainer.plan.records import Fetch, Pass, Plan, Read, Reduce, Update
 
 STEPS = 3
 """Number of simulated steps: updates overlap the next step, so one step alone is not like those that follow."""
@@ -94,7 +94,7 @@ def _tokens_to_hide(layout: Layout, sizes: Sizes, plan: Plan, costs: MeasuredCos
         compute = sum(costs.compute(record) for record in records if isinstance(record, Pass))
         once: defaultdict[Load, float] = defaultdict(float)
         for record in records:
-            if isinstance(record, Read | Fetch | Reduce | Tie | Update):
+            if isinstance(record, Read | Fetch | Reduce | Update):
                 for load, seconds in costs.loads(record).items():
                     once[load] += seconds
         worst |= {load: max(worst.get(load, 0.0), seconds / compute) for load, seconds in once.items() if seconds > 0}

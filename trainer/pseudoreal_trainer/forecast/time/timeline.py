@@ -33,7 +33,6 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Send,
     Stash,
-    Tie,
     Unstash,
     Update,
 )
@@ -172,10 +171,8 @@ class _Rank:
                 self._unstashed[key] = self._task(self._copies(COPY_IN), self._costs.copy(record), [self._main], record)
             case Reduce():
                 self._reduce(record)
-            case Tie(unit):
-                self._meet(record, self._layout.users[unit])
             case Agree():
-                self._to_finish.append(self._meet(record, range(self._layout.pipeline)))
+                self._to_finish.append(self._agree(record))
             case Update(unit):
                 self._updated[unit] = self._task(SIDE, self._costs.update(record), [], record)
 
@@ -232,10 +229,24 @@ class _Rank:
         return self._given_back[pool][before] if before >= 0 else None
 
     def _fetch(self, record: Fetch) -> None:
-        # Beside compute it begins when its unit is ready, and the first thread goes on.
+        # Beside compute it begins when its unit is ready, and the first thread goes on; but not before what other
+        # pipeline ranks gather with it has begun.
         ready = [self._here(), self._updated.get(record.unit), self._read.get(record.unit)]
+        if self._layout.is_common(record.unit):
+            ready = [self._wait(ready)]
         copied = self._task(self._copies(COPY_IN), self._costs.copy(record), ready, record)
-        self._fetched[record.unit] = self._task(COLLECTIVE, self._costs.network(record), [copied], record)
+        self._fetched[record.unit] = self._collective(record, copied)
+
+    def _collective(self, record: Fetch | Reduce, follows: int) -> int:
+        """The task of a gather or a sum, which begins when what it follows is done on all pipeline ranks that use the
+        unit."""
+        if not self._layout.is_common(record.unit):
+            return self._task(COLLECTIVE, self._costs.network(record), [follows], record)
+        name = ("ready", self._number, record)
+        self._builder.name((*name, self._rank), follows)
+        awaits = [(*name, user) for user in self._layout.users[record.unit]]
+        lane = (self._rank, COLLECTIVE)
+        return self._builder.add(lane, self._costs.network(record), [], record, awaits=awaits)
 
     def _send(self, record: Send) -> None:
         message = (self._number, *_message(record))
@@ -245,17 +256,17 @@ class _Rank:
         self._to_finish.append(sent)
 
     def _reduce(self, record: Reduce) -> None:
-        summed = self._task(COLLECTIVE, self._costs.network(record), [self._main], record)
+        summed = self._collective(record, self._here())
         settled = self._task(SIDE, self._costs.settle(record), [summed], record)
         if record.unit in self._growing:
             self._growing.remove(record.unit)
             self._given_back[self._layout.pool_of(record.unit)].append(settled)
 
-    def _meet(self, record: Tie | Agree, ranks: Iterable[int]) -> int:
-        """Makes the second threads of these pipeline ranks wait for each other."""
+    def _agree(self, record: Agree) -> int:
+        """Makes the second threads of all pipeline ranks wait for each other."""
         arrived = self._builder.add((self._rank, SIDE), 0.0, [self._main])
-        self._builder.name(("arrived", self._number, record, self._rank), arrived)
-        awaited = [("arrived", self._number, record, rank) for rank in ranks]
+        self._builder.name(("arrived", self._number, self._rank), arrived)
+        awaited = [("arrived", self._number, rank) for rank in range(self._layout.pipeline)]
         return self._builder.add((self._rank, SIDE), self._costs.network(record), [], record, awaits=awaited)
 
 

@@ -16,14 +16,13 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Send,
     Stash,
-    Tie,
     Unstash,
     Update,
 )
 
 Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts"]
-"""Host to device, device to host, from disk, to disk, between the data ranks of a replica or ties, between replicas,
-between pipeline ranks, between ranks with other experts."""
+"""Host to device, device to host, from disk, to disk, between the ranks of a replica that use a unit, between
+replicas, between pipeline ranks, between ranks with other experts."""
 COUNT_BYTES = 8
 """Bytes in which a number of tokens is told."""
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
@@ -48,8 +47,6 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
             return _fetched(layout, sizes, unit)
         case Reduce(unit):
             return _reduced(layout, sizes, unit)
-        case Tie(unit):
-            return _tied(layout, sizes, unit)
         case Update(unit) if layout.home(unit) == "Disk":
             return _updated_on_disk(layout, sizes, unit)
         case Count(_, _, micro_batches):
@@ -88,7 +85,7 @@ def _reduced(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     return {
         **(_between_shards(layout, unit, part) if layout.shards(unit) > 1 else to_wholes),
         "d2h": part if home != "Device" else 0,
-        "disk_write": part if home == "Disk" and layout.keeps_gradient(unit) else 0,
+        "disk_write": part if home == "Disk" and layout.keeps_gradients else 0,
     }
 
 
@@ -99,14 +96,8 @@ def _between_shards(layout: Layout, unit: int, part: int) -> dict[Traffic, int]:
     return {"collective": layout.shards(unit) * part - neighbours, "replicas": neighbours - part}
 
 
-def _tied(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
-    users, part = len(layout.users[unit]), sizes.shard(layout, unit) * sizes.master_bytes
-    on_disk = part if layout.home(unit) == "Disk" else 0
-    return {"collective": 2 * (users - 1) * part // users, "disk_read": on_disk, "disk_write": on_disk}
-
-
 def _updated_on_disk(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:
     shard, state = sizes.shard(layout, unit), (1 + MOMENTS) * sizes.master_bytes
-    gradient = sizes.master_bytes if layout.keeps_gradient(unit) else 0
+    gradient = sizes.master_bytes if layout.keeps_gradients else 0
     copy = sizes.compute_bytes if sizes.has_own_copies else 0
     return {"disk_read": shard * (state + gradient), "disk_write": shard * (state + copy)}

@@ -1,5 +1,6 @@
 """Which groups a rank makes, with which limit and on which network: by the calls of torch that are recorded."""
 
+from collections import Counter
 from collections.abc import Callable
 from datetime import timedelta
 from itertools import combinations
@@ -72,6 +73,7 @@ LAYOUTS = [
     layout_of(2, 4, replicas=2, measures=True),
     layout_of(1, 3, replicas=3),
     layout_of(2, 4, replicas=2, expert_ranks=2, layer_experts=(0,) * 4),
+    layout_of(2, 4, replicas=2, ends_are_one=True),
     Layout((0, 0, 0, 0), 2, 2, 2, sharding="Full"),
     Layout((0, 1, 2, 0, 1, 2, 3, 3), 4, 2, 2, order="GPipe"),
 ]
@@ -98,11 +100,10 @@ def test_on_gpus_all_but_the_saving_group_are_on_the_network_of_the_gpus(
         named: list[Any] = [
             *(group for one in mesh.holders.values() for group in (one.shard, one.replica, one.side_replica)),
             mesh.expert,
-            mesh.side_data,
             mesh.side_world,
             mesh.measuring,
         ]
-        used = [group for group in (*named, *mesh.ties.values(), *mesh.channels.values()) if group]
+        used = [group for group in (*named, *mesh.side_users.values(), *mesh.channels.values()) if group]
         assert {group.network for group in used} == {"nccl"}
         assert isinstance(mesh.saving, Made)
         assert mesh.saving.network == "gloo", "a thread of its own moves host memory"
@@ -114,11 +115,34 @@ def test_ranks_find_those_with_whom_they_share_a_block(
     layout: Layout, device: torch.device, connect: Callable[..., list[tuple[Mesh, Recorder]]]
 ) -> None:
     for mesh, _ in connect(layout, device):
-        expected = {users for users in layout.users if len(users) > 1 and mesh.pipeline_rank in users}
-        groups: dict[Any, Any] = dict(mesh.ties)
-        assert groups.keys() == expected
-        for users, group in groups.items():
-            assert group.members == tuple(mesh.world_rank(p) for p in users)
+        together = {users for users in layout.users if len(users) > 1 and mesh.pipeline_rank in users}
+        assert mesh.side_users.keys() == {(mesh.pipeline_rank,), *together}
+        coordinates = layout.mesh.coordinates
+        here = coordinates(mesh.ranks.rank)
+        for users in together:
+            ranks = [rank for rank in range(mesh.ranks.world) if coordinates(rank).pipeline in users]
+            assert cast(Any, mesh.side_users[users]).members == tuple(ranks)
+            within = [rank for rank in ranks if coordinates(rank).replica == here.replica]
+            coordinate = layout.mesh.expert_coordinate
+            same = [rank for rank in within if coordinate(rank) == coordinate(mesh.ranks.rank)]
+            for pool in {layout.pool_of(unit) for unit, them in enumerate(layout.users) if them == users}:
+                holders, members = mesh.holders[pool, users], same if pool == "Experts" else within
+                assert cast(Any, holders.shard).members == tuple(members)
+                assert (holders.place, holders.places) == (members.index(mesh.ranks.rank), len(members))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_the_ranks_that_use_a_unit_have_all_of_its_parts(
+    layout: Layout, connect: Callable[..., list[tuple[Mesh, Recorder]]]
+) -> None:
+    """Each part once, or once for each part of the experts; and neighbouring places have neighbouring parts."""
+    made = [mesh for mesh, _ in connect(layout, CPU)]
+    for unit, users in enumerate(layout.users):
+        ranks = [mesh for mesh in made if mesh.pipeline_rank in users]
+        spread = layout.expert_ranks if layout.pool_of(unit) == "Experts" else 1
+        assert Counter(mesh.part(unit) for mesh in ranks) == dict.fromkeys(range(layout.holders(unit)), spread)
+        for mesh in ranks:
+            assert mesh.part(unit) // layout.replicas == mesh.holders_of(unit).place
 
 
 def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
@@ -127,15 +151,15 @@ def test_the_ranks_of_a_replica_and_those_with_one_place_in_all_of_them(
     """Two pipeline ranks of six data ranks: ranks of a replica are neighbours."""
     for rank, (mesh, _) in enumerate(connect(layout_of(2, 6, replicas=2), CPU)):
         first, place = rank // 6 * 6, rank % 3
-        holders = mesh.holders["Blocks"]
+        holders = mesh.holders["Blocks", (rank // 6,)]
         groups: list[Any] = [holders.shard, holders.replica, holders.side_replica]
         within, across, side = (group.members for group in groups)
         assert within == tuple(rank - place + other for other in range(3))
         assert across == side == (first + place, first + 3 + place)
         assert mesh.data_rank == rank - first
-        assert mesh.part(0) == place * 2 + (rank - first) // 3
+        assert mesh.part(1 + rank // 6) == place * 2 + (rank - first) // 3
         assert mesh.expert is None
-        assert mesh.holders["Experts"] is holders, "experts that are not spread are held as all else"
+        assert mesh.holders["Experts", (rank // 6,)] is holders, "experts that are not spread are held as all else"
 
 
 def test_the_ranks_with_the_same_experts_and_those_that_have_all(
@@ -145,13 +169,13 @@ def test_the_ranks_with_the_same_experts_and_those_that_have_all(
     layout = layout_of(2, 8, replicas=2, expert_ranks=2, layer_experts=(0,) * 4)
     for rank, (mesh, _) in enumerate(connect(layout, CPU)):
         first, of_replica = rank // 4 * 4, rank % 4
-        holders, expert = mesh.holders["Experts"], cast(Any, mesh.expert)
+        holders, expert = mesh.holders["Experts", (rank // 8,)], cast(Any, mesh.expert)
         groups: list[Any] = [holders.shard, holders.replica, holders.side_replica]
         within, across, side = (group.members for group in groups)
         assert expert.members == (rank - of_replica % 2, rank - of_replica % 2 + 1)
         assert within == (first + of_replica % 2, first + of_replica % 2 + 2)
         assert across == side == tuple(rank // 8 * 8 + other * 4 + of_replica for other in range(2))
-        assert mesh.part(layout.experts_unit(0)) == of_replica // 2 * 2 + rank % 8 // 4
+        assert layout.data_part(layout.experts_unit(0), rank) == of_replica // 2 * 2 + rank % 8 // 4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

@@ -56,7 +56,7 @@ def pairs(
     passing = PassingBuffers(
         [aligned_buffer(largest * dtypes[0].itemsize) for _ in range(1 if request.param else len(LENGTHS))]
     )
-    disks = open_disk_states(tmp_path, extents, lambda _: request.param, staging, passing, AdamW(), Trace(0))
+    disks = open_disk_states(tmp_path, extents, staging, passing, AdamW(), Trace(0), keeps_gradients=request.param)
     made = [Pair(disks[i], _in_memory(extent)) for i, extent in extents.items()]
     for pair in made:
         weights = _random(pair, 1)
@@ -105,7 +105,6 @@ def test_updates_are_those_in_memory(pairs: list[Pair]) -> None:
             gradient = _random(pair, 10 + step)
             for state in (pair.disk, pair.memory):
                 state.keep_gradient(gradient)
-                assert torch.equal(state.gradient(), gradient)
                 state.update(Optimizer(), RATE, SCALE)
     for pair in pairs:
         assert float(pair.disk.steps) == float(pair.memory.steps) == 3
@@ -149,7 +148,7 @@ def test_a_shard_that_is_padding_behind_a_balancing_bias_stays_as_it_is(tmp_path
     extent = Extent(960, 32, (), torch.float32, torch.bfloat16)
     passing = PassingBuffers([aligned_buffer(extent.length * 4)])
     staging = {0: Staging([aligned_buffer(extent.length * 2)])}
-    state = open_disk_states(tmp_path, {0: extent}, lambda _: False, staging, passing, AdamW(), Trace(0))[0]
+    state = open_disk_states(tmp_path, {0: extent}, staging, passing, AdamW(), Trace(0), keeps_gradients=False)[0]
     for kind in KINDS:
         state.put(kind, torch.zeros(extent.length))
     state.keep_gradient(torch.zeros(extent.length))

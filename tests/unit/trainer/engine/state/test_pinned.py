@@ -184,7 +184,6 @@ def test_a_gradient_that_is_not_wanted_gives_its_buffer_back(homes: str, tmp_pat
     gradient = torch.ones(state.extent.length)
     for _ in range(3):
         state.keep_gradient(gradient)
-        assert torch.equal(state.gradient(), gradient)
         assert len(buffers._free) == 1
         state.drop_gradient()
         assert len(buffers._free) == 2

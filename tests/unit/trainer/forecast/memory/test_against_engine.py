@@ -32,6 +32,8 @@ LINKED = [
     Case(data=2, sharding="Full", precision="bfloat16", homes="dhD", clipping="Global"),
     *(Case(data=4, replicas=2, sharding=sharding, homes="dhD") for sharding in ("Optimizer", "Full")),
     Case(pipeline=2, layers=5, blocks=1, homes="D", clipping="Global"),
+    *(Case(pipeline=4, blocks=1, sharding=s, homes="dhD", precision="bfloat16") for s in ("None", "Full")),
+    Case(pipeline=2, data=2, replicas=2, sharding="Full", blocks=1, homes="h", clipping="Global"),
     Case(pipeline=2, order="Interleaved", homes="hD", micro_batches=4, stash=True),
     Case(data=2, sharding="Full", homes="dhD", experts=6, prototypes=2, activation="SwiGLU"),
     Case(data=2, sharding="Full", homes="dhD", options="Qwen3MoE", clipping="Global"),

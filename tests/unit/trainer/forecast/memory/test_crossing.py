@@ -49,13 +49,17 @@ def test_units_on_disk_pass_through_a_few_rooms(clipping: Any) -> None:
     assert region.size == (window + 1) * 2 * BLOCK + rooms * 4 * BLOCK
 
 
-def test_only_a_tied_unit_keeps_its_gradient_when_others_are_updated_at_once() -> None:
-    blocks = (0, 1, 0, 2)
-    tied = Layout(blocks, 2, 1, 4, order="GPipe", homes=("Host",) * 5, clipping="PerUnit")
-    assert [unit for unit in range(tied.units) if tied.keeps_gradient(unit)] == [1]
+def test_a_block_of_two_pipeline_ranks_crosses_the_bus_in_halves() -> None:
+    """On disk, what stays on the device is read unit by unit: one room is enough, unless others come and go."""
     small = replace(SIZES, units=units_of(MODEL.model_copy(update={"layers": 3}), Sharing(blocks=3)))
-    kept = [piece.number for piece in crossing(tied, small, 0).pieces if piece.use == "gradient"]
-    assert kept == [1]
+    for home, use in (("Host", "weights"), ("Disk", "staging")):
+        homes: Any = ("Device", home, "Device", "Device", "Device")
+        common = Layout((0, 1, 0, 2), 2, 1, 4, order="GPipe", homes=homes, clipping="PerUnit")
+        pieces = crossing(common, small, 0).pieces
+        assert [piece.size for piece in pieces if piece.use == use] == [2 * BLOCK // 2]
+        assert [piece.use for piece in pieces if piece.use != use] == ["passing"]
+    moving: Any = ("Device", "Disk", "Disk", "Device", "Device")
+    assert crossing(replace(common, homes=moving), small, 0).count("staging") == common.window + 1
 
 
 def test_nothing_is_pinned_without_a_gpu_and_nothing_of_units_on_it() -> None:
@@ -76,7 +80,7 @@ def test_where_documents_are_masked_tokens_cross_the_bus_to_all_ranks() -> None:
 
 
 def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
-    """A tied unit is saved by the first pipeline rank that uses it."""
+    """Each pipeline rank that uses a common unit saves a part of it."""
     saving = replace(SIZES, checkpoint_buffer=1000)
     assert held(layout("Device"), saving, 0).pinned == 1000 + TOKENS
     assert held(layout("Host"), saving, 0).pinned == held(layout("Host"), SIZES, 0).pinned
@@ -86,7 +90,11 @@ def test_a_checkpoint_is_pinned_where_it_takes_units_from_the_device() -> None:
     assert tied.users[2] == (0, 1)
     found = [held(tied, replace(saving, units=units_of(MODEL, Sharing(blocks=2)), checkpoint_buffer=size), rank).pinned
              for rank in (0, 1) for size in (0, 1000)]  # fmt: skip
-    assert [found[1] - found[0], found[3] - found[2]] == [1000, 0]
+    assert [found[1] - found[0], found[3] - found[2]] == [1000, 1000]
+    alone = replace(tied, homes=("Host", "Device", "Host", "Host"), layer_blocks=(0, 0, 1, 1))
+    sizes = replace(saving, units=units_of(MODEL, Sharing(blocks=2)))
+    assert [held(alone, sizes, rank).pinned - held(alone, replace(sizes, checkpoint_buffer=0), rank).pinned
+            for rank in (0, 1)] == [1000, 0]  # fmt: skip
 
 
 @pytest.mark.parametrize("clipping", ["Global", "None"])

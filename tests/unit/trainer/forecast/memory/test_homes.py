@@ -123,7 +123,7 @@ def test_what_cannot_fit_is_named_with_the_figures() -> None:
 def test_a_shared_block_moves_on_all_its_ranks() -> None:
     sizes = make_sizes(8, 2, hiddenSize=64, feedForward={"size": 256})
     layout = make_layout(8, 2, 2, layer_blocks=(0, 0, 1, 1) * 2)
-    assert layout.tied_units
+    assert layout.common_layer_units
     bound = max(needs(placed(layout, ("Host",) * 4), sizes))
     moved = placed(layout, homes_of(offload(bound), layout, sizes))
     assert max(needs(moved, sizes)) <= bound

@@ -45,6 +45,37 @@ def test_state_of_a_block(sharding: str, compute: str, home: Any, expected: dict
     assert unit_state(layout, sizes, 1) == Tiers(**{tier: round(b * block) for tier, b in expected.items()})
 
 
+COMMON: list[tuple[str, str, str, dict[str, float]]] = [
+    # the same of a block that two pipeline ranks of two data ranks use; its copy stays until the end of the step
+    ("None", "float32", "Device", {"device": 4 + 8 / D + 4}),
+    ("None", "bfloat16", "Device", {"device": 2 + (4 + 8) / D + 4}),
+    ("Optimizer", "float32", "Device", {"device": 4 + 8 / D + 4}),
+    ("Gradients", "bfloat16", "Device", {"device": 2 + (4 + 8 + 4) / D}),
+    ("Full", "bfloat16", "Device", {"device": 2 + (4 + 8 + 4) / D}),
+    ("None", "float32", "Host", {"device": 4, "host": (4 + 8 + 4) / D}),
+    ("Full", "bfloat16", "Host", {"device": 2, "host": (4 + 8 + 4 + 2) / D}),
+    ("None", "bfloat16", "Disk", {"device": 2, "disk": (4 + 8 + 4 + 2) / D}),
+]
+
+
+@pytest.mark.parametrize(("sharding", "compute", "home", "expected"), COMMON)
+def test_state_of_a_block_of_two_pipeline_ranks(
+    sharding: str, compute: str, home: Any, expected: dict[str, float]
+) -> None:
+    sizes = make_sizes(blocks=1, compute=compute)
+    layout = make_layout(data=D // 2, sharding=sharding, layer_blocks=(0,) * 4, homes=everywhere(home, 1))
+    block = sizes.units[1].numel
+    assert unit_state(layout, sizes, 1) == Tiers(**{tier: round(b * block) for tier, b in expected.items()})
+
+
+@pytest.mark.parametrize("pipeline", [1, 2, 4, 8])
+def test_moments_of_shared_blocks_shrink_with_the_pipeline(pipeline: int) -> None:
+    sizes = make_sizes(8, blocks=1, compute="bfloat16")
+    layout = make_layout(8, pipeline, layer_blocks=(0,) * 8, homes=everywhere("Host", 1))
+    block = sizes.units[1].shard_length(pipeline) * pipeline
+    assert unit_state(layout, sizes, 1).host == (4 + 8 + 4 + 2) * block // pipeline
+
+
 def test_a_unit_on_disk_keeps_no_gradient_there_when_its_update_follows_at_once() -> None:
     sizes = make_sizes()
     layout = make_layout(homes=everywhere("Disk", 4), clipping="PerUnit")

@@ -14,7 +14,7 @@ from pseudoreal_trainer.forecast.placement.order import Place
 from pseudoreal_trainer.forecast.time.traffic import moved
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
-from pseudoreal_trainer.plan.records import Send, Tie
+from pseudoreal_trainer.plan.records import Fetch, Reduce, Send
 
 from tests.unit.trainer.plan.cases import make_layout, make_sizes
 
@@ -85,14 +85,14 @@ def counted(job: Job, places: Sequence[Hashable]) -> Counter[str]:
             sent = moved(job.layout, job.sizes, record)
             if isinstance(record, Send):
                 total["pipeline"] += (places[rank] != places[mesh.at_pipeline(rank, record.peer)]) * sent["pipeline"]
-            elif isinstance(record, Tie):
-                ring = [mesh.at_pipeline(rank, user) for user in job.layout.users[record.unit]]
-                total["ties"] += _first(rank, ring) * sent["collective"] * _hops(ring, places)
-            else:
-                shards, replicas = (
-                    next(group for group in mesh.groups(dimension) if rank in group)
-                    for dimension in ("shard", "replica")
-                )
+            elif isinstance(record, Fetch | Reduce):
+                shards = [
+                    other
+                    for other in range(mesh.ranks)
+                    if mesh.coordinates(other).pipeline in job.layout.users[record.unit]
+                    and mesh.coordinates(other).replica == here.replica
+                ]
+                replicas = next(group for group in mesh.groups("replica") if rank in group)
                 total["shards"] += _first(rank, shards) * sent.get("collective", 0) * _hops(shards, places)
                 total["replicas"] += _first(rank, replicas) * sent.get("replicas", 0) * _hops(replicas, places)
     return total

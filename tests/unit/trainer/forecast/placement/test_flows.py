@@ -23,7 +23,7 @@ def test_a_rank_sends_what_its_flows_say() -> None:
                 sent[flow.exchange] += flow.bytes * (rank in flow.ranks)
             records = plan[each.layout.mesh.coordinates(rank).pipeline]
             expected = traffic_bytes(each.layout, each.sizes, records)
-            assert sent["shards"] + sent["ties"] == expected["collective"]
+            assert sent["shards"] == expected["collective"]
             assert (sent["replicas"], sent["pipeline"]) == (expected["replicas"], expected["pipeline"])
 
 
@@ -42,7 +42,7 @@ def test_what_is_in_one_place_crosses_nothing() -> None:
     each = job(4, 2, sharding="Full")
     assert set(crossing(each.flows, ["here"] * 4).values()) == {0}
     apart = crossing(each.flows, ["a", "a", "b", "b"])
-    assert (apart["shards"], apart["replicas"], apart["ties"]) == (0, 0, 0)
+    assert (apart["shards"], apart["replicas"]) == (0, 0)
     assert apart["pipeline"] == sum(flow.bytes * 2 for flow in each.flows if flow.exchange == "pipeline")
 
 

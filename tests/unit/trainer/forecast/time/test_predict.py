@@ -8,7 +8,7 @@ from pseudoreal_trainer.forecast.time.costs import MeasuredCosts
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
 from pseudoreal_trainer.forecast.time.predict import Prediction, predict
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.records import Backward, Forward, Tie
+from pseudoreal_trainer.plan.records import Backward, Fetch, Forward, Reduce
 
 from tests.unit.trainer.forecast.time.profiles import profile
 from tests.unit.trainer.plan.cases import everywhere, make_layout, make_sizes
@@ -108,28 +108,19 @@ def test_a_disk_that_is_slower_than_the_optimizer_bounds_the_update() -> None:
     assert weights() < seconds(layout, slow) < weights() + fetched / 4 + 1
 
 
-TIE_NETWORK: dict[str, Any] = {"all_reduce": 1.0, "h2d": 2.0, "d2h": 4.0, "disk_read": 8.0, "disk_write": 16.0}
-
-
-@pytest.mark.parametrize(
-    ("home", "on_gpu", "seconds_per_byte"),
-    [
-        ("Device", True, 1),
-        ("Host", True, 1 + 1 / 2 + 1 / 4),
-        ("Disk", True, 1 + 1 / 2 + 1 / 4 + 1 / 8 + 1 / 16),
-        ("Host", False, 1),
-    ],
-)
-def test_a_tied_gradient_is_summed_over_the_network_of_the_devices(
-    home: str, on_gpu: bool, seconds_per_byte: float
-) -> None:
-    """Two ranks send half of it twice. What is kept elsewhere goes to the device and back."""
+@pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
+def test_a_block_of_two_pipeline_ranks_is_summed_and_gathered_over_both(home: str) -> None:
+    """Each sends half of it to the other, and gets half of it back: once a step, at its ends."""
     sizes = make_sizes(L, 1)
     layout = make_layout(L, 2, N, layer_blocks=(0,) * L, order="GPipe", homes=("Device", home, "Device"))
-    costs = MeasuredCosts(profile(overlaps=on_gpu, **TIE_NETWORK), layout, sizes, "float32")
-    assert costs.network(Tie(1)) == pytest.approx(seconds_per_byte * 4 * sizes.units[1].numel)
+    half = 4 * sizes.units[1].shard_length(2)
+    summing, gathering = (
+        MeasuredCosts(slow, layout, sizes, "float32") for slow in (profile(reduce_scatter=1.0), profile(all_gather=1.0))
+    )
+    assert summing.network(Reduce(1)) == gathering.network(Fetch(1)) == pytest.approx(half)
     if home == "Device":
-        assert seconds(layout, profile(all_reduce=1.0), sizes) == pytest.approx(costs.network(Tie(1)))
+        slow = profile(reduce_scatter=1.0, all_gather=1.0)
+        assert seconds(layout, slow, sizes) == pytest.approx(2 * half)
 
 
 def found(layout: Layout, hardware: HardwareProfile) -> Prediction:

@@ -107,9 +107,27 @@ def test_pipeline_messages() -> None:
     assert total["pipeline"] == 2 * (L - 1) * tokens * sizes.model.hidden_size * 4
 
 
-def test_a_tied_block_is_summed_over_its_ranks_once() -> None:
+@pytest.mark.parametrize("sharding", ["None", "Optimizer", "Gradients", "Full"])
+@pytest.mark.parametrize("home", ["Device", "Host", "Disk"])
+@pytest.mark.parametrize(("p", "d"), [(2, 1), (4, 1), (2, 2), (4, 2)])
+def test_a_block_of_several_pipeline_ranks_is_gathered_and_summed_over_all_of_them_once(
+    p: int, d: int, home: Any, sharding: str
+) -> None:
+    """Each of N = P D ranks sends (N - 1) / N of its weights and of its gradient, and updates and moves 1 / N of it."""
+    sizes = make_sizes(L, 1, compute="bfloat16")
+    homes = ("Device", home, "Device")
+    layout = make_layout(L, p, 2, data=d, sharding=sharding, layer_blocks=(0,) * L, homes=homes)
+    whole, part = sizes.units[1].shard_length(p * d) * p * d, sizes.units[1].shard_length(p * d)
+    for rank, records in enumerate(step_plan(layout)):
+        of_block = [record for record in records if getattr(record, "unit", None) == 1]
+        moved = traffic_bytes(layout, sizes, tuple(of_block))
+        assert moved["collective"] == (4 + 2) * (whole - part), rank
+        assert (moved["h2d"], moved["d2h"]) == ((0, 0) if home == "Device" else (2 * part, 4 * part))
+        on_disk = (2 + 12 + 4) * part, (4 + 12 + 2) * part
+        assert (moved["disk_read"], moved["disk_write"]) == (on_disk if home == "Disk" else (0, 0))
+
+
+def test_a_block_of_one_pipeline_rank_needs_no_sum() -> None:
     sizes = make_sizes(L, 2)
-    layout = make_layout(L, 2, 2, layer_blocks=(0, 0, 1, 1) * 2)
-    assert of_step(layout, sizes)["collective"] == 2 * 2 * 4 * sizes.units[1].numel // 2 * 2
-    untied = make_layout(L, 2, 2, layer_blocks=(0, 1) * 4)
-    assert of_step(untied, sizes)["collective"] == 0
+    assert of_step(make_layout(L, 2, 2, layer_blocks=(0, 1) * 4), sizes)["collective"] == 0
+    assert of_step(make_layout(L, 2, 2, layer_blocks=(0, 0, 1, 1) * 2), sizes)["collective"] > 0
