@@ -212,6 +212,13 @@ class TopK(ApiModel):
         " of its scores. It is 1, times the factor, where experts are in balance. The loss that is reported is without"
         " it.",
     )
+    balance_over: Annotated[Literal["Sequence", "Step"], Since(4)] = Field(
+        "Sequence",
+        description="balanceOver says of which tokens auxiliaryLoss takes the shares. Sequence: of each sequence, as in"
+        " DeepSeek-V3. Step: of all tokens of a step, so that single sequences may keep to few experts. Step needs all"
+        " micro-batches to have chosen before the first goes back through a layer: schedule Layered or GPipe, or one"
+        " micro-batch.",
+    )
     router_z_loss: Annotated[DecimalString, Since(4)] = Field(
         "0",
         description="routerZLoss is the factor of a term that is added to the loss: for each layer the mean over the"
@@ -351,6 +358,11 @@ class Model(ApiModel):
     def top_k(self) -> TopK | None:
         """How tokens find experts, where that is by top k."""
         return self.experts.top_k if self.experts else None
+
+    @property
+    def balances_steps(self) -> bool:
+        """Whether an auxiliary loss depends on all choices of a step."""
+        return self.top_k is not None and self.top_k.balance_over == "Step"
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers

@@ -62,6 +62,8 @@ class Mesh:
     """The pipeline ranks of this data rank, where gradients of layers are measured."""
     ties: dict[tuple[int, ...], Group] = field(default_factory=dict)
     """Pipeline ranks that share a block -> group of them with this data rank, for the thread of reductions."""
+    choosing: Group | None = None
+    """The data ranks of this pipeline rank, where choices of experts are summed over steps."""
     channels: dict[Channel, Group] = field(default_factory=dict)
     """A group for each channel. NCCL knows no tags and runs the operations of a group one after the other; with a group
     of its own, a message that is awaited holds up no other. A rank has at most four: from its two neighbours and to
@@ -92,7 +94,7 @@ class Mesh:
 
     def close(self) -> None:
         of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
-        single = [self.expert, self.side_data, self.side_world, self.saving, self.measuring]
+        single = [self.expert, self.side_data, self.side_world, self.saving, self.measuring, self.choosing]
         # Experts that are not spread have the groups of other units.
         for group in dict.fromkeys([*of_units, *single, *self.ties.values(), *self.channels.values()]):
             if group is not None:
@@ -128,6 +130,7 @@ def _connected(layout: Layout, ranks: Ranks) -> Mesh:
         side_data=maker.mine(rows),
         saving=maker.on_host(world),
         measuring=maker.mine(columns) if layout.measures else None,
+        choosing=maker.mine(rows) if layout.balances_steps else None,
         ties=_mine_of_each(layout, maker, {tied: tied for tied in users}),
         channels=_channels(layout, maker) if maker.on_gpus else {},
     )

@@ -10,7 +10,7 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.time.traffic import moved
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
 from pseudoreal_trainer.plan.mesh import Groups
-from pseudoreal_trainer.plan.records import Plan, RankPlan, Record, Send, Tie
+from pseudoreal_trainer.plan.records import Plan, RankPlan, Record, Send, SumChoices, Tie
 
 Exchange = Literal["pipeline", "shards", "replicas", "ties", "experts"]
 """Messages between pipeline ranks; gathers and sums of the shards of a replica, or of whole gradients; the same between
@@ -50,14 +50,17 @@ def crossing(flows: Iterable[Flow], places: Sequence[Hashable]) -> dict[Exchange
 def _collectives(layout: Layout, sizes: Sizes, pipeline_rank: int, records: RankPlan) -> Iterator[Flow]:
     """Flows among the data ranks of a pipeline rank."""
     sent: dict[Pool, Counter[str]] = {pool: Counter() for pool in POOLS}
+    summed = sum(moved(layout, sizes, record)["collective"] for record in records if isinstance(record, SumChoices))
     for record in records:
-        if not isinstance(record, Tie):
+        if not isinstance(record, Tie | SumChoices):
             sent[_pool(layout, record)].update(moved(layout, sizes, record))
     mesh, together = layout.mesh, sent["Blocks"] + sent["Experts"]
 
     def here(groups: Groups) -> Iterator[tuple[int, ...]]:
         return (ranks for ranks in groups if mesh.coordinates(ranks[0]).pipeline == pipeline_rank)
 
+    for ranks in here(mesh.data_groups):
+        yield Flow("shards", ranks, summed)
     for ranks in here(mesh.groups("shard")):
         yield Flow("shards", ranks, sent["Blocks"]["collective"])
     for ranks in here(mesh.expert_groups("expert_shard")):

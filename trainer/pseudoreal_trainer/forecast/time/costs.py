@@ -26,6 +26,7 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
+    SumChoices,
     Tie,
     Unstash,
     Update,
@@ -36,7 +37,7 @@ Load = Traffic | Literal["optimizer"]
 """What takes time in a step besides compute."""
 
 
-_Sent = Fetch | Reduce | Send | Tie | Agree | Count | Exchange
+_Sent = Fetch | Reduce | Send | Tie | Agree | Count | SumChoices | Exchange
 """Records that use the network."""
 
 
@@ -123,7 +124,8 @@ class MeasuredCosts:
         self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
         holders = {layout.holders(unit) // layout.replicas for unit in range(layout.units)}
-        groups = {*holders, layout.replicas, *map(len, layout.users)} - {1}
+        summing = {layout.data} if layout.balances_steps else set()
+        groups = {*holders, *summing, layout.replicas, *map(len, layout.users)} - {1}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
 
     def loads(self, record: Record) -> dict[Load, float]:
@@ -191,6 +193,8 @@ class MeasuredCosts:
         layout = self._layout
         if isinstance(record, Tie):
             ranks = len(layout.users[record.unit])
+        elif isinstance(record, SumChoices):
+            ranks = layout.data
         else:
             assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
             ranks = layout.replicas if traffic == "replicas" else layout.holders(record.unit) // layout.replicas
