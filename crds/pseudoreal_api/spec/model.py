@@ -1,5 +1,7 @@
 """The model: a decoder-only transformer."""
 
+from fractions import Fraction
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -349,6 +351,15 @@ class Model(ApiModel):
         none."""
         count = self.top_k.shared_experts if self.top_k else 0
         return self.feed_forward.model_copy(update={"size": count * self._expert_size}) if count else None
+
+    @property
+    def expert_capacity(self) -> int:
+        """Number of tokens of a sequence that an expert of a prototype accepts: `capacityFactor` times its even share,
+        rounded up. It is that of a training sequence also where a shorter one is read: the beginning of a text is
+        computed as it is in the whole."""
+        assert self.experts is not None, "only experts have one"
+        share = Fraction(self.sequence_length * self.experts.prototypes, self.experts.count)
+        return ceil(Fraction(self.experts.capacity_factor) * share)
 
     @property
     def _expert_size(self) -> int:

@@ -12,8 +12,6 @@ Where tokens attend within documents, it counts in each document, which then com
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
 from typing import Any, ClassVar
 
 import torch
@@ -172,7 +170,7 @@ class Experts(nn.ModuleList):
     def __init__(self, spec: Model, experts: MixtureOfExperts) -> None:
         super().__init__(FeedForward(spec.hidden_size, spec.feed_forward) for _ in range(experts.count))
         self._prototypes = experts.prototypes
-        self._capacity = capacity_of(spec)
+        self._capacity = spec.expert_capacity
 
     def forward(
         self,
@@ -297,12 +295,3 @@ def _gates(chances: Tensor, choice: Tensor) -> Tensor:
     chance = chances.gather(-1, choice).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is 0 to the bit, where 1 + p - p need not be 1.
     return 1 + (chance - chance.detach())
-
-
-def capacity_of(spec: Model) -> int:
-    """Number of tokens of a sequence that an expert accepts: `capacityFactor` times its even share, rounded up. It is
-    that of a training sequence also where a shorter one is read: the beginning of a text is computed as it is in the
-    whole."""
-    assert spec.experts is not None, "only experts have one"
-    share = Fraction(spec.sequence_length * spec.experts.prototypes, spec.experts.count)
-    return ceil(Fraction(spec.experts.capacity_factor) * share)

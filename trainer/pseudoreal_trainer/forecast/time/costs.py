@@ -113,9 +113,12 @@ class UnitTime:
 class MeasuredCosts:
     """Costs in seconds on the hardware of a profile."""
 
-    def __init__(self, profile: HardwareProfile, layout: Layout, sizes: Sizes, compute: Precision) -> None:
-        """Raises ValueError when the profile lacks what the phase needs."""
-        self._layout, self._sizes = layout, sizes
+    def __init__(
+        self, profile: HardwareProfile, layout: Layout, sizes: Sizes, compute: Precision, imbalance: float = 1.0
+    ) -> None:
+        """`imbalance`: rows that the experts of the busiest rank get, as a multiple of the mean over the ranks. Raises
+        ValueError when the profile lacks what the phase needs."""
+        self._layout, self._sizes, self._imbalance = layout, sizes, imbalance
         self._speeds = profile.for_ranks(layout.pipeline * layout.data)
         self.overlaps = profile.overlaps
         # One data rank of each pipeline rank is simulated; the others do the same at the same time.
@@ -141,7 +144,9 @@ class MeasuredCosts:
         loads: dict[Load, float] = {}
         for traffic, size in moved(self._layout, self._sizes, record).items():
             speed = speeds[traffic] if traffic in speeds else self._collective(record, traffic)
-            loads[traffic] = speed.seconds(size) if speed is not None else 0.0
+            # An exchange ends when the busiest rank has all of its rows.
+            busiest = round(size * self._imbalance) if isinstance(record, Exchange) else size
+            loads[traffic] = speed.seconds(busiest) if speed is not None else 0.0
         if isinstance(record, Update):
             loads["optimizer"] = self._optimizer(record.unit)
         return loads
@@ -235,13 +240,15 @@ class MeasuredCosts:
         again = layout.recompute and not (isinstance(record, Backward) and layout.spreads(position))
         return 2 * flops / passes.block_backward_flops_per_second + (forward if again else 0.0)
 
-    def _flops(self, record: Pass) -> int:
-        """Operations of a forward pass of what the record computes."""
+    def _flops(self, record: Pass) -> float:
+        """Operations of a forward pass of what the record computes, on the busiest rank."""
         flops, layout = self._sizes.pass_flops(self._tokens, record.position - 1), self._layout
         if not layout.spreads(record.position):
             return flops
         of_experts = self._sizes.expert_flops(self._tokens)
-        return of_experts if isinstance(record, ExpertForward | ExpertBackward) else flops - of_experts
+        if isinstance(record, ExpertForward | ExpertBackward):
+            return of_experts * self._imbalance
+        return flops - of_experts
 
     def _accumulation(self, record: Pass) -> float:
         """Seconds in which a backward pass adds its parameters' gradients to the unit's: two are read, one is written;
