@@ -9,7 +9,7 @@ PATTERNS = {
     "Head": r"^head\.weight$",
     "Attention": r"\.attention\.(query|key|value|output)\.weight$",
     "FeedForward": r"\.ffn\.(gate|up|down)\.weight$",
-    "Experts": r"\.(experts\.\d+|shared)\.(gate|up|down)\.weight$",
+    "Experts": r"\.(experts|shared)\.(gate|up|down)\.weight$",
     "Router": r"\.router\.weight$",
     "Norms": r"(^|[._])norm\.weight$",
     "Biases": r"\.bias$",

@@ -1,5 +1,7 @@
 """The model: a decoder-only transformer."""
 
+from fractions import Fraction
+from math import ceil
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -212,6 +214,13 @@ class TopK(ApiModel):
         " of its scores. It is 1, times the factor, where experts are in balance. The loss that is reported is without"
         " it.",
     )
+    balance_over: Annotated[Literal["Sequence", "Step"], Since(4)] = Field(
+        "Sequence",
+        description="balanceOver says of which tokens auxiliaryLoss takes the shares. Sequence: of each sequence, as in"
+        " DeepSeek-V3. Step: of all tokens of a step, so that single sequences may keep to few experts. Step needs all"
+        " micro-batches to have chosen before the first goes back through a layer: schedule Layered or GPipe, or one"
+        " micro-batch.",
+    )
     router_z_loss: Annotated[DecimalString, Since(4)] = Field(
         "0",
         description="routerZLoss is the factor of a term that is added to the loss: for each layer the mean over the"
@@ -344,6 +353,15 @@ class Model(ApiModel):
         return self.feed_forward.model_copy(update={"size": count * self._expert_size}) if count else None
 
     @property
+    def expert_capacity(self) -> int:
+        """Number of tokens of a sequence that an expert of a prototype accepts: `capacityFactor` times its even share,
+        rounded up. It is that of a training sequence also where a shorter one is read: the beginning of a text is
+        computed as it is in the whole."""
+        assert self.experts is not None, "only experts have one"
+        share = Fraction(self.sequence_length * self.experts.prototypes, self.experts.count)
+        return ceil(Fraction(self.experts.capacity_factor) * share)
+
+    @property
     def _expert_size(self) -> int:
         return self.top_k.size if self.top_k and self.top_k.size else self.feed_forward.size
 
@@ -351,6 +369,11 @@ class Model(ApiModel):
     def top_k(self) -> TopK | None:
         """How tokens find experts, where that is by top k."""
         return self.experts.top_k if self.experts else None
+
+    @property
+    def balances_steps(self) -> bool:
+        """Whether an auxiliary loss depends on all choices of a step."""
+        return self.top_k is not None and self.top_k.balance_over == "Step"
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and layer not in self.experts.dense_layers

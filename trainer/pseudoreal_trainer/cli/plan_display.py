@@ -8,7 +8,7 @@ from rich.table import Table
 
 from pseudoreal_trainer.forecast.course import PhaseCourse, what_must_change
 from pseudoreal_trainer.forecast.placement.flows import Exchange
-from pseudoreal_trainer.forecast.report import PhaseReport, RankReport
+from pseudoreal_trainer.forecast.report import ImbalanceReport, PhaseReport, RankReport
 from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic
 from pseudoreal_trainer.quantity import readable_bytes
 
@@ -50,6 +50,8 @@ def show(console: Console, report: PhaseReport) -> None:
         f" {report.reductions_per_unit} times"
     )
     say(_time(report))
+    if report.imbalance is not None:
+        say(_imbalance(report.imbalance))
     for sentence in report.hints:
         say(f"hint: {sentence}")
     for sentence in report.reasons:
@@ -125,6 +127,14 @@ def _workers(together: int) -> str:
 
 def _count(tokens: int | None) -> str:
     return "" if tokens is None else f"{tokens:,}"
+
+
+def _imbalance(found: ImbalanceReport) -> str:
+    if found.most_rows == 1:
+        return "the experts of all ranks get as many tokens, whatever these choose"
+    most = f"those of one rank may get up to {found.most_rows:.4g} times the mean"
+    then = "" if found.step_seconds is None else f", and a step then takes up to {found.step_seconds:.4g} s"
+    return f"all this is where the experts of all ranks get as many tokens; {most}{then}"
 
 
 def _time(report: PhaseReport) -> str:

@@ -1,15 +1,61 @@
-"""How tokens spread over experts in a step: what is reported, and how the balancing bias follows."""
+"""How tokens spread over experts in a step: what is summed over it, what is reported, and how the balancing bias
+follows."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from pseudoreal_trainer.model.experts import Tally
+from pseudoreal_trainer.engine.ranks.mesh import Mesh
+from pseudoreal_trainer.engine.ranks.trace import Trace
+from pseudoreal_trainer.model.experts import Choice, Tally
+from pseudoreal_trainer.plan.records import SumChoices
 
 NO_LOADS = torch.empty(0, 0, dtype=torch.float64)
 """[layers with experts, sums]: of a model without experts."""
+
+
+class StepChoices:
+    """How often the tokens of a step choose each expert of a position, without balancing biases: of this rank's first,
+    then of all ranks. These are whole numbers, so it does not matter how a batch is cut. Only the main thread is
+    here."""
+
+    def __init__(self) -> None:
+        self._counts: dict[int, Tensor] = {}
+        self._under_way: dict[int, tuple[dist.Work, int]] = {}
+        """Position -> its sum over the ranks, and when that began."""
+
+    def add(self, position: int, choice: Choice) -> None:
+        """Adds the choices of a micro-batch, where a loss asks for them."""
+        if (counts := choice.unbiased_counts) is not None:
+            before = self._counts.get(position)
+            # A sum over ranks takes the place of what it sums, and the choice keeps its own.
+            self._counts[position] = counts.clone() if before is None else before + counts
+
+    def begin_sum(self, record: SumChoices, mesh: Mesh, trace: Trace) -> None:
+        """Starts the sum over the ranks; `finish` waits for it."""
+        if mesh.choosing is None:
+            return
+        counts, begin = self._counts[record.position], time.perf_counter_ns()
+        work = dist.all_reduce(counts, group=mesh.choosing, async_op=True)
+        assert work is not None, "this rank is part of the group"
+        self._under_way[record.position] = work, begin
+        trace.move("collective", 2 * (mesh.layout.data - 1) * counts.nbytes // mesh.layout.data)
+
+    def finish(self, position: int, mesh: Mesh, trace: Trace) -> None:
+        """Waits until the position's sum is here, where one was begun."""
+        if (under_way := self._under_way.pop(position, None)) is not None:
+            work, begin = under_way
+            with mesh.ranks.heartbeat.waiting(f"sums the choices of experts at position {position}"):
+                work.wait()
+            trace.add("collective", begin, SumChoices(position))
+
+    def of(self, position: int) -> Tensor:
+        """[experts]"""
+        return self._counts[position]
 
 
 def change_of_bias(counts: Tensor, rate: float) -> Tensor:

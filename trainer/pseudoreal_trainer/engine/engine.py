@@ -62,6 +62,7 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
+    SumChoices,
     Unstash,
     Update,
 )
@@ -216,9 +217,12 @@ class Engine:
             case Forward():
                 (self._spread if self._layout.spreads(record.position) else self._passes).forward(run, record)
             case Backward():
+                run.choices_of_step.finish(record.position, self.mesh, self.trace)
                 (self._spread if self._layout.spreads(record.position) else self._passes).backward(run, record)
             case Route() | Count() | Exchange() | ExpertForward() | Recompute() | ExpertBackward():
                 self._spread.execute(run, record)
+            case SumChoices():
+                run.choices_of_step.begin_sum(record, self.mesh, self.trace)
             case Send():
                 self._messages.send(record, run.crossing(record.flow).pop((record.position, record.micro_batch)))
             case Receive():

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from pseudoreal_trainer.engine.balance import StepChoices
 from pseudoreal_trainer.engine.copies import Copies
 from pseudoreal_trainer.engine.probe import Probe
 from pseudoreal_trainer.engine.ranks.lanes import Lanes
@@ -19,7 +21,7 @@ from pseudoreal_trainer.engine.tokens import TokenBuffer
 from pseudoreal_trainer.engine.updates import Agreement, Gradients
 from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.attention import Documents, documents_of
-from pseudoreal_trainer.model.experts import Tally
+from pseudoreal_trainer.model.experts import KeptChoice, Tally
 from pseudoreal_trainer.model.loss import IGNORED, Loss, Losses, sum_of
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
@@ -91,6 +93,9 @@ class PlanRun:
     """Gradient of the input of each position, [B, T, H]."""
     graphs: dict[Key, Graph] = field(default_factory=dict)
     """The graphs of positions whose passes are not computed again."""
+    choices: dict[Key, KeptChoice] = field(default_factory=dict)
+    """The choices of experts of passes that are computed again, until they are."""
+    choices_of_step: StepChoices = field(default_factory=StepChoices)
     loads: dict[int, Tensor] = field(default_factory=dict)
     """Position with experts -> the sums of its tallies over the micro-batches so far, [experts + Tally.OTHERS],
     float64."""
@@ -225,17 +230,27 @@ class Passes:
     def _output(self, run: PlanRun, position: int, m: int) -> Tensor:
         """The output of a position, [B, T, H]. The position's input, or its graph, is kept for the backward pass."""
         key = (position, m)
-        source = self._tokens(run, m)[:, :-1] if position == 0 else run.inputs[key]
-        if self.layout.recompute or run.training is None or position == 0:
+        if run.training is None or position == 0:
+            source = self._tokens(run, m)[:, :-1] if position == 0 else run.inputs.pop(key)
             with torch.no_grad():
-                output = self._compute(run, position, m, source)
-            if run.training is None:
-                run.inputs.pop(key, None)
-            return output
+                return self._compute(run, position, m, source)
+        kept = KeptChoice() if self.layout.has_experts(position) else None
+        output = (self._without_graph if self.layout.recompute else self._with_graph)(run, key, kept)
+        if kept is not None and kept.choice is not None:
+            run.choices_of_step.add(position, kept.choice)
+        return output
+
+    @torch.no_grad()
+    def _without_graph(self, run: PlanRun, key: Key, kept: KeptChoice | None) -> Tensor:
+        output = self._compute(run, *key, run.inputs[key], kept=kept)
+        if kept is not None:
+            run.choices[key] = kept
+        return output
+
+    def _with_graph(self, run: PlanRun, key: Key, kept: KeptChoice | None) -> Tensor:
         source = run.inputs.pop(key).requires_grad_()
         with self.copies.saving():
-            graph = self._training_pass(run, position, m, source)
-        run.graphs[key] = graph
+            graph = run.graphs[key] = self._training_pass(run, *key, source, kept)
         return graph.output.detach()
 
     def _graph(self, run: PlanRun, position: int, m: int) -> tuple[Graph, Tensor]:
@@ -244,15 +259,18 @@ class Passes:
         if (graph := run.graphs.pop((position, m), None)) is not None:
             return graph, gradient
         source = self._tokens(run, m)[:, :-1] if position == 0 else self.take_input(run, position, m)
-        return self._training_pass(run, position, m, source), gradient
+        return self._training_pass(run, position, m, source, run.choices.pop((position, m), None)), gradient
 
-    def _training_pass(self, run: PlanRun, position: int, m: int, source: Tensor) -> Graph:
+    def _training_pass(
+        self, run: PlanRun, position: int, m: int, source: Tensor, kept: KeptChoice | None = None
+    ) -> Graph:
         tally = self.tally(run, position, source) if position > 0 else None
-        return Graph(source, self._compute(run, position, m, source, tally), tally)
+        return Graph(source, self._compute(run, position, m, source, tally, kept), tally)
 
     def tally(self, run: PlanRun, position: int, source: Tensor) -> Tally | None:
         """A tally for a training pass of a layer on `source`; None where it has no experts."""
-        return self.modules.tally(position - 1, run.training_step.tokens, source.device)
+        choices = partial(run.choices_of_step.of, position)
+        return self.modules.tally(position - 1, run.training_step.tokens, source.device, choices)
 
     def computing(self, record: Record, lane: str = "compute") -> AbstractContextManager[None]:
         """A context whose kernels are those of the record."""
@@ -288,7 +306,15 @@ class Passes:
         self._tokens(run, m)
         return run.documents[m]
 
-    def _compute(self, run: PlanRun, position: int, m: int, source: Tensor, tally: Tally | None = None) -> Tensor:
+    def _compute(
+        self,
+        run: PlanRun,
+        position: int,
+        m: int,
+        source: Tensor,
+        tally: Tally | None = None,
+        kept: KeptChoice | None = None,
+    ) -> Tensor:
         if position == 0:
             return self.modules.embed(source)
-        return self.modules.block(source, position - 1, tally, self.documents(run, m))
+        return self.modules.block(source, position - 1, tally, self.documents(run, m), kept)

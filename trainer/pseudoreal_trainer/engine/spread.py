@@ -121,6 +121,7 @@ class SpreadPasses:
             else:
                 with torch.no_grad():
                     self._state.routed[key] = self._routed(run, key, source)
+        run.choices_of_step.add(record.position, self._state.routed[key].routes.choice)
 
     def _count(self, record: Count) -> None:
         keys = [(record.position, m) for m in range(record.first, record.first + record.micro_batches)]

@@ -38,6 +38,7 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
+    SumChoices,
     Unstash,
     Update,
 )
@@ -62,7 +63,8 @@ _COLOURS: dict[type, tuple[str, str]] = {
 }
 """Colours of passes, by layer, in turn, so that neighbouring layers differ."""
 _SHOWN_AS: dict[type, type] = {
-    **{Read: Fetch, Unstash: Fetch, Stash: Reduce, Agree: Reduce, Count: Send, Exchange: Send},
+    **{Read: Fetch, Unstash: Fetch, Stash: Reduce, SumChoices: Reduce, Agree: Reduce},
+    **{Count: Send, Exchange: Send},
     **{Route: Forward, ExpertForward: Forward, Recompute: Backward, ExpertBackward: Backward},
 }
 _LEGEND: dict[type, str] = {

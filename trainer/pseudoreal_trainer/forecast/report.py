@@ -15,6 +15,7 @@ from pseudoreal_trainer.forecast.placement.flows import EXCHANGES, Exchange, Flo
 from pseudoreal_trainer.forecast.shortfalls import kernel_scratch, shortfalls
 from pseudoreal_trainer.forecast.time.costs import Load, UnitTime
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
+from pseudoreal_trainer.forecast.time.imbalance import most_rows, seconds_at_most
 from pseudoreal_trainer.forecast.time.predict import idle_share, predict
 from pseudoreal_trainer.forecast.time.timeline import Timeline, timeline
 from pseudoreal_trainer.forecast.time.traffic import TRAFFIC, Traffic, traffic_bytes
@@ -62,6 +63,15 @@ class ExchangeReport(_Model):
     each other, all that is exchanged is near."""
 
 
+class ImbalanceReport(_Model):
+    """How unevenly tokens may go to experts that are spread over ranks."""
+
+    most_rows: float
+    """Most rows that the experts of one rank may get, as a multiple of the mean over the ranks."""
+    step_seconds: float | None
+    """Seconds of a step in which those of one rank get so many in every layer. null: no hardware profile was given."""
+
+
 class PhaseReport(_Model):
     """The plan of a phase. Bytes are those of the rank with the most."""
 
@@ -86,7 +96,10 @@ class PhaseReport(_Model):
     """Most tokens of a micro-batch whose logits are in memory at a time, on a rank."""
     tokens_per_step: int
     step_seconds: float | None
-    """Seconds of a step. null: no hardware profile was given."""
+    """Seconds of a step; where experts are spread over ranks, with as many rows for those of each. null: no hardware
+    profile was given."""
+    imbalance: ImbalanceReport | None
+    """The other end of the range. null: experts are not spread."""
     tokens_to_hide: dict[Load, int]
     """Load that a step has once -> tokens of a step from which on compute takes longer. Empty: no profile."""
     bottleneck: str | None
@@ -138,6 +151,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         loss_chunk=chunk_length(sizes.most_tokens(layout.data), layout.loss_chunk),
         tokens_per_step=config.batch.sequences * config.model.sequence_length,
         step_seconds=prediction.timeline.seconds if prediction else None,
+        imbalance=_imbalance(config, layout, sizes, plan, profile),
         tokens_to_hide=prediction.tokens_to_hide if prediction else {},
         bottleneck=prediction.bottleneck if prediction else None,
         fits=not reasons,
@@ -147,6 +161,15 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         ranks=ranks,
     )
     return PlannedPhase(report, layout, flows, line, prediction is not None)
+
+
+def _imbalance(
+    config: PhaseConfig, layout: Layout, sizes: Sizes, plan: Plan, profile: HardwareProfile | None
+) -> ImbalanceReport | None:
+    if layout.expert_ranks == 1:
+        return None
+    seconds = seconds_at_most(layout, sizes, plan, profile, config.precision.compute) if profile else None
+    return ImbalanceReport(most_rows=most_rows(sizes, layout.expert_ranks), step_seconds=seconds)
 
 
 def _parts(layout: Layout, unit: int) -> int:

@@ -6,7 +6,7 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Attention, Documents
-from pseudoreal_trainer.model.experts import Choice, Experts, Router, Routes, Tally
+from pseudoreal_trainer.model.experts import Choice, Experts, KeptChoice, Router, Routes, Tally
 from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.norm import norm
 from pseudoreal_trainer.model.top_k import TopKExperts
@@ -53,13 +53,14 @@ class Block(nn.Module):
         mask: Tensor | None = None,
         tally: Tally | None = None,
         documents: Documents | None = None,
+        kept: KeptChoice | None = None,
     ) -> Tensor:
         """The block's output: [B, T, H] -> [B, T, H]. `mask`: that of a window, [T, T]; None: there is none. `tally`:
-        of a training pass through experts. `documents`: those that tokens attend within; None: whole
-        sequences."""
+        of a training pass through experts. `documents`: those that tokens attend within; None: whole sequences. `kept`:
+        the choice of experts, which the pass makes unless it was made before; None: nobody needs it again."""
         hidden = self._attended(hidden, rotation, mask, documents)
         return hidden + _applied(
-            self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally, documents)
+            self.ffn_output_norm, self._fed_forward(_applied(self.ffn_norm, hidden), tally, documents, kept)
         )
 
     def routed(
@@ -92,15 +93,23 @@ class Block(nn.Module):
         """Makes the experts of both blocks the same ones. Each keeps its router."""
         self.experts.use_weights_of(other.experts)
 
-    def _fed_forward(self, features: Tensor, tally: Tally | None, documents: Documents | None) -> Tensor:
-        out: Tensor = self._mixed(features, tally, documents) if self.is_mixture else self.ffn(features)
+    def _fed_forward(
+        self, features: Tensor, tally: Tally | None, documents: Documents | None, kept: KeptChoice | None
+    ) -> Tensor:
+        out: Tensor = self._mixed(features, tally, documents, kept) if self.is_mixture else self.ffn(features)
         return out
 
-    def _mixed(self, features: Tensor, tally: Tally | None = None, documents: Documents | None = None) -> Tensor:
+    def _mixed(
+        self,
+        features: Tensor,
+        tally: Tally | None = None,
+        documents: Documents | None = None,
+        kept: KeptChoice | None = None,
+    ) -> Tensor:
         """The output of the experts: [B, T, H] -> [B, T, H]."""
         # Experts by top k are never full, so they need not know documents.
         known = () if isinstance(self.experts, TopKExperts) else (documents,)
-        mixed: Tensor = self.experts(features, self.router(features), tally, *known)
+        mixed: Tensor = self.experts(features, self.router(features), tally, *known, kept=kept)
         return mixed if self.shared is None else mixed + self.shared(features)
 
 

@@ -10,10 +10,8 @@ and ranks. It holds in evaluation, too: what is measured is what was trained, an
 Where tokens attend within documents, it counts in each document, which then computes what it does in a row of its own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
-from math import ceil
 from typing import Any, ClassVar
 
 import torch
@@ -52,32 +50,76 @@ class Tally:
     loss, summed over tokens."""
     divisor: int
     """Tokens of the whole batch, by which its auxiliary losses are divided before the backward pass."""
+    choices_of_step: Callable[[], Tensor]
+    """How often all tokens of the batch choose each expert of the layer, [experts]. Asked for in backward passes alone:
+    it is known when all forward passes through the layer have been."""
 
     @classmethod
-    def empty(cls, experts: int, divisor: int, device: torch.device) -> "Tally":
-        return cls(zeros(experts + cls.OTHERS, dtype=torch.float64, device=device, requires_grad=True), divisor)
+    def empty(
+        cls, experts: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
+    ) -> "Tally":
+        """`choices_of_step`: None: all experts are chosen as often."""
+        sums = zeros(experts + cls.OTHERS, dtype=torch.float64, device=device, requires_grad=True)
+        return cls(sums, divisor, choices_of_step or (lambda: torch.ones(experts, device=device)))
 
-    def joined(self, weights: Tensor, counts: Tensor, refused: Tensor, entropy: Tensor, loss: Tensor) -> Tensor:
-        """The weights of choices as they are. In their backward pass the auxiliary loss joins the batch's, and the
+    def joined(
+        self,
+        weights: Tensor,
+        counts: Tensor,
+        refused: Tensor,
+        entropy: Tensor,
+        loss: Tensor,
+        of_step: "StepLoss | None" = None,
+    ) -> Tensor:
+        """The weights of choices as they are. In their backward pass the auxiliary losses join the batch's, and the
         tally gets its sums: counts [experts], and three scalars."""
         others = [each.detach().double() for each in (refused, entropy, loss)]
         learned = torch.cat([counts.double(), torch.stack(others)])
-        out: Tensor = _Tallied.apply(weights, self.sums, loss, learned, self.divisor)
+        chances, factor = (None, 0.0) if of_step is None else (of_step.chances, of_step.factor)
+        out: Tensor = _Tallied.apply(weights, self.sums, loss, chances, learned, factor, self)
         return out
+
+
+@dataclass(frozen=True)
+class StepLoss:
+    """A pass's part of an auxiliary loss whose other part, the choices of the step, is known later: the factor, times
+    the number of experts, times the sum over them of their share of all choices and of their chances."""
+
+    chances: Tensor
+    """The router's probabilities, with their gradient, summed over the pass's tokens: [experts]."""
+    factor: float
+
+    def prices(self, choices: Tensor) -> Tensor:
+        """What a chance of each expert adds to the loss, [experts], float64. choices [experts], of the whole step."""
+        return self.factor * len(choices) * choices.double() / choices.sum()
 
 
 class _Tallied(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, weights: Tensor, _: Tensor, loss: Tensor, learned: Tensor, divisor: int) -> Tensor:
-        ctx.save_for_backward(learned)
-        ctx.divisor, ctx.dtype = divisor, loss.dtype
+    def forward(
+        ctx: Any,
+        weights: Tensor,
+        _: Tensor,
+        loss: Tensor,
+        chances: Tensor | None,
+        learned: Tensor,
+        factor: float,
+        tally: Tally,
+    ) -> Tensor:
+        ctx.save_for_backward(learned, chances)
+        ctx.factor, ctx.tally, ctx.dtype = factor, tally, loss.dtype
         return weights.view_as(weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        (sums,) = ctx.saved_tensors
-        return gradient, sums, sums.new_full((), 1 / ctx.divisor, dtype=ctx.dtype), None, None
+        (sums, chances), tally = ctx.saved_tensors, ctx.tally
+        of_loss, of_chances = sums.new_full((), 1 / tally.divisor, dtype=ctx.dtype), None
+        if chances is not None:
+            prices = StepLoss(chances, ctx.factor).prices(tally.choices_of_step())
+            sums = torch.cat([sums[:-1], sums[-1:] + (prices * chances).sum()])
+            of_chances = (prices / tally.divisor).to(chances.dtype)
+        return gradient, sums, of_loss, of_chances, None, None, None
 
 
 @torch.no_grad()
@@ -102,6 +144,16 @@ class Choice:
     accepts; of top k [N * k], numbers of choices."""
     counts: Tensor
     """Number of tokens that each expert accepts: of prototypes [P, n], of top k [experts]."""
+    unbiased_counts: Tensor | None = None
+    """How often each expert would be chosen without a balancing bias, [experts]; None: no loss asks for it."""
+
+
+@dataclass
+class KeptChoice:
+    """The choice of a pass, for the one that computes it again."""
+
+    choice: Choice | None = None
+    """None: it is not made yet."""
 
 
 @dataclass(frozen=True)
@@ -117,14 +169,21 @@ class Experts(StackedFeedForward):
     def __init__(self, spec: Model, experts: MixtureOfExperts) -> None:
         super().__init__(experts.count, spec.hidden_size, spec.feed_forward)
         self._prototypes = experts.prototypes
-        self._capacity = capacity_of(spec)
+        self._capacity = spec.expert_capacity
 
     def forward(
-        self, hidden: Tensor, logits: Tensor, tally: Tally | None = None, documents: Documents | None = None
+        self,
+        hidden: Tensor,
+        logits: Tensor,
+        tally: Tally | None = None,
+        documents: Documents | None = None,
+        kept: KeptChoice | None = None,
     ) -> Tensor:
         """The sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H]. `documents`: those
-        in which the capacity counts; None: whole sequences."""
-        routes = self.routes(logits, tally, documents)
+        in which the capacity counts; None: whole sequences. `kept`: the choice, which is made unless it was before."""
+        kept = kept or KeptChoice()
+        routes = self.routes(logits, tally, documents, kept.choice)
+        kept.choice = routes.choice
         accepted = routes.choice.counts.flatten()
         # The only place where the host waits for the device, once for all prototypes.
         counts: list[int] = accepted.tolist()
@@ -230,12 +289,3 @@ def _gates(chances: Tensor, choice: Tensor) -> Tensor:
     chance = chances.gather(-1, choice).flatten(0, 1).squeeze(-1).t()
     # The difference first: it is 0 to the bit, where 1 + p - p need not be 1.
     return 1 + (chance - chance.detach())
-
-
-def capacity_of(spec: Model) -> int:
-    """Number of tokens of a sequence that an expert accepts: `capacityFactor` times its even share, rounded up. It is
-    that of a training sequence also where a shorter one is read: the beginning of a text is computed as it is in the
-    whole."""
-    assert spec.experts is not None, "only experts have one"
-    share = Fraction(spec.sequence_length * spec.experts.prototypes, spec.experts.count)
-    return ceil(Fraction(spec.experts.capacity_factor) * share)

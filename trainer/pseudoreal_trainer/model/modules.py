@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block, Routed
-from pseudoreal_trainer.model.experts import Choice, Experts, Tally
+from pseudoreal_trainer.model.experts import Choice, Experts, KeptChoice, Tally
 from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import TopKExperts
@@ -87,12 +87,18 @@ class Modules:
         return hidden
 
     def block(
-        self, hidden: Tensor, layer: int, tally: Tally | None = None, documents: Documents | None = None
+        self,
+        hidden: Tensor,
+        layer: int,
+        tally: Tally | None = None,
+        documents: Documents | None = None,
+        kept: KeptChoice | None = None,
     ) -> Tensor:
         """The block that is bound, as this layer uses it: [B, T, H] -> [B, T, H]. `documents`: those that tokens attend
-        within; None: whole sequences."""
+        within; None: whole sequences. `kept`: its choice of experts; None where it has none, or nobody needs it
+        again."""
         run = self._run_block[self._model.has_experts(layer)]
-        out: Tensor = run(hidden, self._rotation(hidden, documents), self._mask(hidden, layer), tally, documents)
+        out: Tensor = run(hidden, self._rotation(hidden, documents), self._mask(hidden, layer), tally, documents, kept)
         return out
 
     def routed(
@@ -118,12 +124,15 @@ class Modules:
     def _mixture(self) -> Block:
         return self._blocks[True]
 
-    def tally(self, layer: int, divisor: int, device: torch.device) -> Tally | None:
-        """A tally for a training pass of this layer; None where it has no experts."""
+    def tally(
+        self, layer: int, divisor: int, device: torch.device, choices_of_step: Callable[[], Tensor] | None = None
+    ) -> Tally | None:
+        """A tally for a training pass of this layer; None where it has no experts. `choices_of_step`: None: all experts
+        are chosen as often."""
         experts = self._model.experts
         if experts is None or not self._model.has_experts(layer):
             return None
-        return Tally.empty(experts.count, divisor, device)
+        return Tally.empty(experts.count, divisor, device, choices_of_step)
 
     def _rotation(self, hidden: Tensor, documents: Documents | None) -> tuple[Tensor, Tensor]:
         key = (hidden.shape[1], hidden.device)

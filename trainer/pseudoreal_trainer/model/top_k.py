@@ -2,8 +2,8 @@
 DeepSeek (arXiv 2412.19437). None is ever full, so no token depends on another.
 
 Two things keep experts in balance. A bias is added to the scores where experts are chosen, and nowhere else; between
-steps it changes by the number of tokens that each expert got. An auxiliary loss of each sequence has a gradient. A
-z-loss keeps the router's outputs small.
+steps it changes by the number of tokens that each expert got. An auxiliary loss, of each sequence or of the whole step,
+has a gradient. A z-loss keeps the router's outputs small.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pseudoreal_api.spec.model import Model, TopK
 from torch import Tensor, nn, ones_like, zeros
 
 from pseudoreal_trainer.model.attention import Documents
-from pseudoreal_trainer.model.experts import Choice, Routes, Tally, entropy_of
+from pseudoreal_trainer.model.experts import Choice, KeptChoice, Routes, StepLoss, Tally, entropy_of
 from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
@@ -24,10 +24,14 @@ class TopKExperts(StackedFeedForward):
         has_bias = top_k.bias_update_rate is not None
         self.balancing_bias = nn.Parameter(zeros(count), requires_grad=False) if has_bias else None
 
-    def forward(self, hidden: Tensor, logits: Tensor, tally: Tally | None = None) -> Tensor:
+    def forward(
+        self, hidden: Tensor, logits: Tensor, tally: Tally | None = None, *, kept: KeptChoice | None = None
+    ) -> Tensor:
         """The weighted sum of the outputs of each token's experts: hidden [B, T, H], logits [B, T, experts] -> [B, T,
-        H]."""
-        routes = self.routes(logits, tally)
+        H]. `kept`: the choice, which is made unless it was before."""
+        kept = kept or KeptChoice()
+        routes = self.routes(logits, tally, choice=kept.choice)
+        kept.choice = routes.choice
         choice = routes.choice
         # The only place where the host waits for the device.
         counts: list[int] = choice.counts.tolist()
@@ -52,8 +56,8 @@ class TopKExperts(StackedFeedForward):
         if tally is not None:
             choices, none = weights.shape[1], choice.counts.new_zeros(())
             entropy = choices * entropy_of(_chances(scores.detach(), self._spec))
-            losses = self._auxiliary_loss(scores) + self._z_loss(logits)
-            weights = tally.joined(weights, choice.counts, none, entropy, losses)
+            losses = self._loss_of_sequences(scores) + self._z_loss(logits)
+            weights = tally.joined(weights, choice.counts, none, entropy, losses, self._loss_of_step(scores))
         return Routes(choice, weights)
 
     # Rows are the choices in the order of all experts, which may be on other ranks.
@@ -81,7 +85,17 @@ class TopKExperts(StackedFeedForward):
         chosen = biased.topk(self._spec.per_token, dim=-1).indices
         # Those of the first expert, then the second's, ...
         order = chosen.flatten().argsort(stable=True)
-        return Choice(chosen, None, order, _counts(chosen.flatten(), self._count))
+        counts = _counts(chosen.flatten(), self._count)
+        return Choice(chosen, None, order, counts, self._unbiased_counts(scores, counts))
+
+    def _unbiased_counts(self, scores: Tensor, counts: Tensor) -> Tensor | None:
+        """How often each expert is among the first by scores [N, experts], where a loss over steps asks for it.
+        `counts`: the same with the balancing bias."""
+        if self._spec.balance_over != "Step":
+            return None
+        if self.balancing_bias is None:
+            return counts
+        return _counts(scores.topk(self._spec.per_token, dim=-1).indices.flatten(), self._count)
 
     def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """The weights of chosen experts, [N, k]; scores [N, experts]."""
@@ -90,11 +104,18 @@ class TopKExperts(StackedFeedForward):
             weights = weights / weights.sum(dim=-1, keepdim=True)
         return weights * float(self._spec.scale)
 
-    def _auxiliary_loss(self, scores: Tensor) -> Tensor:
+    def _loss_of_step(self, scores: Tensor) -> StepLoss | None:
+        """The part of these tokens in the auxiliary loss of the whole step (global-batch balance: Qiu et al., arXiv
+        2501.11873); scores [B, T, experts]."""
+        if self._spec.balance_over != "Step":
+            return None
+        return StepLoss(_chances(scores, self._spec).sum(dim=(0, 1)), self._factor)
+
+    def _loss_of_sequences(self, scores: Tensor) -> Tensor:
         """The auxiliary loss of DeepSeek-V3 (arXiv 2412.19437, equations 17 to 20) times its factor, summed over the
         tokens of all sequences: scores [B, T, experts] -> a scalar. The choices are those without the balancing bias,
         as there. It is of each sequence, so micro-batches and ranks do not matter."""
-        if not self._factor:
+        if not self._factor or self._spec.balance_over != "Sequence":
             return scores.new_zeros(())
         chances = _chances(scores, self._spec)
         chosen = scores.detach().topk(self._spec.per_token, dim=-1).indices.flatten(1)  # [B, T * k]

@@ -32,6 +32,7 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
+    SumChoices,
     Unstash,
     Update,
 )
@@ -85,6 +86,8 @@ class _RankState:
     passes: Counter[Pass] = field(default_factory=Counter)
     counted: set[tuple[int, int]] = field(default_factory=set)
     """Each (position, micro-batch) of which all ranks know how many tokens go where."""
+    summed: set[int] = field(default_factory=set)
+    """Positions of which all ranks know how often each expert was chosen in the step."""
     exchanges: Counter[Exchange] = field(default_factory=Counter)
     measured: list[int] = field(default_factory=list)
     """Positions that were measured."""
@@ -126,6 +129,8 @@ class _RankState:
     def backward(self, record: Backward) -> None:
         position, m = record.position, record.micro_batch
         self._compute(record)
+        summed = position in self.summed or not self.layout.sums_choices(position)
+        _require(summed, "the choices of its experts in the whole step are not known yet")
         if self.layout.spreads(position):
             self._require_exchange(Leg.DISPATCH_GRADIENT, position, m)
         if position == self.layout.head:
@@ -151,6 +156,15 @@ class _RankState:
             _require(self.passes[Route(*key)] == 1, f"no experts are chosen for micro-batch {m}")
             _require(key not in self.counted, f"the tokens of micro-batch {m} are counted already")
             self.counted.add(key)
+
+    def sum_choices(self, record: SumChoices) -> None:
+        position = record.position
+        _require(self.layout.sums_choices(position), "no loss depends on the choices of its experts")
+        _require(position not in self.summed, "they are summed already")
+        kind = Route if self.layout.spreads(position) else Forward
+        for m in range(self.layout.micro_batches):
+            _require(self.passes[kind(position, m)] == 1, f"no experts are chosen for micro-batch {m}")
+        self.summed.add(position)
 
     def exchange(self, record: Exchange) -> None:
         self._require_spread(record)
@@ -312,6 +326,7 @@ _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {
     Backward: _RankState.backward,
     Route: _RankState.route,
     Count: _RankState.count,
+    SumChoices: _RankState.sum_choices,
     Exchange: _RankState.exchange,
     ExpertForward: _RankState.expert_forward,
     Recompute: _RankState.recompute,

@@ -55,6 +55,8 @@ class Layout:
     """Most tokens of a micro-batch whose logits are in memory at a time. None: all."""
     measures: bool = False
     """Whether, in some steps, the gradients of layers that share a block are measured one by one."""
+    balances_steps: bool = False
+    """Whether a loss depends on how often each expert is chosen in the whole step."""
 
     @property
     def layers(self) -> int:
@@ -214,6 +216,13 @@ class Layout:
     def spreads(self, position: int) -> bool:
         """Whether the experts of a position are spread over ranks, so that tokens go to them and come back."""
         return self.expert_ranks > 1 and self.unit_in("Experts", position) is not None
+
+    def sums_choices(self, position: int) -> bool:
+        """Whether the backward passes of a position need the choices of all its forward passes."""
+        return self.balances_steps and self.has_experts(position)
+
+    def has_experts(self, position: int) -> bool:
+        return self.unit_in("Experts", position) is not None
 
     def data_holders(self, unit: int) -> int:
         """Number of data ranks of a pipeline rank that have the same elements of a unit: all, but of spread experts."""

@@ -20,6 +20,7 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Send,
     Stash,
+    SumChoices,
     Unstash,
     Update,
 )
@@ -74,6 +75,7 @@ def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, l
     last = {unit: index for index, compute in enumerate(order) for unit in units_grown(layout, compute)}
     stashes = _Stashes(layout, order)
     agrees = _early_agreement(layout, order)
+    last_choices = _last_choices(layout, order)
     for index, compute in enumerate(order):
         yield from copies.get(index, ())
         yield from receives.get(index, ())
@@ -81,6 +83,8 @@ def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, l
         yield compute
         yield from _sends(layout, compute)
         yield from stashes.after(index)
+        if index in last_choices:
+            yield SumChoices(last_choices[index])
         if index == agrees:
             yield Agree()
         for unit in units_grown(layout, compute):
@@ -89,6 +93,15 @@ def _lowered(layout: Layout, rank: int, order: list[Part], receives: dict[int, l
     yield from copies.get(len(order), ())
     if last:
         yield from _ending(layout, rank)
+
+
+def _last_choices(layout: Layout, order: Sequence[Part]) -> dict[int, int]:
+    """Index into `order` of the last pass of a position that chooses experts -> the position; in training, where a loss
+    depends on all choices."""
+    if not any(isinstance(compute, Backward) for compute in order):
+        return {}
+    choosing = ((i, c) for i, c in enumerate(order) if takes_input(c, layout) and layout.sums_choices(c.position))
+    return {index: position for position, index in {c.position: i for i, c in choosing}.items()}
 
 
 def _early_agreement(layout: Layout, order: Sequence[Part]) -> int | None:

@@ -2,8 +2,8 @@
 
 The first thread of a rank waits for messages, for working copies that other pipeline ranks gather with it, and for a
 buffer in which a gradient grows. The second finishes reductions, which gives that buffer back, and waits for the other
-ranks where they sum or agree. Where a rank exchanges tokens, it waits for others of its pipeline rank, which have the
-same plan: these are as far as it is.
+ranks where they sum or agree. Where a rank exchanges tokens or sums choices, it waits for others of its
+pipeline rank, which have the same plan: these are as far as it is.
 """
 
 from collections import deque

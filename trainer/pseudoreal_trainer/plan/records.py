@@ -123,6 +123,14 @@ class Count:
 
 
 @dataclass(frozen=True, slots=True)
+class SumChoices:
+    """Sums over all micro-batches and data ranks how often each expert of a layer was chosen, for a loss that depends
+    on the choices of the whole step."""
+
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
 class Exchange:
     """Starts to send rows to the ranks that have a layer's experts, or back; who needs them waits for them."""
 
@@ -228,6 +236,7 @@ Record = (
     | Backward
     | Route
     | Count
+    | SumChoices
     | Exchange
     | ExpertForward
     | Recompute

@@ -27,6 +27,14 @@ EXPERT_RULES = (
         f"{_EXPERTS}.topK.scale",
     ),
     on_job(
+        f"!has(self.model.experts) || !has({_EXPERTS}.topK) || {_EXPERTS}.topK.balanceOver == 'Sequence'"
+        f" || double({_EXPERTS}.topK.auxiliaryLoss) > 0.0",
+        "spec.model.experts.topK.balanceOver %s is of a loss whose factor, auxiliaryLoss, is %s; set auxiliaryLoss, or"
+        " remove balanceOver",
+        f"{_EXPERTS}.topK.balanceOver",
+        f"{_EXPERTS}.topK.auxiliaryLoss",
+    ),
+    on_job(
         f"!has(self.model.experts) || {_EXPERTS}.denseLayers.all(l, l < self.model.layers)",
         "spec.model.experts.denseLayers: there is no layer %d, as spec.model.layers is %d and the first is 0",
         f"{_EXPERTS}.denseLayers.filter(l, l >= self.model.layers)[0]",

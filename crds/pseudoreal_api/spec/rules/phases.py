@@ -94,6 +94,15 @@ PHASE_RULES = (
         "self.model.experts.count",
     ),
     on_each_phase(
+        "!has(self.model.experts) || !has(self.model.experts.topK) || self.model.experts.topK.balanceOver == 'Sequence'"
+        " || p.parallelism.schedule in ['Layered', 'GPipe'] || p.batch.microBatches == 1",
+        ".parallelism.schedule %s goes back through a layer before all micro-batches have chosen its experts, and"
+        " spec.model.experts.topK.balanceOver %s needs all choices of a step; set schedule Layered or GPipe,"
+        " batch.microBatches 1, or balanceOver Sequence",
+        "p.parallelism.schedule",
+        "self.model.experts.topK.balanceOver",
+    ),
+    on_each_phase(
         "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
         ".activations.home %s needs activations.keep Inputs, but it is All: only the inputs of blocks can move",
         "p.activations.home",

@@ -103,6 +103,17 @@ def test_it_says_which_traffic_crosses_which_level(job: dict[str, Any], file: Pa
     assert "stays within" not in alone.stdout
 
 
+def test_experts_over_ranks_have_a_range(job: dict[str, Any], file: Path) -> None:
+    """Each of two ranks has two of four experts; by top 1 all tokens may go to those of one."""
+    job["spec"]["model"]["experts"] = {"type": "TopK", "count": 4, "topK": {"perToken": 1}}
+    job["spec"]["phases"][1]["parallelism"] = {"expertRanks": 2}
+    pseudo, real = phases(plan(job, file, "--json"))
+    assert pseudo["imbalance"] is None
+    assert real["imbalance"] == {"most_rows": 2.0, "step_seconds": None}
+    said = plan(job, file, "--phase", "real").stdout
+    assert "where the experts of all ranks get as many tokens; those of one rank may get up to 2 times the mean" in said
+
+
 def test_one_phase_alone(job: dict[str, Any], file: Path) -> None:
     assert [phase["name"] for phase in phases(plan(job, file, "--json", "--phase", "real"))] == ["real"]
     result = plan(job, file, "--phase", "other")

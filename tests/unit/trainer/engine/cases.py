@@ -113,6 +113,8 @@ class Case:
     pipeline: int = 1
     data: int = 1
     micro_batches: int = 2
+    sequences: int = SEQUENCES_OF_A_MICRO_BATCH
+    """Sequences of a micro-batch, over all data ranks."""
     order: Any = "Layered"
     sharding: Any = "None"
     replicas: int = 1
@@ -220,6 +222,7 @@ class Case:
             ends_are_one=self.tied,
             loss_chunk=self.loss_chunk,
             measures=self.next_sharing is not None,
+            balances_steps=self.model.balances_steps,
         )
 
     @property

@@ -20,7 +20,6 @@ from tests.unit.trainer.engine.cases import (
     PROMPTS,
     RATE,
     SAMPLING,
-    SEQUENCES_OF_A_MICRO_BATCH,
     STEPS,
     WRITTEN,
     Case,
@@ -30,7 +29,7 @@ from tests.unit.trainer.engine.cases import (
 def batch_of(case: Case, step: int) -> Tensor:
     """[micro-batches, sequences of a micro-batch over all data ranks, T + 1]"""
     generator = torch.Generator().manual_seed(1000 + step)
-    shape = (case.micro_batches, SEQUENCES_OF_A_MICRO_BATCH, case.model.sequence_length + 1)
+    shape = (case.micro_batches, case.sequences, case.model.sequence_length + 1)
     tokens = torch.randint(0, case.vocabulary, shape, generator=generator)
     if not case.documents:
         return tokens
@@ -45,7 +44,7 @@ def targets_of(case: Case, step: int) -> int:
 
 def tokens_of(case: Case) -> int:
     """Tokens of a step, with a target or without."""
-    return case.micro_batches * SEQUENCES_OF_A_MICRO_BATCH * case.model.sequence_length
+    return case.micro_batches * case.sequences * case.model.sequence_length
 
 
 def part_of(batch: Tensor, data_rank: int, data_ranks: int) -> Tensor:

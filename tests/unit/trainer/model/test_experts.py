@@ -8,7 +8,7 @@ import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.experts import Tally, capacity_of
+from pseudoreal_trainer.model.experts import Tally
 from pseudoreal_trainer.model.grouped import can_group
 from pseudoreal_trainer.model.rotary import rotary
 from pseudoreal_trainer.model.transformer import Transformer, build_model
@@ -200,14 +200,14 @@ def test_one_expert_is_the_dense_layer_to_the_bit(activation: str, dtype: torch.
     ],
 )
 def test_the_capacity_is_the_share_rounded_up(experts: dict[str, Any], tokens: int) -> None:
-    assert capacity_of(_spec(experts)) == tokens
+    assert _spec(experts).expert_capacity == tokens
 
 
 def test_the_capacity_is_that_of_the_decimal_number() -> None:
     """In binary, 1.1 is more than 11 / 10."""
     spec = _spec({"count": 1, "capacityFactor": "1.1"}).model_copy(update={"sequence_length": 100})
     assert ceil(1.1 * 100) == 111
-    assert capacity_of(spec) == 110
+    assert spec.expert_capacity == 110
 
 
 def _model(experts: dict[str, Any]) -> Transformer:

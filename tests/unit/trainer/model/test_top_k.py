@@ -171,7 +171,7 @@ def test_experts_in_balance_have_an_auxiliary_loss_of_its_factor() -> None:
     logits = torch.zeros(1, 10, 5, dtype=torch.float64)
     for token in range(10):
         logits[0, token, [token % 5, (token + 1) % 5]] = 1e-12
-    assert float(experts._auxiliary_loss(logits.softmax(dim=-1))) == pytest.approx(10 * 0.5, rel=1e-11)
+    assert float(experts._loss_of_sequences(logits.softmax(dim=-1))) == pytest.approx(10 * 0.5, rel=1e-11)
 
 
 def test_tokens_are_counted_exactly_in_bfloat16() -> None:

@@ -34,6 +34,7 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
+    SumChoices,
     Unstash,
     Update,
 )
@@ -59,6 +60,11 @@ SPREAD = make_layout(data=2, layer_experts=(0, None, 1, None), expert_ranks=2, s
 """Layers 1 and 3, which are on rank 0, have experts, those of either on both of its data ranks."""
 SPREAD_AND_CUT = replace(SPREAD, data=4)
 KEPT = replace(SPREAD, recompute=False)
+
+
+BALANCED = make_layout(layer_experts=(0, None, 1, None), balances_steps=True)
+"""On rank 0, layers 1 and 3 have experts."""
+SPREAD_AND_BALANCED = replace(SPREAD, balances_steps=True)
 
 
 def _measured_last(records: list[Record]) -> None:
@@ -310,6 +316,27 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
         1,
         lambda records: records.insert(0, Exchange(Leg.DISPATCH, 2, 0)),
         "its position has no experts on other ranks",
+    ),
+    **{
+        f"choices {what}{where}": (layout, 0, edit, fault)
+        for where, layout, first in (("", BALANCED, Forward), (" of spread experts", SPREAD_AND_BALANCED, Route))
+        for what, edit, fault in (
+            ("not summed", without(SumChoices), "the choices of its experts in the whole step are not known yet"),
+            ("summed twice", twice(SumChoices), "they are summed already"),
+            ("summed before the last is made", moved(SumChoices, 0, first, 1), "no experts are chosen for micro-batch"),
+        )
+    },
+    "choices summed that nobody needs": (
+        SPREAD,
+        0,
+        lambda records: records.insert(index_of(records, Count), SumChoices(1)),
+        "no loss depends on the choices of its experts",
+    ),
+    "choices summed where there are no experts": (
+        BALANCED,
+        1,
+        lambda records: records.insert(0, SumChoices(2)),
+        "no loss depends on the choices of its experts",
     ),
     "agreed before the loss": (EARLY, 1, moved(Agree, 0, Backward, 0), "the loss is not known yet"),
 }

@@ -63,6 +63,8 @@ class Mesh:
     """All ranks, on the host; belongs to the thread that saves checkpoints."""
     measuring: Group | None = None
     """The pipeline ranks of this data rank, where gradients of layers are measured."""
+    choosing: Group | None = None
+    """The data ranks of this pipeline rank, where choices of experts are summed over steps."""
     channels: dict[Channel, Group | None] = field(default_factory=dict)
     """A group for each channel. NCCL knows no tags and runs the operations of a group one after the other; with a group
     of its own, a message that is awaited holds up no other. A rank has at most four: from its two neighbours and to
@@ -103,7 +105,7 @@ class Mesh:
 
     def close(self) -> None:
         of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
-        single = [self.expert, self.side_world, self.saving, self.measuring]
+        single = [self.expert, self.side_world, self.saving, self.measuring, self.choosing]
         # Units have some groups in common.
         for group in dict.fromkeys([*of_units, *single, *self.side_users.values(), *self.channels.values()]):
             if group is not None:
@@ -137,6 +139,7 @@ def _connected(layout: Layout, ranks: Ranks) -> Mesh:
         side_users=_side_users(layout, maker),
         saving=maker.on_host(world),
         measuring=maker.mine(columns) if layout.measures else None,
+        choosing=maker.mine([*map(list, layout.mesh.data_groups)]) if layout.balances_steps else None,
         channels=_channels(layout, maker) if maker.on_gpus else {},
     )
 

@@ -8,7 +8,17 @@ from pseudoreal_trainer.forecast.memory.memory import Tiers
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.memory.spread import Change, SpreadBytes
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.records import Backward, Count, Forward, RankPlan, Receive, Record, Stash, Unstash
+from pseudoreal_trainer.plan.records import (
+    Backward,
+    Count,
+    Forward,
+    RankPlan,
+    Receive,
+    Record,
+    Stash,
+    SumChoices,
+    Unstash,
+)
 from pseudoreal_trainer.plan.spread import Part
 
 LEAVING = 2
@@ -50,11 +60,14 @@ class _Walk:
                 self._hold(-change.freed)
             case Forward():
                 # The output: the next position's input, or a message, which lives until it is answered by its gradient.
-                self._hold(self._boundary + self._kept_graph(record.position))
+                self._hold(self._boundary + self._kept_graph(record.position) + self._kept_choice(record.position))
             case Backward():
-                self._hold(-self._answered(record.position))
+                # The graph that is made again has the choice.
+                self._hold(-self._answered(record.position) - self._kept_choice(record.position))
                 self._hold(0, briefly=self._during_backward(record.position))
                 self._hold(-self._freed_by_backward(record.position))
+            case SumChoices(position):
+                self._hold(self._graphs[position].counts)
             case Stash():
                 self._hold(-self._boundary)
             case Unstash():
@@ -102,6 +115,11 @@ class _Walk:
 
     def _kept_graph(self, position: int) -> int:
         return self._graphs[position].block if self._keeps_graph(position) else 0
+
+    def _kept_choice(self, position: int) -> int:
+        """Bytes that a pass which is computed again leaves of its choice of experts."""
+        is_kept = self._layout.has_experts(position) and not self._keeps_graph(position)
+        return self._graphs[position].choice if is_kept else 0
 
     def _keeps_graph(self, position: int) -> bool:
         return not self._layout.recompute and 0 < position < self._layout.head

@@ -59,6 +59,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         ends_are_one=config.model.embeddings == "Tied",
         loss_chunk=most_tokens(config.model.vocabulary_size, master_bytes(config.precision.compute)),
         measures=config.measure is not None or config.until.gradient_correlation is not None,
+        balances_steps=config.model.balances_steps,
     )
 
 

@@ -41,6 +41,21 @@ class Kept:
         return total(self._inner)
 
     @cached_property
+    def choice(self) -> int:
+        """A choice of experts, which is kept for the pass that is computed again: the experts of each token, the rows
+        in their order, whether prototypes refuse tokens, and how often each expert is chosen."""
+        sizes, top_k = self.sizes, self.sizes.model.top_k
+        rows = sizes.choices * self.tokens
+        has_unbiased = top_k is not None and top_k.balance_over == "Step" and top_k.bias_update_rate is not None
+        refusals = 0 if top_k else sizes.allocated(rows)
+        return 2 * sizes.allocated(_INDEX_BYTES * rows) + refusals + (2 if has_unbiased else 1) * self.counts
+
+    @property
+    def counts(self) -> int:
+        """How often each expert is chosen, [experts]."""
+        return self.sizes.allocated(_INDEX_BYTES * self.sizes.experts)
+
+    @cached_property
     def _tensors(self) -> Tensors:
         return Tensors(self.sizes, self.tokens, self.layer)
 
@@ -248,8 +263,9 @@ class Kept:
             table["outputs of the router [B, T, experts], wide"] = t.of(self.tokens * experts.count, t.wide_bytes)
             table["logarithms of their sums [B, T], wide"] = t.of(self.tokens, t.wide_bytes)
         if float(spec.auxiliary_loss):
-            sequences = self.tokens // self.sizes.model.sequence_length
-            table["shares of choices [B, experts], wide"] = t.of(sequences * experts.count, t.wide_bytes)
+            of_steps, sequences = spec.balance_over == "Step", self.tokens // self.sizes.model.sequence_length
+            name = "sums of the probabilities [experts]" if of_steps else "shares of choices [B, experts]"
+            table[f"{name}, wide"] = t.of((1 if of_steps else sequences) * experts.count, t.wide_bytes)
             if spec.score == "Sigmoid":
                 table["sums of all scores [N, 1], wide"] = t.of(self.tokens, t.wide_bytes)
         return table

@@ -45,7 +45,7 @@ class SpreadBytes:
     def change(self, record: Part) -> Change:
         match record:
             case Route():
-                return Change(held=self._routed + self._choice + (self._dense if self.keeps_graph else 0))
+                return Change(held=self._routed + self.graphs.choice + (self._dense if self.keeps_graph else 0))
             case Exchange(leg):
                 return self._exchanged(leg)
             case ExpertForward():
@@ -64,7 +64,7 @@ class SpreadBytes:
                 return Change(
                     briefly=max(0, self._during_dense - self._dense),
                     # The input and the gradient of the output; the gradient of the input takes the place of one.
-                    freed=2 * self._weighted_rows + self._dense + self._choice + self._boundary,
+                    freed=2 * self._weighted_rows + self._dense + self.graphs.choice + self._boundary,
                 )
         return Change()
 
@@ -95,11 +95,6 @@ class SpreadBytes:
         """[rows], indices."""
         sizes = self.graphs.sizes
         return sizes.allocated(_INDEX_BYTES * sizes.choices * self.graphs.tokens)
-
-    @property
-    def _choice(self) -> int:
-        """The experts of each token, and the rows in their order."""
-        return 2 * self._indices + self.graphs.sizes.allocated(_INDEX_BYTES * self.graphs.sizes.experts)
 
     @property
     def _routed(self) -> int:

@@ -10,7 +10,7 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.time.traffic import moved, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout, Pool, Users
 from pseudoreal_trainer.plan.mesh import Groups
-from pseudoreal_trainer.plan.records import Fetch, Plan, RankPlan, Reduce, Send
+from pseudoreal_trainer.plan.records import Fetch, Plan, RankPlan, Reduce, Send, SumChoices
 
 Exchange = Literal["pipeline", "shards", "replicas", "experts"]
 """Messages between pipeline ranks; gathers and sums of the shards of a replica, or of whole gradients, on all pipeline
@@ -63,10 +63,13 @@ def _of_users(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:
 def _of_pipeline_rank(layout: Layout, sizes: Sizes, pipeline_rank: int, records: RankPlan) -> Iterator[Flow]:
     """Flows between the replicas of a pipeline rank, and between its ranks with other experts."""
     mesh, together = layout.mesh, traffic_bytes(layout, sizes, records)
+    summed = sum(moved(layout, sizes, record)["collective"] for record in records if isinstance(record, SumChoices))
 
     def here(groups: Groups) -> Iterator[tuple[int, ...]]:
         return (ranks for ranks in groups if mesh.coordinates(ranks[0]).pipeline == pipeline_rank)
 
+    for ranks in here(mesh.data_groups):
+        yield Flow("shards", ranks, summed)
     for ranks in here(mesh.groups("replica")):
         yield Flow("replicas", ranks, together["replicas"])
     for ranks in here(mesh.expert_groups("expert")):

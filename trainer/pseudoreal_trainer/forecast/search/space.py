@@ -6,9 +6,12 @@ from typing import get_args
 
 from pseudoreal_api.resolved.config import PhaseConfig, ResolvedParallelism
 from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
+_FORWARD_FIRST: tuple[Schedule, ...] = ("Layered", "GPipe")
+"""Schedules in which all micro-batches pass a layer before the first goes back through it."""
 _SHARDINGS: tuple[StateSharding, ...] = get_args(StateSharding)
 
 
@@ -36,7 +39,7 @@ def choices(config: PhaseConfig) -> Iterator[Choice]:
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
         for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // data):
-            for schedule in _schedules(config.model.layers, pipeline, micro_batches):
+            for schedule in _schedules(config.model, pipeline, micro_batches):
                 for sharding in _SHARDINGS if data > 1 else _SHARDINGS[:1]:
                     yield from (Choice(pipeline, micro_batches, schedule, sharding, keep) for keep in keeps)
 
@@ -57,13 +60,16 @@ def _divisors(number: int, most: int) -> list[int]:
     return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]
 
 
-def _schedules(layers: int, pipeline: int, micro_batches: int) -> Iterator[Schedule]:
-    """The schedules that differ: one micro-batch passes in one way; on one pipeline rank, Interleaved is 1F1B."""
+def _schedules(model: Model, pipeline: int, micro_batches: int) -> Iterator[Schedule]:
+    """The schedules that differ: one micro-batch passes in one way; on one pipeline rank, Interleaved is 1F1B. A loss
+    over the choices of a step must know them before a micro-batch goes back."""
     if pipeline == micro_batches == 1:
         yield "Layered"
         return
     for schedule in _SCHEDULES:
-        if schedule != "Interleaved" or _can_interleave(layers, pipeline, micro_batches):
+        if model.balances_steps and micro_batches > 1 and schedule not in _FORWARD_FIRST:
+            continue
+        if schedule != "Interleaved" or _can_interleave(model.layers, pipeline, micro_batches):
             yield schedule
 
 

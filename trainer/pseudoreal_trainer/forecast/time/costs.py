@@ -26,6 +26,7 @@ from pseudoreal_trainer.plan.records import (
     Route,
     Send,
     Stash,
+    SumChoices,
     Unstash,
     Update,
 )
@@ -35,7 +36,7 @@ Load = Traffic | Literal["optimizer"]
 """What takes time in a step besides compute."""
 
 
-_Sent = Fetch | Reduce | Send | Agree | Count | Exchange
+_Sent = Fetch | Reduce | Send | Agree | Count | SumChoices | Exchange
 """Records that use the network."""
 
 
@@ -111,9 +112,12 @@ class UnitTime:
 class MeasuredCosts:
     """Costs in seconds on the hardware of a profile."""
 
-    def __init__(self, profile: HardwareProfile, layout: Layout, sizes: Sizes, compute: Precision) -> None:
-        """Raises ValueError when the profile lacks what the phase needs."""
-        self._layout, self._sizes = layout, sizes
+    def __init__(
+        self, profile: HardwareProfile, layout: Layout, sizes: Sizes, compute: Precision, imbalance: float = 1.0
+    ) -> None:
+        """`imbalance`: rows that the experts of the busiest rank get, as a multiple of the mean over the ranks. Raises
+        ValueError when the profile lacks what the phase needs."""
+        self._layout, self._sizes, self._imbalance = layout, sizes, imbalance
         self._speeds = profile.for_ranks(layout.pipeline * layout.data)
         self.overlaps = profile.overlaps
         # One data rank of each pipeline rank is simulated; the others do the same at the same time.
@@ -122,7 +126,8 @@ class MeasuredCosts:
         self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
         holders = {layout.holders(unit) // layout.replicas for unit in range(layout.units)}
-        groups = {*holders, layout.replicas} - {1}
+        summing = {layout.data} if layout.balances_steps else set()
+        groups = {*holders, *summing, layout.replicas} - {1}
         self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
 
     def loads(self, record: Record) -> dict[Load, float]:
@@ -138,7 +143,9 @@ class MeasuredCosts:
         loads: dict[Load, float] = {}
         for traffic, size in moved(self._layout, self._sizes, record).items():
             speed = speeds[traffic] if traffic in speeds else self._collective(record, traffic)
-            loads[traffic] = speed.seconds(size) if speed is not None else 0.0
+            # An exchange ends when the busiest rank has all of its rows.
+            busiest = round(size * self._imbalance) if isinstance(record, Exchange) else size
+            loads[traffic] = speed.seconds(busiest) if speed is not None else 0.0
         if isinstance(record, Update):
             loads["optimizer"] = self._optimizer(record.unit)
         return loads
@@ -177,14 +184,18 @@ class MeasuredCosts:
     def _collective(self, record: Record, traffic: Traffic) -> Transfer | None:
         """The speed of the record's collective; None: this rank is alone."""
         layout = self._layout
-        assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
-        ranks = layout.replicas if traffic == "replicas" else layout.holders(record.unit) // layout.replicas
+        if isinstance(record, SumChoices):
+            ranks = layout.data
+        else:
+            assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
+            ranks = layout.replicas if traffic == "replicas" else layout.holders(record.unit) // layout.replicas
         known = self._collectives.get(ranks)
         if known is None:
             return None
         if isinstance(record, Fetch):
             return known.all_gather
-        return known.reduce_scatter if self._layout.shards(record.unit) > 1 else known.all_reduce
+        is_split = isinstance(record, Reduce) and layout.shards(record.unit) > 1
+        return known.reduce_scatter if is_split else known.all_reduce
 
     def _optimizer(self, unit: int) -> float:
         speeds, on_device = self._speeds, self._layout.home(unit) == "Device"
@@ -212,13 +223,15 @@ class MeasuredCosts:
         again = layout.recompute and not (isinstance(record, Backward) and layout.spreads(position))
         return 2 * flops / passes.block_backward_flops_per_second + (forward if again else 0.0)
 
-    def _flops(self, record: Pass) -> int:
-        """Operations of a forward pass of what the record computes."""
+    def _flops(self, record: Pass) -> float:
+        """Operations of a forward pass of what the record computes, on the busiest rank."""
         flops, layout = self._sizes.pass_flops(self._tokens, record.position - 1), self._layout
         if not layout.spreads(record.position):
             return flops
         of_experts = self._sizes.expert_flops(self._tokens)
-        return of_experts if isinstance(record, ExpertForward | ExpertBackward) else flops - of_experts
+        if isinstance(record, ExpertForward | ExpertBackward):
+            return of_experts * self._imbalance
+        return flops - of_experts
 
     def _accumulation(self, record: Pass) -> float:
         """Seconds in which a backward pass adds its parameters' gradients to the unit's: two are read, one is written;

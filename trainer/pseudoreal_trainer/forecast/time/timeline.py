@@ -33,6 +33,7 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Send,
     Stash,
+    SumChoices,
     Unstash,
     Update,
 )
@@ -135,6 +136,7 @@ class _Rank:
         self._fetched: dict[int, int] = {}
         self._unstashed: dict[tuple[int, int], int] = {}
         self._exchanged: dict[Exchange, int] = {}
+        self._summed: dict[int, int] = {}
         self._growing: set[int] = set()
         self._taken: Counter[Pool] = Counter()
         self._given_back: dict[Pool, list[int]] = {pool: [] for pool in POOLS}
@@ -152,6 +154,8 @@ class _Rank:
         match record:
             case Count():
                 self._wait([self._task(EXCHANGE, self._costs.network(record), [self._main], record)])
+            case SumChoices(position):
+                self._summed[position] = self._task(COLLECTIVE, self._costs.network(record), [self._main], record)
             case Exchange():
                 self._exchange(record)
             case _ if isinstance(record, Pass):
@@ -198,6 +202,8 @@ class _Rank:
         follows = [self._exchanged.pop(Exchange(leg, *key), None) for leg in _TAKEN.get(type(record), ())]
         if isinstance(record, Recompute | Backward):
             follows.append(self._unstashed.pop(key, None))
+        if isinstance(record, Backward):
+            follows.append(self._summed.get(record.position))
         for unit in units_used(layout, record):
             kept = self._fetched if layout.moves(unit) or layout.refreshed(unit) else self._updated
             follows.append(kept.get(unit))

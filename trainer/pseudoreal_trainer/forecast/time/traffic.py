@@ -16,6 +16,7 @@ from pseudoreal_trainer.plan.records import (
     Reduce,
     Send,
     Stash,
+    SumChoices,
     Unstash,
     Update,
 )
@@ -51,6 +52,8 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
             return _updated_on_disk(layout, sizes, unit)
         case Count(_, _, micro_batches):
             return {"experts": _elsewhere(layout, micro_batches * sizes.experts * COUNT_BYTES)}
+        case SumChoices():
+            return {"collective": 2 * (layout.data - 1) * sizes.experts * COUNT_BYTES // layout.data}
         case Exchange(leg):
             return {"experts": _elsewhere(layout, sizes.rows(sizes.most_tokens(layout.data), leg))}
         case Send():

@@ -4,7 +4,7 @@ from pseudoreal_trainer.forecast.memory.sizes import Sizes, compute_bytes, maste
 from pseudoreal_trainer.plan.parts import units_of_rank
 from pseudoreal_trainer.plan.units import units_of
 
-from tests.unit.trainer.engine.cases import SEQUENCES_OF_A_MICRO_BATCH, Case
+from tests.unit.trainer.engine.cases import Case
 
 
 def sizes_of(case: Case) -> Sizes:
@@ -13,6 +13,6 @@ def sizes_of(case: Case) -> Sizes:
         units=units_of_rank(case.layout, units_of(case.model, case.sharing), 0),
         compute_bytes=compute_bytes(case.precision),
         master_bytes=master_bytes(case.precision),
-        micro_batch=SEQUENCES_OF_A_MICRO_BATCH,
+        micro_batch=case.sequences,
         masks_documents=case.documents,
     )

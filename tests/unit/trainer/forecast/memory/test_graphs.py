@@ -31,6 +31,7 @@ MIXTURES: list[dict[str, Any]] = [
         "count": 6,
         "topK": {"perToken": 2, "score": "Sigmoid", "biasUpdateRate": "0.001", "auxiliaryLoss": "0.01"},
     },
+    {"type": "TopK", "count": 6, "topK": {"perToken": 2, "auxiliaryLoss": "0.01", "balanceOver": "Step"}},
 ]
 
 OPTIONS: dict[str, dict[str, Any]] = {

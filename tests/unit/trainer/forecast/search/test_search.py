@@ -10,6 +10,7 @@ import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.resolve import UnresolvableJob, phase_config, rank_counts
 from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 from pseudoreal_dev.machine import paths
 from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
@@ -75,6 +76,18 @@ def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: Phas
     phase = phase.model_copy(update={"optimizer": phase.optimizer.model_copy(update={"clipping": mode})})
     best = next(Search(phase, "cpu", NETWORKS[name], 1).fastest())
     assert best.seconds == min(max(bound_and_seconds(phase, choice, NETWORKS[name])) for choice in choices(phase))
+
+
+def test_orders_that_do_not_know_all_choices_are_no_candidates(job_body: dict[str, Any], phase: PhaseConfig) -> None:
+    """Where a loss depends on them; with one micro-batch every order knows them."""
+    top_k = {"perToken": 2, "auxiliaryLoss": "0.1", "balanceOver": "Step"}
+    experts = {"experts": {"type": "TopK", "count": 4, "topK": top_k}}
+    balanced = phase.model_copy(update={"model": Model.model_validate(job_body["spec"]["model"] | experts)})
+    assert set(choices(balanced)) == {
+        choice for choice in choices(phase) if choice.schedule in ("Layered", "GPipe") or choice.micro_batches == 1
+    }
+    for choice in list(choices(balanced))[::20]:
+        plan_phase(chosen(balanced, choice), "cpu", None, 1)
 
 
 def resolvable(job: PseudoRealJob) -> Iterator[Choice]:
