@@ -9,6 +9,7 @@ from pseudoreal_api.status.status import (
     CheckpointStatus,
     Condition,
     Discard,
+    Elastic,
     Fault,
     PhaseStatus,
     Placement,
@@ -42,6 +43,8 @@ class StatusFields(TypedDict, total=False):
     active_since: str | None
     completion_time: str | None
     placement: Placement | None
+    elastic: Elastic | None
+    abandoned_execution: int | None
     replicas: Replicas
     progress: Progress | None
     checkpoint: CheckpointStatus | None

@@ -1,7 +1,7 @@
 """From a job's spec to the configuration of each phase: what the schema cannot see is decided here. Pure."""
 
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil
 from typing import TypedDict
 
 from pseudoreal_api.names import work_directory as folder_of_job
@@ -25,11 +25,6 @@ from pseudoreal_api.spec.recovery import Hang
 
 _AFTER_THE_CLOCKS = 300
 """Seconds that the operator has, once a clock of spec.hang has run out, to end the execution itself."""
-
-
-_MOST_PERIOD = 100_000
-"""Largest sum of the weights of a mixture, when their common divisor is taken out: the trainer holds a table of one
-period in memory."""
 
 
 class UnresolvableJob(ValueError):
@@ -238,14 +233,6 @@ def object_storage(job: PseudoRealJob) -> str | None:
     return folder_of_job(objects.url, job.metadata.name, job.metadata.uid) if objects else None
 
 
-def check_resolvable(spec: PseudoRealJobSpec) -> None:
-    """Raises UnresolvableJob for the first phase that cannot run."""
-    for phase in spec.phases:
-        rank_counts(spec, phase)
-        _check_homes(spec, phase)
-        _check_mixture(spec, phase)
-
-
 def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
     return phase.sharing or Sharing(blocks=spec.model.layers, pattern="Cycle")
 
@@ -334,45 +321,6 @@ def check_interleaved(layers: int, pipeline: int, micro_batches: int) -> None:
         raise UnresolvableJob(
             f"the schedule Interleaved on {pipeline} pipeline ranks takes micro-batches in {rounds} equal rounds, but"
             f" batch.microBatches is {micro_batches}; a multiple of {pipeline} fits, and so does any smaller number"
-        )
-
-
-def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
-    sharing = explicit_sharing(spec, phase)
-    blocks = len(set(blocks_of_layers(sharing, spec.model.layers)))
-    experts = [f"blocks.{number}.experts" for number in sets_of(experts_of_layers(sharing, spec.model))]
-    for unit in (home.unit for home in phase.offload.homes):
-        if unit.endswith(".experts"):
-            if unit not in experts:
-                raise UnresolvableJob(
-                    f"spec.phases[{phase.name}].offload.homes: there is no {unit}; the phase has"
-                    f" {', '.join(experts) or 'no experts'}"
-                )
-        elif unit.startswith("blocks.") and int(unit.removeprefix("blocks.")) >= blocks:
-            raise UnresolvableJob(
-                f"spec.phases[{phase.name}].offload.homes: there is no {unit}, as the phase has {blocks} blocks;"
-                f" the last is blocks.{blocks - 1}"
-            )
-        if unit == "head" and spec.model.embeddings == "Tied":
-            raise UnresolvableJob(
-                f"spec.phases[{phase.name}].offload.homes: there is no head, as spec.model.embeddings is Tied: name"
-                " embedding, which the head is a part of"
-            )
-
-
-def _check_mixture(spec: PseudoRealJobSpec, phase: Phase) -> None:
-    names = [source.name for source in spec.data.sources]
-    for part in phase.mixture:
-        if part.source not in names:
-            raise UnresolvableJob(
-                f"spec.phases[{phase.name}].mixture: there is no source {part.source} in spec.data.sources, which has"
-                f" {', '.join(names) or 'none'}"
-            )
-    weights = [part.weight for part in phase.mixture] or [source.weight for source in spec.data.sources]
-    if weights and sum(weights) // gcd(*weights) > _MOST_PERIOD:
-        raise UnresolvableJob(
-            f"spec.phases[{phase.name}]: the weights of its sources, without their common divisor, add up to"
-            f" {sum(weights) // gcd(*weights)}, and may add up to {_MOST_PERIOD}; use smaller numbers"
         )
 
 

@@ -233,6 +233,24 @@ class Offload(ApiModel):
         return self.budget is not None or "Disk" in (self.home, *(entry.home for entry in self.homes))
 
 
+class Elastic(ApiModel):
+    """How few pods a phase may train with, while there is no room for all. Its batch stays the same."""
+
+    min_workers: int = Field(
+        ge=1,
+        le=10_000,
+        description="minWorkers is the least number of pods of the phase; it is less than workers. Numbers between them"
+        " that the layout does not divide into are left out.",
+    )
+    patience_seconds: int = Field(
+        300,
+        ge=1,
+        le=2**31,
+        description="patienceSeconds is how long pods may be without a node, or on one that is lost, before the phase"
+        " goes on with fewer. Ten times as long after that, more are tried.",
+    )
+
+
 class Compile(ApiModel):
     mode: Literal["None", "Blocks"] = Field(
         "None",
@@ -262,6 +280,11 @@ class Phase(ApiModel):
         json_schema_extra={"minProperties": 1},
     )
     workers: int = Field(1, ge=1, le=10_000, description="workers is the number of pods of the phase.")
+    elastic: Elastic | None = Field(
+        None,
+        description="elastic lets the phase train with fewer pods than workers while there is no room for all of them."
+        " Omitted: it waits for all.",
+    )
     processes_per_worker: int | None = Field(
         None,
         ge=1,

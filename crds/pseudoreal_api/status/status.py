@@ -183,6 +183,23 @@ class Placement(StatusModel):
     )
 
 
+class Elastic(StatusModel):
+    """An elastic phase that has not all of its workers, or is trying to get them back."""
+
+    phase_name: _Name = Field(description="phaseName is the name of the phase.")
+    workers: int = Field(description="workers is the number of pods that the newest execution wants.")
+    since: str = Field(
+        description="since is the time since which the phase has not had all of its workers.", json_schema_extra=TIME
+    )
+    grow_after: str | None = Field(
+        None,
+        description="growAfter is the time from which on more workers are tried. Omitted: they are being tried, or a"
+        " queue decides on them.",
+        json_schema_extra=TIME,
+    )
+    message: str = Field(max_length=1024, description="message is a sentence on why it has so many workers.")
+
+
 class PhaseStatus(StatusModel):
     """What became of one phase. Results come from the pods' termination messages."""
 
@@ -317,6 +334,15 @@ class PseudoRealJobStatus(StatusModel):
         None,
         description="placement says on which node each rank of the newest execution is whose pods all had a node."
         " Omitted: there was none yet.",
+    )
+    elastic: Elastic | None = Field(
+        None,
+        description="elastic says with how many workers an elastic phase trains, and why. Omitted: with all of them.",
+    )
+    abandoned_execution: int | None = Field(
+        None,
+        description="abandonedExecution is the number of the newest execution whose pods on lost nodes are not waited"
+        " for any more. Omitted: all pods are waited for.",
     )
     replicas: Replicas = Field(Replicas(), description="replicas counts the pods of the current phase.")
     progress: Progress | None = Field(None, description="progress says how far the training is.")

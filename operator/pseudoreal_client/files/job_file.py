@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from pseudoreal_api.base import KIND
-from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable
+from pseudoreal_api.resolved.check import check_resolvable
+from pseudoreal_api.resolved.resolve import UnresolvableJob
 from pseudoreal_api.spec.check import InvalidJob, check_job
 
 from pseudoreal_client.files.located import Document, Fault, UnreadableYaml, read_documents

@@ -52,6 +52,7 @@ def facts(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:
         yield "Rate", f"{progress.tokens_per_second or NOTHING} tokens/s"
         yield from _experts(progress)
     yield from _remaining(job, now)
+    yield from _workers(job)
     if status.checkpoint:
         saved = f", saved {age(status.checkpoint.saved_time, now)} ago" if status.checkpoint.saved_time else ""
         yield "Checkpoint", f"{status.checkpoint.latest} at step {status.checkpoint.step:,}{saved}"
@@ -68,6 +69,16 @@ def _state(job: SeenJob) -> str:
     where = f", phase {status.current_phase}" if status.current_phase else ""
     asked = ", asked to suspend" if job.is_suspended and status.state not in ("Suspended", "Complete", "Failed") else ""
     return f"{status.state}{where}, execution {status.execution}{asked}"
+
+
+def _workers(job: SeenJob) -> Iterator[tuple[str, str]]:
+    """The workers of an elastic phase that has not all of them, and why."""
+    found = job.status.elastic
+    if found is None or found.phase_name != job.status.current_phase:
+        return
+    phase = job.phase(found.phase_name)
+    more = f" More are tried after {found.grow_after}." if found.grow_after else ""
+    yield "Workers", f"{found.workers} of {phase.workers if phase else NOTHING}: {cleaned(found.message)}{more}"
 
 
 def _remaining(job: SeenJob, now: datetime) -> Iterator[tuple[str, str]]:

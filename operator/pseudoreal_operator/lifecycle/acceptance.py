@@ -6,7 +6,7 @@ from typing import Any
 from pseudoreal_api.base import GROUP
 from pseudoreal_api.environment import is_reserved
 from pseudoreal_api.names import CONTAINER
-from pseudoreal_api.resolved.resolve import check_resolvable
+from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 
 from pseudoreal_operator import clock

@@ -47,6 +47,7 @@ def train_again(view: View, index: int, request: Request) -> Decision:
         progress=None,
         retries=None,
         transition=None,
+        elastic=None,
         served_requests=[*view.status.served_requests, request.id],
     )
     text = (

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sentence
 from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
 from pseudoreal_operator.lifecycle.decisions import event, progresses, stands
+from pseudoreal_operator.lifecycle.elastic import prospect, size_note
 from pseudoreal_operator.lifecycle.in_place import known_restarts
 from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.stages import StageKind
@@ -45,7 +46,7 @@ def taken_back(view: View) -> Iterator[Event]:
 def activity(view: View) -> NewCondition:
     assert view.job is not None, "there is a Job that runs"
     if view.job.queued:
-        return stands("Queued", why_queued(view.job, view.spec.scheduling.queue))
+        return stands("Queued", why_queued(view.job, view.spec.scheduling.queue) + prospect(view))
     failed = next((pod for pod in view.pods if pod.phase is PodPhase.FAILED), None)
     if failed:
         return stands(
@@ -53,7 +54,7 @@ def activity(view: View) -> NewCondition:
         )
     obstacle = describe_obstacle(view.pods)
     if obstacle:
-        return stands(obstacle.reason, obstacle.message)
+        return stands(obstacle.reason, obstacle.message + prospect(view))
     return _incomplete(view) or _stalled(view) or _at_work(view)
 
 
@@ -96,5 +97,5 @@ def _at_work(view: View) -> NewCondition:
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
     before = find(view.status, "Progressing")
     straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")
-    note = _restarts(view) + ("" if straggler is None else f" {straggler}.")
+    note = size_note(view) + _restarts(view) + ("" if straggler is None else f" {straggler}.")
     return progresses("Straggling" if straggler else "Training", f"{where} is training.{note}")

@@ -18,6 +18,7 @@ from pseudoreal_operator.failures.hang import seconds_to_stall
 from pseudoreal_operator.lifecycle.acceptance import problem_of
 from pseudoreal_operator.lifecycle.deadlines import active_deadline, blocked_deadline, startup_deadline
 from pseudoreal_operator.lifecycle.decisions import Decision, refuse, stands, unforeseen
+from pseudoreal_operator.lifecycle.elastic import moments_of
 from pseudoreal_operator.lifecycle.in_place import counted
 from pseudoreal_operator.lifecycle.placement import placement
 from pseudoreal_operator.lifecycle.rules import RULES, start
@@ -260,6 +261,7 @@ def _waits(view: View, decision: Decision) -> list[float]:
     waits += [(moment - view.now).total_seconds() for moment in moments(view.seen, view.now)]
     if not decision.ended and decision.suspended.status != "True":
         waits += _deadlines(view, decision)
+        waits += [(moment - view.now).total_seconds() for moment in moments_of(view)]
     return [max(0.0, wait) for wait in waits]
 
 

@@ -26,6 +26,7 @@ from pseudoreal_operator.lifecycle.decisions import (
     untold,
 )
 from pseudoreal_operator.lifecycle.doing import activity, noticed, taken_back
+from pseudoreal_operator.lifecycle.elastic import bereaved, grown, is_abandoned, settled, shrunk
 from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
 from pseudoreal_operator.observe.asked import open_requests
@@ -54,9 +55,9 @@ def stage_done(view: View) -> Decision | None:
         progress = results.final_progress(view.spec, status.progress, message, is_last=following is None, now=view.now)
         status = status_with(status, progress=progress)
     if following is None:
-        return succeed(view, status_with(status, transition=None), *events)
+        return succeed(view, status_with(status, transition=None, elastic=None), *events)
     done = view.stage.title.capitalize() if view.stage.kind is StageKind.DELINK else f"Phase {view.stage.phase}"
-    status = status_with(status, transition=_transition(view, following))
+    status = status_with(status, transition=_transition(view, following), elastic=None)
     text = f"{done} is done; {following.title} is about to start."
     return Decision(status, _state_at(following), progresses("StageCompleted", text), events=events)
 
@@ -110,7 +111,7 @@ def resumed(view: View) -> Decision | None:
     if sentence := problem_of(view.spec, view.stage.index + 1):
         return _still_suspended(view, sentence)
     now, since = clock.to_text(view.now), view.status.active_since
-    status = status_with(view.status, active_since=now, retries=None, transition=renewed_transition(view))
+    status = status_with(view.status, active_since=now, retries=None, transition=renewed_transition(view), elastic=None)
     if is_started(status.phases, view.stage):
         number = status.execution + 1
         status = status_with(status, execution=number, restart_after=now, execution_time=None)
@@ -177,6 +178,7 @@ def running(view: View) -> Decision | None:
     if status.execution_time is None:
         # The pass that asked for the pods did not live to say so.
         status = status_with(status, execution_time=view.job.begun or clock.to_text(view.now))
+    status = settled(view, status)
     if view.job.queued:
         # Pods that its queue takes back save first.
         status = results.with_checkpoints(results.with_saved(status, view.heard), view.words)
@@ -238,7 +240,8 @@ def backing_off(view: View) -> Decision | None:
 def leftovers(view: View) -> Decision | None:
     """Waits for what earlier executions have left: executions must not overlap, nor must a job and a deleted one of the
     same name share children's names."""
-    old, wait = next((pod for pod in view.seen.pods if pod.is_alive), None), None
+    waited_for = (pod for pod in view.seen.pods if pod.is_alive and not is_abandoned(pod, view.status))
+    old, wait = next(waited_for, None), None
     if old:
         text = (
             f"Waiting for pod {old.name} of an earlier execution to end. If its node {old.node or '(none)'} is lost,"
@@ -276,6 +279,8 @@ RULES = (
     resumed,
     repeated,
     replanned,
+    shrunk,
+    grown,
     delink_overdue,
     never_started,
     hung,
@@ -285,6 +290,7 @@ RULES = (
     execution_failed,
     vanished,
     backing_off,
+    bereaved,
     leftovers,
 )
 """The rules in their order; `start` is what remains."""

@@ -39,6 +39,7 @@ from pseudoreal_operator.manifests.network import rendezvous_port
 from pseudoreal_operator.manifests.overlay import merge
 from pseudoreal_operator.manifests.pod import PodPlan, pod_of, pod_template, report_files
 from pseudoreal_operator.manifests.scheduling import Gang, gang_of, is_queued, queue_labels
+from pseudoreal_operator.observe.size import at_size
 from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, last_steps_of
 from pseudoreal_operator.settings import Settings
 
@@ -48,6 +49,7 @@ Json = dict[str, Any]
 def children(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, settings: Settings) -> list[Json]:
     """The children of a stage in the order in which they must be made: the Job last, so that where it is, all of them
     are. The numbers and the nodes come from the status."""
+    job = at_size(job, status, stage)
     made = network_children(job, settings) if stage.kind is StageKind.TRAIN else []
     if gang := gang_of(job, stage):
         made.append(_pod_group(job, gang))

@@ -35,7 +35,7 @@ from pseudoreal_api.wire.reports import METRICS_PORT, NODE_NAME, REPORT_AUDIENCE
 from pseudoreal_operator.manifests import network
 from pseudoreal_operator.manifests.overlay import merge, place, without_nulls
 from pseudoreal_operator.manifests.scheduling import Gang, topology_annotations, topology_by_affinity
-from pseudoreal_operator.observe.reading import COMPLETION_INDEX
+from pseudoreal_operator.observe.reading import COMPLETION_INDEX, WORKERS_VARIABLE
 from pseudoreal_operator.settings import Settings
 
 Json = dict[str, Any]
@@ -227,7 +227,7 @@ def _rendezvous(job: PseudoRealJob, plan: PodPlan) -> dict[str, str]:
     assert plan.rendezvous_id is not None, "only training meets"
     service = network_name(job.metadata.name, job.metadata.uid)
     return {
-        "PET_NNODES": str(plan.workers),
+        WORKERS_VARIABLE: str(plan.workers),
         "PET_NPROC_PER_NODE": str(plan.processes),
         "PET_RDZV_BACKEND": "c10d",
         "PET_RDZV_ENDPOINT": f"{plan.name}-0.{service}:{plan.rendezvous_port}",

@@ -56,8 +56,8 @@ def topology_by_affinity(scheduling: Scheduling) -> Topology | None:
 
 @dataclass(frozen=True)
 class Gang:
-    """The PodGroup of a phase, and what its pods say of it. There is one for all executions of the phase: two of them
-    never run at once."""
+    """The PodGroup of a phase, and what its pods say of it. There is one for all executions of the phase that have as
+    many workers: two of them never run at once."""
 
     name: str
     api_version: str
@@ -74,10 +74,12 @@ def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
     if policy == "None" or stage.kind is not StageKind.TRAIN:
         return None
     tiers = _tiers(scheduling.topology) if policy == "Volcano" and scheduling.topology else {}
-    # A group without tiers is called as in releases that knew none.
+    phase = job.spec.phases[stage.index]
+    # A group without tiers is called as in releases that knew none, and so is one of a fixed size.
     terms = f"{policy} {seconds} {priority}" + (f" {scheduling.topology}" if tiers else "")
+    terms += f" {phase.workers}" if phase.elastic else ""
     name = gang_name(job.metadata.name, job.metadata.uid, stage.phase, terms)
-    gang = _gang(policy, name, job.spec.phases[stage.index].workers, seconds, priority)
+    gang = _gang(policy, name, phase.workers, seconds, priority)
     return replace(gang, spec=gang.spec | tiers)
 
 

@@ -27,6 +27,8 @@ from pseudoreal_operator.observe.view import ChildJob, JobState, Obstacle, Pod, 
 
 Json = dict[str, Any]
 
+WORKERS_VARIABLE = "PET_NNODES"
+"""Name of the variable by which torchrun in a pod knows the number of workers."""
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
 _WORD_CHARACTERS = 128
@@ -79,6 +81,7 @@ def read_job(body: Json) -> ChildJob:
         admitted=_changed(body, "Suspended", "False"),
         begun=body.get("status", {}).get("startTime"),
         uid=clean(body["metadata"].get("uid") or ""),
+        workers=body.get("spec", {}).get("completions"),
         last_steps=_last_steps(body),
     )
 
@@ -112,7 +115,8 @@ def read_pod(body: Json) -> Pod:
         reason=_word(status),
         complaint=_joined(_word(status), _message(status)),
         obstacle=_obstacle(status),
-        memory_limit=_memory_limit(body.get("spec", {})),
+        memory_limit=_memory_limit(_trainer(body)),
+        workers=_workers(_trainer(body)),
         leaves_by=body["metadata"].get("deletionTimestamp"),
     )
 
@@ -213,10 +217,19 @@ def _container(status: Json) -> Json:
     return next((c for c in found if c["name"] == CONTAINER), {})
 
 
-def _memory_limit(spec: Json) -> str:
-    containers: Iterable[Json] = spec.get("containers") or []
-    trainer = next((c for c in containers if c["name"] == CONTAINER), {})
+def _trainer(pod: Json) -> Json:
+    """The trainer container, as the pod asks for it."""
+    containers: Iterable[Json] = pod.get("spec", {}).get("containers") or []
+    return next((c for c in containers if c["name"] == CONTAINER), {})
+
+
+def _memory_limit(trainer: Json) -> str:
     return str(trainer.get("resources", {}).get("limits", {}).get("memory", ""))
+
+
+def _workers(trainer: Json) -> int:
+    told: Iterable[str] = (e.get("value") or "" for e in trainer.get("env") or [] if e["name"] == WORKERS_VARIABLE)
+    return next((int(number) for number in told if number.isascii() and number.isdecimal()), 0)
 
 
 def _termination(terminated: Json | None) -> Termination | None:

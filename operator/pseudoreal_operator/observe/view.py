@@ -18,7 +18,8 @@ from pseudoreal_api.wire.reports import PodReport
 from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.observe.ranks import first_rank_said, first_ranks, first_ranks_of
-from pseudoreal_operator.observe.stages import Execution, Stage, StageKind, current_stage, with_added
+from pseudoreal_operator.observe.size import workers_of
+from pseudoreal_operator.observe.stages import Execution, Stage, current_stage, with_added
 
 
 class JobState(StrEnum):
@@ -49,6 +50,8 @@ class ChildJob:
     begun: str | None = None
     """The time at which it was first made, or last admitted by its queue, in RFC 3339."""
     uid: str = ""
+    workers: int | None = None
+    """Number of pods that it was made with."""
     last_steps: str | None = None
     """The steps at which its phase and the job end at the latest, as they were when it was made; None for a delink."""
 
@@ -103,6 +106,8 @@ class Pod:
     obstacle: Obstacle | None = None
     memory_limit: str = ""
     """Memory limit of the trainer container, as the pod gives it."""
+    workers: int = 0
+    """Number of workers of its execution, as it is told; 0 for a delink."""
     leaves_by: str | None = None
     """The time by which a pod that is being deleted is to be gone, its grace period included, in RFC 3339."""
 
@@ -239,8 +244,9 @@ class View:
 
     @property
     def workers(self) -> int:
-        """Number of pods that the stage wants."""
-        return self.spec.phases[self.stage.index].workers if self.stage.kind is StageKind.TRAIN else 1
+        """Number of pods that the present execution wants."""
+        made = self.job.workers if self.job else None
+        return made or workers_of(self.spec, self.status, self.stage)
 
     @property
     def job_name(self) -> str:

@@ -43,6 +43,7 @@ class Reason(StrEnum):
     PHASE_REPEATED = "PhaseRepeated"
     PHASE_PROLONGED = "PhaseProlonged"
     SPEC_CHANGED = "SpecChanged"
+    RESIZED = "Resized"
     DELINK_ROLLED_BACK = "DelinkRolledBack"
     EXECUTION_FAILED = "ExecutionFailed"
     NODE_AVOIDED = "NodeAvoided"

@@ -61,6 +61,15 @@ PLACED = TRAINING | {
     }
 }
 """Four pods, one of which is on a node that the status has no room for."""
+ELASTIC = TRAINING | {
+    "elastic": {
+        "phaseName": "real",
+        "workers": 2,
+        "since": at(300),
+        "growAfter": at(-2700),
+        "message": "2 of 4 pods had a node after 300 s.",
+    }
+}
 DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
     "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
     "mixture": (job(MIXTURE), [pod(1), pod(0)], []),
@@ -75,6 +84,7 @@ DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
         [pod(0, node="gpu-3"), pod(1, node="gpu-1"), pod(2, node="gpu-3"), pod(3, node="gpu-8")],
         [],
     ),
+    "elastic": (job(ELASTIC, spec__phases__1__workers=4, spec__phases__1__elastic={"minWorkers": 1}), [], []),
     "in-place": (job(IN_PLACE), [pod(1), pod(0)], []),
     "fresh": (job(), [], []),
     "pending": (job({"state": "Pending", "execution": 1}), [pod(0, phase="pseudo", node="", status=UNSCHEDULABLE)], []),

@@ -1,7 +1,7 @@
 """The local check refuses what the API server refuses, with the same words for the rules across fields."""
 
 import pytest
-from pseudoreal_api.resolved.resolve import check_resolvable
+from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.spec.check import InvalidJob, check_job
 
 from tests.support.jobs import BadJob, GoodJob, bad_jobs, good_job, minimal_job, other_good_jobs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import yaml
-from pseudoreal_api.resolved.resolve import check_resolvable
+from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.spec.check import check_job
 
 from tests.support.jobs import example_jobs

@@ -3,8 +3,9 @@
 from typing import Any
 
 import pytest
+from pseudoreal_api.resolved.check import check_resolvable
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable, delink_config, last_steps, phase_config
+from pseudoreal_api.resolved.resolve import UnresolvableJob, delink_config, last_steps, phase_config
 from pseudoreal_api.spec.check import check_job
 
 from tests.support.jobs import good_job

@@ -60,6 +60,9 @@ class World:
     reports: dict[str, Heard] = field(default_factory=dict)
     """What the operator has heard, by the name of the pod; it forgets when it dies."""
     made: int = 0
+    nodes: int | None = None
+    """Number of nodes, each of which has room for one training pod; None: there is room for all, and nodes have no
+    names."""
     queues: bool = False
     """Whether the queue is full: it holds each Job that is made for it, until it is admitted."""
 
@@ -251,7 +254,8 @@ class World:
     def _make_pod(self, job: Json, index: int) -> None:
         execution = read_job(job).execution
         for other in self.alive():
-            assert read_pod(other).execution == execution, f"{execution} starts while {other['metadata']['name']} runs"
+            ours = read_pod(other).execution == execution or self._is_bereft(other)
+            assert ours, f"{execution} starts while {other['metadata']['name']} runs"
         self._check_order(execution)
         self.made += 1
         name = f"{job['metadata']['name']}-{index}-{self.made}"
@@ -264,6 +268,7 @@ class World:
                 "job": job["metadata"]["name"],
                 "made": self.made,
             },
+            "spec": {"containers": job["spec"]["template"]["spec"]["containers"]},
             "status": {"phase": "Pending"},
         }
 
@@ -284,8 +289,26 @@ class World:
     def alive(self) -> list[Json]:
         return [pod for pod in self.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
 
+    def _is_bereft(self, pod: Json) -> bool:
+        """Whether it is on a lost node, and a partner of it has ended, so that it can neither train nor save."""
+        partners = [other for other in self.alive() if other["metadata"]["job"] == pod["metadata"]["job"]]
+        return _is_lost(pod) and len(partners) < read_pod(pod).workers
+
+    def schedule(self) -> None:
+        """Gives nodes to pods that have none, as far as there are some. Those that are lost count as nodes no more."""
+        if self.nodes is None:
+            return
+        living = [pod for pod in filterfalse(_is_lost, self.alive()) if _trains(pod)]
+        free = self.nodes - sum("nodeName" in pod["spec"] for pod in living)
+        for pod in [pod for pod in living if "nodeName" not in pod["spec"]][: max(0, free)]:
+            pod["spec"] = pod["spec"] | {"nodeName": f"node-{pod['metadata']['made']}"}
+
+    def _waits_for_a_node(self, pod: Json) -> bool:
+        return self.nodes is not None and _trains(pod) and "nodeName" not in pod["spec"]
+
     def start_pods(self) -> None:
-        for pod in filterfalse(_is_lost, self.alive()):
+        self.schedule()
+        for pod in filterfalse(_is_lost, filterfalse(self._waits_for_a_node, self.alive())):
             pod["status"] = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
 
     def finish(
@@ -354,6 +377,8 @@ class World:
 
     def finish_all(self) -> None:
         """Every pod that runs succeeds, and so do their Jobs; on a lost node nobody knows."""
+        if any(map(self._waits_for_a_node, self.alive())):
+            return
         for pod in filterfalse(_is_lost, self.alive()):
             self.finish(pod)
         self.control()
@@ -416,6 +441,10 @@ class World:
 
 def exit_code_of(pod: Pod) -> int | None:
     return pod.termination.exit_code if pod.termination else None
+
+
+def _trains(pod: Json) -> bool:
+    return read_pod(pod).execution.kind is StageKind.TRAIN
 
 
 def _is_lost(pod: Json) -> bool:

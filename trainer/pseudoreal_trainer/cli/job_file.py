@@ -5,7 +5,8 @@ from typing import Any
 
 import yaml
 from pseudoreal_api.base import KIND, ApiModel
-from pseudoreal_api.resolved.resolve import UnresolvableJob, check_resolvable
+from pseudoreal_api.resolved.check import check_resolvable
+from pseudoreal_api.resolved.resolve import UnresolvableJob
 from pseudoreal_api.spec.check import InvalidJob, check_job
 from pseudoreal_api.spec.checkpoint import Checkpoint, Storage
 from pseudoreal_api.spec.job import PseudoRealJob, PseudoRealJobSpec

@@ -108,6 +108,12 @@ PHASE_RULES = (
         "p.activations.home",
     ),
     on_each_phase(
+        "!has(p.elastic) || p.elastic.minWorkers < p.workers",
+        ".elastic.minWorkers %d must be less than workers %d; lower it, or remove elastic",
+        "p.elastic.minWorkers",
+        "p.workers",
+    ),
+    on_each_phase(
         "!has(p.offload.budget) || (p.offload.home == 'Device' && size(p.offload.homes) == 0)",
         ".offload.budget chooses the homes, but offload.home is %s and offload.homes has %d entries;"
         " remove either the budget or both of them",

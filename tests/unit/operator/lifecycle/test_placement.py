@@ -109,7 +109,8 @@ def test_that_of_thousands_of_pods_is_bounded(nodes: int, kept: int, omitted: in
         replace(seen.pods[-1], name=f"pod-{index}", index=index, node=f"gpu-node-{index % nodes:05d}")
         for index in range(5000)
     )
-    found = placement(View(replace(seen, job=wide_job(5000), pods=pods), world.now))
+    jobs = tuple(replace(job, workers=5000) for job in seen.jobs)
+    found = placement(View(replace(seen, job=wide_job(5000), jobs=jobs, pods=pods), world.now))
     assert found is not None
     assert (len(found.nodes), found.omitted_nodes) == (kept, omitted)
     assert len(found.to_json()) < 8_000

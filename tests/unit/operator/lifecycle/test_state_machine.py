@@ -31,7 +31,13 @@ STATES = ("Pending", "Delinking", "Training", "Complete")
 PHASES = [
     {"name": "one", "sharing": {"blocks": 2}, "until": {"step": 10}, "batch": {"sequences": 8}},
     {"name": "two", "sharing": {"blocks": 4}, "until": {"step": 20}, "batch": {"sequences": 8}, "workers": 2},
-    {"name": "three", "until": {"step": 30}, "batch": {"sequences": 8}, "workers": 3},
+    {
+        "name": "three",
+        "until": {"step": 30},
+        "batch": {"sequences": 8},
+        "workers": 3,
+        "elastic": {"minWorkers": 1, "patienceSeconds": 100},
+    },
 ]
 BAD_ENDS: list[dict[str, Any]] = [
     {"outcome": "Failed"},
@@ -60,6 +66,7 @@ class Life(RuleBasedStateMachine):
         active=st.sampled_from([None, None, 2000]),
         stages=st.integers(0, 4),
         failures=st.integers(0, 3),
+        nodes=st.sampled_from([None, 1, 2, 3]),
     )
     def create(
         self,
@@ -72,6 +79,7 @@ class Life(RuleBasedStateMachine):
         active: int | None,
         stages: int,
         failures: int,
+        nodes: int | None,
     ) -> None:
         """Some lives begin in the middle: with stages that are done, and executions that failed."""
         restart = {"maxRestarts": restarts, "backoffSeconds": 5} | ({"windowSeconds": window} if window else {})
@@ -92,6 +100,7 @@ class Life(RuleBasedStateMachine):
         for _ in range(failures):
             self.an_execution_fails({"outcome": "Failed"})
             self.world.tick(301)
+        self.world.nodes = nodes
 
     # The operator.
 
@@ -160,6 +169,11 @@ class Life(RuleBasedStateMachine):
     @rule(data=st.data())
     def a_node_is_lost(self, data: st.DataObject) -> None:
         self.world.lose(data.draw(st.sampled_from(self.world.alive())))
+
+    @rule(nodes=st.integers(0, 3))
+    def nodes_come_and_go(self, nodes: int) -> None:
+        """Pods keep the nodes that they have."""
+        self.world.nodes = nodes
 
     @precondition(lambda self: self.world.active_jobs())
     @rule(data=st.data())
@@ -278,9 +292,11 @@ class Life(RuleBasedStateMachine):
             assert len([t for t in times if times[-1] - t < restart.window_seconds]) <= max(1, restart.max_restarts)
 
     def teardown(self) -> None:
-        """Whatever happened: once everybody does his part, the job ends, and well documented."""
+        """Whatever happened: once everybody does his part, the job ends, and well documented. One node is missing then,
+        which phase three can do without."""
         if not hasattr(self, "world"):
             return
+        self.world.nodes = 2
         self.world.set(suspend=False)
         self.world.run_fairly()
         _judge(self.world)
@@ -360,6 +376,7 @@ def test_every_life_ends_well() -> None:
             "Completed",
             "Preempted",
             "RestartedInPlace",
+            "Resized",
         )
     ), STORIES
     assert STORIES["SpecChanged"], STORIES

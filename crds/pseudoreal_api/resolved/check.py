@@ -1,0 +1,61 @@
+"""What the schema cannot see of a job: whether its phases can run. Pure."""
+
+from math import gcd
+
+from pseudoreal_api.resolved.elastic import check_elastic
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers, sets_of
+from pseudoreal_api.resolved.resolve import UnresolvableJob, explicit_sharing, rank_counts
+from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.spec.phase import Phase
+
+_MOST_PERIOD = 100_000
+"""Largest sum of the weights of a mixture, when their common divisor is taken out: the trainer holds a table of one
+period in memory."""
+
+
+def check_resolvable(spec: PseudoRealJobSpec) -> None:
+    """Raises UnresolvableJob for the first phase that cannot run."""
+    for phase in spec.phases:
+        rank_counts(spec, phase)
+        check_elastic(spec, phase)
+        _check_homes(spec, phase)
+        _check_mixture(spec, phase)
+
+
+def _check_homes(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    sharing = explicit_sharing(spec, phase)
+    blocks = len(set(blocks_of_layers(sharing, spec.model.layers)))
+    experts = [f"blocks.{number}.experts" for number in sets_of(experts_of_layers(sharing, spec.model))]
+    for unit in (home.unit for home in phase.offload.homes):
+        if unit.endswith(".experts"):
+            if unit not in experts:
+                raise UnresolvableJob(
+                    f"spec.phases[{phase.name}].offload.homes: there is no {unit}; the phase has"
+                    f" {', '.join(experts) or 'no experts'}"
+                )
+        elif unit.startswith("blocks.") and int(unit.removeprefix("blocks.")) >= blocks:
+            raise UnresolvableJob(
+                f"spec.phases[{phase.name}].offload.homes: there is no {unit}, as the phase has {blocks} blocks;"
+                f" the last is blocks.{blocks - 1}"
+            )
+        if unit == "head" and spec.model.embeddings == "Tied":
+            raise UnresolvableJob(
+                f"spec.phases[{phase.name}].offload.homes: there is no head, as spec.model.embeddings is Tied: name"
+                " embedding, which the head is a part of"
+            )
+
+
+def _check_mixture(spec: PseudoRealJobSpec, phase: Phase) -> None:
+    names = [source.name for source in spec.data.sources]
+    for part in phase.mixture:
+        if part.source not in names:
+            raise UnresolvableJob(
+                f"spec.phases[{phase.name}].mixture: there is no source {part.source} in spec.data.sources, which has"
+                f" {', '.join(names) or 'none'}"
+            )
+    weights = [part.weight for part in phase.mixture] or [source.weight for source in spec.data.sources]
+    if weights and sum(weights) // gcd(*weights) > _MOST_PERIOD:
+        raise UnresolvableJob(
+            f"spec.phases[{phase.name}]: the weights of its sources, without their common divisor, add up to"
+            f" {sum(weights) // gcd(*weights)}, and may add up to {_MOST_PERIOD}; use smaller numbers"
+        )

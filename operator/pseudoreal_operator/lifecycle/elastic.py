@@ -1,0 +1,208 @@
+"""How many workers an elastic phase goes on with: fewer where nodes are lost or there is no room, all of them again
+where there may be room. Pure.
+
+Each change is a new execution, from a checkpoint that the pods save as they end. It is no fault, and takes nothing from
+spec.restart. A try to get all workers back may cost patienceSeconds of training, so it comes no sooner than GROWTH
+times that after the phase became smaller; and where it fails, the next one takes as long again as all before it.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from pseudoreal_api.resolved.elastic import most_workers
+from pseudoreal_api.spec.phase import Phase
+from pseudoreal_api.status.status import Elastic, PseudoRealJobStatus
+
+from pseudoreal_operator import clock
+from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.lifecycle.deadlines import startup_deadline
+from pseudoreal_operator.lifecycle.decisions import Announcement, Decision, announce
+from pseudoreal_operator.lifecycle.stopping import STUCK_SECONDS
+from pseudoreal_operator.observe.stages import StageKind
+from pseudoreal_operator.observe.view import JobState, Pod, View
+from pseudoreal_operator.status.events import Reason
+
+GROWTH = 10
+"""How many times patienceSeconds a phase has fewer workers, at least, before all are tried again."""
+
+
+def shrunk(view: View) -> Decision | None:
+    """Decides when an elastic phase has waited too long for nodes, or for its queue, and can have fewer workers."""
+    moment = _patience_ends(view)
+    if moment is None or view.now < moment:
+        return None
+    fewer = most_workers(view.spec, _phase(view), min(_room(view), view.workers - 1))
+    if fewer is None:
+        return None
+    why = f"{_placed(view)} of {view.workers} pods had a node after {_patience(view)} s"
+    if _is_queued(view):
+        why = f"The queue did not admit {view.workers} pods in {_patience(view)} s"
+    return _with_fewer(view, view.status, fewer, why)
+
+
+def bereaved(view: View) -> Decision | None:
+    """Decides when of earlier executions there are only pods on lost nodes, for too long. Each of these has lost a
+    partner, without which it can neither train nor save, so that nobody needs to wait for it."""
+    moment, left = _given_up_at(view), _left(view)
+    if moment is None or view.now < moment or not _have_lost_partners(left):
+        return None
+    fewer = most_workers(view.spec, _phase(view), view.workers - len(left))
+    if fewer is None:
+        return None
+    nodes = ", ".join(dict.fromkeys(pod.node or "(none)" for pod in left[:3]))
+    why = f"{len(left)} of {view.workers} pods could not be ended, as node {nodes} may be lost"
+    status = status_with(view.status, abandoned_execution=max(pod.execution.number for pod in left))
+    return _with_fewer(view, status, fewer, why)
+
+
+def grown(view: View) -> Decision | None:
+    """Decides when an elastic phase that trains with fewer workers is to try all of them."""
+    known = view.status.elastic
+    if known is None or known.grow_after is None or view.now < clock.from_text(known.grow_after):
+        return None
+    if not _is_elastic(view) or not _trains(view):
+        return None
+    number, phase = view.status.execution + 1, _phase(view)
+    text = f"Execution {number} of phase {phase.name} tries {phase.workers} workers instead of {known.workers}"
+    tried = known.model_copy(update={"workers": phase.workers, "grow_after": None, "message": f"{text}."})
+    return announce(view, status_with(view.status, elastic=tried), _told(text), wait=0)
+
+
+def settled(view: View, status: PseudoRealJobStatus) -> PseudoRealJobStatus:
+    """The status of an execution that runs. Once all workers of the phase have started, it is as if none had been
+    missing."""
+    if status.elastic is None or not _is_elastic(view) or view.started_pods < _phase(view).workers:
+        return status
+    return status_with(status, elastic=None)
+
+
+def is_abandoned(pod: Pod, status: PseudoRealJobStatus) -> bool:
+    """Whether nobody waits for the end of the pod any more."""
+    return pod.leaves_by is not None and pod.execution.number <= (status.abandoned_execution or 0)
+
+
+def moments_of(view: View) -> Iterator[datetime]:
+    """Moments to come at which time alone may change the number of workers."""
+    if not view.status.phases:
+        return
+    grow_after = view.status.elastic.grow_after if view.status.elastic else None
+    moments = (_patience_ends(view), _given_up_at(view), clock.from_text(grow_after) if grow_after else None)
+    yield from (moment for moment in moments if moment and moment > view.now)
+
+
+def prospect(view: View) -> str:
+    """A sentence on what follows when pods stay without a node; empty where nothing does."""
+    moment = _patience_ends(view)
+    if moment is None or moment <= view.now or most_workers(view.spec, _phase(view), view.workers - 1) is None:
+        return ""
+    return f" If this lasts until {clock.to_text(moment)}, the phase goes on with fewer workers, if it can."
+
+
+def size_note(view: View) -> str:
+    """A sentence on the workers of an elastic phase that has not all of them; empty for others."""
+    known = view.status.elastic
+    if known is None or not _is_elastic(view):
+        return ""
+    more = f" More are tried after {known.grow_after}." if known.grow_after else ""
+    return f" It has {view.workers} of {_phase(view).workers} workers: {known.message}{more}"
+
+
+def _phase(view: View) -> Phase:
+    return view.spec.phases[view.stage.index]
+
+
+def _is_elastic(view: View) -> bool:
+    return view.stage.kind is StageKind.TRAIN and _phase(view).elastic is not None
+
+
+def _patience(view: View) -> int:
+    elastic, limit = _phase(view).elastic, view.spec.deadlines.startup_seconds
+    assert elastic is not None, "asked of elastic phases alone"
+    return elastic.patience_seconds if limit is None or _is_queued(view) else min(elastic.patience_seconds, limit)
+
+
+def _is_queued(view: View) -> bool:
+    return view.job is not None and view.job.queued
+
+
+def _placed(view: View) -> int:
+    return sum(bool(pod.node) for pod in view.pods)
+
+
+def _room(view: View) -> int:
+    """The number of workers that there may be room for. Queues and gangs give all or nothing: there nobody knows."""
+    gives_all = _is_queued(view) or view.spec.scheduling.gang.policy != "None"
+    return view.workers if gives_all else _placed(view)
+
+
+def _patience_ends(view: View) -> datetime | None:
+    """The moment from which nobody waits for nodes any more; None where no pod waits for its first one."""
+    if not _is_elastic(view) or view.job is None or view.job.state is not JobState.ACTIVE:
+        return None
+    if view.job.queued:
+        assert view.status.queued_since is not None, "the clocks stand still since then"
+        return clock.from_text(view.status.queued_since) + timedelta(seconds=_patience(view))
+    if _placed(view) >= view.workers or _were_placed(view):
+        return None
+    return startup_deadline(view, _patience(view))
+
+
+def _were_placed(view: View) -> bool:
+    """Whether all pods of the execution had nodes before, or have ended: what is missing then is no room."""
+    known, this = view.status.placement, view.execution
+    all_had = known is not None and (known.phase_name, known.execution) == (this.phase, this.number)
+    return all_had or any(not pod.is_alive for pod in view.pods) or any(heard.begun for heard in view.heard)
+
+
+def _trains(view: View) -> bool:
+    if view.job is None or view.job.state is not JobState.ACTIVE or view.job.queued:
+        return False
+    begun = not view.speaking or any(heard.begun for heard in view.speaking)
+    return begun and view.started_pods >= view.workers and all(pod.is_alive for pod in view.pods)
+
+
+def _left(view: View) -> list[Pod]:
+    """Pods of earlier executions that have not ended, and that are waited for."""
+    others = (pod for pod in view.seen.pods if pod.execution != view.execution)
+    return [pod for pod in others if pod.is_alive and not is_abandoned(pod, view.status)]
+
+
+def _given_up_at(view: View) -> datetime | None:
+    """The moment from which nobody waits for what is left of earlier executions; None where nothing is, or where a pod
+    was not asked to end."""
+    left = _left(view) if _is_elastic(view) else []
+    times = [clock.from_text(pod.leaves_by) for pod in left if pod.leaves_by]
+    if not left or len(times) < len(left):
+        return None
+    return max(times) + timedelta(seconds=STUCK_SECONDS + _patience(view))
+
+
+def _have_lost_partners(left: list[Pod]) -> bool:
+    alive = Counter(pod.execution for pod in left)
+    return all(alive[pod.execution] < pod.workers for pod in left)
+
+
+def _with_fewer(view: View, status: PseudoRealJobStatus, workers: int, why: str) -> Decision:
+    phase, known = _phase(view), view.status.elastic
+    since = known.since if known and known.phase_name == phase.name else clock.to_text(view.now)
+    elastic = Elastic(
+        phase_name=phase.name,
+        workers=workers,
+        since=since,
+        grow_after=None if view.spec.scheduling.queue else clock.to_text(_next_try(view, since)),
+        message=f"{why}.",
+    )
+    number = status.execution + 1
+    text = f"{why}. Execution {number} of phase {phase.name} goes on with {workers} of {phase.workers} workers"
+    return announce(view, status_with(status, elastic=elastic), _told(text), wait=0)
+
+
+def _next_try(view: View, since: str) -> datetime:
+    elastic = _phase(view).elastic
+    assert elastic is not None, "an elastic phase became smaller"
+    return view.now + max(timedelta(seconds=GROWTH * elastic.patience_seconds), view.now - clock.from_text(since))
+
+
+def _told(text: str) -> Announcement:
+    return Announcement("Resized", text, (Reason.RESIZED,))

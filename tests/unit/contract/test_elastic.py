@@ -1,0 +1,123 @@
+"""The numbers of workers that an elastic phase can have, and what a rank then has at a time."""
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pseudoreal_api.resolved.check import check_resolvable
+from pseudoreal_api.resolved.elastic import laid_out, most_workers, resized
+from pseudoreal_api.resolved.resolve import UnresolvableJob, rank_counts
+from pseudoreal_api.spec.check import check_job
+from pseudoreal_api.spec.job import PseudoRealJobSpec
+from pseudoreal_api.spec.phase import Phase
+
+from tests.support.jobs import good_job
+
+FULL = {"stateSharding": "Full"}
+
+
+def job(
+    workers: int = 4, least: int = 1, batch: Any = None, parallelism: Any = None, **phase: Any
+) -> PseudoRealJobSpec:
+    changes = {
+        "workers": workers,
+        "elastic": {"minWorkers": least},
+        "batch": batch or {"sequences": 24, "microBatches": 2},
+        "parallelism": parallelism or FULL,
+    }
+    return check_job(good_job(**{f"spec__phases__1__{name}": value for name, value in (changes | phase).items()})).spec
+
+
+def sizes(spec: PseudoRealJobSpec) -> dict[int, int]:
+    """Each number of workers that the phase can have -> its micro-batches."""
+    phase = spec.phases[1]
+    numbers = sorted({found for limit in range(1, phase.workers + 1) if (found := most_workers(spec, phase, limit))})
+    return {number: laid_out(spec, phase, number).batch.micro_batches for number in numbers}
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        # Three sequences on a rank at a time: 24 / 2 / 4, 24 / 3 / 3 (not all have three), 24 / 4 / 2, 24 / 8 / 1.
+        (job(), {1: 8, 2: 4, 3: 3, 4: 2}),
+        (job(least=2), {2: 4, 3: 3, 4: 2}),
+        # One sequence on a rank at a time: no divisor of 8 gives three ranks at least and at most one.
+        (job(batch={"sequences": 8, "microBatches": 2}), {1: 8, 2: 4, 4: 2}),
+        (job(least=2, parallelism=FULL | {"replicas": 2}), {2: 4, 4: 2}),
+        (job(parallelism={"pipeline": 2}, processesPerWorker=2), {1: 8, 2: 4, 3: 3, 4: 2}),
+        (job(least=2, parallelism={"pipeline": 2}), {2: 4, 4: 2}),
+        # Each stage has all sequences of a micro-batch, whatever the number of stages.
+        (job(parallelism={"pipeline": "AllRanks"}), {1: 2, 2: 2, 3: 2, 4: 2}),
+        # Interleaved wants layers, of which there are 8, in equal parts.
+        (job(parallelism={"pipeline": "AllRanks", "schedule": "Interleaved"}), {1: 2, 2: 2, 4: 2}),
+    ],
+)
+def test_the_sizes_of_a_phase(spec: PseudoRealJobSpec, expected: dict[int, int]) -> None:
+    assert sizes(spec) == expected
+
+
+def test_without_elastic_there_is_one_size() -> None:
+    spec = check_job(good_job()).spec
+    assert (most_workers(spec, spec.phases[1], 2), most_workers(spec, spec.phases[1], 1)) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (
+            {"least": 1, "parallelism": {"pipeline": 2}},
+            r"spec.phases\[real\].elastic.minWorkers is 1, .* = 1 ranks, not a multiple of parallelism.pipeline 2;"
+            r" change one of them\); the next number that fits is 2",
+        ),
+        (
+            {"least": 3, "batch": {"sequences": 8, "microBatches": 2}},
+            r"minWorkers is 3, .*no number of micro-batches divides batch.sequences 8 so that each of 3 data-parallel"
+            r" ranks, on 3 workers, has between 1 and 1 sequences of one, as on 4; .*; the next number that fits is 4",
+        ),
+        ({"least": 1, "workers": 3, "parallelism": {"pipeline": 2}}, r"= 3 ranks, not a multiple"),
+    ],
+)
+def test_a_number_that_does_not_divide_is_refused_with_one_that_does(changes: Any, says: str) -> None:
+    with pytest.raises(UnresolvableJob, match=says):
+        check_resolvable(job(**changes))
+
+
+def test_the_other_phases_stay_as_they_are() -> None:
+    spec = job()
+    found = resized(spec, 1, 2)
+    assert (found.phases[0], found.phases[1].workers, spec.phases[1].workers) == (spec.phases[0], 2, 4)
+
+
+@given(
+    workers=st.integers(2, 12),
+    sequences=st.integers(1, 96),
+    micro_batches=st.integers(1, 8),
+    pipeline=st.sampled_from([1, 2, 4]),
+    processes=st.sampled_from([1, 2]),
+)
+def test_no_rank_has_more_at_a_time_and_none_has_nothing(
+    workers: int, sequences: int, micro_batches: int, pipeline: int, processes: int
+) -> None:
+    batch = {"sequences": sequences * micro_batches, "microBatches": micro_batches}
+    spec = job(workers, 1, batch, FULL | {"pipeline": pipeline}, processesPerWorker=processes)
+    try:
+        most = at_a_time(spec, spec.phases[1])
+    except UnresolvableJob:
+        return
+    for number, micro in sizes(spec).items():
+        phase = resized(spec, 1, number).phases[1]
+        assert (phase.batch.sequences, phase.batch.micro_batches) == (sequences * micro_batches, micro)
+        assert phase.batch.sequences % micro == 0
+        assert 1 <= at_a_time(spec, phase) <= most
+
+
+def at_a_time(spec: PseudoRealJobSpec, phase: Phase) -> int:
+    """Most sequences of a rank, counted one by one; each has at least one."""
+    ranks = rank_counts(spec, phase)
+    data, width = ranks.ranks // ranks.pipeline, phase.batch.sequences // phase.batch.micro_batches
+    borders = [width * rank // data for rank in range(data + 1)]
+    shares = [after - before for before, after in pairwise(borders)]
+    assert min(shares) >= 1
+    return max(shares)
