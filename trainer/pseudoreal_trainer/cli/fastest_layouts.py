@@ -70,6 +70,8 @@ def show_fastest(console: Console, fastest: FastestLayouts) -> None:
 def _table(fastest: FastestLayouts) -> Table:
     names = (
         "pipeline",
+        "replicas",
+        "expertRanks",
         "schedule",
         "stateSharding",
         "microBatches",
@@ -84,7 +86,8 @@ def _table(fastest: FastestLayouts) -> Table:
     for number, (found, report) in enumerate(fastest.found, 1):
         choice = found.choice
         table.add_row(
-            *(str(number), str(choice.pipeline), choice.schedule, choice.sharding),
+            *map(str, (number, choice.pipeline, choice.replicas, choice.expert_ranks)),
+            *(choice.schedule, choice.sharding),
             *(str(choice.micro_batches), choice.keep, f"{found.seconds:.4g}"),
             *(f"{report.tokens_per_step / found.seconds:,.0f}", f"{best / found.seconds:.1%}"),
             readable_bytes(report.peak_device_bytes),
