@@ -22,6 +22,7 @@ from pseudoreal_trainer.plan.records import (
     Forward,
     Leg,
     Pass,
+    Recompute,
     Reduce,
     Send,
     Update,
@@ -62,6 +63,9 @@ class _Passes:
     """Exchanges with experts."""
     wait: float
     """The part of them that nothing runs beside."""
+    way: float
+    """What it takes from the input to the gradient of the input, where what is between them is known at once: all but
+    what can be computed again before the gradient comes."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +127,7 @@ class _Least:
         """The way of a micro-batch to the first position of each rank, and back from it."""
         layout = self.layout
         legs = [
-            passes.compute
-            + passes.wait
-            + (2 * self._message if layout.rank_of(here) != layout.rank_of(here + 1) else 0)
+            passes.way + (2 * self._message if layout.rank_of(here) != layout.rank_of(here + 1) else 0)
             for here, passes in enumerate(self._passes[:-1])
         ]
         to_position = [*accumulate(legs, initial=0.0)]
@@ -167,12 +169,11 @@ class _Least:
         passes = [Forward(position, 0)] if position != self.layout.head else []
         parts = with_parts(self.layout, [*passes, Backward(position, 0)])
         exchanges = [part for part in parts if isinstance(part, Exchange)]
-        return _Passes(
-            sum(self.costs.compute(part) for part in parts if isinstance(part, Pass)),
-            sum(map(self.costs.network, exchanges)),
-            # The gradients of tokens are waited for; see `plan/spread.py`.
-            sum(self.costs.network(one) for one in exchanges if one.leg is Leg.DISPATCH_GRADIENT),
-        )
+        compute = sum(self.costs.compute(part) for part in parts if isinstance(part, Pass))
+        early = sum(self.costs.compute(part) for part in parts if isinstance(part, Recompute))
+        # The gradients of tokens are waited for; see `plan/spread.py`.
+        wait = sum(self.costs.network(one) for one in exchanges if one.leg is Leg.DISPATCH_GRADIENT)
+        return _Passes(compute, sum(map(self.costs.network, exchanges)), wait, compute - early + wait)
 
     def _kind(self, position: int) -> Hashable:
         kind = self.sizes.kind(position - 1) if 0 < position < self.layout.head else position
@@ -183,8 +184,8 @@ class _Least:
 
     def _of_unit(self, cost: Callable[[int], float], unit: int) -> float:
         layout = self.layout
-        key = (cost.__name__, self.sizes.units[unit].numel, layout.home(unit), layout.pool_of(unit))
-        key = (*key, len(layout.users[unit]))
+        home, pool, users = layout.home(unit), layout.pool_of(unit), len(layout.users[unit])
+        key = (cost.__name__, self.sizes.units[unit].numel, home, pool, users)
         if key not in self._of_units:
             self._of_units[key] = cost(unit)
         return self._of_units[key]
