@@ -23,5 +23,5 @@ class ChosenLayout(ApiModel):
     micro_batches: int = Field(description="microBatches is the number of parts of a step's sequences.")
     keep: _Word = Field(description="keep says which activations wait for the backward pass.")
     hardware: str = Field(max_length=256, description="hardware is the name of the profile that it was chosen for.")
-    step_seconds: str = Field(max_length=32, description="stepSeconds is the predicted time of a step, in seconds.")
+    step_time: str = Field(max_length=32, description="stepTime is the predicted time of a step, in seconds.")
     bottleneck: str = Field(max_length=512, description="bottleneck is a sentence on what bounds a step.")

@@ -130,7 +130,7 @@ def _layouts(job: SeenJob) -> list[str]:
 def _layout(layout: ChosenLayout) -> list[str]:
     counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks))
     words = map(cleaned, (layout.schedule, layout.state_sharding, str(layout.micro_batches), layout.keep))
-    return [*counts, *words, f"{cleaned(layout.step_seconds)} s"]
+    return [*counts, *words, f"{cleaned(layout.step_time)} s"]
 
 
 def _requests(job: SeenJob) -> list[str]:

@@ -61,8 +61,30 @@ PLACED = TRAINING | {
     }
 }
 """Four pods, one of which is on a node that the status has no room for."""
+AUTO: Json = TRAINING | {
+    "phases": [
+        TRAINING["phases"][0],
+        TRAINING["phases"][1]
+        | {
+            "layout": {
+                "pipeline": 2,
+                "replicas": 1,
+                "expertRanks": 1,
+                "schedule": "Layered",
+                "stateSharding": "None",
+                "microBatches": 4,
+                "keep": "Inputs",
+                "hardware": "assumed CPUs",
+                "stepTime": "0.25",
+                "bottleneck": "the forward and backward passes of pipeline rank 1 take 91% of the step",
+            }
+        },
+    ]
+}
+"""The second phase was given its layout."""
 DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
     "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
+    "auto": (job(AUTO), [], []),
     "mixture": (job(MIXTURE), [pod(1), pod(0)], []),
     "placed": (
         job(

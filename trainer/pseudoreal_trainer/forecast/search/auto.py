@@ -53,7 +53,7 @@ def choose(config: PhaseConfig, profile: HardwareProfile, threads: int) -> Chose
         micro_batches=choice.micro_batches,
         keep=choice.keep,
         hardware=profile.name[:256],
-        step_seconds=f"{found.seconds:.4g}",
+        step_time=f"{found.seconds:.4g}",
         bottleneck=(report.bottleneck or "")[:512],
     )
 
