@@ -149,6 +149,7 @@ def test_without_a_profile_a_machine_is_assumed(phase: PhaseConfig, gpus: int, c
     assert chosen(phase.model_copy(update=update)).hardware.startswith("assumed ")
 
 
+@pytest.mark.long
 def test_ranks_that_are_killed_go_on_in_the_same_layout_on_another_machine(
     phase: PhaseConfig, hardware: Callable[..., Path], tmp_path: Path, train: Any, config: Callable[..., PhaseConfig]
 ) -> None:
