@@ -46,8 +46,16 @@ TRAINER = Package(
     Path(pseudoreal_trainer.__file__).parent,
     (
         *("", "plan", "forecast.memory", "forecast.time", "forecast.placement", "forecast"),
-        *("forecast.search", "rendezvous", "heartbeat", "pod", "launch", "model"),
-        *("checkpoint.storage", "data.tokenizer", "data.tokens", "data", "data.prepare.formats", "data.prepare"),
+        *("forecast.search", "rendezvous", "heartbeat", "pod", "model"),
+        *(
+            "checkpoint.storage",
+            "launch",
+            "data.tokenizer",
+            "data.tokens",
+            "data",
+            "data.prepare.formats",
+            "data.prepare",
+        ),
         *("checkpoint", "convert", "engine.ranks", "engine.state", "engine"),
         *("preflight", "training.sinks", "training", "measure", "cli"),
     ),

@@ -20,6 +20,7 @@ from pseudoreal_api.status.status import (
     Retries,
     Transition,
 )
+from pseudoreal_api.wire.layout import ChosenLayout
 
 
 class StatusFields(TypedDict, total=False):
@@ -70,6 +71,7 @@ class PhaseFields(Result, total=False):
     state: str
     start_time: str | None
     start_checkpoint: str | None
+    layout: ChosenLayout | None
     discards: list[Discard] | None
 
 

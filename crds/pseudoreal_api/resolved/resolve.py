@@ -149,6 +149,8 @@ def _processes(spec: PseudoRealJobSpec, phase: Phase) -> _Processes:
             state_sharding=asked.state_sharding,
             replicas=asked.replicas,
             expert_ranks=asked.expert_ranks,
+            layout=asked.layout,
+            hardware=asked.hardware,
         ),
     }
 
@@ -238,11 +240,15 @@ def explicit_sharing(spec: PseudoRealJobSpec, phase: Phase) -> Sharing:
 
 
 def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
-    """The ranks of the phase. Raises UnresolvableJob when they do not fit the layers or the batch."""
+    """The ranks of the phase, of which layout Auto has yet to say how many are pipeline ranks: 1 until then. Raises
+    UnresolvableJob when they do not fit the layers or the batch."""
     processes = phase.processes_per_worker or gpus_of(phase) or 1
     ranks = phase.workers * processes
     where = f"spec.phases[{phase.name}]"
     counted = f"workers {phase.workers} x {processes} processes per worker = {ranks} ranks"
+    if phase.parallelism.layout == "Auto":
+        _check_some_layout(spec, phase, ranks, where)
+        return RankCounts(phase.workers, processes, 1)
     asked = phase.parallelism.pipeline
     pipeline = ranks if asked == "AllRanks" else asked
     if pipeline > spec.model.layers:
@@ -272,6 +278,17 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
         except UnresolvableJob as error:
             raise UnresolvableJob(f"{where}: {error}") from None
     return RankCounts(phase.workers, processes, pipeline)
+
+
+def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where: str) -> None:
+    """Checks that there is a layout to choose. Raises UnresolvableJob."""
+    pipeline = max(number for number in range(1, spec.model.layers + 1) if ranks % number == 0)
+    if ranks // pipeline > phase.batch.sequences:
+        raise UnresolvableJob(
+            f"{where}.parallelism.layout Auto: {ranks} ranks are at least {ranks // pipeline} data-parallel ranks for"
+            f" spec.model.layers {spec.model.layers}, but a step has {phase.batch.sequences} sequences; raise"
+            " batch.sequences or lower workers"
+        )
 
 
 def _check_spread(spec: PseudoRealJobSpec, phase: Phase, data: int, where: str) -> None:

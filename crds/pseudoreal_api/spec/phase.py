@@ -15,6 +15,7 @@ Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
 StateSharding = Literal["None", "Optimizer", "Gradients", "Full"]
 Keep = Literal["Inputs", "All"]
 Home = Literal["Device", "Host", "Disk"]
+Chooser = Literal["Given", "Auto"]
 SharedPart = Literal["Blocks", "Experts"]
 OptimizerState = Literal["Measured", "Copy", "Scale", "Reset"]
 
@@ -154,6 +155,20 @@ class Parallelism(ApiModel):
         description="expertRanks is the number of ranks over which the experts of each layer are spread: tokens go to"
         " the ranks of their experts and come back. It divides model.experts.count and the ranks of a replica; more"
         " than 1 needs model.norm.placement Pre.",
+    )
+    layout: Annotated[Chooser, Since(5)] = Field(
+        "Given",
+        description="layout says who chooses the layout. Given: the other fields here, batch.microBatches and"
+        " activations.keep are it. Auto: before its first step the phase takes the layout with the shortest predicted"
+        " step that fits, keeps it, and shows it in the status; those fields are then left out.",
+    )
+    hardware: str | None = Field(
+        None,
+        min_length=1,
+        max_length=1024,
+        description="hardware is the path in the pods of the profile of a machine, as measure-hardware writes it, that"
+        " Auto predicts with. A relative path means the trainer's working directory. Omitted: machines with 80 GB GPUs"
+        " are assumed for phases with GPUs, and a small CPU for others.",
     )
 
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ATOMIC, SET, ApiModel, list_map
+from pseudoreal_api.wire.layout import ChosenLayout
 
 TIME: dict[str, Any] = {"format": "date-time"}
 
@@ -220,6 +221,11 @@ class PhaseStatus(StatusModel):
         None,
         description="discards are checkpoints that are not resumed from. Omitted: there are none.",
         json_schema_extra=ATOMIC,
+    )
+    layout: ChosenLayout | None = Field(
+        None,
+        description="layout is what the phase was given by layout Auto; no restart changes it. Omitted: the job says it"
+        " itself, or it is not chosen yet.",
     )
     end_checkpoint: _Name | None = Field(None, description="endCheckpoint is the checkpoint at the end of the phase.")
     step: int | None = Field(

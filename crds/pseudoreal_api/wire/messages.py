@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel
+from pseudoreal_api.wire.layout import ChosenLayout
 
 TERMINATION_MESSAGE_BYTES = 4096
 """Size limit of a termination message: Kubernetes keeps no more of it."""
@@ -85,6 +86,9 @@ class TerminationMessage(ApiModel):
     suspect: int | None = Field(None, description="The rank at fault, where it is not one of this pod's own.")
     peer_lost: bool = Field(
         False, description="The pod ended as another one failed, or was gone: the fault began there."
+    )
+    layout: ChosenLayout | None = Field(
+        None, description="The layout that the phase was given. None: the job says it itself."
     )
     in_place: InPlace | None = Field(
         None, description="Its restarts in place after which ranks began. None: there were none."

@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel
+from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import InPlace, ProgressReport
 
 REPORT_BYTES = 64 * 1024
@@ -69,6 +70,9 @@ class PodReport(_Said):
     ranks: list[RankReport] = Field([], max_length=64, description="Signs of the pod's own ranks.")
     progress: ProgressReport | None = Field(None, description="Progress of the training, from the pod of rank 0.")
     checkpoint: SavedCheckpoint | None = Field(None, description="The newest checkpoint, from the pod of rank 0.")
+    layout: ChosenLayout | None = Field(
+        None, description="The layout that the phase was given. None: the job says it itself."
+    )
     in_place: InPlace | None = Field(
         None,
         description="Its restarts in place; without ranks, the last one waits for the other pods. None: there were"

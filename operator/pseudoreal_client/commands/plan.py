@@ -13,7 +13,10 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_operator.observe.stages import Stage, StageKind
 from pseudoreal_trainer.cli.plan_command import plan as plan_file
+from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.forecast.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.forecast.search.auto import choose, is_auto, laid_out
+from pseudoreal_trainer.forecast.time.assumed import assumed_profile
 
 from pseudoreal_client.capacity.fit import fit
 from pseudoreal_client.capacity.levels import levels_of
@@ -92,7 +95,7 @@ def _verdicts(connection: Connection, planned: _Planned, phase: str | None) -> l
     if phase is not None and phase not in names:
         raise Refusal(f"there is no phase {phase}; there are {', '.join(names)}", ExitStatus.NOT_FOUND)
     nodes = _nodes(connection, planned.uid)
-    return [_verdict(planned.job, stage, nodes) for stage in stages_left(planned.job, planned.status, phase)]
+    return [_verdict(planned, stage, nodes) for stage in stages_left(planned.job, planned.status, phase)]
 
 
 def _nodes(connection: Connection, uid: str) -> list[Node]:
@@ -107,12 +110,12 @@ def _nodes(connection: Connection, uid: str) -> list[Node]:
     return read_nodes(nodes, pods, uid)
 
 
-def _verdict(job: PseudoRealJob, stage: Stage, nodes: list[Node]) -> Verdict:
-    phase = job.spec.phases[stage.index]
+def _verdict(about: _Planned, stage: Stage, nodes: list[Node]) -> Verdict:
+    job, phase = about.job, about.job.spec.phases[stage.index]
     if stage.kind is StageKind.DELINK:
         wish = wish_of(job, stage, None)
         return Verdict(stage.title, stage.phase, wish, None, fit(nodes, wish), nodes, [])
-    planned = _forecast(job, stage.index)
+    planned = _forecast(job, stage.index, about.status)
     report = planned.report
     need = need_of(job, phase, report)
     wish = wish_of(job, stage, need)
@@ -122,11 +125,16 @@ def _verdict(job: PseudoRealJob, stage: Stage, nodes: list[Node]) -> Verdict:
     return Verdict(stage.title, stage.phase, wish, need, found, nodes, problems, levels)
 
 
-def _forecast(job: PseudoRealJob, index: int) -> PlannedPhase:
+def _forecast(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> PlannedPhase:
     phase = job.spec.phases[index]
     config = phase_config(job, index, execution=1, work_directory=".", offload_directory=".")
     cores = phase.resources.limits.get("cpu", phase.resources.requests.get("cpu", 1))
     threads = max(1, int(amount_of(cores)) // rank_counts(job.spec, phase).processes_per_worker)
+    if is_auto(config):
+        known = next((one.layout for one in status.phases if one.name == phase.name), None)
+        # The profile that the job names is in its pods.
+        device: Device = "cuda" if gpus_of(phase) else "cpu"
+        config = laid_out(config, known or choose(config, assumed_profile(device), threads))
     return plan_phase(config, "cuda" if gpus_of(phase) else "cpu", None, threads)
 
 

@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from pseudoreal_api.status.status import Fault, PhaseStatus, Progress
+from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_operator.observe.view import Pod
 
 from pseudoreal_client.text import NOTHING, age, columns, duration, number
@@ -20,6 +21,7 @@ def description(job: SeenJob, pods: Sequence[Pod], events: Sequence[Json], now: 
     """The lines. `pods`: those of the newest execution."""
     lines = columns([[f"{name}:", value] for name, value in facts(job, now)])
     lines += _part("Phases", phase_table(job, now))
+    lines += _part("Chosen layouts", _layouts(job))
     lines += _part("Ranks", rank_map(job, pods, now))
     lines += _part(_nodes_title(job), node_map(job))
     lines += _part("Requests", _requests(job))
@@ -123,6 +125,23 @@ def _took(phase: PhaseStatus, now: datetime) -> str:
     if phase.start_time is None:
         return NOTHING
     return age(phase.start_time, datetime.fromisoformat(phase.completion_time) if phase.completion_time else now)
+
+
+def _layouts(job: SeenJob) -> list[str]:
+    """The layouts of phases that were given one by layout Auto, with the forecast that they were chosen by."""
+    given = [(phase.name, phase.layout) for phase in job.status.phases if phase.layout]
+    if not given:
+        return []
+    heads = ("PHASE", "PIPELINE", "REPLICAS", "EXPERT-RANKS", "SCHEDULE", "SHARDING", "MICRO-BATCHES", "KEEP", "STEP")
+    rows = [(name, *_layout(layout)) for name, layout in given]
+    notes = [f"{cleaned(name)}: {cleaned(one.bottleneck)}, on {cleaned(one.hardware)}" for name, one in given]
+    return [*columns([heads, *rows]), *notes]
+
+
+def _layout(layout: ChosenLayout) -> list[str]:
+    counts = map(str, (layout.pipeline, layout.replicas, layout.expert_ranks))
+    words = map(cleaned, (layout.schedule, layout.state_sharding, str(layout.micro_batches), layout.keep))
+    return [*counts, *words, f"{cleaned(layout.step_time)} s"]
 
 
 def _requests(job: SeenJob) -> list[str]:

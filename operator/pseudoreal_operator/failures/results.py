@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 from pseudoreal_api.resolved.resolve import last_steps
 from pseudoreal_api.spec.job import PseudoRealJobSpec
 from pseudoreal_api.status.status import CheckpointStatus, ExpertLoad, Progress, PseudoRealJobStatus
+from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import ProgressReport, TerminationMessage
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.changes import PhaseFields, status_with
+from pseudoreal_operator.changes import PhaseFields, phase_with, status_with
 from pseudoreal_operator.observe.stages import Stage, StageKind, changed
 from pseudoreal_operator.observe.view import Heard, Pod, PodPhase
 
@@ -29,6 +30,7 @@ def recorded(
     status: PseudoRealJobStatus, stage: Stage, message: TerminationMessage, ended: str | None
 ) -> PseudoRealJobStatus:
     """The status once the stage is done; it was done at `ended`."""
+    status = _with_layout(status, stage.phase, message.layout)
     return status_with(
         status,
         phases=changed(status.phases, stage.index, **_outcome(stage, message)),
@@ -57,6 +59,7 @@ def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datet
     """The status with what the pods of the running execution say."""
     for one in heard:
         report = one.report
+        status = _with_layout(status, one.execution.phase, report.layout)
         if report.progress:
             status = status_with(status, progress=live_progress(report.progress, now))
         if report.checkpoint and (status.checkpoint is None or report.checkpoint.name != status.checkpoint.latest):
@@ -64,6 +67,17 @@ def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datet
             update = CheckpointStatus(latest=report.checkpoint.name, step=report.checkpoint.step, saved_time=saved)
             status = status_with(status, checkpoint=update)
     return status
+
+
+def _with_layout(status: PseudoRealJobStatus, name: str, layout: ChosenLayout | None) -> PseudoRealJobStatus:
+    """The status with the layout that a phase was given, which never changes."""
+    if layout is None:
+        return status
+    phases = [
+        phase_with(phase, layout=layout) if phase.name == name and phase.layout is None else phase
+        for phase in status.phases
+    ]
+    return status_with(status, phases=phases)
 
 
 def live_progress(report: ProgressReport, now: datetime) -> Progress:

@@ -70,8 +70,30 @@ ELASTIC = TRAINING | {
         "message": "2 of 4 pods had a node after 300 s.",
     }
 }
+AUTO: Json = TRAINING | {
+    "phases": [
+        TRAINING["phases"][0],
+        TRAINING["phases"][1]
+        | {
+            "layout": {
+                "pipeline": 2,
+                "replicas": 1,
+                "expertRanks": 1,
+                "schedule": "Layered",
+                "stateSharding": "None",
+                "microBatches": 4,
+                "keep": "Inputs",
+                "hardware": "assumed CPUs",
+                "stepTime": "0.25",
+                "bottleneck": "the forward and backward passes of pipeline rank 1 take 91% of the step",
+            }
+        },
+    ]
+}
+"""The second phase was given its layout."""
 DESCRIBED: dict[str, tuple[SeenJob, list[Json], list[Json]]] = {
     "training": (job(TRAINING, spec__phases__1__processesPerWorker=2), [pod(1), pod(0), pod(0, execution=1)], EVENTS),
+    "auto": (job(AUTO), [], []),
     "mixture": (job(MIXTURE), [pod(1), pod(0)], []),
     "placed": (
         job(

@@ -46,6 +46,24 @@ def test_omitted_sharing_becomes_one_block_for_each_layer() -> None:
     assert _resolve().sharing.blocks == 8
 
 
+def test_a_layout_that_is_chosen_later_is_left_open() -> None:
+    auto = {"layout": "Auto", "hardware": "/profiles/hardware.yaml"}
+    found = _resolve(spec__phases__1__parallelism=auto, spec__phases__1__batch={"sequences": 8})
+    assert (found.parallelism.layout, found.parallelism.hardware) == ("Auto", "/profiles/hardware.yaml")
+
+
+@pytest.mark.parametrize(("workers", "fits"), [(16, True), (64, True), (80, False)])
+def test_a_layout_is_chosen_only_where_there_is_one(workers: int, fits: bool) -> None:
+    """The most ranks that 8 layers and 8 sequences occupy are 64."""
+    shape = {"spec__phases__1__workers": workers, "spec__phases__1__batch": {"sequences": 8}}
+    spec = check_job(good_job(spec__phases__1__parallelism={"layout": "Auto"}, **shape)).spec
+    if fits:
+        check_resolvable(spec)
+        return
+    with pytest.raises(UnresolvableJob, match="80 ranks are at least 10 data-parallel ranks"):
+        check_resolvable(spec)
+
+
 def test_a_pipeline_of_all_ranks() -> None:
     assert _resolve(spec__phases__1__parallelism={"pipeline": "AllRanks"}).parallelism.pipeline == 2
 

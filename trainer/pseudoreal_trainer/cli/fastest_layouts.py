@@ -68,24 +68,23 @@ def show_fastest(console: Console, fastest: FastestLayouts) -> None:
 
 
 def _table(fastest: FastestLayouts) -> Table:
-    names = (
-        "pipeline",
-        "schedule",
-        "stateSharding",
-        "microBatches",
-        "keep",
-        "s a step",
-        "tokens/s",
-        "of best",
-        "device, peak",
-    )
-    table = Table("", *names, title="fastest layouts")
+    """The layouts as a table; replicas and expert ranks have columns where some layout has more than one."""
+    choices = [found.choice for found, _ in fastest.found]
+    meshes: list[tuple[str, list[int]]] = [
+        ("pipeline", [choice.pipeline for choice in choices]),
+        ("replicas", [choice.replicas for choice in choices]),
+        ("expertRanks", [choice.expert_ranks for choice in choices]),
+    ]
+    shown = [(name, counts) for name, counts in meshes if name == "pipeline" or max(counts) > 1]
+    names = ("schedule", "stateSharding", "microBatches", "keep", "s a step", "tokens/s", "of best", "device, peak")
+    table = Table("", *(name for name, _ in shown), *names, title="fastest layouts")
     best = fastest.found[0][0].seconds
     for number, (found, report) in enumerate(fastest.found, 1):
         choice = found.choice
         table.add_row(
-            *(str(number), str(choice.pipeline), choice.schedule, choice.sharding),
-            *(str(choice.micro_batches), choice.keep, f"{found.seconds:.4g}"),
+            str(number),
+            *(str(counts[number - 1]) for _, counts in shown),
+            *(choice.schedule, choice.sharding, str(choice.micro_batches), choice.keep, f"{found.seconds:.4g}"),
             *(f"{report.tokens_per_step / found.seconds:,.0f}", f"{best / found.seconds:.1%}"),
             readable_bytes(report.peak_device_bytes),
         )

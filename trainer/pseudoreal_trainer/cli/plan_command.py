@@ -13,7 +13,7 @@ from pseudoreal_api.wire.messages import ExitCode
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from pseudoreal_trainer.cli.fastest_layouts import fastest_layouts, show_fastest
+from pseudoreal_trainer.cli.fastest_layouts import FastestLayouts, fastest_layouts, show_fastest
 from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_display import show, show_course
 from pseudoreal_trainer.errors import InvalidJobError
@@ -21,9 +21,14 @@ from pseudoreal_trainer.forecast.course import PhaseCourse
 from pseudoreal_trainer.forecast.memory.sizes import Device
 from pseudoreal_trainer.forecast.picture import Panel, picture
 from pseudoreal_trainer.forecast.report import PlannedPhase, plan_phase
+from pseudoreal_trainer.forecast.search.auto import device_of, is_auto, profile_of
+from pseudoreal_trainer.forecast.search.space import chosen
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, read_profile
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.threads import threads_of
+
+_SHOWN = 3
+"""Number of layouts that are shown of a phase with layout Auto; the first is the one that it would take."""
 
 
 @click.command()
@@ -65,15 +70,19 @@ def plan(
     try:
         profile = read_profile(hardware) if hardware else None
         phases = _phases(file, phase, profile)
+        searched = [] if fastest is not None else _searched(phases, profile)
+        if not all(layouts.found for layouts in searched):
+            sys.exit(_say_layouts(searched, as_json=as_json))
         if fastest is not None:
             sys.exit(_say_fastest(phases, profile, fastest, as_json=as_json))
         if days is not None and profile is None:
             raise InvalidJobError("--days needs seconds: give --hardware the profile of a machine")
+        phases = _settled(phases, searched)
         planned = list(_planned(phases, profile))
     except ValueError as error:
         click.echo(str(error), err=True)
         sys.exit(ExitCode.INVALID_JOB)
-    _say(planned, as_json=as_json)
+    _say(planned, searched, as_json=as_json)
     if profile is not None and not as_json:
         show_course(Console(), _courses([config for config, _ in phases], planned), days)
     if picture_file is not None:
@@ -88,13 +97,13 @@ def _phases(file: Path, name: str | None, profile: HardwareProfile | None) -> li
     names = [phase.name for phase in job.spec.phases]
     if name is not None and name not in names:
         raise InvalidJobError(f"{file} has no phase {name}; its phases are {', '.join(names)}")
-    chosen = [index for index, known in enumerate(names) if name in (None, known)]
+    wanted = [index for index, known in enumerate(names) if name in (None, known)]
     return [
         (
             phase_config(job, index, execution=1, work_directory=".", offload_directory="."),
             "cuda" if gpus_of(job.spec.phases[index]) or (profile and profile.overlaps) else "cpu",
         )
-        for index in chosen
+        for index in wanted
     ]
 
 
@@ -121,6 +130,10 @@ def _say_fastest(
             status.update(f"searching the layouts of phase {phase.phase}")
             threads = threads_of(phase.processes_per_worker)
             found.append(fastest_layouts(phase, device, profile, threads, wanted))
+    return _say_layouts(found, as_json=as_json)
+
+
+def _say_layouts(found: list[FastestLayouts], *, as_json: bool) -> ExitCode:
     if as_json:
         click.echo(json.dumps({"phases": [phase.as_json() for phase in found]}, indent=2))
     else:
@@ -129,11 +142,33 @@ def _say_fastest(
     return ExitCode.SUCCEEDED if all(phase.found for phase in found) else ExitCode.INVALID_JOB
 
 
-def _say(planned: list[PlannedPhase], *, as_json: bool) -> None:
+def _searched(phases: list[tuple[PhaseConfig, Device]], profile: HardwareProfile | None) -> list[FastestLayouts]:
+    """The best layouts of each phase with layout Auto, on the profile that is given, else that of the job."""
+    found = []
+    for phase in (phase for phase, _ in phases if is_auto(phase)):
+        machine = profile or profile_of(phase)
+        threads = threads_of(phase.processes_per_worker)
+        found.append(fastest_layouts(phase, device_of(phase, machine), machine, threads, _SHOWN))
+    return found
+
+
+def _settled(
+    phases: list[tuple[PhaseConfig, Device]], searched: list[FastestLayouts]
+) -> list[tuple[PhaseConfig, Device]]:
+    """The phases as they would be trained: with layout Auto, in the best layout that was found."""
+    best = {layouts.phase: layouts.found[0][0].choice for layouts in searched}
+    return [(chosen(phase, best[phase.phase]) if is_auto(phase) else phase, device) for phase, device in phases]
+
+
+def _say(planned: list[PlannedPhase], searched: list[FastestLayouts], *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({"phases": [phase.report.model_dump(mode="json") for phase in planned]}, indent=2))
+        auto = {"auto": [layouts.as_json() for layouts in searched]} if searched else {}
+        reports = [phase.report.model_dump(mode="json") for phase in planned]
+        click.echo(json.dumps({"phases": reports} | auto, indent=2))
         return
     console = Console()
+    for layouts in searched:
+        show_fastest(console, layouts)
     for phase in planned:
         show(console, phase.report)
 

@@ -15,13 +15,14 @@ from pathlib import Path
 import structlog
 from pseudoreal_api.resolved.config import DelinkConfig, PhaseConfig, read_config
 from pseudoreal_api.wire.contract import ContractError
-from pseudoreal_api.wire.messages import TerminationMessage
+from pseudoreal_api.wire.messages import Outcome, TerminationMessage
 
 from pseudoreal_trainer.checkpoint.delink import delink
 from pseudoreal_trainer.checkpoint.store import store_of
-from pseudoreal_trainer.errors import TrainingError
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.launch.in_place import run_in_place
 from pseudoreal_trainer.launch.ranks import Launch
+from pseudoreal_trainer.launch.settled import settled
 from pseudoreal_trainer.launch.stop import Stop
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.pod.endpoint import endpoint_of_pod
@@ -78,8 +79,23 @@ def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
     with _folder() as folder:
         pod = PodFolder(folder)
         with reporting(pod, endpoint_of_pod()), serving_metrics(pod, metrics_port(os.environ)):
-            message = run_in_place(Launch(config, path, WORKER, pod, stop))
+            message = _run_settled(config, path, pod, stop)
     return message if message.checkpoint else _with_newest_checkpoint(message, config)
+
+
+def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
+    """Runs the ranks once the phase has its layout: they, and all that looks at it, know no other."""
+    try:
+        config, layout = settled(config)
+    except (InvalidJobError, TrainingError) as error:
+        outcome: Outcome = "InvalidJob" if isinstance(error, InvalidJobError) else "Failed"
+        return ended_badly(outcome, config, str(error))
+    if layout is not None:
+        pod.leave_layout(layout)
+        path = pod.path / "configuration"  # no .json: those files are outcomes of ranks
+        path.write_text(config.to_json(indent=2))
+    message = run_in_place(Launch(config, path, WORKER, pod, stop))
+    return message.model_copy(update={"layout": layout})
 
 
 @contextmanager

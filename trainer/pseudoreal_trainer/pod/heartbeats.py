@@ -17,7 +17,11 @@ def pod_report(folder: PodFolder) -> PodReport:
     # Before the ranks, which are those of this restart or of a later one, and never of an earlier one.
     in_place = folder.in_place()
     return PodReport(
-        ranks=rank_heartbeats(folder), progress=folder.progress(), checkpoint=folder.checkpoint(), in_place=in_place
+        ranks=rank_heartbeats(folder),
+        progress=folder.progress(),
+        checkpoint=folder.checkpoint(),
+        layout=folder.layout(),
+        in_place=in_place,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pseudoreal_api.base import ApiModel
+from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import InPlace, ProgressReport
 from pseudoreal_api.wire.reports import SavedCheckpoint
 
@@ -78,6 +79,14 @@ class PodFolder:
             return None
         found = _Committed.model_validate_json(content)
         return SavedCheckpoint(name=found.name, step=found.step, seconds=time.monotonic() - found.moment)
+
+    def leave_layout(self, layout: ChosenLayout) -> None:
+        self._replace("layout", layout.to_json())
+
+    def layout(self) -> ChosenLayout | None:
+        """The layout that was chosen for the phase; None where the job says it."""
+        content = self._content("layout")
+        return None if content is None else ChosenLayout.model_validate_json(content)
 
     def ask_to_finish(self) -> None:
         self._finish.touch()

@@ -76,6 +76,25 @@ PHASE_RULES = (
         _PIPELINE,
     ),
     on_each_phase(
+        f"p.parallelism.layout == 'Given' || (!({_ALL_RANKS}) && {_PIPELINE} == 1 && p.parallelism.replicas == 1"
+        " && p.parallelism.expertRanks == 1 && p.parallelism.schedule == 'Layered'"
+        " && p.parallelism.stateSharding == 'None')",
+        ".parallelism.layout Auto chooses pipeline, schedule, stateSharding, replicas and expertRanks; remove them from"
+        " parallelism, or remove layout",
+    ),
+    on_each_phase(
+        "p.parallelism.layout == 'Given' || (p.batch.microBatches == 1 && p.activations.keep == 'Inputs')",
+        ".parallelism.layout Auto chooses batch.microBatches and activations.keep, which are %d and %s; remove them, or"
+        " remove layout",
+        "p.batch.microBatches",
+        "p.activations.keep",
+    ),
+    on_each_phase(
+        "p.parallelism.layout == 'Auto' || !has(p.parallelism.hardware)",
+        ".parallelism.hardware is what layout Auto predicts with, but layout is %s; set it to Auto, or remove hardware",
+        "p.parallelism.layout",
+    ),
+    on_each_phase(
         "p.parallelism.replicas == 1 || p.parallelism.stateSharding != 'None'",
         ".parallelism.replicas %d needs a stateSharding other than None: without one, every data-parallel rank is a"
         " replica; set stateSharding, or remove replicas",

@@ -273,6 +273,37 @@ def test_the_fastest_layouts_are_shown_and_can_be_planned(job: dict[str, Any], f
     assert f"1: bottleneck: {best['bottleneck']}" in shown
 
 
+def test_a_phase_that_chooses_its_layout_is_planned_in_the_best_of_three(job: dict[str, Any], file: Path) -> None:
+    real = job["spec"]["phases"][1]
+    real["parallelism"], real["batch"] = {"layout": "Auto"}, {"sequences": real["batch"]["sequences"]}
+    real.pop("activations", None)
+    hardware = ("--hardware", str(EXAMPLES / "hardware" / "gpu-cluster.yaml"), "--phase", "real")
+    found = json.loads(plan(job, file, *hardware, "--json").output)
+    (auto,), (planned,) = found["auto"], found["phases"]
+    assert auto["name"] == "real"
+    assert len(auto["layouts"]) == 3
+    assert planned["step_seconds"] == auto["layouts"][0]["step_seconds"]
+    assert planned["bottleneck"] == auto["layouts"][0]["bottleneck"]
+    shown = plan(job, file, *hardware).output
+    assert all(
+        f"{number}: bottleneck: {layout['bottleneck']}" in shown for number, layout in enumerate(auto["layouts"], 1)
+    )
+    assert "phase real: " in plan(job, file, "--phase", "real").output, "on an assumed machine"
+
+
+def test_a_phase_that_has_no_layout_to_choose_is_said_not_to_fit(job: dict[str, Any], file: Path) -> None:
+    profile = yaml.safe_load((EXAMPLES / "hardware" / "gpu-cluster.yaml").read_text()) | {"device_bytes": 1}
+    hardware = file.with_name("hardware.yaml")
+    hardware.write_text(yaml.safe_dump(profile))
+    real = job["spec"]["phases"][1]
+    real["parallelism"] = {"layout": "Auto", "hardware": str(hardware)}
+    real["batch"] = {"sequences": real["batch"]["sequences"]}
+    real.pop("activations", None)
+    result = plan(job, file, "--phase", "real")
+    assert result.exit_code == ExitCode.INVALID_JOB
+    assert "none of them is within the budget and the machine" in result.output
+
+
 def test_the_fastest_layouts_need_a_profile(job: dict[str, Any], file: Path) -> None:
     result = plan(job, file, "--fastest", "3")
     assert result.exit_code == ExitCode.INVALID_JOB

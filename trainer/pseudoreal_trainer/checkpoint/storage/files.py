@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import stat
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -42,6 +43,14 @@ class FileStorage:
 
     def replace(self, text: str) -> None:
         write_atomically(self.path, text)
+
+    def create(self, text: str) -> None:
+        with tempfile.NamedTemporaryFile("w", dir=self.path.parent, prefix=f"{self.path.name}.") as temporary:
+            temporary.write(text)
+            temporary.flush()
+            os.fsync(temporary.fileno())
+            os.link(temporary.name, self.path)
+        sync(self.path.parent)
 
     def complete(self, text: str) -> None:
         folder = self.path.parent

@@ -61,6 +61,9 @@ class ObjectStorage:
 
     def complete(self, text: str) -> None:
         """Writes the last object of its folder. Raises FileExistsError when another execution has done so meanwhile."""
+        self.create(text)
+
+    def create(self, text: str) -> None:
         try:
             with _asking(self.path) as files:
                 files.pipe_file(self.path.url, text.encode(), mode="create")

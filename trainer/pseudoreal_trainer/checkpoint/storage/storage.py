@@ -53,6 +53,10 @@ class Storage(Protocol):
     def replace(self, text: str) -> None:
         """Writes the file all or not at all: whoever reads it sees the old text or the new one."""
 
+    def create(self, text: str) -> None:
+        """Writes the file all or not at all, unless it is there. Raises FileExistsError where another one has written
+        it."""
+
     def complete(self, text: str) -> None:
         """Writes the last file of its folder: when it is there, all that were written before are."""
 

@@ -41,6 +41,7 @@ def placed_layout(config: PhaseConfig, sizes: Sizes, peaks: Peaks) -> Layout:
 
 def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
     """The layout before a budget moves anything: each unit has the home that the phase names."""
+    assert config.parallelism.layout == "Given", "layout Auto was settled before the ranks began"
     return Layout(
         layer_blocks=blocks_of_layers(config.sharing, config.model.layers),
         layer_experts=experts_of_layers(config.sharing, config.model),

@@ -3,11 +3,23 @@
 from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.forecast.memory.homes import Bounds, Peaks, bounds_of
-from pseudoreal_trainer.forecast.memory.memory import held
+from pseudoreal_trainer.forecast.memory.memory import held, unit_state
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.forecast.shortfalls import room
 from pseudoreal_trainer.forecast.time.hardware import HardwareProfile
 from pseudoreal_trainer.plan.layout import Layout
+
+
+def least_state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:
+    """Whether the device has room for the state of a rank alone that stays there. Where a budget moves units, for the
+    weights and the gradient of the largest: while it is used they are on the device."""
+    if profile.device_bytes is None:
+        return True
+    units = max((layout.local_units(rank) for rank in range(layout.pipeline)), key=len)
+    if config.offload.budget is None:
+        return sum(unit_state(layout, sizes, unit).device for unit in units) <= profile.device_bytes
+    of_each = sizes.compute_bytes + sizes.master_bytes
+    return max(sizes.whole(layout, unit) for unit in units) * of_each <= profile.device_bytes
 
 
 def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:

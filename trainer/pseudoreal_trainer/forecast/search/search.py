@@ -9,13 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from pseudoreal_api.resolved.config import PhaseConfig
-from pseudoreal_api.spec.phase import Keep, Schedule
 
 from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes, placed_layout
 from pseudoreal_trainer.forecast.memory.homes import Peaks, activation_peaks
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes
 from pseudoreal_trainer.forecast.search.bound import least_seconds
-from pseudoreal_trainer.forecast.search.fit import activations_fit, state_fits
+from pseudoreal_trainer.forecast.search.fit import activations_fit, least_state_fits, state_fits
 from pseudoreal_trainer.forecast.search.space import Choice, choices, chosen
 from pseudoreal_trainer.forecast.shortfalls import shortfalls
 from pseudoreal_trainer.forecast.time.costs import MeasuredCosts
@@ -48,16 +47,19 @@ class Search:
 
     def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
         self._config, self._profile = config, profile
-        self._sizes = phase_sizes(config, device, threads)
-        self._peaks: dict[tuple[int, int, Schedule, Keep], Peaks] = {}
+        self._device, self._threads = device, threads
+        self._sizes: dict[int, Sizes] = {}
+        """What a rank has of the units, by the number of expert ranks."""
+        self._peaks: dict[Choice, Peaks] = {}
         """Activations of the layouts that differ in nothing but their sharding: planning a step takes the longest."""
         self.counts = Counts()
 
     def fastest(self) -> Iterator[Found]:
         """Layouts that fit, the fastest first; of those that take equally long, the simplest. Raises ValueError when
         the profile lacks what the phase needs."""
-        waiting = [self._bounded(choice) for choice in choices(self._config)]
-        self.counts.layouts = len(waiting)
+        found = [*choices(self._config)]
+        waiting = [self._bounded(choice) for choice in found if self._may_fit(choice)]
+        self.counts.layouts, self.counts.too_large = len(found), len(found) - len(waiting)
         heapq.heapify(waiting)
         while waiting:
             entry = heapq.heappop(waiting)
@@ -68,9 +70,14 @@ class Search:
             else:
                 self.counts.too_large += 1
 
+    def _may_fit(self, choice: Choice) -> bool:
+        config, sizes = chosen(self._config, choice), self._sizes_of(choice)
+        return least_state_fits(config, fixed_layout(config, sizes), sizes, self._profile)
+
     def _bounded(self, choice: Choice) -> "_Entry":
-        layout, sizes = fixed_layout(chosen(self._config, choice), self._sizes), self._sizes_of(choice)
-        return _Entry(least_seconds(layout, self._costs(layout, sizes)), choice.simplicity, choice)
+        sizes = self._sizes_of(choice)
+        layout = fixed_layout(chosen(self._config, choice), sizes)
+        return _Entry(least_seconds(layout, sizes, self._costs(layout, sizes)), choice.simplicity, choice)
 
     def _fitting(self, choice: Choice) -> Layout | None:
         """The layout of a choice; None where it does not fit."""
@@ -78,7 +85,7 @@ class Search:
         fixed = fixed_layout(config, sizes)
         if not state_fits(config, fixed, sizes, self._profile):
             return None
-        kind = (choice.pipeline, choice.micro_batches, choice.schedule, choice.keep)
+        kind = replace(choice, sharding="None", replicas=1)
         if kind not in self._peaks:
             self._peaks[kind] = activation_peaks(fixed, sizes)
         peaks = self._peaks[kind]
@@ -98,7 +105,11 @@ class Search:
         return MeasuredCosts(self._profile, layout, sizes, self._config.precision.compute)
 
     def _sizes_of(self, choice: Choice) -> Sizes:
-        return replace(self._sizes, micro_batch=self._config.batch.sequences // choice.micro_batches)
+        if choice.expert_ranks not in self._sizes:
+            config = chosen(self._config, choice)
+            self._sizes[choice.expert_ranks] = phase_sizes(config, self._device, self._threads)
+        micro_batch = self._config.batch.sequences // choice.micro_batches
+        return replace(self._sizes[choice.expert_ranks], micro_batch=micro_batch)
 
 
 @dataclass(order=True, frozen=True)

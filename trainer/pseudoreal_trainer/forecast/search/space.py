@@ -24,29 +24,40 @@ class Choice:
     schedule: Schedule
     sharding: StateSharding
     keep: Keep
+    replicas: int = 1
+    expert_ranks: int = 1
 
     @property
     def simplicity(self) -> tuple[int, ...]:
         """Less is simpler: of layouts that take equally long, the least is chosen."""
         order, cut = _SCHEDULES.index(self.schedule), _SHARDINGS.index(self.sharding)
-        return (self.pipeline, cut, order, self.micro_batches, int(self.keep == "All"))
+        mesh = (self.pipeline, self.expert_ranks, self.replicas)
+        return (*mesh, cut, order, self.micro_batches, int(self.keep == "All"))
 
 
 def choices(config: PhaseConfig) -> Iterator[Choice]:
-    """Every choice that the phase's ranks, layers and batch allow: pipeline ranks divide the ranks, and each data rank
-    has a sequence of each micro-batch."""
+    """Every choice that the phase's ranks, layers, experts and batch allow: pipeline ranks divide the ranks, replicas
+    the data ranks, expert ranks those of a replica; and each data rank has a sequence of each micro-batch."""
     keeps: tuple[Keep, ...] = ("Inputs",) if config.activations.home == "Host" else ("Inputs", "All")
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
         for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // data):
             for schedule in _schedules(config.model, pipeline, micro_batches):
-                for sharding in _SHARDINGS if data > 1 else _SHARDINGS[:1]:
-                    yield from (Choice(pipeline, micro_batches, schedule, sharding, keep) for keep in keeps)
+                for replicas, sharding in _cuts(data):
+                    for experts in _spreads(config.model, data // replicas):
+                        for keep in keeps:
+                            yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts)
 
 
 def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:
     """The phase, laid out by `choice`."""
-    asked = ResolvedParallelism(pipeline=choice.pipeline, schedule=choice.schedule, state_sharding=choice.sharding)
+    asked = ResolvedParallelism(
+        pipeline=choice.pipeline,
+        schedule=choice.schedule,
+        state_sharding=choice.sharding,
+        replicas=choice.replicas,
+        expert_ranks=choice.expert_ranks,
+    )
     return config.model_copy(
         update={
             "parallelism": asked,
@@ -58,6 +69,20 @@ def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:
 
 def _divisors(number: int, most: int) -> list[int]:
     return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]
+
+
+def _cuts(data: int) -> Iterator[tuple[int, StateSharding]]:
+    """Numbers of replicas, with what is split. Replicas of one rank each are one replica by another name."""
+    yield 1, "None"
+    for replicas in _divisors(data, data - 1):
+        yield from ((replicas, sharding) for sharding in _SHARDINGS if sharding != "None")
+
+
+def _spreads(model: Model, of_replica: int) -> list[int]:
+    """Numbers of ranks over which a layer's experts may be spread."""
+    if model.experts is None or model.norm.placement != "Pre":
+        return [1]
+    return [ranks for ranks in _divisors(of_replica, of_replica) if model.experts.count % ranks == 0]
 
 
 def _schedules(model: Model, pipeline: int, micro_batches: int) -> Iterator[Schedule]:

@@ -1,5 +1,6 @@
 """Seconds of what the records of a plan do: as a hardware profile says, or in units of a layer's forward pass. Pure."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -125,10 +126,8 @@ class MeasuredCosts:
         self._tokens = sizes.most_tokens(layout.data)
         self._chunks = -(-self._tokens // chunk_length(self._tokens, layout.loss_chunk))
         self._passes = pass_speed(self._speeds, compute, sizes.model.hidden_size, self._tokens)
-        holders = {layout.holders(unit) // layout.replicas for unit in range(layout.units)}
-        summing = {layout.data} if layout.balances_steps else set()
-        groups = {*holders, *summing, layout.replicas} - {1}
-        self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in groups}
+        spans = {self._span(record, traffic) for record, traffic in _collectives(layout)}
+        self._collectives = {ranks: collectives_for(self._speeds, ranks) for ranks in spans - {1}}
 
     def loads(self, record: Record) -> dict[Load, float]:
         """Seconds of a record for each kind of traffic, and of the optimizer's arithmetic."""
@@ -183,19 +182,26 @@ class MeasuredCosts:
 
     def _collective(self, record: Record, traffic: Traffic) -> Transfer | None:
         """The speed of the record's collective; None: this rank is alone."""
-        layout = self._layout
-        if isinstance(record, SumChoices):
-            ranks = layout.data
-        else:
-            assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
-            ranks = layout.replicas if traffic == "replicas" else layout.holders(record.unit) // layout.replicas
-        known = self._collectives.get(ranks)
+        known = self._collectives.get(self._span(record, traffic))
         if known is None:
             return None
         if isinstance(record, Fetch):
             return known.all_gather
-        is_split = isinstance(record, Reduce) and layout.shards(record.unit) > 1
+        is_split = isinstance(record, Reduce) and self._layout.shards(record.unit) > 1
         return known.reduce_scatter if is_split else known.all_reduce
+
+    def _span(self, record: Record, traffic: Traffic) -> int:
+        """Number of neighbouring ranks that a collective lies within, which decides whether it leaves a machine; 1:
+        there is none."""
+        layout = self._layout
+        if isinstance(record, SumChoices):
+            return layout.data
+        assert isinstance(record, Fetch | Reduce), "only these are of the holders of a unit"
+        if traffic == "replicas":
+            return layout.data if layout.replicas > 1 else 1
+        users, of_replica = layout.users[record.unit], layout.data // layout.replicas
+        here = of_replica if layout.data_holders(record.unit) > layout.replicas else 1
+        return (users[-1] - users[0]) * layout.data + here
 
     def _optimizer(self, unit: int) -> float:
         speeds, on_device = self._speeds, self._layout.home(unit) == "Device"
@@ -240,3 +246,11 @@ class MeasuredCosts:
         touched = elements * (self._sizes.compute_bytes + 2 * self._sizes.master_bytes)
         times = self._chunks if record.position == self._layout.head else 1
         return times * touched / self._speeds.memory_bytes_per_second
+
+
+def _collectives(layout: Layout) -> Iterator[tuple[Record, Traffic]]:
+    """What may be a collective of the layout, each as one record of its kind."""
+    for unit in range(layout.units):
+        yield from ((Fetch(unit), "collective"), (Fetch(unit), "replicas"))
+    if layout.balances_steps:
+        yield SumChoices(0), "collective"

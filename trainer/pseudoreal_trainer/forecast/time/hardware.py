@@ -105,13 +105,15 @@ def read_profile(path: Path) -> HardwareProfile:
 
 
 def collectives_for(speeds: Speeds, ranks: int) -> Collectives:
-    """The collectives of the nearest number of ranks. Raises ValueError when there are none."""
+    """The collectives of the smallest group that so many ranks fit in, else those of the largest: a group that is
+    larger than that of one machine leaves it. Raises ValueError when there are none."""
     if not speeds.collectives:
         raise ValueError(
             f"the hardware profile has no collectives, but the phase has groups of {ranks} ranks; measure it on a"
             " machine with more than one core or device"
         )
-    return min(speeds.collectives, key=lambda known: abs(log(known.ranks / ranks)))
+    by_size = sorted(speeds.collectives, key=lambda known: known.ranks)
+    return next((known for known in by_size if known.ranks >= ranks), by_size[-1])
 
 
 def pass_speed(speeds: Speeds, compute: Precision, hidden: int, tokens: int) -> PassSpeed:

@@ -299,6 +299,9 @@ def test_a_request_whose_answer_was_lost_may_be_made_twice(bucket: Bucket) -> No
     manifest.complete("mine")
     with pytest.raises(FileExistsError):
         manifest.complete("another's")
+    with pytest.raises(FileExistsError):
+        manifest.create("another's")
+    assert manifest.read() == b"mine"
 
 
 def test_folders_are_what_comes_before_the_next_slash(bucket: Bucket) -> None:

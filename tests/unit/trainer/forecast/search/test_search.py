@@ -13,43 +13,77 @@ from pseudoreal_api.spec.job import PseudoRealJob
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 from pseudoreal_dev.machine import paths
-from pseudoreal_trainer.forecast.memory.from_config import phase_sizes
+from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes
 from pseudoreal_trainer.forecast.report import plan_phase
 from pseudoreal_trainer.forecast.search.bound import least_seconds
 from pseudoreal_trainer.forecast.search.search import Search
 from pseudoreal_trainer.forecast.search.space import Choice, choices, chosen
 from pseudoreal_trainer.forecast.time.costs import MeasuredCosts
-from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, read_profile
+from pseudoreal_trainer.forecast.time.hardware import Collectives, HardwareProfile, read_profile
+from pseudoreal_trainer.forecast.time.predict import STEPS
+from pseudoreal_trainer.forecast.time.timeline import timeline
+from pseudoreal_trainer.plan.lower import step_plan
 
-from tests.unit.trainer.forecast.time.profiles import profile
+from tests.unit.trainer.forecast.time.profiles import profile, transfer
 
 PHASE = 1
 GPUS: dict[str, Any] = {"flops": 1e9, "pass_seconds": 1e-6, "memory_bytes_per_second": 1e9}
+
+
+def in_machines(within: HardwareProfile, between: float) -> HardwareProfile:
+    """Machines as in a profile, with slower collectives between them, in bytes a second."""
+    kinds = {kind: transfer(between) for kind in ("all_gather", "reduce_scatter", "all_reduce")}
+    (speeds,) = within.speeds
+    groups = [*speeds.collectives, Collectives(ranks=8, **kinds)]
+    return within.model_copy(update={"speeds": [speeds.model_copy(update={"collectives": groups})]})
+
+
 NETWORKS: dict[str, HardwareProfile] = {
     "fast networks": profile(**GPUS),
     "a slow network": profile(
         **GPUS, all_gather=2e6, reduce_scatter=2e6, all_reduce=2e6, point_to_point=1e6, agree_seconds=1e-3
     ),
     "slow updates": profile(**GPUS, update_on_device_seconds_per_element=1e-6, all_gather=1e7, reduce_scatter=1e7),
+    "two ranks in a machine": in_machines(profile(**GPUS, all_gather=1e9, point_to_point=1e7), between=3e6),
     "eight ranks on four cores": profile(
         **GPUS, overlaps=False, ranks=4, all_gather=1e7, reduce_scatter=1e7, all_reduce=1e7, point_to_point=1e6
     ),
 }
 
 
+MIXTURE: dict[str, Any] = {"experts": {"count": 4, "prototypes": 2}, "vocabularySize": 64}
+LONG = pytest.mark.long
+EVERYTHING = [
+    *(pytest.param(name, {}, id=name) for name in NETWORKS),
+    pytest.param("two ranks in a machine", MIXTURE, id="a mixture, two ranks in a machine"),
+    *(pytest.param(name, MIXTURE, id=f"a mixture, {name}", marks=LONG) for name in [*NETWORKS][:3]),
+    pytest.param("eight ranks on four cores", MIXTURE, id="a mixture, eight ranks on four cores", marks=LONG),
+]
+
+
+def eight_ranks(job_body: dict[str, Any], model: dict[str, Any]) -> None:
+    """Makes a phase of four layers, of two if there are experts, on eight ranks."""
+    job_body["spec"]["precision"] = {"compute": "float32"}
+    job_body["spec"]["model"] |= model
+    if model:
+        job_body["spec"]["model"]["layers"] = 2
+        job_body["spec"]["phases"][0].pop("sharing", None)
+    job_body["spec"]["phases"][PHASE] |= {"workers": 4, "processesPerWorker": 2, "batch": {"sequences": 8}}
+
+
 @pytest.fixture
 def phase(job_body: dict[str, Any], config: Callable[..., PhaseConfig]) -> PhaseConfig:
     """Four layers on eight ranks."""
-    job_body["spec"]["precision"] = {"compute": "float32"}
-    job_body["spec"]["phases"][PHASE] |= {"workers": 4, "processesPerWorker": 2, "batch": {"sequences": 8}}
+    eight_ranks(job_body, {})
     return config(PHASE)
 
 
 def bound_and_seconds(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> tuple[float, float]:
-    planned = plan_phase(chosen(phase, choice), "cpu", hardware, 1)
-    sizes = phase_sizes(chosen(phase, choice), "cpu")
-    costs = MeasuredCosts(hardware, planned.layout, sizes, phase.precision.compute)
-    return least_seconds(planned.layout, costs), planned.timeline.seconds
+    config = chosen(phase, choice)
+    sizes = phase_sizes(config, "cpu")
+    layout = fixed_layout(config, sizes)
+    costs = MeasuredCosts(hardware, layout, sizes, phase.precision.compute)
+    return least_seconds(layout, sizes, costs), timeline(layout, step_plan(layout), costs, STEPS).seconds
 
 
 def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:
@@ -57,13 +91,17 @@ def peak(phase: PhaseConfig, choice: Choice, hardware: HardwareProfile) -> int:
     return plan_phase(chosen(phase, choice), "cpu", hardware, 1).report.peak_device_bytes
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_the_fastest_is_that_of_brute_force(phase: PhaseConfig, name: str) -> None:
+@pytest.mark.parametrize(("name", "model"), EVERYTHING)
+def test_the_fastest_is_that_of_brute_force(
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig], name: str, model: dict[str, Any]
+) -> None:
+    eight_ranks(job_body, model)
+    phase = config(PHASE)
     everything = {choice: bound_and_seconds(phase, choice, NETWORKS[name]) for choice in choices(phase)}
     expected = sorted((seconds, choice.simplicity) for choice, (_, seconds) in everything.items())
     search = Search(phase, "cpu", NETWORKS[name], 1)
     assert [(found.seconds, found.choice.simplicity) for found in search.fastest()] == expected
-    assert len(expected) > 100
+    assert len(expected) > 200
     assert expected[0][0] < expected[-1][0] / 2
     assert all(0 < bound <= seconds for bound, seconds in everything.values())
     assert max(bound / seconds for bound, seconds in everything.values()) > 0.9
@@ -80,11 +118,18 @@ def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: Phas
 
 def test_orders_that_do_not_know_all_choices_are_no_candidates(job_body: dict[str, Any], phase: PhaseConfig) -> None:
     """Where a loss depends on them; with one micro-batch every order knows them."""
-    top_k = {"perToken": 2, "auxiliaryLoss": "0.1", "balanceOver": "Step"}
-    experts = {"experts": {"type": "TopK", "count": 4, "topK": top_k}}
-    balanced = phase.model_copy(update={"model": Model.model_validate(job_body["spec"]["model"] | experts)})
+
+    def with_loss_over(of: str) -> PhaseConfig:
+        experts = {"type": "TopK", "count": 4, "topK": {"perToken": 2, "auxiliaryLoss": "0.1", "balanceOver": of}}
+        return phase.model_copy(
+            update={"model": Model.model_validate(job_body["spec"]["model"] | {"experts": experts})}
+        )
+
+    balanced = with_loss_over("Step")
     assert set(choices(balanced)) == {
-        choice for choice in choices(phase) if choice.schedule in ("Layered", "GPipe") or choice.micro_batches == 1
+        choice
+        for choice in choices(with_loss_over("Sequence"))
+        if choice.schedule in ("Layered", "GPipe") or choice.micro_batches == 1
     }
     for choice in list(choices(balanced))[::20]:
         plan_phase(chosen(balanced, choice), "cpu", None, 1)
@@ -93,24 +138,33 @@ def test_orders_that_do_not_know_all_choices_are_no_candidates(job_body: dict[st
 def resolvable(job: PseudoRealJob) -> Iterator[Choice]:
     """Every choice that the job's own rules let pass."""
     phase = job.spec.phases[PHASE]
-    numbers = product(range(1, 9), range(1, 9), get_args(Schedule), get_args(StateSharding), get_args(Keep))
-    for pipeline, micro_batches, schedule, sharding, keep in numbers:
-        parallelism = phase.parallelism.model_copy(update={"pipeline": pipeline, "schedule": schedule})
+    small, experts = range(1, 9), range(1, 5)
+    kinds = get_args(Schedule), get_args(StateSharding), get_args(Keep)
+    for pipeline, micro_batches, schedule, sharding, keep, replicas, spread in product(
+        small, (1, 2, 4, 8), *kinds, (1, 2, 4, 8), experts
+    ):
+        update = {"pipeline": pipeline, "schedule": schedule, "replicas": replicas, "expert_ranks": spread}
         batch = phase.batch.model_copy(update={"micro_batches": micro_batches})
-        if pipeline > job.spec.model.layers or phase.batch.sequences % micro_batches:
+        parallelism = phase.parallelism.model_copy(update=update)
+        of_rules = spread == 1 or (job.spec.model.experts and job.spec.model.experts.count % spread == 0)
+        if pipeline > job.spec.model.layers or not of_rules or (replicas > 1 and sharding == "None"):
             continue
         try:
             rank_counts(job.spec, phase.model_copy(update={"parallelism": parallelism, "batch": batch}))
         except UnresolvableJob:
             continue
-        yield Choice(pipeline, micro_batches, schedule, sharding, keep)
+        yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, spread)
 
 
-def test_the_space_is_all_that_a_job_may_ask_for(job_body: dict[str, Any], phase: PhaseConfig) -> None:
+@pytest.mark.parametrize("model", [{}, MIXTURE], ids=["dense", "a mixture"])
+def test_the_space_is_all_that_a_job_may_ask_for(
+    job_body: dict[str, Any], config: Callable[..., PhaseConfig], model: dict[str, Any]
+) -> None:
     """But what is the same by another name: one micro-batch on one pipeline rank has one order, which Interleaved
-    shares with 1F1B, and nothing is split over one data rank."""
+    shares with 1F1B, nothing is split over one data rank, and replicas of one rank are ranks of one replica."""
+    eight_ranks(job_body, model)
     job = PseudoRealJob.model_validate(job_body)
-    found = list(choices(phase))
+    found = list(choices(config(PHASE)))
     assert len(found) == len(set(found))
     assert set(found) == {
         choice
@@ -118,7 +172,15 @@ def test_the_space_is_all_that_a_job_may_ask_for(job_body: dict[str, Any], phase
         if (choice.pipeline, choice.schedule) != (1, "Interleaved")
         and ((choice.pipeline, choice.micro_batches) != (1, 1) or choice.schedule == "Layered")
         and (choice.pipeline != 8 or choice.sharding == "None")
+        and (choice.replicas == 1 or choice.pipeline * choice.replicas < 8)
     }
+
+
+@pytest.mark.parametrize("field", ["norm", "experts"])
+def test_experts_are_spread_only_where_a_job_may_ask_for_it(phase: PhaseConfig, field: str) -> None:
+    changes = {"norm": phase.model.norm.model_copy(update={"placement": "Post"})} if field == "norm" else {}
+    phase = phase.model_copy(update={"model": phase.model.model_copy(update=changes)})
+    assert {choice.expert_ranks for choice in choices(phase)} == {1}
 
 
 def test_inputs_that_wait_on_the_host_are_never_kept_whole(phase: PhaseConfig) -> None:

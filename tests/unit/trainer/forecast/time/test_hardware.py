@@ -77,9 +77,9 @@ def test_nothing_takes_no_time_and_something_has_latency() -> None:
     assert LINK.seconds(30) == 4.0
 
 
-def test_the_nearest_group_of_ranks_is_taken() -> None:
+def test_a_group_is_as_fast_as_the_smallest_that_it_fits_in() -> None:
     found = speeds(row(1, 1, 1), groups=(2, 8, 64))
-    assert [collectives_for(found, ranks).ranks for ranks in (2, 3, 5, 20, 30, 1000)] == [2, 2, 8, 8, 64, 64]
+    assert [collectives_for(found, ranks).ranks for ranks in (2, 3, 5, 20, 30, 1000)] == [2, 8, 8, 64, 64, 64]
     with pytest.raises(ValueError, match="groups of 4 ranks"):
         collectives_for(speeds(row(1, 1, 1)), 4)
 

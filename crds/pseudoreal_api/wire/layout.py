@@ -1,0 +1,27 @@
+"""The layout that a phase with `layout: Auto` has been given: as it is recorded, reported, and shown in the status."""
+
+from typing import Annotated
+
+from pydantic import ConfigDict, Field
+
+from pseudoreal_api.base import ApiModel
+
+_Word = Annotated[str, Field(max_length=64, pattern="^[A-Z0-9][A-Za-z0-9]*$")]
+
+
+class ChosenLayout(ApiModel):
+    """What was chosen, and on which forecast."""
+
+    # It may be of a later release than its reader.
+    model_config = ConfigDict(extra="ignore")
+
+    pipeline: int = Field(description="pipeline is the number of pipeline ranks.")
+    replicas: int = Field(description="replicas is the number of groups of data-parallel ranks.")
+    expert_ranks: int = Field(description="expertRanks is the number of ranks over which experts are spread.")
+    schedule: _Word = Field(description="schedule is the order of the work.")
+    state_sharding: _Word = Field(description="stateSharding says what is split over the data-parallel ranks.")
+    micro_batches: int = Field(description="microBatches is the number of parts of a step's sequences.")
+    keep: _Word = Field(description="keep says which activations wait for the backward pass.")
+    hardware: str = Field(max_length=256, description="hardware is the name of the profile that it was chosen for.")
+    step_time: str = Field(max_length=32, description="stepTime is the predicted time of a step, in seconds.")
+    bottleneck: str = Field(max_length=512, description="bottleneck is a sentence on what bounds a step.")

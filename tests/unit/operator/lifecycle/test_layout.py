@@ -1,0 +1,71 @@
+"""The layout that a phase was given: how the status learns of it, and that it keeps it."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_api.spec.job import PseudoRealJob
+from pseudoreal_api.wire.layout import ChosenLayout
+from pseudoreal_api.wire.reports import PodReport, RankReport
+from pseudoreal_operator.observe.board import Speaker, updated
+from pseudoreal_operator.observe.reading import read_pod
+
+from tests.unit.operator.lifecycle.steps import until
+from tests.unit.operator.world import UID, World, make_job
+
+LAYOUT = ChosenLayout(
+    pipeline=2,
+    replicas=1,
+    expert_ranks=1,
+    schedule="Layered",
+    state_sharding="None",
+    micro_batches=4,
+    keep="Inputs",
+    hardware="made up",
+    step_time="0.25",
+    bottleneck="the forward and backward passes of pipeline rank 0 take 91% of the step",
+)
+
+
+@pytest.fixture
+def world() -> World:
+    """A job whose second phase chooses its layout, and trains."""
+    batch: dict[str, Any] = {"sequences": 8}
+    job: PseudoRealJob = make_job(
+        spec__phases__1__parallelism={"layout": "Auto"}, spec__phases__1__workers=2, spec__phases__1__batch=batch
+    )
+    return until(World(job), "real")
+
+
+def say(world: World, layout: ChosenLayout | None) -> None:
+    """The pod of rank 0 reports."""
+    body = world.alive()[0]
+    pod = read_pod(body)
+    ranks = [RankReport(rank=0, activity="computing", seconds=0, step=1)]
+    speaker = Speaker(("default", UID), pod.execution, pod.index, pod.name)
+    world.reports[pod.name] = updated(None, speaker, PodReport(ranks=ranks, layout=layout), world.now)
+    world.settle()
+
+
+def layouts(world: World) -> list[ChosenLayout | None]:
+    return [phase.layout for phase in world.status.phases]
+
+
+def test_it_is_that_of_the_phase_which_reports_it(world: World) -> None:
+    say(world, None)
+    assert layouts(world) == [None, None]
+    say(world, LAYOUT)
+    assert layouts(world) == [None, LAYOUT]
+
+
+def test_nothing_that_is_said_later_changes_it(world: World) -> None:
+    say(world, LAYOUT)
+    say(world, LAYOUT.model_copy(update={"pipeline": 1}))
+    assert layouts(world) == [None, LAYOUT]
+
+
+def test_it_outlives_a_fault_and_the_end_of_the_job(world: World) -> None:
+    say(world, LAYOUT)
+    world.finish(world.alive()[0], outcome="Failed")
+    world.run_fairly()
+    assert world.status.state == "Complete"
+    assert layouts(world) == [None, LAYOUT]

@@ -1,0 +1,64 @@
+"""The layout of a phase whose job leaves it to the trainer (`layout: Auto`): the fastest that fits. Never torch."""
+
+from pathlib import Path
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.layout import ChosenLayout
+from pydantic import TypeAdapter
+
+from pseudoreal_trainer.errors import InvalidJobError
+from pseudoreal_trainer.forecast.memory.sizes import Device
+from pseudoreal_trainer.forecast.report import plan_phase
+from pseudoreal_trainer.forecast.search.search import Search
+from pseudoreal_trainer.forecast.search.space import Choice, chosen
+from pseudoreal_trainer.forecast.time.assumed import assumed_profile
+from pseudoreal_trainer.forecast.time.hardware import HardwareProfile, read_profile
+
+_CHOICE = TypeAdapter(Choice)
+
+
+def is_auto(config: PhaseConfig) -> bool:
+    return config.parallelism.layout == "Auto"
+
+
+def profile_of(config: PhaseConfig) -> HardwareProfile:
+    """The profile that the job names, else that of an assumed machine. Raises ValueError where it is none."""
+    named = config.parallelism.hardware
+    return read_profile(Path(named)) if named else assumed_profile("cuda" if config.gpus else "cpu")
+
+
+def device_of(config: PhaseConfig, profile: HardwareProfile) -> Device:
+    return "cuda" if config.gpus or profile.overlaps else "cpu"
+
+
+def choose(config: PhaseConfig, profile: HardwareProfile, threads: int) -> ChosenLayout:
+    """The fastest layout that fits, of those that take equally long the simplest. `threads`: those of a rank. Raises
+    InvalidJobError where none fits, and ValueError where the profile lacks what the phase needs."""
+    device = device_of(config, profile)
+    found = next(Search(config, device, profile, threads).fastest(), None)
+    if found is None:
+        raise InvalidJobError(
+            f"spec.phases[{config.phase}].parallelism.layout Auto: no layout of {config.ranks} ranks fits the machine"
+            f" that the profile {profile.name} describes; take more ranks, let units move (offload.budget,"
+            " offload.home), or name the profile of other machines in parallelism.hardware"
+        )
+    choice = found.choice
+    report = plan_phase(chosen(config, choice), device, profile, threads).report
+    return ChosenLayout(
+        pipeline=choice.pipeline,
+        replicas=choice.replicas,
+        expert_ranks=choice.expert_ranks,
+        schedule=choice.schedule,
+        state_sharding=choice.sharding,
+        micro_batches=choice.micro_batches,
+        keep=choice.keep,
+        hardware=profile.name[:256],
+        step_time=f"{found.seconds:.4g}",
+        bottleneck=(report.bottleneck or "")[:512],
+    )
+
+
+def laid_out(config: PhaseConfig, layout: ChosenLayout) -> PhaseConfig:
+    """The phase with a layout that was chosen for it. Raises ValueError where a later release chose it."""
+    fields = layout.model_dump(include=set(Choice.__dataclass_fields__))
+    return chosen(config, _CHOICE.validate_python(fields | {"sharding": layout.state_sharding}))

@@ -1,0 +1,68 @@
+"""What a pod does about `layout: Auto` before its ranks begin: the layout is chosen once, recorded beside the
+checkpoints, and read from there ever after.
+
+Each pod of the first execution looks for the record, chooses, and tries to write it; storage lets one of them, and all
+go on with what that one wrote. So neither other profiles nor other releases change a layout that is recorded.
+"""
+
+import structlog
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.layout import ChosenLayout
+from pydantic import ValidationError
+
+from pseudoreal_trainer.checkpoint.storage.path import StoragePath, storage_path
+from pseudoreal_trainer.checkpoint.storage.storage import storage_of
+from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.forecast.search.auto import choose, is_auto, laid_out, profile_of
+from pseudoreal_trainer.threads import threads_of
+
+LAYOUTS = "layouts"
+
+log = structlog.get_logger()
+
+
+def settled(config: PhaseConfig) -> tuple[PhaseConfig, ChosenLayout | None]:
+    """The phase with its layout, and that layout where it was chosen here or in an earlier execution. Raises
+    InvalidJobError where no layout fits or the profile is none, and TrainingError where storage fails."""
+    if not is_auto(config):
+        return config, None
+    folder = storage_path(config.storage) / LAYOUTS
+    path = folder / f"{config.phase}-{config.ranks}.json"
+    try:
+        layout = _recorded(path)
+        if layout is None:
+            storage_of(folder).make_folder()
+            layout = _record(path, _chosen(config))
+    except OSError as error:
+        raise TrainingError(f"the layout of phase {config.phase} cannot be kept in {path}: {error}") from error
+    try:
+        return laid_out(config, layout), layout
+    except ValueError as error:
+        raise TrainingError(f"{path} is not of this release: {error}; train with the release that wrote it") from error
+
+
+def _chosen(config: PhaseConfig) -> ChosenLayout:
+    try:
+        layout = choose(config, profile_of(config), threads_of(config.processes_per_worker))
+    except ValueError as error:
+        raise InvalidJobError(str(error)) from error
+    log.info("layout_chosen", phase=config.phase, **layout.to_dict())
+    return layout
+
+
+def _recorded(path: StoragePath) -> ChosenLayout | None:
+    try:
+        return ChosenLayout.model_validate_json(storage_of(path).read())
+    except FileNotFoundError:
+        return None
+    except ValidationError as error:
+        raise TrainingError(f"{path} makes no sense: {error}; restore it, or remove it to choose anew") from error
+
+
+def _record(path: StoragePath, layout: ChosenLayout) -> ChosenLayout:
+    """Writes the record unless there is one: the layout that is recorded."""
+    try:
+        storage_of(path).create(layout.to_json(indent=1))
+    except FileExistsError:
+        return _recorded(path) or layout
+    return layout
