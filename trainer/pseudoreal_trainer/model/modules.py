@@ -1,7 +1,6 @@
 """The units of a model as modules to which weights are bound."""
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -66,7 +65,7 @@ class Modules:
         self._embedding = UnitModule(embedding, units[0])
         self._head = self._embedding if head is embedding else UnitModule(head, units[-1])
         parts = {_part(unit): unit for unit in units if block_of(unit.name) is not None}
-        self._parts = {part: UnitModule(blocks[part != "dense"], unit) for part, unit in parts.items()}
+        self._parts = {part: UnitModule(blocks[part != _DENSE], unit) for part, unit in parts.items()}
         self._blocks = blocks
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
@@ -74,7 +73,8 @@ class Modules:
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def of(self, unit: int) -> UnitModule:
-        """The module of a unit; all blocks of a kind have the same, and so have all experts, and tied ends."""
+        """The module of a unit; all blocks of a kind have the same, and so have all experts of the same numbers, and
+        tied ends."""
         if unit == 0:
             return self._embedding
         described = self._units[unit]
@@ -115,11 +115,9 @@ class Modules:
         """Those of all layers: how tokens become rows, and rows tokens."""
         return self._mixture.experts
 
-    @cached_property
-    def own_experts(self) -> list[FeedForward]:
-        """Those that this rank has, over the weights that are bound to the unit of experts."""
-        unit = next(unit for unit in self._units if unit.is_experts)
-        numbers = dict.fromkeys(expert_of(parameter.name) for parameter in unit.parameters)
+    def experts_of(self, unit: int) -> list[FeedForward]:
+        """The experts of a unit, over the weights that are bound to it."""
+        numbers = dict.fromkeys(expert_of(parameter.name) for parameter in self._units[unit].parameters)
         modules: list[Any] = [self.experts[number] for number in numbers]
         return modules
 
@@ -162,9 +160,15 @@ def _compiled(block: Block) -> Callable[..., Any]:
     return block
 
 
-def _part(unit: Unit) -> Literal["dense", "mixture", "experts"]:
-    """What a unit of a layer is: the block of one without experts, of one with them, or these."""
-    return "experts" if unit.is_experts else "mixture" if unit.is_of_mixture else "dense"
+_Part = Literal["dense", "mixture"] | int
+"""The block of a layer without experts, that of one with them, or the number of the first of some of these."""
+_DENSE: _Part = "dense"
+
+
+def _part(unit: Unit) -> _Part:
+    if unit.is_experts:
+        return expert_of(unit.parameters[0].name)
+    return "mixture" if unit.is_of_mixture else _DENSE
 
 
 def _prefix(unit: Unit) -> str:

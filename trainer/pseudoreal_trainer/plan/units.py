@@ -91,6 +91,17 @@ class Unit:
         mine = (one for one, number in zip(self.parameters, numbers, strict=True) if number in own)
         return Unit(self.name, tuple(mine))
 
+    def in_groups(self, groups: int) -> tuple["Unit", ...]:
+        """Experts in as many groups of neighbouring ones; any other unit as it is. All groups have the unit's name."""
+        if groups == 1 or not self.is_experts:
+            return (self,)
+        numbers = [*dict.fromkeys(expert_of(parameter.name) for parameter in self.parameters)]
+        count = len(numbers) // groups
+        return tuple(self._of_experts(numbers[first : first + count]) for first in range(0, len(numbers), count))
+
+    def _of_experts(self, numbers: list[int]) -> "Unit":
+        return Unit(self.name, tuple(one for one in self.parameters if expert_of(one.name) in numbers))
+
     def shard(self, rank: int, ranks: int) -> range:
         """The part of the flat vector that a rank holds; the last parts may reach into the padding behind `numel`."""
         length = self.shard_length(ranks)

@@ -52,6 +52,8 @@ class Mesh:
     """Who has the same elements: of experts those with the same part of them, of other units all data ranks."""
     expert: Group | None = None
     """The ranks of this replica that have all experts of a layer together, for exchanges of tokens."""
+    same_experts: Group | None = None
+    """The ranks that have the same experts, where these come and go in groups: they agree which ones."""
     side_world: Group | None = None
     """All ranks, for the thread of reductions."""
     side_data: Group | None = None
@@ -92,7 +94,7 @@ class Mesh:
 
     def close(self) -> None:
         of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
-        single = [self.expert, self.side_data, self.side_world, self.saving, self.measuring]
+        single = [self.expert, self.same_experts, self.side_data, self.side_world, self.saving, self.measuring]
         # Experts that are not spread have the groups of other units.
         for group in dict.fromkeys([*of_units, *single, *self.ties.values(), *self.channels.values()]):
             if group is not None:
@@ -119,11 +121,13 @@ def _connected(layout: Layout, ranks: Ranks) -> Mesh:
     columns = [*map(list, layout.mesh.groups("pipeline"))]
     world = [list(range(ranks.world))]
     users = sorted({users for users in layout.users if len(users) > 1})
+    alike = [*map(list, layout.mesh.expert_groups("replica", "expert_shard"))]
     return Mesh(
         layout,
         ranks,
         holders=_holders(layout, maker),
         expert=maker.mine([*map(list, layout.mesh.expert_groups("expert"))]),
+        same_experts=maker.mine(alike) if layout.expert_groups > 1 else None,
         side_world=maker.mine(world),
         side_data=maker.mine(rows),
         saving=maker.on_host(world),

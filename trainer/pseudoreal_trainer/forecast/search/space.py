@@ -36,7 +36,7 @@ def choices(config: PhaseConfig) -> Iterator[Choice]:
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
         for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // data):
-            for schedule in _schedules(config.model.layers, pipeline, micro_batches):
+            for schedule in _schedules_of(config, pipeline, micro_batches):
                 for sharding in _SHARDINGS if data > 1 else _SHARDINGS[:1]:
                     yield from (Choice(pipeline, micro_batches, schedule, sharding, keep) for keep in keeps)
 
@@ -55,6 +55,14 @@ def chosen(config: PhaseConfig, choice: Choice) -> PhaseConfig:
 
 def _divisors(number: int, most: int) -> list[int]:
     return [divisor for divisor in range(1, min(number, most) + 1) if number % divisor == 0]
+
+
+def _schedules_of(config: PhaseConfig, pipeline: int, micro_batches: int) -> Iterator[Schedule]:
+    """The schedules that the phase allows: where experts come and go in groups, Layered alone."""
+    if config.offload.expert_groups > 1:
+        yield "Layered"
+        return
+    yield from _schedules(config.model.layers, pipeline, micro_batches)
 
 
 def _schedules(layers: int, pipeline: int, micro_batches: int) -> Iterator[Schedule]:
