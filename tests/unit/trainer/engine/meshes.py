@@ -21,7 +21,8 @@ def mesh_of(layout: Layout, ranks: Ranks) -> Mesh:
     if ranks.world == 1:
         return open_mesh(layout, ranks)
     places = tuple(map(layout.rank_of, range(layout.head + 1)))
-    needed = (layout.pipeline, layout.data, layout.replicas, layout.expert_ranks, places, layout.users, layout.measures)
+    experts = (layout.expert_ranks, layout.expert_groups)
+    needed = (layout.pipeline, layout.data, layout.replicas, experts, places, layout.users, layout.measures)
     if needed not in _made:
         _made[needed] = open_mesh(layout, ranks)
     return KeptMesh(**vars(_made[needed]) | {"layout": layout, "ranks": ranks})
