@@ -112,8 +112,9 @@ class _Divisors:
 
     blocks: tuple[float, float]
     experts: tuple[float, float]
-    measured: dict[str, float]
-    """Divisors of the second moments of single tensors, by their names in the source."""
+    measured: dict[str, list[float]]
+    """Divisors of the second moments of single tensors, by their names in the source; of stacked ones, of each
+    expert's."""
 
     @classmethod
     def of(cls, source: Manifest, sharing: Sharing, change: _Change, optimizer_state: OptimizerState) -> "_Divisors":
@@ -130,11 +131,12 @@ class _Divisors:
             case "Scale":
                 return cls(blocks, experts, {})
             case "Measured":
-                return cls(blocks, experts, _measured(source, sharing))
+                return cls(blocks, experts, _measured(source, sharing, blocks[1], experts[1]))
 
 
-def _measured(source: Manifest, sharing: Sharing) -> dict[str, float]:
-    """Tensor of a block -> how much larger the square of its gradient was than that of a block of the next phase."""
+def _measured(source: Manifest, sharing: Sharing, blocks: float, experts: float) -> dict[str, list[float]]:
+    """Tensor of a block -> how much larger the square of its gradient was than that of a block of the next phase.
+    `blocks`, `experts`: the divisors of what had no gradient."""
     if source.updates.blocks == 0:
         return {}
     found = source.measurement
@@ -145,8 +147,13 @@ def _measured(source: Manifest, sharing: Sharing) -> dict[str, float]:
             f" {_described(sharing)}; train the end of phase {source.phase} with optimizerState Measured, or delink"
             " with Scale"
         )
-    # Without any gradient there is no second moment either, and the divisor for all others does.
-    return {name: found.shared[name] / single for name, single in found.single.items() if single > 0}
+    return {
+        name: [
+            shared / one if one > 0 else experts if are_experts(name) else blocks
+            for shared, one in zip(found.shared[name], single, strict=True)
+        ]
+        for name, single in found.single.items()
+    }
 
 
 def _described(sharing: Sharing) -> str:
@@ -172,8 +179,8 @@ def _link(source: Manifest, change: _Change, divisors: _Divisors) -> Link:
         experts_second_moment_divisor=old.divisor_of(_ANY_EXPERTS, "second_moment") * experts_second,
         second_moment_divisors=divisors.measured
         or {
-            name: divisor * (experts_second if are_experts(name) else second)
-            for name, divisor in old.second_moment_divisors.items()
+            name: [divisor * (experts_second if are_experts(name) else second) for divisor in before]
+            for name, before in old.second_moment_divisors.items()
         },
     )
 

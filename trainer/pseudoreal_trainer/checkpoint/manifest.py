@@ -15,8 +15,8 @@ from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
 from pseudoreal_trainer.plan.units import are_experts, block_of, experts_name
 
-FORMAT_VERSION: Literal[4] = 4
-"""Version of the manifest that is written, and the only one that is read: that of release 0.3.0."""
+FORMAT_VERSION: Literal[5] = 5
+"""Version of the manifest that is written, and the only one that is read."""
 WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:05d}.safetensors")
 """Names of the files of each rank that saved the checkpoint, with the rank's number."""
 
@@ -92,8 +92,10 @@ class Link(ApiModel):
     )
     experts_first_moment_divisor: float | None = Field(None, description="Of those of experts. None: as of blocks.")
     experts_second_moment_divisor: float | None = Field(None, description="Of those of experts. None: as of blocks.")
-    second_moment_divisors: dict[str, float] = Field(
-        {}, description="Instead of it, by the names of tensors in those files: what was measured."
+    second_moment_divisors: dict[str, list[float]] = Field(
+        {},
+        description="Instead of it, by the names of tensors in those files: what was measured. One number; of a"
+        " stacked tensor one for each expert.",
     )
 
     def source(self, name: str) -> int:
@@ -116,10 +118,11 @@ class Measurement(ApiModel):
 
     next_sharing: Sharing = Field(description="The blocks whose gradients these are.")
     steps: int = Field(description="That were measured.")
-    shared: dict[str, float] = Field(
-        description="By tensor of a block: sum over the steps of the squares of its gradient's elements."
+    shared: dict[str, list[float]] = Field(
+        description="By tensor of a block: sum over the steps of the squares of its gradient's elements. One number; of"
+        " a stacked tensor one for each expert."
     )
-    single: dict[str, float] = Field(
+    single: dict[str, list[float]] = Field(
         description="The same of the gradient that a block of the next phase would have, in the mean over those blocks."
     )
 
@@ -146,7 +149,7 @@ class Random(ApiModel):
 
 class Manifest(ApiModel):
     format: Literal["pseudoreal checkpoint"] = "pseudoreal checkpoint"
-    format_version: Literal[4] = FORMAT_VERSION
+    format_version: Literal[5] = FORMAT_VERSION
     job: JobIdentity
     execution: int
     phase: str

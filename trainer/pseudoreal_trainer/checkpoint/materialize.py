@@ -1,4 +1,4 @@
-"""Writes the tensors of a checkpoint as plain files of its own, a tensor at a time."""
+"""Writes the tensors of a checkpoint as plain files of its own, a portion of a tensor at a time."""
 
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -24,7 +24,8 @@ def materialize(source: Reader, folder: StoragePath, tracked: Tracked[str]) -> M
     with closing(RankWriter(folder, 0, [[parts[name]] for name in names], source.dtype)) as writer:
         for name in tracked(names, "writing"):
             for kind in KINDS:
-                writer.write(kind, source.tensor(name, kind))
+                for numbers in source.portions(name, kind, 0, parts[name].end):
+                    writer.write(kind, numbers)
         files = writer.finish()
     tensors = {
         name: StoredTensor(shape=part.shape, dtype=source.dtype, pieces=[Piece(file=0, begin=0, end=part.end)])

@@ -25,14 +25,16 @@ def spans_of(layout: Layout, units: Sequence[Unit], world_rank: int) -> Spans:
 
 def tensors_of(layout: Layout, units: Sequence[Unit], dtype: str) -> dict[str, StoredTensor]:
     """Tensor -> its pieces, as the manifest lists them; the files have the numbers of the ranks. `units`: whole."""
-    shapes = {parameter.name: parameter.shape for unit in units for parameter in unit.parameters}
+    shapes = {parameter.name: parameter.whole for unit in units for parameter in unit.parameters}
     pieces: dict[str, list[Piece]] = {name: [] for name in shapes}
     for rank in range(layout.mesh.ranks):
         own = units_of_rank(layout, units, rank)
         for index, span in spans_of(layout, own, rank).items():
             for part in parts_of(own[index], span):
                 pieces[part.name].append(Piece(file=rank, begin=part.begin, end=part.end))
-    return {name: StoredTensor(shape=shape, dtype=dtype, pieces=pieces[name]) for name, shape in shapes.items()}
+    # Ranks that hold the same experts need not be neighbours.
+    in_order = {name: sorted(found, key=lambda piece: piece.begin) for name, found in pieces.items()}
+    return {name: StoredTensor(shape=shape, dtype=dtype, pieces=in_order[name]) for name, shape in shapes.items()}
 
 
 def _span(unit: Unit, part: int, parts: int) -> range:

@@ -10,7 +10,11 @@ import numpy as np
 from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, Link, Manifest, StoredTensor
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
+from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, in_block, unit_of
+
+_PORTION = 1 << 22
+"""Elements of a tensor that are in memory at a time where it is read in portions."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class Reader:
         """The elements begin..end-1 of the flattened tensor, in memory of their own."""
         source, tensor = self._stored(name)
         out = np.empty(end - begin, dtype=tensor.dtype)
-        divisor = self._divisor(name, kind)
-        if divisor == 0:
+        divisors = self._divisors(name, kind)
+        if divisors == [0]:
             out[:] = 0
             return out
         for piece in tensor.pieces:
@@ -69,9 +73,15 @@ class Reader:
             if first < last:
                 file, found = self._file(kind, piece.file), out[first - begin : last - begin]
                 file.read_into(_key(source, kind), first - piece.begin, found)
-        if divisor != 1:
-            out /= divisor
+        for number, elements in by_expert(begin, end, prod(tensor.shape) // len(divisors)):
+            if divisors[number] != 1:
+                out[elements.start - begin : elements.stop - begin] /= divisors[number]
         return out
+
+    def portions(self, name: str, kind: Kind, begin: int, end: int) -> Iterator[Array]:
+        """The same elements, some at a time: those of a tensor may be more than fit into the memory of a pod."""
+        for first in range(begin, end, _PORTION):
+            yield self.read(name, kind, first, min(end, first + _PORTION))
 
     def _stored(self, name: str) -> tuple[str, StoredTensor]:
         """The tensor's name in the files, and what the manifest says of it."""
@@ -79,11 +89,12 @@ class Reader:
         source = name if block is None or link is None else in_block(name, link.source(name))
         return source, self.manifest.tensors[source]
 
-    def _divisor(self, name: str, kind: Kind) -> float:
+    def _divisors(self, name: str, kind: Kind) -> list[float]:
+        """What the tensor is divided by: one number for all of it, or one for each expert."""
         link: Link | None = self.manifest.link
         if link is None or kind == "weights" or block_of(name) is None:
-            return 1
-        usual = link.divisor_of(name, kind)
+            return [1]
+        usual = [link.divisor_of(name, kind)]
         return usual if kind == "first_moment" else link.second_moment_divisors.get(self._stored(name)[0], usual)
 
     def _file(self, kind: Kind, number: int) -> TensorFile:

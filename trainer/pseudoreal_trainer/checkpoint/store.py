@@ -27,7 +27,9 @@ MANIFEST = "manifest.json"
 _VERIFIED_AT_ONCE = 2
 """Number of files that are verified at a time."""
 _NAME = re.compile(r"[a-z][-a-z0-9]*-\d{8,}")
-_FOR_EARLIER = "finish the job with the release that wrote it, before 0.3, or begin anew in a new job or work directory"
+_FOR_EARLIER = (
+    "finish the job with the release that wrote it, 0.3 or earlier, or begin anew in a new job or work directory"
+)
 _FOR_LATER = "use the release that wrote it, or move the checkpoint away to go on from the one before"
 
 Discards = Mapping[str, Sequence[DiscardConfig]]

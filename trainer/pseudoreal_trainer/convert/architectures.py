@@ -1,21 +1,43 @@
 """Which model of `transformers` computes what ours does, and its names for our tensors: the same table for weights that
-are read and for those that are written. No tensor is changed on its way: files hold experts one by one, and halves of
-rotary pairs as ours."""
+are read and for those that are written. No number is changed on its way, and halves of rotary pairs are as ours. Files
+hold experts one by one; of ours each is a part of stacked tensors."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
 from pseudoreal_api.spec.model import MixtureOfExperts, Model, TopK
 
 from pseudoreal_trainer.convert.errors import NotExportable
-from pseudoreal_trainer.plan.units import are_experts
+from pseudoreal_trainer.plan.units import block_name, experts_name
 
 HEAD = "lm_head.weight"
 """Their name of the head, of which a model with tied embeddings has none."""
 
 Names = Mapping[str, str]
 """Their names -> ours."""
+
+
+@dataclass(frozen=True)
+class Ours:
+    """What a tensor of theirs is of ours: a tensor, or an expert's part of a stacked one."""
+
+    name: str
+    expert: int | None = None
+
+    def shape(self, whole: tuple[int, ...]) -> tuple[int, ...]:
+        """`whole`: that of the tensor."""
+        return whole if self.expert is None else whole[1:]
+
+    def elements(self, whole: tuple[int, ...]) -> range:
+        """Elements of the flattened tensor of this shape."""
+        count = prod(self.shape(whole))
+        return range((self.expert or 0) * count, (self.expert or 0) * count + count)
+
+
+Places = Mapping[str, Ours]
+"""Their names -> what they are of ours."""
 
 _OUTSIDE = {
     "model.embed_tokens.weight": "embedding.weight",
@@ -29,21 +51,25 @@ class Architecture:
     class_name: str
     model_type: str
     in_layer: Names
-    """Names in a layer; of a mixture, in one with experts."""
+    """Names in a layer; of a mixture, in one with experts, but for these."""
     config: Mapping[str, Any] = field(default_factory=dict)
     """Entries of its config.json beyond those that all have."""
     in_dense_layer: Names = field(default_factory=dict)
+    of_experts: Places = field(default_factory=dict)
+    """Those of the experts of a layer."""
 
-    def names(self, model: Model, blocks: Sequence[int], experts: Sequence[int | None]) -> Names:
+    def names(self, model: Model, blocks: Sequence[int], experts: Sequence[int | None]) -> Places:
         """Names of all tensors. `blocks`, `experts`: the numbers of those of each layer; layers that share them get a
         copy each."""
-        outside = {theirs: ours for theirs, ours in _OUTSIDE.items() if theirs != HEAD or model.embeddings != "Tied"}
+        found = {name: Ours(ours) for name, ours in _OUTSIDE.items() if name != HEAD or model.embeddings != "Tied"}
         for layer, block in enumerate(blocks):
+            prefix = f"model.layers.{layer}."
             for theirs, ours in self._of_layer(model, layer).items():
-                name = f"blocks.{block}.{ours}"
-                number = experts[layer] if are_experts(name) else block
-                outside[f"model.layers.{layer}.{theirs}"] = f"blocks.{number}.{ours}"
-        return outside
+                found[prefix + theirs] = Ours(f"{block_name(block)}.{ours}")
+            if (number := experts[layer] if experts else None) is not None:
+                for theirs, part in self.of_experts.items():
+                    found[prefix + theirs] = replace(part, name=f"{experts_name(number)}.{part.name}")
+        return found
 
     def _of_layer(self, model: Model, layer: int) -> Names:
         return self.in_layer if model.experts is None or model.has_experts(layer) else self.in_dense_layer
@@ -154,8 +180,8 @@ def _mixtral(model: Model, experts: MixtureOfExperts, per_token: int) -> Archite
     }
     matrices = {"w1": "gate", "w2": "down", "w3": "up"}
     names = _attention(model) | {"block_sparse_moe.gate.weight": "router.weight"}
-    names |= _experts("block_sparse_moe.experts", experts.count, matrices)
-    return Architecture("MixtralForCausalLM", "mixtral", names, config)
+    of_experts = _experts("block_sparse_moe.experts", experts.count, matrices)
+    return Architecture("MixtralForCausalLM", "mixtral", names, config, of_experts=of_experts)
 
 
 def _qwen3_moe(model: Model, experts: MixtureOfExperts, top_k: TopK) -> Architecture:
@@ -174,9 +200,8 @@ def _qwen3_moe(model: Model, experts: MixtureOfExperts, top_k: TopK) -> Architec
     }
     matrices = {f"{name}_proj": name for name in ("gate", "up", "down")}
     names = _attention(model) | {"mlp.gate.weight": "router.weight"}
-    names |= _experts("mlp.experts", experts.count, matrices)
-    dense = _attention(model) | _feed_forward(model)
-    return Architecture("Qwen3MoeForCausalLM", "qwen3_moe", names, config, dense)
+    dense, of_experts = _attention(model) | _feed_forward(model), _experts("mlp.experts", experts.count, matrices)
+    return Architecture("Qwen3MoeForCausalLM", "qwen3_moe", names, config, dense, of_experts)
 
 
 _MODEL_TYPES: Mapping[str, Callable[[Model], Architecture]] = {
@@ -220,11 +245,11 @@ def _windows(model: Model) -> dict[str, Any]:
     return {"use_sliding_window": True, "sliding_window": window.size, "layer_types": kinds, "max_window_layers": 0}
 
 
-def _experts(prefix: str, count: int, matrices: Names) -> dict[str, str]:
+def _experts(prefix: str, count: int, matrices: Names) -> Places:
     """Names of the experts of a layer as the models were published; `transformers` 5 makes its stacked tensors from
     these. `matrices`: their names of an expert's matrices -> ours."""
     return {
-        f"{prefix}.{expert}.{theirs}.weight": f"experts.{expert}.{ours}.weight"
+        f"{prefix}.{expert}.{theirs}.weight": Ours(f"{ours}.weight", expert)
         for expert in range(count)
         for theirs, ours in matrices.items()
     }

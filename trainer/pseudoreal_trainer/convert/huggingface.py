@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_trainer.checkpoint.manifest import Manifest
 from pseudoreal_trainer.checkpoint.materialize import Tracked
 from pseudoreal_trainer.checkpoint.reader import Reader
-from pseudoreal_trainer.checkpoint.tensor_file import Array, Form, TensorWriter
+from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.convert.architectures import Architecture, architecture_of
 from pseudoreal_trainer.convert.precision import narrowed
 from pseudoreal_trainer.convert.rotary import rotary_entries
@@ -26,8 +25,6 @@ from pseudoreal_trainer.convert.tokenizer_files import Source, special_tokens, w
 from pseudoreal_trainer.convert.weights import CONFIG, INDEX, SINGLE
 
 _SHARD = "model-{:05d}-of-{:05d}.safetensors"
-_PORTION = 1 << 22
-"""Elements of a tensor that are in memory at a time."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +44,7 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
     architecture = architecture_of(manifest.model, imported.get("model_type"))
     model, sharing = manifest.model, manifest.sharing
     names = architecture.names(model, blocks_of_layers(sharing, model.layers), experts_of_layers(sharing, model))
-    forms = {theirs: Form(source.shape(ours), dtype) for theirs, ours in names.items()}
+    forms = {theirs: Form(ours.shape(source.shape(ours.name)), dtype) for theirs, ours in names.items()}
     tokenizer = options.tokenizer or ("bytes" if manifest.consumed is None else None)
     # Whatever can be refused is, before anything is written.
     config = _config(manifest, architecture, dtype, tokenizer)
@@ -56,7 +53,9 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
     for file, held in groupby(tracked(list(names), "writing"), places.__getitem__):
         writer = TensorWriter(folder / file, {theirs: forms[theirs] for theirs in files[file]}, {"format": "pt"})
         for theirs in held:
-            for numbers in _portions(source, names[theirs]):
+            ours = names[theirs]
+            elements = ours.elements(source.shape(ours.name))
+            for numbers in source.portions(ours.name, "weights", elements.start, elements.stop):
                 writer.append(narrowed(numbers, dtype))
         writer.finish()
     if len(files) > 1:
@@ -64,13 +63,6 @@ def write_huggingface(source: Reader, folder: Path, tracked: Tracked[str], optio
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": places})
     _write_json(folder / CONFIG, config)
     write_tokenizer(folder, tokenizer)
-
-
-def _portions(source: Reader, name: str) -> Iterator[Array]:
-    """The elements of a tensor of ours, some at a time: an embedding may be larger than the memory of a pod."""
-    count = prod(source.shape(name))
-    for begin in range(0, count, _PORTION):
-        yield source.read(name, "weights", begin, min(count, begin + _PORTION))
 
 
 def _files(forms: Mapping[str, Form], most: int) -> dict[str, list[str]]:

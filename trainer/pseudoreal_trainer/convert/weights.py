@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,14 @@ from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
-from pseudoreal_trainer.convert.architectures import HEAD, Architecture, architecture_of
+from pseudoreal_trainer.convert.architectures import HEAD, Architecture, Places, architecture_of
 from pseudoreal_trainer.convert.errors import NotExportable, Unfit
 from pseudoreal_trainer.convert.facts import differences, facts_of
 from pseudoreal_trainer.convert.precision import empty, widened
 from pseudoreal_trainer.convert.published import published_facts, trained_length
 from pseudoreal_trainer.convert.selection import layers_of_blocks
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
+from pseudoreal_trainer.plan.parts import by_expert
 from pseudoreal_trainer.plan.units import are_experts, block_of, in_block, units_of
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -32,6 +34,9 @@ _COMPUTED = ".rotary_emb.inv_freq"
 """End of the names of tensors that older releases of transformers saved and that follow from the config."""
 _MOST_NAMED = 5
 """Number of tensors that a message names."""
+
+Theirs = tuple[str, ...]
+"""Names of tensors of theirs, whose mean something of ours begins as."""
 
 log = structlog.get_logger()
 
@@ -62,20 +67,29 @@ class Weights:
     """Tokens of a sequence of the job."""
     shapes: Mapping[str, tuple[int, ...]]
     """Their name of each tensor that there must be -> shape."""
-    sources: Mapping[str, tuple[str, ...]]
-    """Our name of each tensor of the phase -> theirs, whose mean it is."""
+    sources: Mapping[str, tuple[Theirs, ...]]
+    """Our name of each tensor of the phase -> those of theirs that it begins as: one mean, or one for each expert."""
     blocks: tuple[tuple[int, ...], ...]
     """The layers whose mean each block begins as."""
 
     def read(self, name: str, begin: int, end: int, dtype: str) -> Array:
         """The elements begin..end-1 of a flattened tensor of ours. Raises InvalidJobError."""
         with _refusing(self.folder):
-            first, *others = (self._read(theirs, begin, end, dtype) for theirs in self.sources[name])
-            if not others:
-                return first
-            # In float64 the sum of equal float32 numbers is exact, so that their mean is the number itself.
-            total = sum((each.astype(np.float64) for each in others), first.astype(np.float64))
-            return np.asarray(total / (1 + len(others))).astype(dtype)
+            sources = self.sources[name]
+            size = prod(self.shapes[sources[0][0]])
+            parts = [
+                self._mean(sources[number], elements.start - number * size, elements.stop - number * size, dtype)
+                for number, elements in by_expert(begin, end, size)
+            ]
+            return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _mean(self, theirs: Theirs, begin: int, end: int, dtype: str) -> Array:
+        first, *others = (self._read(name, begin, end, dtype) for name in theirs)
+        if not others:
+            return first
+        # In float64 the sum of equal float32 numbers is exact, so that their mean is the number itself.
+        total = sum((each.astype(np.float64) for each in others), first.astype(np.float64))
+        return np.asarray(total / (1 + len(others))).astype(dtype)
 
     def check(self) -> None:
         """Opens all files, and compares what their headers say of every tensor; warns of what is allowed and seldom
@@ -136,7 +150,7 @@ class Weights:
 
     @property
     def _embedding(self) -> str:
-        return self.sources["embedding.weight"][0]
+        return self.sources["embedding.weight"][0][0]
 
     def _stored(self, theirs: str, begin: int, end: int, dtype: str) -> Array:
         file = self._file(self._places[theirs])
@@ -197,19 +211,30 @@ def _architecture(model: Model, config: Mapping[str, Any]) -> Architecture:
 def _shapes(model: Model, architecture: Architecture) -> dict[str, tuple[int, ...]]:
     """Their names -> shapes."""
     units = units_of(model, Sharing(blocks=model.layers))
-    shapes = {parameter.name: parameter.shape for unit in units for parameter in unit.parameters}
-    names = architecture.names(model, range(model.layers), range(model.layers))
-    assert {*names.values()} == shapes.keys(), "the table names every tensor of the model"
-    return {theirs: shapes[ours] for theirs, ours in names.items()}
+    shapes = {parameter.name: parameter.whole for unit in units for parameter in unit.parameters}
+    names = _names(model, architecture)
+    assert {ours.name for ours in names.values()} == shapes.keys(), "the table names every tensor of the model"
+    return {theirs: ours.shape(shapes[ours.name]) for theirs, ours in names.items()}
+
+
+def _names(model: Model, architecture: Architecture) -> Places:
+    """Their names -> ours, where each layer has a block and experts of its own."""
+    sharing = Sharing(blocks=model.layers)
+    return architecture.names(model, range(model.layers), experts_of_layers(sharing, model))
 
 
 def _sources(
     model: Model, architecture: Architecture, sharing: Sharing, origins: tuple[tuple[int, ...], ...]
-) -> dict[str, tuple[str, ...]]:
+) -> dict[str, tuple[Theirs, ...]]:
     """Our names -> theirs. `origins`: the layers that each block, or each set of experts, begins as."""
     every = range(model.layers)
-    theirs = {ours: theirs for theirs, ours in architecture.names(model, every, every).items()}
-    found: dict[str, tuple[str, ...]] = {ours: (name,) for ours, name in theirs.items() if block_of(ours) is None}
+    # Of a stacked tensor in the order of its experts.
+    theirs: dict[str, list[str]] = {}
+    for name, place in _names(model, architecture).items():
+        theirs.setdefault(place.name, []).append(name)
+    found: dict[str, tuple[Theirs, ...]] = {
+        ours: tuple((name,) for name in names) for ours, names in theirs.items() if block_of(ours) is None
+    }
     blocks = experts = dict(enumerate(origins))
     if sharing.shares_experts_alone:
         groups, numbers = groups_of_layers(sharing, model.layers), sets_of(experts_of_layers(sharing, model))
@@ -220,7 +245,7 @@ def _sources(
     ):
         for number, layers in begin_as.items():
             for ours in [name for name in names if block_of(name) == layers[0]]:
-                found[in_block(ours, number)] = tuple(theirs[in_block(ours, layer)] for layer in layers)
+                found[in_block(ours, number)] = tuple(zip(*(theirs[in_block(ours, i)] for i in layers), strict=True))
     return found
 
 

@@ -11,6 +11,7 @@ all of them are summed once, at the end.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from math import isfinite, nan, sqrt
 
 import torch
@@ -22,17 +23,18 @@ from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.parts import parts_of, units_of_rank
-from pseudoreal_trainer.plan.units import Unit
+from pseudoreal_trainer.plan.parts import by_expert, parts_of, units_of_rank
+from pseudoreal_trainer.plan.units import Parameter, Unit
 
 
 @dataclass(frozen=True)
 class LayerGradients:
     """What one step measures, from gradients that are summed over all ranks and not clipped."""
 
-    shared: dict[str, float]
-    """Tensor of a shared block -> sum of the squares of its gradient."""
-    single: dict[str, float]
+    shared: dict[str, list[float]]
+    """Tensor of a shared block -> sum of the squares of its gradient: one number, of a stacked tensor one for each
+    expert."""
+    single: dict[str, list[float]]
     """The same for the gradients that the blocks of the next phase would have, in the mean over those blocks."""
     correlations: tuple[float, ...]
     """Cosines between the gradients of neighbouring layers of a block, the lowest layers first. NaN where a gradient is
@@ -40,7 +42,7 @@ class LayerGradients:
 
     @property
     def are_finite(self) -> bool:
-        return all(map(isfinite, (*self.shared.values(), *self.single.values(), *self.correlations)))
+        return all(map(isfinite, chain(*self.shared.values(), *self.single.values(), self.correlations)))
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ class Probe:
 
 
 class GroupSquares:
-    """Sums of the squares of groups' gradients, for each tensor of what they share."""
+    """Sums of the squares of groups' gradients, for each tensor of what they share; of a stacked one for each
+    expert."""
 
     def __init__(self, mesh: Mesh, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
         self._mesh, self._groups, self._dtype = mesh, groups, dtype
@@ -165,10 +168,10 @@ class GroupSquares:
         """Group -> the parameters of what it shares, whole."""
         self._sums: dict[tuple[LayerGroup, int], Tensor] = {}
         """Group and unit -> sum of the gradients of this rank's layers so far, [shard]; gone once it is squared."""
-        tensors = max(map(len, self._parameters.values()), default=0)
-        self.squares = torch.zeros(len(groups), tensors, dtype=torch.float64, device=mesh.device)
-        """[groups, tensors]: those of this data rank's shard. Of each group one pipeline rank has them, the others
-        zeros; and zeros stand behind the tensors of a unit that has fewer than others."""
+        most = max((sum(map(_sums, parameters)) for parameters in self._parameters.values()), default=0)
+        self.squares = torch.zeros(len(groups), most, dtype=torch.float64, device=mesh.device)
+        """[groups, sums]: those of this data rank's shard. Of each group one pipeline rank has them, the others
+        zeros; and zeros stand behind the sums of a unit that has fewer than others."""
 
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
         """`gradient`: [shard]. Positions come from the top down."""
@@ -196,16 +199,20 @@ class GroupSquares:
                 if self._mesh.pipeline_rank == min(ranks):
                     self._add(row, self._squared(group, unit, total))
 
-    def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, float]:
-        """Tensor of a shared unit -> mean over the unit's groups of this phase, or of the next. `squares`: of all
-        ranks, [groups, tensors]."""
-        found: dict[str, list[float]] = {}
+    def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, list[float]]:
+        """Tensor of a shared unit -> means over the unit's groups of this phase, or of the next. `squares`: of all
+        ranks, [groups, sums]."""
+        found: dict[str, list[list[float]]] = {}
         for group, values in zip(self._groups, squares, strict=True):
             if group.is_shared == are_shared:
-                for parameter, value in zip(self._parameters[group], values, strict=False):
+                parameters = self._parameters[group]
+                for parameter, begin in zip(parameters, _begins(parameters), strict=True):
                     if not parameter.is_balancing:
-                        found.setdefault(parameter.name, []).append(value)
-        return {name: sum(values) / len(values) for name, values in found.items()}
+                        found.setdefault(parameter.name, []).append(values[begin : begin + _sums(parameter)])
+        return {
+            name: [sum(of_groups) / len(of_groups) for of_groups in zip(*values, strict=True)]
+            for name, values in found.items()
+        }
 
     def _add(self, row: int, squares: Tensor) -> None:
         self.squares[row, : len(squares)] += squares
@@ -219,17 +226,28 @@ class GroupSquares:
 
     def _squared(self, group: LayerGroup, unit: int, gradient: Tensor) -> Tensor:
         """Sums of the squares of each tensor's elements that this data rank's shard of one of the group's units has,
-        [tensors of what the group shares], float64. `gradient`: [shard]."""
+        [sums of all that the group shares], float64. `gradient`: [shard]."""
         parameters = self._parameters[group]
         shard = self._own[unit].shard(self._mesh.part(unit), self._mesh.layout.holders(unit))
         own = {part.name: part for part in parts_of(self._own[unit], shard)}
-        squares = [torch.zeros((), dtype=torch.float64, device=gradient.device) for _ in parameters]
-        for index, parameter in enumerate(parameters):
+        squares = torch.zeros(sum(map(_sums, parameters)), dtype=torch.float64, device=gradient.device)
+        for parameter, column in zip(parameters, _begins(parameters), strict=True):
             if (part := own.get(parameter.name)) is not None:
-                begin = part.offset - shard.start
-                elements = gradient[begin : begin + part.end - part.begin]
-                squares[index] = _dot(elements, elements)
-        return torch.stack(squares)
+                shift = part.offset - shard.start - part.begin
+                for number, elements in by_expert(part.begin, part.end, parameter.numel // _sums(parameter)):
+                    of_one = gradient[elements.start + shift : elements.stop + shift]
+                    squares[column + number] = _dot(of_one, of_one)
+        return squares
+
+
+def _sums(parameter: Parameter) -> int:
+    """How many sums of squares there are of a tensor."""
+    return 1 if parameter.experts is None else len(parameter.experts)
+
+
+def _begins(parameters: Sequence[Parameter]) -> list[int]:
+    """Number of the first sum of each parameter, among those of all."""
+    return [*accumulate(map(_sums, parameters[:-1]), initial=0)]
 
 
 class NeighbourCosines:

@@ -17,7 +17,7 @@ from pseudoreal_trainer.engine.ranks.exchanges import Exchanges, RowCounts
 from pseudoreal_trainer.engine.stash import Key
 from pseudoreal_trainer.model.block import Routed
 from pseudoreal_trainer.model.experts import Choice, Experts, Tally
-from pseudoreal_trainer.model.grouped import by_expert, grouped_or_one_by_one
+from pseudoreal_trainer.model.grouped import by_expert
 from pseudoreal_trainer.model.top_k import TopKExperts
 from pseudoreal_trainer.plan.records import (
     Backward,
@@ -325,8 +325,7 @@ class SpreadPasses:
         rows = here.rows.index_select(0, places)
         if torch.is_grad_enabled():
             rows.requires_grad_()
-        experts = self._modules.experts_of(self._experts_unit(record))
-        made = grouped_or_one_by_one(experts, rows, counts.table[:, own].sum(dim=0), sizes)
+        made = self._experts.outputs(rows, counts.table[:, own].sum(dim=0), sizes)
         return _Mixed(places, rows, made)
 
     def _mixed_again(self, record: ExpertBackward, here: _AtExperts) -> _Mixed:

@@ -14,7 +14,6 @@ from pseudoreal_trainer.engine.passes import Batch, Passes
 from pseudoreal_trainer.forecast.memory.crossing import Shape
 from pseudoreal_trainer.model.attention import Documents, documents_of
 from pseudoreal_trainer.model.experts import Tally
-from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Backward, Forward, RankPlan
 
@@ -47,9 +46,8 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
 def _try(passes: Passes, position: int, shape: Shape) -> None:
     """Runs a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.lanes.device
-    # All groups of experts have the kernels of the first.
-    units = passes.layout.units_of(position)[:2]
-    used = [modules.of(unit) for unit in units]
+    # All groups of experts have the kernels, and the module, of the first.
+    used = [modules.of(unit) for unit in passes.layout.units_of(position)[:2]]
     for module in used:
         module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
     trained = [parameter for module in used for parameter in module.trained]
@@ -63,22 +61,26 @@ def _try(passes: Passes, position: int, shape: Shape) -> None:
     else:
         tally = modules.tally(position - 1, 1, device)
         documents = None if passes.end_of_document is None else _documents(passes.end_of_document, shape, device)
-        if passes.layout.spreads(position):
-            outputs = _spread(modules, hidden, position - 1, tally, documents, units[1])
-        else:
-            outputs = [modules.block(hidden, position - 1, tally, documents)]
+        compute = _spread if passes.layout.spreads(position) else _whole
+        outputs = compute(modules, hidden, position - 1, tally, documents)
         sources = [hidden, *trained, *([tally.sums] if tally else [])]
     torch.autograd.grad(outputs, sources, [torch.ones_like(output) for output in outputs])
 
 
-def _spread(
-    modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None, unit: int
+def _whole(
+    modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
 ) -> list[Tensor]:
-    """The parts of a pass through spread experts, as if all tokens had come to the first of the unit's."""
-    routed, experts = modules.routed(hidden, layer, tally, documents), modules.experts_of(unit)
-    sizes = [len(routed.features), *([0] * (len(experts) - 1))]
+    return [modules.block(hidden, layer, tally, documents)]
+
+
+def _spread(
+    modules: Modules, hidden: Tensor, layer: int, tally: Tally | None, documents: Documents | None
+) -> list[Tensor]:
+    """The parts of a pass through spread experts, as if all tokens had come to the first of this rank's."""
+    routed = modules.routed(hidden, layer, tally, documents)
+    sizes = [len(routed.features), *([0] * (len(modules.experts.up.weight) - 1))]
     counts = torch.tensor(sizes, device=hidden.device)
-    made = grouped_or_one_by_one(experts, routed.features, counts, sizes)
+    made = modules.experts.outputs(routed.features, counts, sizes)
     return [routed.summed(made), routed.routes.weights]
 
 

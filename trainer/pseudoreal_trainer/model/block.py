@@ -90,8 +90,7 @@ class Block(nn.Module):
 
     def use_experts_of(self, other: "Block") -> None:
         """Makes the experts of both blocks the same ones. Each keeps its router."""
-        for index, expert in enumerate(other.experts):
-            self.experts[index] = expert
+        self.experts.use_weights_of(other.experts)
 
     def _fed_forward(self, features: Tensor, tally: Tally | None, documents: Documents | None) -> Tensor:
         out: Tensor = self._mixed(features, tally, documents) if self.is_mixture else self.ffn(features)

@@ -23,8 +23,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from pseudoreal_trainer.model.attention import Documents
-from pseudoreal_trainer.model.feed_forward import FeedForward
-from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
+from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
 class Router(nn.Linear):
@@ -114,9 +113,9 @@ class Routes:
     """With a gradient: of prototypes [P, N], of top k [N, k]."""
 
 
-class Experts(nn.ModuleList):
+class Experts(StackedFeedForward):
     def __init__(self, spec: Model, experts: MixtureOfExperts) -> None:
-        super().__init__(FeedForward(spec.hidden_size, spec.feed_forward) for _ in range(experts.count))
+        super().__init__(experts.count, spec.hidden_size, spec.feed_forward)
         self._prototypes = experts.prototypes
         self._capacity = capacity_of(spec)
 
@@ -126,17 +125,12 @@ class Experts(nn.ModuleList):
         """The sum of the prototypes' outputs: hidden [B, T, H], logits [B, T, experts] -> [B, T, H]. `documents`: those
         in which the capacity counts; None: whole sequences."""
         routes = self.routes(logits, tally, documents)
+        accepted = routes.choice.counts.flatten()
         # The only place where the host waits for the device, once for all prototypes.
-        counts: list[list[int]] = routes.choice.counts.tolist()
-        tokens = hidden.flatten(0, 1)  # [N, H]
-        out = torch.zeros_like(tokens)
-        for prototype, sizes in enumerate(counts):
-            order = routes.choice.order[prototype, : sum(sizes)]
-            experts: list[Any] = [self[prototype * len(sizes) + index] for index in range(len(sizes))]
-            accepted = routes.choice.counts[prototype]
-            made = grouped_or_one_by_one(experts, tokens.index_select(0, order), accepted, sizes)
-            out = _added(out, order, made, routes.weights[prototype].index_select(0, order))
-        return out.view_as(hidden)
+        counts: list[int] = accepted.tolist()
+        made = self.outputs(self.rows(hidden.flatten(0, 1), routes.choice, counts), accepted, counts)
+        weights = self.weights_of_rows(routes, counts)
+        return self.combined(made, weights, routes.choice, counts).view_as(hidden)
 
     def routes(
         self,
@@ -160,7 +154,7 @@ class Experts(nn.ModuleList):
             gates = tally.joined(gates, choices, choice.is_refused.sum(), entropy_of(chances), no_loss)
         return Routes(choice, gates)
 
-    # What follows is for experts on other ranks. Rows are the accepted tokens in the order of all experts.
+    # Rows are the accepted tokens in the order of all experts, which may be on other ranks.
 
     def rows(self, tokens: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:
         """A row for each token that an expert accepts: tokens [N, H], counts of all experts -> [rows, H]."""

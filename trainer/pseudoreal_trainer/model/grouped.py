@@ -1,111 +1,131 @@
-"""Experts in a few kernels for all of them, where a loop would launch some for each.
-
-torch's grouped product wants its weights in one tensor. In the engine the parameters of a unit lie one behind the
-other in one vector, and those of one kind of all experts equally far apart: seen with strides, they are one tensor.
-Nothing is copied, and nothing is held besides what the loop holds.
+"""The feed-forward parts of a layer's experts, stacked: each of their parameters is one tensor, an expert behind the
+other. They run in a few kernels for all of them where torch has these, else one after the other.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from pseudoreal_api.spec.model import FeedForward as FeedForwardSpec
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from pseudoreal_trainer.model.feed_forward import FeedForward
-
 _ALIGNMENT = 16
-"""Alignment in bytes: every row of an operand begins at a multiple (torch.nn.functional.grouped_mm on CUDA)."""
+"""Alignment in bytes: every row of an operand begins at a multiple (torch.nn.functional.grouped_mm)."""
 
 
-def grouped_or_one_by_one(
-    experts: Sequence[FeedForward], tokens: Tensor, counts: Tensor, sizes: Sequence[int]
-) -> Tensor:
-    """Outputs of experts: tokens [accepted, H], those of the first expert first, counts [n] -> [accepted, H]. An expert
-    without tokens runs on none, and so has a gradient of zeros. `sizes` are `counts` on the host."""
-    if can_group(tokens, experts):
-        return grouped_feed_forward(experts, tokens, counts, sizes)
-    return torch.cat([expert(part) for expert, part in zip(experts, tokens.split(list(sizes)), strict=True)])
+class StackedLinear(nn.Module):
+    """A linear layer for each of E experts. Its values are set by whoever makes it."""
 
+    def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.empty(experts, outputs)) if bias else None
 
-def can_group(tokens: Tensor, experts: Sequence[FeedForward]) -> bool:
-    """Whether torch has a kernel for these: bfloat16 without biases, on a GPU of compute capability 8.0 or more."""
-    if experts[0].up.bias is not None:
-        return False
-    if not tokens.is_cuda or tokens.dtype is not torch.bfloat16 or not hasattr(F, "grouped_mm"):
-        return False
-    return torch.cuda.get_device_capability(tokens.device) >= (8, 0) and are_side_by_side(experts)
-
-
-def are_side_by_side(experts: Sequence[FeedForward]) -> bool:
-    """Whether the experts' matrices can be seen as one tensor, [n, out, in], whose rows are aligned."""
-    kinds = [[expert.up.weight for expert in experts], [expert.down.weight for expert in experts]]
-    if experts[0].gate is not None:
-        kinds.append(_gates(experts))
-    return all(_have_one_distance(weights) for weights in kinds)
-
-
-def grouped_feed_forward(
-    experts: Sequence[FeedForward], tokens: Tensor, counts: Tensor, sizes: Sequence[int]
-) -> Tensor:
-    """What FeedForward computes, for all experts: tokens [accepted, H] -> [accepted, H]; the first tokens are those of
-    the first expert. counts [n], on the device of the tokens; `sizes` are the same on the host."""
-    ends = counts.cumsum(0, dtype=torch.int32)
-
-    def linear(features: Tensor, weights: list[Tensor]) -> Tensor:
-        out: Tensor = _GroupedLinear.apply(features, ends, sizes, *weights)
+    def forward(self, rows: Tensor, ends: Tensor, sizes: Sequence[int]) -> Tensor:
+        """[rows, inputs], those of the first expert first -> [rows, outputs]. `ends`: where the rows of each expert
+        end, [E], int32; `sizes`: their numbers on the host."""
+        is_grouped = self.bias is None and can_group(rows, self.weight)
+        out: Tensor = _Products.apply(rows, self.weight, self.bias, ends if is_grouped else None, sizes)
         return out
 
-    up = linear(tokens, [expert.up.weight for expert in experts])
-    inner = F.gelu(up) if experts[0].gate is None else F.silu(linear(tokens, _gates(experts))) * up
-    return linear(inner, [expert.down.weight for expert in experts])
+
+class StackedFeedForward(nn.Module):
+    """What FeedForward computes, for each of E experts. A rank that has some experts alone binds their part of the
+    tensors."""
+
+    def __init__(self, experts: int, hidden: int, spec: FeedForwardSpec) -> None:
+        super().__init__()
+        bias = spec.bias == "All"
+        is_gated = spec.activation == "SwiGLU"
+        self.gate = StackedLinear(experts, hidden, spec.size, bias=bias) if is_gated else None
+        self.up = StackedLinear(experts, hidden, spec.size, bias=bias)
+        self.down = StackedLinear(experts, spec.size, hidden, bias=bias)
+
+    def outputs(self, rows: Tensor, counts: Tensor, sizes: Sequence[int]) -> Tensor:
+        """What the experts make of rows, [rows, H] -> [rows, H]; the first rows are those of the first expert. counts
+        [E], on the device of the rows; `sizes` are the same on the host. An expert without rows has a gradient of
+        zeros."""
+        ends = counts.cumsum(0, dtype=torch.int32)
+        up = self.up(rows, ends, sizes)
+        inner = F.gelu(up) if self.gate is None else F.silu(self.gate(rows, ends, sizes)) * up
+        out: Tensor = self.down(inner, ends, sizes)
+        return out
+
+    def use_weights_of(self, other: "StackedFeedForward") -> None:
+        """Makes the parameters of both the same ones."""
+        self.gate, self.up, self.down = other.gate, other.up, other.down
 
 
-class _GroupedLinear(torch.autograd.Function):
-    """A linear layer for each expert: features [accepted, in], weights of n experts, each [out, in] -> [accepted,
-    out]."""
+def can_group(rows: Tensor, weight: Tensor) -> bool:
+    """Whether torch has a kernel for the products of rows [rows, in] with each expert's part of the weight, [E, out,
+    in]: on a GPU of compute capability 8.0 or more for bfloat16, on a CPU for float32, too."""
+    aligned = (weight.data_ptr(), *(size * weight.itemsize for size in weight.shape[1:]))
+    if not hasattr(F, "grouped_mm") or any(number % _ALIGNMENT for number in aligned):
+        return False
+    if rows.is_cuda:
+        return rows.dtype is torch.bfloat16 and torch.cuda.get_device_capability(rows.device) >= (8, 0)
+    return rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.bfloat16)
+
+
+class _Products(torch.autograd.Function):
+    """A linear layer for each expert: rows [rows, in], weight [E, out, in], bias [E, out] or none -> [rows, out].
+    `ends`: those of each expert's rows, [E]; None: torch has no kernel for all experts at once.
+
+    Written by hand, as autograd would make the gradient of a whole stacked tensor for each expert.
+    """
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, ends: Tensor, sizes: Sequence[int], *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(features, ends, *weights)
-        ctx.sizes = sizes
-        return F.grouped_mm(features, _as_one(weights).transpose(1, 2), offs=ends)
+    def forward(
+        ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor | None, sizes: Sequence[int]
+    ) -> Tensor:
+        ctx.save_for_backward(rows, weight, ends)
+        ctx.sizes, ctx.has_bias = sizes, bias is not None
+        return _by_rows(rows, weight.transpose(1, 2), bias, ends, sizes)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        features, ends, *weights = ctx.saved_tensors
+        rows, weight, ends = ctx.saved_tensors
         gradient = gradient.contiguous()
-        of_features = F.grouped_mm(gradient, _as_one(weights), offs=ends)
-        of_weights = F.grouped_mm(gradient.t(), features, offs=ends)  # [n, out, in]
-        for expert, size in enumerate(ctx.sizes):
+        of_rows = _by_rows(gradient, weight, None, ends, ctx.sizes)
+        of_weight = _by_experts(gradient, rows, ends, ctx.sizes)
+        of_bias = _sums(gradient, ctx.sizes) if ctx.has_bias else None
+        return of_rows, of_weight, of_bias, None, None
+
+
+def _by_rows(rows: Tensor, matrices: Tensor, bias: Tensor | None, ends: Tensor | None, sizes: Sequence[int]) -> Tensor:
+    """Each expert's rows times its matrix, and its bias: [rows, in], [E, in, out], [E, out] -> [rows, out]."""
+    if ends is not None:
+        return F.grouped_mm(rows, matrices, offs=ends)
+    out = rows.new_empty(len(rows), matrices.shape[2])
+    parts = zip(rows.split([*sizes]), out.split([*sizes]), strict=True)
+    for expert, (part, into) in enumerate(parts):
+        if bias is None:
+            torch.mm(part, matrices[expert], out=into)
+        else:
+            torch.addmm(bias[expert], part, matrices[expert], out=into)
+    return out
+
+
+def _by_experts(gradient: Tensor, rows: Tensor, ends: Tensor | None, sizes: Sequence[int]) -> Tensor:
+    """The gradient of each expert's matrix, by its rows alone: gradient [rows, out], [rows, in] -> [E, out, in]."""
+    if ends is not None:
+        out = F.grouped_mm(gradient.t(), rows, offs=ends)
+        for expert, size in enumerate(sizes):
             if size == 0:
-                of_weights[expert].zero_()  # a sum over no tokens, which not every kernel writes
-        return of_features, None, None, *of_weights.unbind()
+                out[expert].zero_()  # a sum over no rows, which not every kernel writes
+        return out
+    out = rows.new_empty(len(sizes), gradient.shape[1], rows.shape[1])
+    for into, left, right in zip(out, gradient.split([*sizes]), rows.split([*sizes]), strict=True):
+        torch.mm(left.t(), right, out=into)
+    return out
 
 
-def _gates(experts: Sequence[FeedForward]) -> list[Tensor]:
-    return [expert.gate.weight for expert in experts if expert.gate is not None]
-
-
-def _as_one(weights: Sequence[Tensor]) -> Tensor:
-    """A view of all weights as one tensor, [n, out, in]."""
-    first = weights[0].detach()
-    distance = (weights[1].data_ptr() - first.data_ptr()) // first.itemsize if len(weights) > 1 else first.numel()
-    return first.as_strided((len(weights), *first.shape), (distance, *first.stride()))
-
-
-def _have_one_distance(weights: Sequence[Tensor]) -> bool:
-    addresses = [weight.data_ptr() for weight in weights]
-    distance = addresses[1] - addresses[0] if len(addresses) > 1 else _ALIGNMENT
-    row = weights[0].shape[-1] * weights[0].itemsize
-    return (
-        distance > 0
-        and all(address == addresses[0] + index * distance for index, address in enumerate(addresses))
-        and len({weight.untyped_storage().data_ptr() for weight in weights}) == 1
-        and not any(number % _ALIGNMENT for number in (addresses[0], distance, row))
-    )
+def _sums(gradient: Tensor, sizes: Sequence[int]) -> Tensor:
+    """[rows, out] -> each expert's sum over its rows, [E, out]."""
+    return torch.stack([part.sum(0) for part in gradient.split([*sizes])])
 
 
 def by_expert(counts: Tensor, rows: int) -> Tensor:

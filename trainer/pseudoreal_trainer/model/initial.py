@@ -10,7 +10,7 @@ from pseudoreal_api.spec.model import Model
 from torch import Tensor
 from torch.nn.init import trunc_normal_
 
-from pseudoreal_trainer.plan.units import Parameter, Unit, expert_of
+from pseudoreal_trainer.plan.units import Parameter, Unit
 
 _SMALL = 0.02
 _Role = Literal["embedding", "head", "residual", "up", "other"]
@@ -19,12 +19,19 @@ _Role = Literal["embedding", "head", "residual", "up", "other"]
 def initial_weights(unit: Unit, index: int, model: Model, seed: int, dtype: torch.dtype) -> dict[str, Tensor]:
     """Parameter -> its first values, on the CPU. Biases start at zero, norms at one, matrices with a normal
     distribution. Those of an expert do not depend on which others the unit has."""
-    if not unit.is_experts:
+    if unit.experts is None:
         generator = _generator(seed, index)
         return {parameter.name: _drawn(parameter, model, dtype, generator) for parameter in unit.parameters}
-    numbers = {parameter.name: expert_of(parameter.name) for parameter in unit.parameters}
-    generators = {number: _generator(seed, index, number) for number in dict.fromkeys(numbers.values())}
-    return {p.name: _drawn(p, model, dtype, generators[numbers[p.name]]) for p in unit.parameters}
+    stacked = {one.name: torch.empty(one.shape, dtype=dtype) for one in unit.parameters}
+    for place, number in enumerate(unit.experts):
+        generator = _generator(seed, index, number)
+        for parameter in unit.parameters:
+            stacked[parameter.name][place] = _drawn(_of_one(parameter), model, dtype, generator)
+    return stacked
+
+
+def _of_one(stacked: Parameter) -> Parameter:
+    return Parameter(stacked.name, stacked.whole[1:])
 
 
 def _generator(*seeds: int) -> torch.Generator:

@@ -10,11 +10,10 @@ from torch import Tensor, nn
 from pseudoreal_trainer.model.attention import Documents, attend_within, window_mask
 from pseudoreal_trainer.model.block import Block, Routed
 from pseudoreal_trainer.model.experts import Choice, Experts, Tally
-from pseudoreal_trainer.model.feed_forward import FeedForward
 from pseudoreal_trainer.model.head import Head, TiedEnds, ends_of
 from pseudoreal_trainer.model.rotary import rotary, rotation_at
 from pseudoreal_trainer.model.top_k import TopKExperts
-from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of, expert_of
+from pseudoreal_trainer.plan.units import HEAD, Unit, block_name, block_of
 
 
 class UnitModule:
@@ -65,7 +64,7 @@ class Modules:
         self._embedding = UnitModule(embedding, units[0])
         self._head = self._embedding if head is embedding else UnitModule(head, units[-1])
         parts = {_part(unit): unit for unit in units if block_of(unit.name) is not None}
-        self._parts = {part: UnitModule(blocks[part != _DENSE], unit) for part, unit in parts.items()}
+        self._parts = {part: UnitModule(blocks[part != "dense"], unit) for part, unit in parts.items()}
         self._blocks = blocks
         self._run_block = {kind: _compiled(block) if compiled else block for kind, block in blocks.items()}
         self._units, self._model, self.hidden, self.dtype = units, model, model.hidden_size, dtype
@@ -73,8 +72,7 @@ class Modules:
         self._masks: dict[tuple[int, torch.device], Tensor | None] = {}
 
     def of(self, unit: int) -> UnitModule:
-        """The module of a unit; all blocks of a kind have the same, and so have all experts of the same numbers, and
-        tied ends."""
+        """The module of a unit; all blocks of a kind have the same, and so have all experts, and tied ends."""
         if unit == 0:
             return self._embedding
         described = self._units[unit]
@@ -112,14 +110,9 @@ class Modules:
 
     @property
     def experts(self) -> Experts | TopKExperts:
-        """Those of all layers: how tokens become rows, and rows tokens."""
+        """Those of all layers: how tokens become rows, and rows tokens; and what the experts whose weights are bound,
+        which may be some of them, make of rows."""
         return self._mixture.experts
-
-    def experts_of(self, unit: int) -> list[FeedForward]:
-        """The experts of a unit, over the weights that are bound to it."""
-        numbers = dict.fromkeys(expert_of(parameter.name) for parameter in self._units[unit].parameters)
-        modules: list[Any] = [self.experts[number] for number in numbers]
-        return modules
 
     @property
     def _mixture(self) -> Block:
@@ -160,15 +153,9 @@ def _compiled(block: Block) -> Callable[..., Any]:
     return block
 
 
-_Part = Literal["dense", "mixture"] | int
-"""The block of a layer without experts, that of one with them, or the number of the first of some of these."""
-_DENSE: _Part = "dense"
-
-
-def _part(unit: Unit) -> _Part:
-    if unit.is_experts:
-        return expert_of(unit.parameters[0].name)
-    return "mixture" if unit.is_of_mixture else _DENSE
+def _part(unit: Unit) -> Literal["dense", "mixture", "experts"]:
+    """What a unit of a layer is: the block of one without experts, of one with them, or these."""
+    return "experts" if unit.is_experts else "mixture" if unit.is_of_mixture else "dense"
 
 
 def _prefix(unit: Unit) -> str:

@@ -13,14 +13,13 @@ from torch import Tensor, nn, ones_like, zeros
 
 from pseudoreal_trainer.model.attention import Documents
 from pseudoreal_trainer.model.experts import Choice, Routes, Tally, entropy_of
-from pseudoreal_trainer.model.feed_forward import FeedForward
-from pseudoreal_trainer.model.grouped import grouped_or_one_by_one
+from pseudoreal_trainer.model.grouped import StackedFeedForward
 
 
-class TopKExperts(nn.ModuleList):
+class TopKExperts(StackedFeedForward):
     def __init__(self, spec: Model, top_k: TopK, count: int) -> None:
-        super().__init__(FeedForward(spec.hidden_size, spec.expert) for _ in range(count))
-        self._spec = top_k
+        super().__init__(count, spec.hidden_size, spec.expert)
+        self._spec, self._count = top_k, count
         self._factor, self._z_factor = float(top_k.auxiliary_loss), float(top_k.router_z_loss)
         has_bias = top_k.bias_update_rate is not None
         self.balancing_bias = nn.Parameter(zeros(count), requires_grad=False) if has_bias else None
@@ -29,11 +28,10 @@ class TopKExperts(nn.ModuleList):
         """The weighted sum of the outputs of each token's experts: hidden [B, T, H], logits [B, T, experts] -> [B, T,
         H]."""
         routes = self.routes(logits, tally)
-        choice, choices = routes.choice, routes.weights.shape[1]
+        choice = routes.choice
         # The only place where the host waits for the device.
-        sizes: list[int] = choice.counts.tolist()
-        copies = _copies(hidden.flatten(0, 1), choices)
-        made = grouped_or_one_by_one([*self], copies.index_select(0, choice.order), choice.counts, sizes)
+        counts: list[int] = choice.counts.tolist()
+        made = self.outputs(self.rows(hidden.flatten(0, 1), choice, counts), choice.counts, counts)
         placed = made.index_select(0, choice.order.argsort()).unflatten(0, routes.weights.shape)  # [N, k, H]
         out: Tensor = (placed * routes.weights.to(made.dtype)[..., None]).sum(dim=1)
         return out.view_as(hidden)
@@ -58,7 +56,7 @@ class TopKExperts(nn.ModuleList):
             weights = tally.joined(weights, choice.counts, none, entropy, losses)
         return Routes(choice, weights)
 
-    # What follows is for experts on other ranks. Rows are the choices in the order of all experts.
+    # Rows are the choices in the order of all experts, which may be on other ranks.
 
     def rows(self, tokens: Tensor, choice: Choice, counts: Sequence[int]) -> Tensor:  # noqa: ARG002
         """A row for each choice of each token: tokens [N, H] -> [N * k, H]."""
@@ -83,7 +81,7 @@ class TopKExperts(nn.ModuleList):
         chosen = biased.topk(self._spec.per_token, dim=-1).indices
         # Those of the first expert, then the second's, ...
         order = chosen.flatten().argsort(stable=True)
-        return Choice(chosen, None, order, _counts(chosen.flatten(), len(self)))
+        return Choice(chosen, None, order, _counts(chosen.flatten(), self._count))
 
     def _weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
         """The weights of chosen experts, [N, k]; scores [N, experts]."""
@@ -100,8 +98,8 @@ class TopKExperts(nn.ModuleList):
             return scores.new_zeros(())
         chances = _chances(scores, self._spec)
         chosen = scores.detach().topk(self._spec.per_token, dim=-1).indices.flatten(1)  # [B, T * k]
-        shares = _counts(chosen, len(self)).to(scores.dtype) / chosen.shape[1]  # [B, experts]
-        return self._factor * len(self) * (shares * chances.sum(dim=1)).sum()
+        shares = _counts(chosen, self._count).to(scores.dtype) / chosen.shape[1]  # [B, experts]
+        return self._factor * self._count * (shares * chances.sum(dim=1)).sum()
 
     def _z_loss(self, logits: Tensor) -> Tensor:
         """The z-loss of ST-MoE (arXiv 2202.08906, equation 5) times its factor, summed over tokens: logits [B, T,

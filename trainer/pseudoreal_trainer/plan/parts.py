@@ -1,6 +1,6 @@
 """What a rank has of the units, and which parts of its tensors a range of a unit's flat vector holds. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -46,6 +46,17 @@ def parts_of(unit: Unit, span: range) -> list[Part]:
     for parameter in unit.parameters:
         begin, end = max(span.start, start), min(span.stop, start + parameter.numel)
         if begin < end:
-            found.append(Part(parameter.name, parameter.shape, begin - start, end - start, begin))
+            first = parameter.begin - start
+            found.append(Part(parameter.name, parameter.whole, first + begin, first + end, begin))
         start += parameter.numel
     return found
+
+
+def by_expert(begin: int, end: int, size: int) -> Iterator[tuple[int, range]]:
+    """The elements begin..end-1 of a flattened tensor, in which each expert has `size`: of expert after expert its
+    number and those of its elements that are among them. A tensor that is not stacked has one such number, 0."""
+    while begin < end:
+        number = begin // size
+        stop = min(end, (number + 1) * size)
+        yield number, range(begin, stop)
+        begin = stop

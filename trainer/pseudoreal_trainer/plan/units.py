@@ -1,15 +1,16 @@
 """The units of a model: what moves and is updated as one. Pure.
 
 A layer with experts has two: its block, to which the router belongs, and the experts, which layers may share without
-sharing the block. Names say which: `blocks.3.experts.0.up.weight` is of the unit `blocks.3.experts`, the experts of the
-number 3.
+sharing the block. Names say which: `blocks.3.experts.up.weight` is of the unit `blocks.3.experts`, the experts of the
+number 3. Each of its tensors is stacked: it has the matrices, or the biases, of all experts of the layer, one behind
+the other. A unit may have some neighbouring experts alone, and so a range of each tensor.
 
 A unit's parameters form one flat vector: the matrices first, then biases and the weights of norms, because weight decay
 acts on the former only and is so one range of the vector, wherever shards cut it. Last comes a balancing bias, which no
 gradient trains; no shard cuts it, as its update is one of all experts together.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import Literal
@@ -32,13 +33,27 @@ EXCLUDED = {"Embedding": EMBEDDING, "Head": HEAD}
 
 @dataclass(frozen=True)
 class Parameter:
+    """What a unit has of a tensor: all of it, or of a stacked one the part of some experts."""
+
     name: str
     """Name in the model and in checkpoints."""
-    shape: tuple[int, ...]
+    whole: tuple[int, ...]
+    """Shape of the whole tensor."""
+    experts: range | None = None
+    """Numbers of the experts whose part it is; None: the tensor is not stacked."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.whole if self.experts is None else (len(self.experts), *self.whole[1:])
 
     @property
     def numel(self) -> int:
         return prod(self.shape)
+
+    @property
+    def begin(self) -> int:
+        """First element of the part, counted in the flattened tensor."""
+        return 0 if self.experts is None else self.experts.start * prod(self.whole[1:])
 
     @property
     def is_balancing(self) -> bool:
@@ -80,27 +95,34 @@ class Unit:
     def is_experts(self) -> bool:
         return are_experts(self.name)
 
+    @property
+    def experts(self) -> range | None:
+        """Numbers of the experts that it has; None: it is no unit of experts."""
+        return self.parameters[0].experts
+
+    def of_experts(self, experts: range) -> "Unit":
+        """The unit with these neighbouring experts alone, which are among its own."""
+        own = self.experts
+        assert own is not None, "a unit of experts has some"
+        assert experts.start in own, "the first is among its own"
+        assert experts[-1] in own, "the last is among its own"
+        return replace(self, parameters=tuple(replace(one, experts=experts) for one in self.parameters))
+
     def of_rank(self, coordinate: int, ranks: int) -> "Unit":
         """What a rank has of the unit where a layer's experts are spread over so many ranks: of experts those with
         neighbouring numbers that are its own, of any other unit all."""
-        if ranks == 1 or not self.is_experts:
+        if ranks == 1 or self.experts is None:
             return self
-        numbers = [expert_of(parameter.name) for parameter in self.parameters]
-        count = (max(numbers) + 1) // ranks
-        own = range(coordinate * count, (coordinate + 1) * count)
-        mine = (one for one, number in zip(self.parameters, numbers, strict=True) if number in own)
-        return Unit(self.name, tuple(mine))
+        count = len(self.experts) // ranks
+        first = self.experts.start + coordinate * count
+        return self.of_experts(range(first, first + count))
 
     def in_groups(self, groups: int) -> tuple["Unit", ...]:
         """Experts in as many groups of neighbouring ones; any other unit as it is. All groups have the unit's name."""
-        if groups == 1 or not self.is_experts:
+        if groups == 1 or self.experts is None:
             return (self,)
-        numbers = [*dict.fromkeys(expert_of(parameter.name) for parameter in self.parameters)]
-        count = len(numbers) // groups
-        return tuple(self._of_experts(numbers[first : first + count]) for first in range(0, len(numbers), count))
-
-    def _of_experts(self, numbers: list[int]) -> "Unit":
-        return Unit(self.name, tuple(one for one in self.parameters if expert_of(one.name) in numbers))
+        count = len(self.experts) // groups
+        return tuple(self.of_experts(range(first, first + count)) for first in self.experts[::count])
 
     def shard(self, rank: int, ranks: int) -> range:
         """The part of the flat vector that a rank holds; the last parts may reach into the padding behind `numel`."""
@@ -126,10 +148,7 @@ def units_of(model: Model, sharing: Sharing) -> tuple[Unit, ...]:
     norm: Shapes = {"norm.weight": (model.hidden_size,)}
     between = [
         *(_unit(block_name(b), _block(model, b, layers.index(b))) for b in sorted(set(layers))),
-        *(
-            _unit(experts_name(number), _experts(model, number))
-            for number in sets_of(experts_of_layers(sharing, model))
-        ),
+        *(_experts(model, number) for number in sets_of(experts_of_layers(sharing, model))),
     ]
     if model.embeddings == "Tied":
         return (_unit(EMBEDDING, embedding | norm), *between)
@@ -147,18 +166,13 @@ def experts_name(number: int) -> str:
 def are_experts(name: str) -> bool:
     """Whether it is the name of experts, or of a tensor of theirs: neither of the router nor of its bias."""
     first, *rest = name.split(".")
-    return first == "blocks" and rest[1:2] == ["experts"] and (len(rest) == 2 or rest[2].isdigit())
+    return first == "blocks" and rest[1:2] == ["experts"] and rest[2:] != ["balancing_bias"]
 
 
 def block_of(name: str) -> int | None:
     """Number of the block that a tensor belongs to; with experts, theirs."""
     first, _, rest = name.partition(".")
     return int(rest.partition(".")[0]) if first == "blocks" else None
-
-
-def expert_of(name: str) -> int:
-    """Number of the expert among those of its layer that a tensor of experts belongs to."""
-    return int(name.split(".")[3])
 
 
 def unit_of(name: str, model: Model) -> str:
@@ -200,11 +214,13 @@ def _router(model: Model) -> Shapes:
     return shapes | (_feed_forward(model.hidden_size, model.shared_expert, "shared") if model.shared_expert else {})
 
 
-def _experts(model: Model, number: int) -> Shapes:
+def _experts(model: Model, number: int) -> Unit:
+    """The experts of this number, whole."""
     assert model.experts is not None, "layers have experts"
-    of_each, name = _feed_forward(model.hidden_size, model.expert, ""), experts_name(number)
-    experts = range(model.experts.count)
-    return {f"{name}.{expert}{tensor}": shape for expert in experts for tensor, shape in of_each.items()}
+    count, name = model.experts.count, experts_name(number)
+    of_each = _feed_forward(model.hidden_size, model.expert, name)
+    unit = _unit(name, {tensor: (count, *shape) for tensor, shape in of_each.items()})
+    return replace(unit, parameters=tuple(replace(one, experts=range(count)) for one in unit.parameters))
 
 
 def _norms(model: Model, part: str) -> Shapes:

@@ -1,6 +1,7 @@
 """Which steps of a phase measure the gradients of single layers, and when a phase ends. Pure."""
 
 from dataclasses import dataclass
+from itertools import repeat
 from math import ceil
 
 from pseudoreal_api.resolved.config import PhaseConfig
@@ -85,5 +86,8 @@ def is_met(rule: GradientCorrelation, correlations: tuple[float, ...]) -> bool:
     return 2 * below > len(correlations)
 
 
-def _added(left: dict[str, float], right: dict[str, float]) -> dict[str, float]:
-    return {name: left.get(name, 0.0) + value for name, value in right.items()}
+def _added(left: dict[str, list[float]], right: dict[str, list[float]]) -> dict[str, list[float]]:
+    return {
+        name: [one + other for one, other in zip(left.get(name, repeat(0.0)), values, strict=False)]
+        for name, values in right.items()
+    }

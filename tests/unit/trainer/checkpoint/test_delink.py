@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -125,15 +126,15 @@ def test_of_layers_that_share_experts_alone_only_the_moments_of_experts_are_divi
         after = Reader(manifest, before.checkpoints)
         assert {block_of(name) for name in after.names if are_experts(name)} == {*numbers}
         for number, moment in product(numbers, KINDS):
-            old = before.tensor("blocks.0.experts.1.up.weight", moment)
+            old = before.tensor("blocks.0.experts.up.weight", moment)
             assert np.abs(old).max() > 0
-            found = after.tensor(f"blocks.{number}.experts.1.up.weight", moment)
+            found = after.tensor(f"blocks.{number}.experts.up.weight", moment)
             assert np.array_equal(found, old * factors[moment] ** times)
         for block, moment in product(range(4), KINDS):
             for name in ("router.weight", "attention.query.weight", "experts.balancing_bias"):
                 name = f"blocks.{block}.{name}"
                 assert np.array_equal(after.tensor(name, moment), before.tensor(name, moment))
-        assert after.updates("blocks.2.experts.0.up.weight") == (0 if kind == "Reset" else 6)
+        assert after.updates("blocks.2.experts.up.weight") == (0 if kind == "Reset" else 6)
         assert after.updates("blocks.2.router.weight") == after.updates("blocks.3.experts.balancing_bias") == 6
 
 
@@ -323,18 +324,15 @@ def test_ten_trillion_parameters_are_delinked_in_a_minute(tmp_path: Path, config
 
     train(config(0), stop=lambda: True)
     small = newest(CheckpointStore(tmp_path / "work", UID), "pseudo").manifest
-    experts, shape = 10240, (20345, 1000)
-    pieces = [Piece(file=0, begin=0, end=shape[0] * shape[1])]
-    tensors = {
-        f"blocks.0.experts.{expert}.weight": StoredTensor(shape=shape, dtype="float32", pieces=pieces)
-        for expert in range(experts)
-    }
+    shape = (10240, 20345, 1000)
+    whole = StoredTensor(shape=shape, dtype="float32", pieces=[Piece(file=0, begin=0, end=prod(shape))])
     model = small.model.model_copy(update={"layers": 48})
-    source = small.model_copy(update={"model": model, "tensors": tensors, "sharing": Sharing(blocks=1)})
+    changes = {"model": model, "tensors": {"blocks.0.experts.up.weight": whole}, "sharing": Sharing(blocks=1)}
+    source = small.model_copy(update=changes)
     (tmp_path / "source.json").write_text(source.to_json())
     ended = subprocess.run([sys.executable, "-c", _HUGE, str(tmp_path)], capture_output=True, text=True, check=True)
     tensors_of_all_layers, peak, seconds = map(int, ended.stdout.split())
-    assert tensors_of_all_layers == 48 * experts == 491_520
-    assert tensors_of_all_layers * shape[0] * shape[1] > 10e12 * 0.99
-    assert seconds < 60
-    assert peak < 2 << 30
+    assert tensors_of_all_layers == 48
+    assert tensors_of_all_layers * prod(shape) > 10e12 * 0.99
+    assert seconds < 10
+    assert peak < 1 << 30

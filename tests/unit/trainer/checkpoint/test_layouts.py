@@ -171,7 +171,7 @@ def test_pairs_of_layouts_with_experts(stores_of_experts: dict[str, Path]) -> No
     """All layouts train the same: an expert is not full earlier where a rank has more sequences."""
     _assert_all_pairs(OF_THE_MIXTURE, stores_of_experts)
     first, *others = (_at(stores_of_experts[name], END) for name in OF_THE_MIXTURE)
-    assert first.shape("blocks.1.experts.5.up.weight") == (32, 16)
+    assert first.shape("blocks.1.experts.up.weight") == (6, 32, 16)
     assert first.shape("blocks.1.router.weight") == (6, 16)
     for other in others:
         _assert_same_end(first, other, exact=False)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from pseudoreal_trainer.checkpoint import reader
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.cli.command import main
@@ -282,7 +283,7 @@ def test_tensors_are_written_in_portions(shared: Reader, tmp_path: Path, monkeyp
         most.append(end - begin)
         return read(self, name, kind, begin, end)
 
-    monkeypatch.setattr(huggingface, "_PORTION", 100)
+    monkeypatch.setattr(reader, "_PORTION", 100)
     monkeypatch.setattr(Reader, "read", counted)
     assert _export(shared, "huggingface", tmp_path / "exported").exit_code == 0
     assert max(most) == 100

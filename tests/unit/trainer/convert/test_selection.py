@@ -150,7 +150,7 @@ def test_the_mean_of_layers_that_were_delinked_is_the_block_again(
         assert np.array_equal(again.tensor(name), array), name
 
 
-EXPERT = ("mlp.experts.1.up_proj.weight", "experts.1.up.weight")
+EXPERT = "mlp.experts.1.up_proj.weight"
 OWN = {"mlp.gate.weight": "router.weight", "self_attn.k_proj.weight": "attention.key.weight"}
 
 
@@ -165,8 +165,8 @@ def test_experts_that_are_shared_alone_begin_as_those_of_layers_that_have_some(
     job_body["spec"]["phases"][0]["sharing"] = {"blocks": 2, "parts": ["Experts"]}
     checkpoint, theirs = begin(config(0)), tensors(tmp_path / "theirs")
     assert {block_of(name) for name in checkpoint.names if are_experts(name)} == {1}
-    mean = np.mean([layer_tensor(theirs, layer, EXPERT[0]).astype(np.float64) for layer in origins], axis=0)
-    assert np.array_equal(checkpoint.tensor(f"blocks.1.{EXPERT[1]}"), mean.astype(np.float32))
+    mean = np.mean([layer_tensor(theirs, layer, EXPERT).astype(np.float64) for layer in origins], axis=0)
+    assert np.array_equal(checkpoint.tensor("blocks.1.experts.up.weight")[1], mean.astype(np.float32))
     for layer in (1, 3):
         for name, ours in OWN.items():
             assert np.array_equal(checkpoint.tensor(f"blocks.{layer}.{ours}"), layer_tensor(theirs, layer, name))

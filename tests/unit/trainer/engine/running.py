@@ -223,7 +223,10 @@ def _together(case: Case, results: list[Result], kind: Kind) -> dict[str, Tensor
     for (_, unit), parts in found.items():
         flat = torch.cat([part for _, part in sorted(parts, key=_begin)])
         shapes = [parameter.shape for parameter in unit.parameters]
-        whole |= {p.name: view for p, view in zip(unit.parameters, views(flat, shapes), strict=True)}
+        for parameter, view in zip(unit.parameters, views(flat, shapes), strict=True):
+            # What no rank has stays not a number.
+            tensor = whole.setdefault(parameter.name, torch.full(parameter.whole, torch.nan, dtype=flat.dtype))
+            tensor.view(-1)[parameter.begin : parameter.begin + parameter.numel] = view.flatten()
     return whole
 
 

@@ -7,17 +7,28 @@ prototypes, on 512 ranks.
 import json
 import time
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.resolved.resolve import phase_config
+from pseudoreal_trainer.checkpoint.manifest import FILES, FileDigest, Manifest, Random, StoredTensor
+from pseudoreal_trainer.checkpoint.pieces import tensors_of
+from pseudoreal_trainer.checkpoint.store import read_manifest
+from pseudoreal_trainer.cli.job_file import parse_job
 from pseudoreal_trainer.cli.plan_command import plan
+from pseudoreal_trainer.data.corpus import CorpusIdentity
+from pseudoreal_trainer.forecast.memory.from_config import fixed_layout, phase_sizes
+from pseudoreal_trainer.plan.units import units_of
 
 EXAMPLES = Path(__file__).parents[4] / "examples"
 LAYERS, HIDDEN, EXPERTS, PROTOTYPES, RANKS = 48, 1024, 10_240, 80, 512
 EXPERT = 2 * HIDDEN * 9984
 GB = 10**9
+MOST_MANIFEST_BYTES = 8 << 20
 MOST_SECONDS = 10.0
 """Seconds of a processor for each of the two phases of a file."""
 
@@ -76,3 +87,45 @@ def test_the_course_says_what_must_change() -> None:
     said = CliRunner().invoke(plan, [*arguments, "--days", "7"]).stdout
     assert "let phase pseudo have" in said
     assert "the exchanges of tokens with experts" in said
+
+
+def test_the_manifest_is_small_and_loads_in_under_a_second(tmp_path: Path) -> None:
+    """That of the real phase, as 512 ranks save it: the files are not written, and their digests are those of none."""
+    job = parse_job(EXAMPLES / "m6-10t.yaml")
+    config = phase_config(job, 1, execution=1, work_directory=".", offload_directory=".")
+    layout, units = fixed_layout(config, phase_sizes(config, "cuda")), units_of(config.model, config.sharing)
+    tensors = tensors_of(layout, units, "float32")
+    assert len([name for name in tensors if ".experts." in name]) == 2 * LAYERS
+    for name, tensor in tensors.items():
+        pairs = [(piece.begin, piece.end) for piece in tensor.pieces]
+        covered = [begin for begin, _ in pairs] + [prod(tensor.shape)]
+        assert covered == [0, *(end for _, end in pairs)], f"{name} is covered in order, each element once"
+    files = {name.format(rank): FileDigest(sha256="0" * 64, size=1) for name in FILES for rank in range(RANKS)}
+    path = tmp_path / "manifest.json"
+    path.write_text(_manifest(config, tensors, files).to_json())
+    assert path.stat().st_size < MOST_MANIFEST_BYTES
+    begin = time.process_time()
+    found = read_manifest(tmp_path)
+    assert time.process_time() - begin < 1
+    assert found is not None
+    assert found.tensors == tensors
+
+
+def _manifest(config: PhaseConfig, tensors: dict[str, StoredTensor], files: dict[str, FileDigest]) -> Manifest:
+    return Manifest(
+        job=config.job,
+        execution=1,
+        phase=config.phase,
+        phase_index=1,
+        model=config.model,
+        sharing=config.sharing,
+        random=Random(seed=1),
+        corpus=CorpusIdentity(files=1, size=1, sha256="0" * 64),
+        step=1,
+        tokens=1,
+        global_cursor=1,
+        phase_complete=False,
+        delinked=False,
+        tensors=tensors,
+        files=files,
+    )

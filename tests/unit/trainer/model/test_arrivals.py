@@ -1,5 +1,6 @@
 """Experts on several ranks, without the ranks: what each would compute, against one process with the joined batch."""
 
+import copy
 from itertools import product
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from pseudoreal_api.spec.model import Model
 from pseudoreal_trainer.model.block import Block
-from pseudoreal_trainer.model.grouped import by_expert, grouped_or_one_by_one
+from pseudoreal_trainer.model.grouped import StackedFeedForward, by_expert
 from torch import Tensor
 
 KINDS = {
@@ -22,17 +23,26 @@ HIDDEN, LENGTH, SEQUENCES = 16, 12, 4
 
 def _block(kind: str, dtype: torch.dtype) -> Block:
     fields = {"layers": 1, "hiddenSize": HIDDEN, "attention": {"heads": 2}, "sequenceLength": LENGTH}
-    block = Block(Model.model_validate(fields | {"feedForward": {"size": 24}, "experts": KINDS[kind]})).to(dtype)
+    block = Block(Model.model_validate(fields | {"feedForward": {"size": 64}, "experts": KINDS[kind]})).to(dtype)
     generator = torch.Generator().manual_seed(5)
     for parameter in block.parameters():
         parameter.data = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(dtype) / 4
     return block
 
 
+def _of_rank(experts: Any, own: range) -> StackedFeedForward:
+    """The experts that a rank has: their parts of all stacked tensors."""
+    some: StackedFeedForward = copy.deepcopy(experts)
+    for name, parameter in some.named_parameters():
+        if name != "balancing_bias":
+            parameter.data = parameter.data[own.start : own.stop]
+    return some
+
+
 def _spread(block: Block, features: list[Tensor]) -> list[Tensor]:
     """What each rank gets back for its tokens, [B, T, H] each. Rows are passed on by hand."""
     experts, ranks = block.experts, len(features)
-    count = len(experts) // ranks
+    count = len(block.router.weight) // ranks
     routes = [experts.routes(block.router(part)) for part in features]
     sent = [r.choice.counts.flatten().tolist() for r in routes]
     rows = [
@@ -45,8 +55,7 @@ def _spread(block: Block, features: list[Tensor]) -> list[Tensor]:
         came = torch.cat([rows[source][expert] for source in range(ranks) for expert in own])
         counts = torch.tensor([[sent[source][expert] for expert in own] for source in range(ranks)])
         places, sizes = by_expert(counts, len(came)), counts.sum(dim=0)
-        modules: list[Any] = [experts[expert] for expert in own]
-        made = grouped_or_one_by_one(modules, came.index_select(0, places), sizes, sizes.tolist())
+        made = _of_rank(experts, own).outputs(came.index_select(0, places), sizes, sizes.tolist())
         made = torch.empty_like(came).index_copy_(0, places, made)
         for source, part in enumerate(made.split(counts.sum(dim=1).tolist())):
             back[source].append(part)
@@ -59,6 +68,8 @@ def _spread(block: Block, features: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize(("kind", "dtype", "ranks"), [*product(KINDS, TYPES, (1, 2, 4))])
 @torch.no_grad()
 def test_spread_experts_are_those_of_the_joined_batch_to_the_bit(kind: str, dtype: torch.dtype, ranks: int) -> None:
+    """The features in the middle of an expert are a whole number of a processor's vectors: of the rest of a tensor it
+    computes GELU in another way, and what the rest is depends on how many rows came."""
     block = _block(kind, dtype)
     whole = torch.randn(SEQUENCES, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
     expected = block.experts(whole, block.router(whole))
@@ -92,7 +103,7 @@ def test_a_choice_is_not_made_again() -> None:
     """With a choice that is given, other scores change the weights, and not the experts."""
     for kind in KINDS:
         block = _block(kind, torch.float64)
-        logits = torch.randn(2, LENGTH, len(block.experts), dtype=torch.float64)
+        logits = torch.randn(2, LENGTH, len(block.router.weight), dtype=torch.float64)
         first = block.experts.routes(logits)
         again = block.experts.routes(-logits, choice=first.choice)
         assert again.choice is first.choice

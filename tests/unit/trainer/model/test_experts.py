@@ -9,11 +9,9 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.experts import Tally, capacity_of
-from pseudoreal_trainer.model.grouped import are_side_by_side
-from pseudoreal_trainer.model.modules import UnitModule
+from pseudoreal_trainer.model.grouped import can_group
 from pseudoreal_trainer.model.rotary import rotary
 from pseudoreal_trainer.model.transformer import Transformer, build_model
-from pseudoreal_trainer.plan.units import units_of
 from torch import Tensor
 
 from tests.unit.trainer.model.grouping import assert_groups_compute_the_same, assert_waits_once
@@ -83,7 +81,7 @@ def _by_hand(block: Block, spec: Model, hidden: Tensor) -> tuple[Tensor, int]:
                     refused += 1
                     continue
                 accepted[expert] += 1
-                made = _expert_by_hand(block.experts[expert], token)
+                made = _expert_by_hand(block.experts, expert, token)
                 chance = scores[best].exp() / scores.exp().sum()
                 total = total + made + (chance - chance.item()) * made.detach()
             outputs.append(total)
@@ -109,30 +107,30 @@ def test_a_pass_tallies_choices_and_refusals(experts: dict[str, Any]) -> None:
     assert loss == 0
 
 
-def _expert_by_hand(expert: Any, token: Tensor) -> Tensor:
-    up = expert.up.weight @ token
-    if expert.gate is None:
+def _expert_by_hand(experts: Any, number: int, token: Tensor) -> Tensor:
+    up = experts.up.weight[number] @ token
+    if experts.gate is None:
         inner = up * 0.5 * (1 + torch.erf(up / sqrt(2)))
     else:
-        gate = expert.gate.weight @ token
+        gate = experts.gate.weight[number] @ token
         inner = gate / (1 + torch.exp(-gate)) * up
-    found: Tensor = expert.down.weight @ inner
+    found: Tensor = experts.down.weight[number] @ inner
     return found
 
 
 def test_the_oracles_activations_are_the_functions_of_their_names() -> None:
     """gelu is x P(N < x), silu is x times the logistic function."""
-    expert: Any = Block(_spec({"count": 1})).experts[0].double()
-    for weight in (expert.up.weight, expert.down.weight):
+    plain: Any = Block(_spec({"count": 1})).experts.double()
+    for weight in (plain.up.weight, plain.down.weight):
         weight.data.zero_()
-        weight.data[0, 0] = 1.0
+        weight.data[0, 0, 0] = 1.0
     token = torch.tensor([0.3, *[0.0] * (HIDDEN - 1)], dtype=torch.float64)
-    assert _expert_by_hand(expert, token)[0].item() == pytest.approx(0.3 * 0.5 * (1 + erf(0.3 / sqrt(2))))
-    gated: Any = Block(_spec({"count": 1}, "SwiGLU")).experts[0].double()
+    assert _expert_by_hand(plain, 0, token)[0].item() == pytest.approx(0.3 * 0.5 * (1 + erf(0.3 / sqrt(2))))
+    gated: Any = Block(_spec({"count": 1}, "SwiGLU")).experts.double()
     for weight in (gated.gate.weight, gated.up.weight, gated.down.weight):
         weight.data.zero_()
-        weight.data[0, 0] = 1.0
-    assert _expert_by_hand(gated, token)[0].item() == pytest.approx(0.3 * 0.3 / (1 + exp(-0.3)))
+        weight.data[0, 0, 0] = 1.0
+    assert _expert_by_hand(gated, 0, token)[0].item() == pytest.approx(0.3 * 0.3 / (1 + exp(-0.3)))
 
 
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
@@ -170,7 +168,7 @@ def test_an_expert_without_tokens_has_a_gradient_of_zeros() -> None:
     block = _block(_spec({"count": 40, "capacityFactor": "40"}))
     parameters = [p for n, p in block.named_parameters() if n.startswith(("router.", "experts."))]
     gradients = torch.autograd.grad(_mixed(block, _features(1)).sum(), parameters)
-    idle = [gradient for gradient in gradients if not gradient.any()]
+    idle = [of_one for gradient in gradients if gradient.dim() == 3 for of_one in gradient if not of_one.any()]
     assert len(idle) >= 2 * (40 - LENGTH)
 
 
@@ -180,7 +178,10 @@ def test_one_expert_is_the_dense_layer_to_the_bit(activation: str, dtype: torch.
     dense, block = (
         _block(_spec(experts, activation), dtype) for experts in (None, {"count": 1, "capacityFactor": "1"})
     )
-    state = {name.replace("ffn.", "experts.0."): value for name, value in dense.state_dict().items()}
+    state = {
+        name.replace("ffn.", "experts."): value[None] if name.startswith("ffn.") else value
+        for name, value in dense.state_dict().items()
+    }
     block.load_state_dict(state | {"router.weight": block.router.weight})
     source = _features(dtype=dtype)
     rotation = rotary(_spec(None), LENGTH, source)
@@ -258,12 +259,10 @@ def test_experts_in_groups_are_those_one_by_one(
     assert_groups_compute_the_same(_mixed, _spec(experts, activation, hidden=16, inner=24), hidden, monkeypatch)
 
 
-def test_experts_of_a_unit_lie_side_by_side_and_those_of_a_plain_model_do_not() -> None:
-    spec = _spec({"count": 4}, hidden=16, inner=24)
-    with torch.device("meta"):
-        block = Block(spec)
-    experts = units_of(spec, Sharing(blocks=1))[2]
-    UnitModule(block, experts).bind(torch.zeros(experts.numel))
-    assert are_side_by_side([*block.experts])
-    assert not are_side_by_side([*Block(spec).experts])
-    assert not are_side_by_side([*_block(_spec({"count": 4, "prototypes": 1}), torch.bfloat16).experts]), "rows of 24 B"
+def test_experts_whose_rows_are_not_aligned_run_one_by_one() -> None:
+    """A row of 12 numbers in bfloat16 has 24 bytes."""
+    rows = torch.zeros(2, 16)
+    assert can_group(rows, torch.zeros(4, 24, 16))
+    assert not can_group(rows.bfloat16(), torch.zeros(4, 12, 16).bfloat16())
+    assert not can_group(rows, torch.zeros(4 * 24 * 16 + 1)[1:].view(4, 24, 16))
+    assert not can_group(rows.double(), torch.zeros(4, 24, 16).double())

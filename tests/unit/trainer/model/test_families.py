@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from pseudoreal_api.resolved.layers import experts_of_layers
 from pseudoreal_api.spec.model import Model, Rotary
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
-from pseudoreal_trainer.convert.architectures import architecture_of
+from pseudoreal_trainer.convert.architectures import Ours, Places, architecture_of
 from pseudoreal_trainer.model.attention import documents_of
 from pseudoreal_trainer.model.rotary import frequencies, rotary
 from pseudoreal_trainer.model.transformer import Transformer, build_model
@@ -178,7 +179,7 @@ def _published(family: Family, theirs: nn.Module, take: Callable[[nn.Parameter],
     return found
 
 
-def _pair(family: Family) -> tuple[Transformer, nn.Module, dict[str, str]]:
+def _pair(family: Family) -> tuple[Transformer, nn.Module, Places]:
     """Our model, theirs with the same weights, and their names -> ours. Norms and biases are moved away from ones and
     zeros, which would hide what they do."""
     ours = build_model(family.model, Sharing(blocks=LAYERS), 5, torch.float64)
@@ -186,14 +187,21 @@ def _pair(family: Family) -> tuple[Transformer, nn.Module, dict[str, str]]:
     for parameter in ours.parameters():
         if parameter.ndim == 1:
             parameter.data += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    names = {**architecture_of(family.model).names(family.model, range(LAYERS), range(LAYERS))}
+    experts = experts_of_layers(Sharing(blocks=LAYERS), family.model)
+    names = architecture_of(family.model).names(family.model, range(LAYERS), experts)
     theirs = family.of_transformers()
     places = _published(family, theirs, lambda parameter: parameter.data)
     assert places.keys() == names.keys()
-    assert {*names.values()} == dict(ours.named_parameters()).keys()
+    assert {one.name for one in names.values()} == dict(ours.named_parameters()).keys()
     for name, place in places.items():
-        place.copy_(ours.get_parameter(names[name]).data)
+        place.copy_(_part(names[name], ours.get_parameter(names[name].name).data))
     return ours, theirs, names
+
+
+def _part(one: Ours, tensor: Any) -> Tensor:
+    """What of a tensor of ours it is."""
+    found: Tensor = tensor if one.expert is None else tensor[one.expert]
+    return found
 
 
 def _loss(logits: Tensor) -> Tensor:
@@ -219,13 +227,14 @@ def test_a_family_is_that_of_transformers(name: str) -> None:
     for model in (ours, theirs):
         adamw(model.parameters(), Optimizer(), 1e-3, fused=False).step()
     for published, weight in _published(family, theirs, lambda parameter: parameter.data).items():
-        torch.testing.assert_close(ours.get_parameter(names[published]).data, weight, rtol=0, atol=1e-12, msg=published)
+        found = _part(names[published], ours.get_parameter(names[published].name).data)
+        torch.testing.assert_close(found, weight, rtol=0, atol=1e-12, msg=published)
 
 
-def _compare_gradients(family: Family, ours: Transformer, theirs: nn.Module, names: dict[str, str]) -> None:
+def _compare_gradients(family: Family, ours: Transformer, theirs: nn.Module, names: Places) -> None:
     for published, gradient in _published(family, theirs, lambda parameter: parameter.grad).items():
         assert gradient.abs().max() > 1e-7, "nothing is compared when all is zero"
-        found = ours.get_parameter(names[published]).grad
+        found = _part(names[published], ours.get_parameter(names[published].name).grad)
         torch.testing.assert_close(found, gradient, rtol=0, atol=1e-12, msg=published)
 
 

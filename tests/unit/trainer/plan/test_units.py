@@ -1,8 +1,10 @@
 """Parameters of a model, counted as the papers do."""
 
 from collections import Counter
+from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,7 +12,8 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.model.transformer import Transformer
-from pseudoreal_trainer.plan.units import Unit, block_of, in_block, unit_of, units_of
+from pseudoreal_trainer.plan.parts import by_expert, parts_of
+from pseudoreal_trainer.plan.units import Unit, are_experts, block_of, in_block, unit_of, units_of
 from pseudoreal_trainer.plan.update_ranges import update_ranges
 
 SMALL = {"layers": 2, "hiddenSize": 8, "attention": {"heads": 2}, "sequenceLength": 4, "feedForward": {"size": 12}}
@@ -71,9 +74,9 @@ def test_units_have_the_parameters_of_the_models_options(options: dict[str, Any]
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_biases_and_norms_do_not_decay(options: dict[str, Any]) -> None:
-    """In a plain model what does not decay has one dimension."""
+    """In a plain model what does not decay has one dimension; stacked, one more."""
     for unit in units_of(model(SMALL, **options), Sharing(blocks=2)):
-        decays = [len(parameter.shape) > 1 for parameter in unit.parameters]
+        decays = [len(one.shape) > (2 if unit.is_experts else 1) for one in unit.parameters]
         assert decays == sorted(decays, reverse=True)
         expected = sum(p.numel for p, is_decayed in zip(unit.parameters, decays, strict=True) if is_decayed)
         assert _decayed(unit) == expected
@@ -116,5 +119,49 @@ def test_a_bias_that_balances_experts_costs_large_shards_nothing() -> None:
 
 
 def test_an_expert_has_its_place_in_every_block() -> None:
-    assert block_of("blocks.3.experts.12.up.weight") == 3
-    assert in_block("blocks.3.experts.12.up.weight", 7) == "blocks.7.experts.12.up.weight"
+    assert block_of("blocks.3.experts.up.weight") == 3
+    assert in_block("blocks.3.experts.up.weight", 7) == "blocks.7.experts.up.weight"
+
+
+@pytest.mark.parametrize("feed_forward", [{"size": 3}, {"size": 3, "activation": "SwiGLU"}, {"size": 3, "bias": "All"}])
+def test_a_range_of_experts_is_a_range_of_each_stacked_tensor(feed_forward: dict[str, Any]) -> None:
+    """By numpy: what a unit has of the tensors, one behind the other, are the rows of its experts."""
+    sizes = {"hiddenSize": 4, "attention": {"heads": 1}, "feedForward": feed_forward}
+    whole = units_of(model(SMALL, experts={"count": 12}, **sizes), Sharing(blocks=1))[2]
+    tensors = {p.name: np.random.default_rng(len(p.name)).random(p.whole) for p in whole.parameters}
+    assert {values.shape[0] for values in tensors.values()} == {12}
+    for own in (range(12), range(5), range(4, 9), range(11, 12)):
+        unit = whole.of_experts(own)
+        expected = np.concatenate([tensors[p.name][own.start : own.stop].ravel() for p in unit.parameters])
+        assert unit.numel == len(expected) == len(own) * whole.numel // 12
+        assert unit.experts == own
+        for cuts in ([0, unit.numel], [0, 1, 7, unit.numel // 2, unit.numel]):
+            spans = [range(*pair) for pair in pairwise(cuts)]
+            found = [part for span in spans for part in parts_of(unit, span)]
+            read = [tensors[part.name].ravel()[part.begin : part.end] for part in found]
+            assert np.array_equal(np.concatenate(read), expected)
+            assert [part.offset for part in found] == [*accumulate((len(each) for each in read[:-1]), initial=0)]
+            assert all(part.shape == tensors[part.name].shape for part in found)
+
+
+def test_ranks_have_neighbouring_experts_of_what_there_is() -> None:
+    whole = units_of(model(SMALL, experts={"count": 12}), Sharing(blocks=1))[2]
+    assert [whole.of_rank(rank, 3).experts for rank in range(3)] == [range(4), range(4, 8), range(8, 12)]
+    some = whole.of_experts(range(4, 8))
+    assert [some.of_rank(rank, 2).experts for rank in range(2)] == [range(4, 6), range(6, 8)]
+    assert some.of_rank(0, 1) is some
+    block = units_of(model(SMALL, experts={"count": 12}), Sharing(blocks=1))[1]
+    assert block.experts is None
+    assert block.of_rank(1, 3) is block
+
+
+def test_names_tell_experts_from_the_bias_that_balances_them() -> None:
+    """A group of experts may have a name of its own behind theirs."""
+    assert all(map(are_experts, ("blocks.3.experts", "blocks.3.experts.up.weight", "blocks.3.experts.16-31")))
+    assert not any(map(are_experts, ("blocks.3", "blocks.3.router.weight", "blocks.3.experts.balancing_bias", "head")))
+
+
+def test_elements_are_cut_where_experts_begin() -> None:
+    assert [*by_expert(5, 13, 4)] == [(1, range(5, 8)), (2, range(8, 12)), (3, range(12, 13))]
+    assert [*by_expert(4, 8, 4)] == [(1, range(4, 8))]
+    assert [*by_expert(3, 3, 4)] == []

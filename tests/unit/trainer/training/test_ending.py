@@ -79,9 +79,9 @@ def test_more_than_half_of_the_layers_must_differ_in_checks_in_a_row(rules: Any)
 def test_squares_add_up_over_steps(rules: Any) -> None:
     found = rules({"step": 6}, MEASURED)
     progress = _at(4)
-    for shared, single in ((8.0, 1.0), (4.0, 2.0)):
+    for shared, single in (([8.0, 1.0], [1.0, 0.5]), ([4.0, 2.0], [2.0, 0.5])):
         progress.measurement = found.after_measuring(progress, LayerGradients({"a": shared}, {"a": single}, ()))
     measured = progress.measurement
     assert measured is not None
-    assert (measured.steps, measured.shared, measured.single) == (2, {"a": 12}, {"a": 3})
+    assert (measured.steps, measured.shared, measured.single) == (2, {"a": [12, 3]}, {"a": [3, 1]})
     assert measured.next_sharing.blocks == 4

@@ -54,7 +54,7 @@ def _manifest(config: PhaseConfig) -> Manifest:
         validation_loss=3.25,
         phase_complete=True,
         ending=Ending(checks=1, step=12),
-        measurement=Measurement(next_sharing=config.sharing, steps=1, shared={"a": 2.0}, single={"a": 1.0}),
+        measurement=Measurement(next_sharing=config.sharing, steps=1, shared={"a": [2.0]}, single={"a": [1.0]}),
         delinked=True,
         parent="real-00000008",
         optimizer_state="Scale",

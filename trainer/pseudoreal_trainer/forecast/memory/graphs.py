@@ -119,26 +119,46 @@ class Graphs(Kept):
     @property
     def _as_the_feed_forward_part_begins(self) -> int:
         t = self._tensors
-        down = t.of(t.inner_size * self.sizes.model.hidden_size, self.sizes.compute_bytes)
-        table = {"output [B, T, H]": t.hidden, "gradient of the matrix down [H, F]": down}
+        table = {"output [B, T, H]": t.hidden}
         if self._has_norm_behind:
             table["gradient of the output before the norm [B, T, H]"] = t.hidden
-        return self.block - total(self._norm_behind) + total(table, self._first_gradients)
+        if self._is_mixture:
+            first = max(self._at_the_sum_of_outputs, self._at_shared_experts, self._at_experts)
+        else:
+            first = total(self._first_gradients(t.inner)) + self._gradients_of(".ffn.down.")
+        return self.block - total(self._norm_behind) + total(table) + first
+
+    # At these moments of a mixture's backward pass: what is needed besides what is kept.
 
     @property
-    def _first_gradients(self) -> Table:
-        """Gradients of features, as the feed-forward part's backward pass starts; of experts, in the first one's."""
-        t, experts = self._tensors, self.sizes.model.experts
-        # With gates the gradient of the product has taken the place of the product, which is counted as kept.
+    def _at_the_sum_of_outputs(self) -> int:
+        """At the outputs of experts, each times its gate."""
+        return 2 * self.sizes.choices * self._tensors.hidden
+
+    @property
+    def _at_shared_experts(self) -> int:
+        """They come before the others, as the pass runs backward."""
+        return total(self._first_gradients(self._tensors.shared_inner)) + self._gradients_of(".shared.down.")
+
+    @property
+    def _at_experts(self) -> int:
+        """What the sum and shared experts have kept is free."""
+        t = self._tensors
+        of_choice = self._first_gradients(t.inner) | {"gradient of the output [N, H]": t.hidden}
+        made = self.sizes.choices * total(of_choice) + self._gradients_of(".experts.down.")
+        if self.sizes.model.shared_expert is not None:
+            made += self._gradients_of(".shared.") + t.hidden
+        return made - total(self._outputs_of_experts, self._of_shared)
+
+    def _gradients_of(self, part: str) -> int:
+        """Gradients of the layer's parameters with this part in their names."""
+        return self._tensors.parameters(lambda name: part in name)
+
+    def _first_gradients(self, inner: int) -> Table:
+        """Gradients of features in the middle, [B, T, F] of `inner` bytes, as the backward pass of a feed-forward part
+        starts. With gates the gradient of the product has taken the place of the product, which is counted as kept."""
         names = ["gate's activation", "up"] if self._is_gated else ["activation"]
-        inner = {f"gradient of the {name} [B, T, F]": t.inner for name in names}
-        if experts is None or not self._is_mixture:
-            return inner
-        copies = 1 if experts.top_k is None else self.sizes.choices
-        return {name: size * self.sizes.choices // experts.count for name, size in inner.items()} | {
-            "gradient of the outputs times gates [N, H]": copies * t.hidden,
-            "gradient of the outputs of the experts [N, H]": copies * t.hidden,
-        }
+        return {f"gradient of the {name} [B, T, F]": inner for name in names}
 
     @property
     def _at_the_second_norm(self) -> int:

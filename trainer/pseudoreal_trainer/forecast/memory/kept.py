@@ -159,7 +159,8 @@ class Kept:
         """The router and the experts, as if none were ever full."""
         experts = self.sizes.model.experts
         assert experts is not None, "only a mixture has these"
-        return self._router | (self._prototypes if experts.top_k is None else self._top_k(experts.top_k))
+        routed = self._prototypes if experts.top_k is None else self._top_k(experts.top_k)
+        return self._router | self._ends | routed
 
     @property
     def _router(self) -> Table:
@@ -174,18 +175,35 @@ class Kept:
         }
 
     @property
+    def _ends(self) -> Table:
+        """What torch's product for all experts at once keeps of their numbers of rows."""
+        t, experts = self._tensors, self.sizes.model.experts
+        assert experts is not None, "only a mixture has these"
+        is_grouped = self.sizes.compute_bytes == 2 if t.is_fused else self.sizes.compute_bytes <= 4
+        return {"ends of the rows of each expert [experts], int32": t.of(experts.count, 4)} if is_grouped else {}
+
+    @property
+    def _outputs_of_experts(self) -> Table:
+        """What is kept of the outputs of experts until the backward pass of their sum."""
+        t, experts = self._tensors, self.sizes.model.experts
+        assert experts is not None, "only a mixture has these"
+        table = {"outputs [N, H]": t.hidden}
+        if experts.top_k is None:
+            table["outputs times gates [N, H]"] = t.hidden
+        return {name: self.sizes.choices * size for name, size in table.items()}
+
+    @property
     def _prototypes(self) -> Table:
         """Each prototype has all N tokens once, and so as much of `_inner` as a block without experts."""
         t = self._tensors
         of_prototype = {
             "tokens in the order of the experts [N, H]": t.hidden,
-            "outputs of the experts [N, H]": t.hidden,
-            "outputs times gates [N, H]": t.hidden,
             "gates [N]": t.of(self.tokens, self.sizes.compute_bytes),
             "choices [N], indices": t.of(self.tokens, _INDEX_BYTES),
             "order [N], indices": t.of(self.tokens, _INDEX_BYTES),
         }
-        return self._tally | {name: self.sizes.choices * size for name, size in (of_prototype | self._inner).items()}
+        table = {name: self.sizes.choices * size for name, size in (of_prototype | self._inner).items()}
+        return self._tally | self._outputs_of_experts | table
 
     @property
     def _tally(self) -> Table:
@@ -198,7 +216,6 @@ class Kept:
         t, compute, wide = self._tensors, self.sizes.compute_bytes, self._tensors.wide_bytes
         of_choice = {
             "tokens in the order of the experts [N, H]": t.hidden,
-            "outputs in the order of the tokens [N, H]": t.hidden,
             "weights [N]": t.of(self.tokens, compute),
             "choices [N], indices": t.of(self.tokens, _INDEX_BYTES),
             "order [N], indices": t.of(self.tokens, _INDEX_BYTES),
@@ -209,7 +226,7 @@ class Kept:
         table = {name: spec.per_token * size for name, size in (of_choice | self._inner).items()}
         if spec.weights == "Renormalised":
             table["sums of the scores [N, 1], wide"] = t.of(self.tokens, wide)
-        return table | self._balance(spec) | self._of_shared
+        return table | self._outputs_of_experts | self._balance(spec) | self._of_shared
 
     @property
     def _of_shared(self) -> Table:

@@ -166,14 +166,8 @@ class SpreadBytes:
         sizes, layer = self.graphs.sizes, self.graphs.layer
         experts = next(unit for unit in sizes.units_of_layer(layer) if unit.is_experts)
         gradients = sizes.allocated(experts.numel * sizes.compute_bytes)
-        at_a_time = 1 if sizes.device == "cuda" else len(experts.parameters) // self._matrices
-        first = sizes.choices * self.graphs.first_gradients_of_experts // at_a_time
+        first = sizes.choices * self.graphs.first_gradients_of_experts
         return (5 * self._rows + self._inner + first) // self.groups + gradients
-
-    @property
-    def _matrices(self) -> int:
-        """Matrices of an expert."""
-        return 3 if self.graphs.sizes.model.expert.activation == "SwiGLU" else 2
 
     @cached_property
     def _during_dense(self) -> int:

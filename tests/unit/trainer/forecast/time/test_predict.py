@@ -25,11 +25,11 @@ def block_flops(sizes: Sizes = SIZES) -> int:
     """Two for each weight of the matrices, and 2 T H for causal attention, for each token of a micro-batch; a token
     meets one expert of each prototype, the first will do."""
     model = sizes.model
-    size = model.experts.count // model.experts.prototypes if model.experts else 1
-    unmet = tuple(f".experts.{e}." for e in range(model.experts.count if model.experts else 0) if e % size)
-    first = [unit for unit in sizes.units if unit.name in ("blocks.0", "blocks.0.experts")]
-    met = [p for unit in first for p in unit.parameters if not any(name in p.name for name in unmet)]
-    matrices = sum(p.numel for p in met if len(p.shape) == 2)
+    parameters = {unit.name: [p for p in unit.parameters if p.is_matrix] for unit in sizes.units}
+    matrices = sum(p.numel for p in parameters["blocks.0"])
+    if model.experts:
+        of_all = sum(p.numel for p in parameters["blocks.0.experts"])
+        matrices += of_all // model.experts.count * model.experts.prototypes
     return sizes.micro_batch * model.sequence_length * (2 * matrices + 2 * model.sequence_length * model.hidden_size)
 
 
