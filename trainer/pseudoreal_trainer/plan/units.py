@@ -113,6 +113,7 @@ class Unit:
         neighbouring numbers that are its own, of any other unit all."""
         if ranks == 1 or self.experts is None:
             return self
+        assert len(self.experts) % ranks == 0, "the job's rules say so"
         count = len(self.experts) // ranks
         first = self.experts.start + coordinate * count
         return self.of_experts(range(first, first + count))

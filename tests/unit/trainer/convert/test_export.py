@@ -1,19 +1,28 @@
 """Checkpoints in the formats of others, read by their own libraries."""
 
 import json
+from contextlib import closing
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
+from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
 from pseudoreal_trainer.checkpoint import reader
+from pseudoreal_trainer.checkpoint.manifest import FileDigest
+from pseudoreal_trainer.checkpoint.pieces import spans_of, tensors_of
 from pseudoreal_trainer.checkpoint.reader import Reader
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
+from pseudoreal_trainer.checkpoint.writer import RankWriter
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.convert import huggingface
 from pseudoreal_trainer.data.tokenizer.train import train_tokenizer, write_tokenizer
 from pseudoreal_trainer.model.transformer import Transformer
+from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.parts import parts_of, units_of_rank
+from pseudoreal_trainer.plan.units import KINDS, units_of
 from pseudoreal_trainer.training.start import load_weights
 
 TEXT = "In the beginning, ünïcode 世界 \x00\x7f\n  and two spaces"
@@ -296,3 +305,53 @@ def test_a_tokenizer_that_cannot_be_read_is_a_sentence(shared: Reader, tmp_path:
     folder = str(shared.checkpoints / shared.manifest.name)
     ended = CliRunner().invoke(main, ["sample", folder, "--tokenizer", str(tmp_path)])
     assert (ended.exit_code, "is no tokenizer.json" in ended.stderr) == (78, True)
+
+
+EXPERTS = {
+    "mixtral": {"family": "Mixtral", "experts": TOP_K | {"count": 6}},
+    "qwen3_moe": {"family": "Qwen3MoE", "experts": TOP_K | {"count": 6, "denseLayers": [1, 3]}},
+}
+
+
+@pytest.mark.parametrize("model_type", EXPERTS)
+def test_experts_that_four_ranks_saved_are_exported_as_those_of_one(
+    model_type: str, job_body: Any, config: Any, train: Any, tmp_path: Path
+) -> None:
+    one = _trained(EXPERTS[model_type], job_body, config, train, tmp_path, {"blocks": 4})
+    spread = _saved_by_four(one, tmp_path / "spread")
+    pieces = [tensor.pieces for name, tensor in spread.manifest.tensors.items() if ".experts." in name]
+    assert min(map(len, pieces)) > 1, "each tensor is of several ranks"
+    assert all(of_one.begin == before.end for found in pieces for before, of_one in pairwise(found)), "in order"
+    for checkpoint, output in ((one, "of one"), (spread, "of four")):
+        assert _export(checkpoint, "huggingface", tmp_path / output).exit_code == 0
+    found, expected = ({f.name: f.read_bytes() for f in (tmp_path / n).iterdir()} for n in ("of four", "of one"))
+    assert found == expected
+    assert json.loads(found["config.json"])["model_type"] == model_type
+
+
+def _saved_by_four(source: Reader, work: Path) -> Reader:
+    """The same weights as ranks save them of which two hold the same half of the experts."""
+    manifest, dtype = source.manifest, source.dtype
+    model, sharing = manifest.model, manifest.sharing
+    layout = Layout(
+        layer_blocks=blocks_of_layers(sharing, model.layers),
+        layer_experts=experts_of_layers(sharing, model),
+        pipeline=1,
+        data=4,
+        micro_batches=1,
+        expert_ranks=2,
+        sharding="Full",
+    )
+    units, store = units_of(model, sharing), CheckpointStore(work, manifest.job.uid)
+    folder, files = store.begin(manifest), dict[str, FileDigest]()
+    for rank in range(4):
+        own = units_of_rank(layout, units, rank)
+        parts = [parts_of(own[unit], span) for unit, span in spans_of(layout, own, rank).items()]
+        with closing(RankWriter(folder, rank, parts, dtype)) as writer:
+            for of_unit, kind in product(parts, KINDS):
+                for part in of_unit:
+                    writer.write(kind, source.read(part.name, kind, part.begin, part.end))
+            files |= writer.finish()
+    saved = manifest.revised(files=files, tensors=tensors_of(layout, units, dtype))
+    store.commit(saved)
+    return store.reader(saved)
