@@ -299,12 +299,14 @@ def _check_spread(spec: PseudoRealJobSpec, phase: Phase, data: int, where: str) 
             f"{where}: a replica has {of_replica} data-parallel ranks, not a multiple of parallelism.expertRanks"
             f" {ranks}; change workers, parallelism.replicas or expertRanks"
         )
-    if ranks > 1 and spec.model.norm.placement != "Pre":
-        raise UnresolvableJob(
-            f"{where}.parallelism.expertRanks {ranks} needs spec.model.norm.placement Pre, and it is"
-            f" {spec.model.norm.placement}: a norm behind the experts would need what they made once more in the"
-            " backward pass; remove expertRanks"
-        )
+    fields = {"parallelism.expertRanks": ranks, "offload.expertGroups": phase.offload.expert_groups}
+    for field, number in fields.items():
+        if number > 1 and spec.model.norm.placement != "Pre":
+            raise UnresolvableJob(
+                f"{where}.{field} {number} needs spec.model.norm.placement Pre, and it is"
+                f" {spec.model.norm.placement}: a norm behind the experts would need what they made once more in the"
+                f" backward pass; remove {field.rpartition('.')[2]}"
+            )
 
 
 def last_steps(spec: PseudoRealJobSpec) -> list[int]:

@@ -234,6 +234,16 @@ class Offload(ApiModel):
         description="window is the number of units whose working copies are on the device at a time, where their"
         " home is elsewhere.",
     )
+    expert_groups: Annotated[int, Since(5)] = Field(
+        1,
+        strict=True,
+        ge=1,
+        le=10_000,
+        description="expertGroups is the number of groups into which a rank's experts of a layer are cut. Each group"
+        " is a unit with a home of its own, fetched after the one before and only where tokens came for it, so that"
+        " the experts of a layer need not fit on the device at once. It divides the experts of a rank; more than 1"
+        " needs the schedule Layered and model.norm.placement Pre.",
+    )
     volume: dict[str, Any] | None = Field(
         None,
         description="volume is a Kubernetes volume source (for instance ephemeral, or a hostPath that user 10001 may"

@@ -2,6 +2,7 @@
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -62,15 +63,28 @@ class Copies:
         self._unread: dict[int, None] = {}
         """Units whose read has not begun, as they are still being updated. (A disk thread that waited for an update
         would be missing from that very update.)"""
+        self._wanted: dict[tuple[int, int], bool] = {}
+        """Position and unit of some of its experts -> whether tokens came for them."""
+        self._left_out: set[int] = set()
+        """Units that were not fetched, as no tokens came for them, and not dropped yet."""
         self._bound: dict[UnitModule, Tensor] = {}
         self.updated: dict[int, Updated] = {unit: _done(None) for unit in store.states}
         """Unit -> its newest update."""
         self._slot_addresses = {s.untyped_storage().data_ptr() for slots in store.window.values() for s in slots}
         self._owners: dict[int, int] = {}
 
+    def want(self, position: int, units: Mapping[int, bool]) -> None:
+        """Notes for units of a position whether tokens came for them: those of others are left out by the fetches and
+        reads that the position wants, in this step."""
+        self._wanted |= {(position, unit): is_wanted for unit, is_wanted in units.items()}
+
+    def _is_wanted(self, record: Read | Fetch) -> bool:
+        return record.wanted_by is None or self._wanted[record.wanted_by, record.unit]
+
     def read(self, record: Read) -> None:
-        self._unread[record.unit] = None
-        self._read_updated()
+        if self._is_wanted(record):
+            self._unread[record.unit] = None
+            self._read_updated()
 
     def fetch(self, record: Fetch) -> None:
         """Begins a fetch as soon as its unit is ready.
@@ -80,6 +94,9 @@ class Copies:
         update, which waits for nothing that this thread has yet to do. What other pipeline ranks gather as well begins
         here: they may wait for it while this rank waits for a message of theirs.
         """
+        if not self._is_wanted(record):
+            self._left_out.add(record.unit)
+            return
         self._waiting.append(record)
         if self._layout.is_common(record.unit):
             self.begin_all()
@@ -106,6 +123,11 @@ class Copies:
             self._begin_second()
 
     def drop(self, record: Drop) -> None:
+        if record.unit in self._left_out:
+            self._left_out.remove(record.unit)
+            return
+        # Perhaps nobody has waited for it: its tokens are those of other ranks.
+        self._finished(record.unit)
         copy = self._copies.pop(record.unit)
         self._bound = {module: flat for module, flat in self._bound.items() if flat is not copy.flat}
         self._owners.pop(copy.flat.data_ptr())

@@ -49,8 +49,8 @@ class LayerGradients:
 class LayerGroup:
     """Layers that share a block or experts, in this phase or in the next: its gradient is the sum of theirs."""
 
-    unit: int
-    """What they share in this phase."""
+    units: tuple[int, ...]
+    """What they share in this phase: a block, or experts in their groups."""
     positions: tuple[int, ...]
     """Positions of the layers, ascending."""
     is_shared: bool
@@ -63,22 +63,22 @@ def groups_of(
     """Groups of blocks, of this phase and of the next, then those of experts. `next_blocks`, `next_experts`: what each
     layer uses in the next phase. What one layer alone uses in this phase is in no group. Pure."""
     return (
-        *_groups(layout.block_unit, layout.layer_blocks, next_blocks),
-        *_groups(layout.experts_unit, layout.layer_experts, next_experts),
+        *_groups(lambda block: (layout.block_unit(block),), layout.layer_blocks, next_blocks),
+        *_groups(lambda number: tuple(layout.experts_units(number)), layout.layer_experts, next_experts),
     )
 
 
 def _groups(
-    unit_of: Callable[[int], int], now: Sequence[int | None], later: Sequence[int | None]
+    units_of: Callable[[int], tuple[int, ...]], now: Sequence[int | None], later: Sequence[int | None]
 ) -> Iterator[LayerGroup]:
     """Entry l of `now` and `later`: the number of what layer l uses, in this and in the next phase."""
     shared = {number: positions for number, positions in _positions(now).items() if len(positions) > 1}
     for number, positions in shared.items():
-        yield LayerGroup(unit_of(number), positions, True)
+        yield LayerGroup(units_of(number), positions, True)
     number_at = {position: number for number, positions in shared.items() for position in positions}
     for positions in _positions(later).values():
         if positions[0] in number_at:
-            yield LayerGroup(unit_of(number_at[positions[0]]), positions, False)
+            yield LayerGroup(units_of(number_at[positions[0]]), positions, False)
 
 
 def _positions(numbers: Sequence[int | None]) -> dict[int, tuple[int, ...]]:
@@ -163,11 +163,13 @@ class GroupSquares:
     expert."""
 
     def __init__(self, mesh: Mesh, units: Sequence[Unit], groups: tuple[LayerGroup, ...], dtype: torch.dtype) -> None:
-        self._mesh, self._units, self._groups, self._dtype = mesh, units, groups, dtype
+        self._mesh, self._groups, self._dtype = mesh, groups, dtype
         self._own = units_of_rank(mesh.layout, units, mesh.ranks.rank)
-        self._sums: dict[LayerGroup, Tensor] = {}
-        """Group -> sum of the gradients of this rank's layers so far, [shard]; gone once it is squared."""
-        most = max((sum(map(_sums, units[group.unit].parameters)) for group in groups), default=0)
+        self._parameters = {group: units[mesh.layout.unit_of_model(group.units[0])].parameters for group in groups}
+        """Group -> the parameters of what it shares, whole."""
+        self._sums: dict[tuple[LayerGroup, int], Tensor] = {}
+        """Group and unit -> sum of the gradients of this rank's layers so far, [shard]; gone once it is squared."""
+        most = max((sum(map(_sums, parameters)) for parameters in self._parameters.values()), default=0)
         self.squares = torch.zeros(len(groups), most, dtype=torch.float64, device=mesh.device)
         """[groups, sums]: those of this data rank's shard. Of each group one pipeline rank has them, the others
         zeros; and zeros stand behind the sums of a unit that has fewer than others."""
@@ -175,28 +177,28 @@ class GroupSquares:
     def add(self, position: int, unit: int, gradient: Tensor) -> None:
         """`gradient`: [shard]. Positions come from the top down."""
         for row, group in enumerate(self._groups):
-            if group.unit != unit or position not in group.positions:
+            if unit not in group.units or position not in group.positions:
                 continue
             # Not in place: the gradient may belong to other groups as well.
-            self._sums[group] = self._sums[group] + gradient if group in self._sums else gradient
+            key = (group, unit)
+            self._sums[key] = self._sums[key] + gradient if key in self._sums else gradient
             if position == group.positions[0] and len(self._ranks(group)) == 1:
-                self._set(row, self._squared(group, self._sums.pop(group)))
+                self._add(row, self._squared(group, unit, self._sums.pop(key)))
 
     def sum_over_pipeline(self) -> None:
         """Ends the sums of groups that have layers on several pipeline ranks."""
         for row, group in enumerate(self._groups):
             ranks = self._ranks(group)
-            if len(ranks) == 1:
-                continue
-            total = torch.zeros(self._shard(group), dtype=self._dtype, device=self._mesh.device)
-            if group in self._sums:
-                total += self._sums.pop(group)
-            # Every pipeline rank is here, also one without a layer of the group: they share one communicator, on which
-            # all go through the groups in one order, after their last message in it.
-            with _wait(self._mesh, f"the sum of unit {group.unit}"):
-                dist.all_reduce(total, group=self._mesh.measuring)
-            if self._mesh.pipeline_rank == min(ranks):
-                self._set(row, self._squared(group, total))
+            for unit in group.units if len(ranks) > 1 else ():
+                total = torch.zeros(self._shard(unit), dtype=self._dtype, device=self._mesh.device)
+                if (group, unit) in self._sums:
+                    total += self._sums.pop((group, unit))
+                # Every pipeline rank is here, also one without a layer of the group: they share one communicator, on
+                # which all go through the groups in one order, after their last message in it.
+                with _wait(self._mesh, f"the sum of unit {unit}"):
+                    dist.all_reduce(total, group=self._mesh.measuring)
+                if self._mesh.pipeline_rank == min(ranks):
+                    self._add(row, self._squared(group, unit, total))
 
     def means(self, squares: list[list[float]], *, are_shared: bool) -> dict[str, list[float]]:
         """Tensor of a shared unit -> means over the unit's groups of this phase, or of the next. `squares`: of all
@@ -204,7 +206,7 @@ class GroupSquares:
         found: dict[str, list[list[float]]] = {}
         for group, values in zip(self._groups, squares, strict=True):
             if group.is_shared == are_shared:
-                parameters = self._units[group.unit].parameters
+                parameters = self._parameters[group]
                 for parameter, begin in zip(parameters, _begins(parameters), strict=True):
                     if not parameter.is_balancing:
                         found.setdefault(parameter.name, []).append(values[begin : begin + _sums(parameter)])
@@ -213,23 +215,23 @@ class GroupSquares:
             for name, values in found.items()
         }
 
-    def _set(self, row: int, squares: Tensor) -> None:
-        self.squares[row, : len(squares)] = squares
+    def _add(self, row: int, squares: Tensor) -> None:
+        self.squares[row, : len(squares)] += squares
 
     def _ranks(self, group: LayerGroup) -> set[int]:
         """Pipeline ranks with layers of the group."""
         return {self._mesh.layout.rank_of(position) for position in group.positions}
 
-    def _shard(self, group: LayerGroup) -> int:
-        return self._own[group.unit].shard_length(self._mesh.layout.data_holders(group.unit))
+    def _shard(self, unit: int) -> int:
+        return self._own[unit].shard_length(self._mesh.layout.data_holders(unit))
 
-    def _squared(self, group: LayerGroup, gradient: Tensor) -> Tensor:
-        """Sums of the squares of each tensor's elements that this data rank's shard has, [sums of the whole unit],
-        float64. `gradient`: [shard]."""
-        unit, parameters = self._own[group.unit], self._units[group.unit].parameters
+    def _squared(self, group: LayerGroup, unit: int, gradient: Tensor) -> Tensor:
+        """Sums of the squares of each tensor's elements that this data rank's shard of one of the group's units has,
+        [sums of all that the group shares], float64. `gradient`: [shard]."""
+        parameters = self._parameters[group]
         layout = self._mesh.layout
-        shard = unit.shard(layout.data_part(group.unit, self._mesh.ranks.rank), layout.data_holders(group.unit))
-        own = {part.name: part for part in parts_of(unit, shard)}
+        shard = self._own[unit].shard(layout.data_part(unit, self._mesh.ranks.rank), layout.data_holders(unit))
+        own = {part.name: part for part in parts_of(self._own[unit], shard)}
         squares = torch.zeros(sum(map(_sums, parameters)), dtype=torch.float64, device=gradient.device)
         for parameter, column in zip(parameters, _begins(parameters), strict=True):
             if (part := own.get(parameter.name)) is not None:

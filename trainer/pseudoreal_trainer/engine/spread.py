@@ -48,7 +48,7 @@ class _Graph:
 
 @dataclass(frozen=True)
 class _Mixed:
-    """A pass of this rank's experts with its graph."""
+    """A pass of a group of this rank's experts with its graph."""
 
     places: Tensor
     """Where the rows were as they came, [rows]."""
@@ -56,6 +56,27 @@ class _Mixed:
     """In the order of the experts, [rows, H]."""
     made: Tensor
     """[rows, H]"""
+
+
+@dataclass
+class _AtExperts:
+    """Rows of a micro-batch that are at this rank's experts, in one direction, from the first group to the last."""
+
+    places: Tensor
+    """Where the rows of the first expert are among those that came, then those of the second, ...: [rows]."""
+    rows: Tensor | None
+    """The rows, in the order in which they came, [rows, H]; None: graphs are kept that have what is needed of them."""
+    gradients: Tensor | None = None
+    """Gradients of what was made of the rows, with the weights of these, in the same order, [rows, H + 1]; None: they
+    have not come, as in the forward pass."""
+    back: Tensor | None = None
+    """What goes back for each row, in the same order; None: no group had a row yet."""
+
+    def give_back(self, places: Tensor, made: Tensor) -> None:
+        """Puts what was made of the rows of a group where these were."""
+        if self.back is None:
+            self.back = made.new_empty(len(self.places), made.shape[1])
+        self.back.index_copy_(0, places, made)
 
 
 @dataclass
@@ -71,8 +92,9 @@ class _State:
     """In training, until the backward pass has used them."""
     leaving: dict[Exchange, Tensor] = field(default_factory=dict)
     """What an exchange will send, [rows, width]."""
-    mixed: dict[Key, _Mixed] = field(default_factory=dict)
-    """Passes of experts whose graphs are kept."""
+    at_experts: dict[Key, _AtExperts] = field(default_factory=dict)
+    mixed: dict[tuple[Key, int], _Mixed] = field(default_factory=dict)
+    """Passes of groups whose graphs are kept, by micro-batch and group."""
     graphs: dict[Key, _Graph] = field(default_factory=dict)
 
 
@@ -125,8 +147,13 @@ class SpreadPasses:
 
     def _count(self, record: Count) -> None:
         keys = [(record.position, m) for m in range(record.first, record.first + record.micro_batches)]
-        counts = [self._state.routed[key].routes.choice.counts.flatten() for key in keys]
-        self._state.counts.update(zip(keys, self._exchanges.count(record, torch.stack(counts)), strict=True))
+        chosen = [self._state.routed[key].routes.choice.counts.flatten() for key in keys]
+        counts = self._exchanges.count(record, torch.stack(chosen))
+        self._state.counts.update(zip(keys, counts, strict=True))
+        if self._layout.expert_groups > 1:
+            _, *groups = self._layout.units_of(record.position)
+            have_rows = self._exchanges.groups_with_rows(record, counts)
+            self._passes.copies.want(record.position, dict(zip(groups, have_rows, strict=True)))
 
     def _exchange(self, run: PlanRun, record: Exchange) -> None:
         key = (record.position, record.micro_batch)
@@ -141,18 +168,22 @@ class SpreadPasses:
 
     def _expert_forward(self, run: PlanRun, record: ExpertForward) -> None:
         key = (record.position, record.micro_batch)
-        self._bind_experts(record.position)
-        rows = self._exchanges.take(Exchange(Leg.DISPATCH, *key))
-        with self._passes.computing(record):
-            if self._keeps_graph(run):
-                with self._passes.copies.saving():
-                    mixed = self._state.mixed[key] = self._mixed(key, rows)
-            else:
-                with torch.no_grad():
-                    mixed = self._mixed(key, rows)
-            # In the order in which the rows came.
-            made = torch.empty_like(rows).index_copy_(0, mixed.places, mixed.made.detach())
-        self._state.leaving[Exchange(Leg.COMBINE, *key)] = made
+        if record.group == 0:
+            rows = self._exchanges.take(Exchange(Leg.DISPATCH, *key))
+            self._state.at_experts[key] = _AtExperts(self._places(key), rows)
+        here = self._state.at_experts[key]
+        if self._has_rows(record):
+            self._bind(self._experts_unit(record))
+            with self._passes.computing(record):
+                if self._keeps_graph(run):
+                    with self._passes.copies.saving():
+                        mixed = self._state.mixed[key, record.group] = self._mixed(record, here)
+                else:
+                    with torch.no_grad():
+                        mixed = self._mixed(record, here)
+                here.give_back(mixed.places, mixed.made.detach())
+        if self._is_last(record):
+            self._leave(Exchange(Leg.COMBINE, *key), here.rows)
 
     @torch.no_grad()
     def forward(self, run: PlanRun, record: Forward) -> None:
@@ -179,17 +210,21 @@ class SpreadPasses:
         self._state.leaving[Exchange(Leg.DISPATCH_AGAIN, *key)] = rows
 
     def _expert_backward(self, run: PlanRun, record: ExpertBackward) -> None:
-        key = (record.position, record.micro_batch)
-        unit = self._bind_experts(record.position)
-        if (mixed := self._state.mixed.pop(key, None)) is None:
-            rows = self._exchanges.take(Exchange(Leg.DISPATCH_AGAIN, *key))
-            with self._passes.computing(record):
-                mixed = self._mixed(key, rows)
-        came = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
+        key, unit = (record.position, record.micro_batch), self._experts_unit(record)
+        if record.group == 0:
+            again = Exchange(Leg.DISPATCH_AGAIN, *key)
+            rows = None if self._keeps_graph(run) else self._exchanges.take(again)
+            self._state.at_experts[key] = _AtExperts(self._places(key), rows)
+        here, has_rows = self._state.at_experts[key], self._has_rows(record)
+        mixed = self._mixed_again(record, here) if has_rows else None
+        if here.gradients is None:
+            here.gradients = self._exchanges.take(Exchange(Leg.COMBINE_GRADIENT, *key))
         with self._passes.computing(record):
-            back, gradients = self._through_experts(unit, mixed, came)
+            gradients = [] if mixed is None else self._through_experts(unit, mixed, here)
+            # Without rows they are nothing: what does not grow is zero.
             self._passes.add_gradients(run, record.position, unit, gradients)
-        self._state.leaving[Exchange(Leg.DISPATCH_GRADIENT, *key)] = back
+        if self._is_last(record):
+            self._leave(Exchange(Leg.DISPATCH_GRADIENT, *key), here.gradients)
 
     def backward(self, run: PlanRun, record: Backward) -> None:
         position, m = key = (record.position, record.micro_batch)
@@ -219,8 +254,29 @@ class SpreadPasses:
     def _bind_block(self, position: int) -> int:
         return self._bind(self._layout.units_of(position)[0])
 
-    def _bind_experts(self, position: int) -> int:
-        return self._bind(self._layout.units_of(position)[1])
+    def _experts_unit(self, record: ExpertForward | ExpertBackward) -> int:
+        return self._layout.units_of(record.position)[1 + record.group]
+
+    def _is_last(self, record: ExpertForward | ExpertBackward) -> bool:
+        return record.group == self._layout.expert_groups - 1
+
+    def _own(self, record: ExpertForward | ExpertBackward) -> slice:
+        """The group's experts among those of this rank."""
+        of_own = self._state.counts[record.position, record.micro_batch].of_own
+        of_each = len(of_own) // self._layout.expert_groups
+        return slice(record.group * of_each, (record.group + 1) * of_each)
+
+    def _has_rows(self, record: ExpertForward | ExpertBackward) -> bool:
+        """Whether rows came for the group. Where none did, its weights may not be here."""
+        return any(self._state.counts[record.position, record.micro_batch].of_own[self._own(record)])
+
+    def _leave(self, exchange: Exchange, came: Tensor | None) -> None:
+        """Lets go back what all groups have made of what `came`, [rows, width]."""
+        back = self._state.at_experts.pop((exchange.position, exchange.micro_batch)).back
+        if back is None:
+            assert came is not None, "as many rows go back as came"
+            back = came
+        self._state.leaving[exchange] = back
 
     def _bind(self, unit: int) -> int:
         self._passes.copies.bind(unit, self._modules.of(unit))
@@ -257,23 +313,38 @@ class SpreadPasses:
         rows = self._experts.rows(gradient, self._state.choices[key], self._state.counts[key].of_experts)
         return torch.cat([rows, self._state.graphs[key].weights.to(rows.dtype)[:, None]], dim=1)
 
-    def _mixed(self, key: Key, came: Tensor) -> _Mixed:
-        """What this rank's experts make of rows, [rows, H], in the order in which they came."""
+    def _places(self, key: Key) -> Tensor:
         counts = self._state.counts[key]
-        places = by_expert(counts.table, len(came))
-        rows = came.index_select(0, places)
+        return by_expert(counts.table, sum(counts.arriving))
+
+    def _mixed(self, record: ExpertForward | ExpertBackward, here: _AtExperts) -> _Mixed:
+        """What a group of this rank's experts makes of its rows."""
+        assert here.rows is not None, "rows that are computed on have come"
+        counts, own = self._state.counts[record.position, record.micro_batch], self._own(record)
+        sizes, begin = counts.of_own[own], sum(counts.of_own[: own.start])
+        places = here.places[begin : begin + sum(sizes)]
+        rows = here.rows.index_select(0, places)
         if torch.is_grad_enabled():
             rows.requires_grad_()
-        made = self._experts.outputs(rows, counts.table.sum(dim=0), counts.of_own)
+        made = self._experts.outputs(rows, counts.table[:, own].sum(dim=0), sizes)
         return _Mixed(places, rows, made)
 
-    def _through_experts(self, unit: int, mixed: _Mixed, came: Tensor) -> tuple[Tensor, list[Tensor]]:
-        """Goes back through this rank's experts: what each row's token gets, the gradient of the row and that of its
-        weight, [rows, H + 1] in the order in which they came; and the gradients of the experts' parameters."""
-        came = came.index_select(0, mixed.places)
+    def _mixed_again(self, record: ExpertBackward, here: _AtExperts) -> _Mixed:
+        """The pass of a group with its graph: the one that was kept, or computed again."""
+        self._bind(self._experts_unit(record))
+        if here.rows is None:
+            return self._state.mixed.pop(((record.position, record.micro_batch), record.group))
+        with self._passes.computing(record):
+            return self._mixed(record, here)
+
+    def _through_experts(self, unit: int, mixed: _Mixed, here: _AtExperts) -> list[Tensor]:
+        """Goes back through a group of this rank's experts: the gradients of their parameters. What each row's token
+        gets goes back: the gradient of the row and that of its weight."""
+        assert here.gradients is not None, "they have come"
+        came = here.gradients.index_select(0, mixed.places)
         gradient, weights = came[:, :-1], came[:, -1:]
         trained = self._modules.of(unit).trained
         of_rows, *gradients = torch.autograd.grad(mixed.made, [mixed.rows, *trained], gradient * weights)
         of_weights = (gradient * mixed.made.detach()).sum(dim=1, keepdim=True)
-        back = torch.empty_like(came).index_copy_(0, mixed.places, torch.cat([of_rows, of_weights], dim=1))
-        return back, gradients
+        here.give_back(mixed.places, torch.cat([of_rows, of_weights], dim=1))
+        return gradients

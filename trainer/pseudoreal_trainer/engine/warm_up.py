@@ -46,7 +46,8 @@ def _one_of_each_kind(passes: Passes, positions: Sequence[int]) -> list[int]:
 def _try(passes: Passes, position: int, shape: Shape) -> None:
     """Runs a position's forward and backward pass on zeros of this shape."""
     modules, device = passes.modules, passes.lanes.device
-    used = [modules.of(unit) for unit in passes.layout.units_of(position)]
+    # All groups of experts have the kernels, and the module, of the first.
+    used = [modules.of(unit) for unit in passes.layout.units_of(position)[:2]]
     for module in used:
         module.bind(torch.zeros(module.numel, dtype=modules.dtype, device=device))
     trained = [parameter for module in used for parameter in module.trained]

@@ -157,7 +157,7 @@ def plan_phase(config: PhaseConfig, device: Device, profile: HardwareProfile | N
         fits=not reasons,
         reasons=reasons,
         hints=_hints(layout),
-        homes={unit.name: layout.home(index) for index, unit in enumerate(sizes.units)},
+        homes={_name(layout, sizes, unit): layout.home(unit) for unit in range(layout.units)},
         ranks=ranks,
     )
     return PlannedPhase(report, layout, flows, line, prediction is not None)
@@ -175,6 +175,12 @@ def _imbalance(
 def _parts(layout: Layout, unit: int) -> int:
     """Number of ranks' parts that make up the unit."""
     return layout.expert_ranks if layout.pool_of(unit) == "Experts" else 1
+
+
+def _name(layout: Layout, sizes: Sizes, unit: int) -> str:
+    name = sizes.units[unit].name
+    is_one_of_several = layout.expert_groups > 1 and layout.pool_of(unit) == "Experts"
+    return f"{name}, group {layout.group_of(unit)}" if is_one_of_several else name
 
 
 def unit_time(layout: Layout) -> UnitTime:
@@ -225,6 +231,21 @@ def _most(plan: Plan, kind: type[Fetch] | type[Reduce]) -> int:
 
 
 def _hints(layout: Layout) -> list[str]:
+    return [*_hints_on_groups(layout), *_hints_on_sharing(layout)]
+
+
+def _hints_on_groups(layout: Layout) -> list[str]:
+    if layout.expert_groups == 1:
+        return []
+    slots = max(layout.slots(rank, "Experts") for rank in range(layout.pipeline))
+    return [
+        f"a rank's experts of a layer are {layout.expert_groups} units, and the device has room for the working copies"
+        f" of {slots} that move; what is said of bytes and seconds is as if tokens came for all of them, and a group"
+        " for which none come in a step is not fetched"
+    ]
+
+
+def _hints_on_sharing(layout: Layout) -> list[str]:
     """Hints on shared blocks in a pipeline."""
     if layout.pipeline == 1 or not any(map(layout.shares, range(1, layout.head))):
         return []

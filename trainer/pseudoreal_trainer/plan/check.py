@@ -38,6 +38,9 @@ from pseudoreal_trainer.plan.records import (
 )
 from pseudoreal_trainer.plan.spread import units_grown, units_used
 
+_MOST_FETCHES = 2
+"""Fetches of a group of experts for the tokens of one position: one forward, one backward."""
+
 
 class PlanError(RuntimeError):
     """A step plan that must not run; the text names the rank, the record of its plan and the fault."""
@@ -76,8 +79,11 @@ class _RankState:
 
     layout: Layout
     rank: int
-    resident: set[int] = field(default_factory=set)
-    read: set[int] = field(default_factory=set)
+    resident: dict[int, Fetch] = field(default_factory=dict)
+    """Unit with a working copy -> what brought it."""
+    fetches: Counter[Fetch] = field(default_factory=Counter)
+    read: dict[int, Read] = field(default_factory=dict)
+    """Unit that is read ahead -> what reads it."""
     inputs: set[tuple[int, int]] = field(default_factory=set)
     """Each (position, micro-batch) whose input is on the device."""
     stashed: set[tuple[int, int]] = field(default_factory=set)
@@ -98,7 +104,8 @@ class _RankState:
     def read_ahead(self, record: Read) -> None:
         _require(self.layout.home(record.unit) == "Disk", "its home is not Disk")
         _require(record.unit not in self.read, "it is read ahead already")
-        self.read.add(record.unit)
+        self._require_wanted(record)
+        self.read[record.unit] = record
 
     def fetch(self, record: Fetch) -> None:
         unit = record.unit
@@ -106,8 +113,13 @@ class _RankState:
         _require(self.layout.moves(unit) or self.layout.refreshed(unit), "its working copy always exists")
         _require(self.layout.home(unit) != "Disk" or unit in self.read, "its weights were not read from disk")
         _require(unit not in self.updated, "its update has started")
-        self.read.discard(unit)
-        self.resident.add(unit)
+        self._require_wanted(record)
+        if (read := self.read.pop(unit, None)) is not None:
+            _require(read.wanted_by == record.wanted_by, f"its weights were read for position {read.wanted_by}")
+        self.fetches[record] += 1
+        too_often = record.wanted_by is not None and self.fetches[record] > _MOST_FETCHES
+        _require(not too_often, "it is fetched a third time for one position")
+        self.resident[unit] = record
         pool, window = self.layout.pool_of(unit), self.layout.window
         moving = sum(self.layout.moves(u) and self.layout.pool_of(u) == pool for u in self.resident)
         _require(moving <= window, f"{moving} working copies exceed the window of {window}")
@@ -115,7 +127,18 @@ class _RankState:
     def drop(self, record: Drop) -> None:
         _require(record.unit in self.resident, "it has no working copy")
         _require(self.layout.moves(record.unit), "its working copy must stay")
-        self.resident.discard(record.unit)
+        del self.resident[record.unit]
+
+    def _require_wanted(self, record: Read | Fetch) -> None:
+        """Checks that a group of experts, and nothing else, is fetched only where tokens came, once that is known."""
+        position, is_optional = record.wanted_by, self.layout.is_optional(record.unit)
+        if position is None:
+            _require(not is_optional, "it is fetched whether tokens came for it or not")
+            return
+        _require(is_optional, "it is needed whether tokens came or not")
+        _require(record.unit in self.layout.units_of(position), f"position {position} does not use it")
+        everything = {(position, m) for m in range(self.layout.micro_batches)}
+        _require(everything <= self.counted, "nobody knows yet whether tokens came for it")
 
     def forward(self, record: Forward) -> None:
         position, m = record.position, record.micro_batch
@@ -175,7 +198,7 @@ class _RankState:
             case Leg.DISPATCH:
                 _require(key in self.counted, "nobody knows how many tokens go where")
             case Leg.COMBINE:
-                self._require_pass(ExpertForward(*key), "its experts have not computed")
+                self._require_groups(ExpertForward, key, "its experts have not computed")
             case Leg.DISPATCH_AGAIN:
                 self._require_pass(Recompute(*key), "its tokens are not here any more")
             case Leg.COMBINE_GRADIENT:
@@ -183,7 +206,7 @@ class _RankState:
                 if self.layout.recompute:
                     self._require_pass(Recompute(*key), "the weights of its tokens are not here any more")
             case Leg.DISPATCH_GRADIENT:
-                self._require_pass(ExpertBackward(*key), "its experts have no gradients of tokens yet")
+                self._require_groups(ExpertBackward, key, "its experts have no gradients of tokens yet")
 
     def expert_forward(self, record: ExpertForward) -> None:
         self._compute(record)
@@ -205,6 +228,10 @@ class _RankState:
     def _require_pass(self, record: Pass, fault: str) -> None:
         _require(self.passes[record] == 1, fault)
 
+    def _require_groups(self, kind: type[ExpertForward | ExpertBackward], key: tuple[int, int], fault: str) -> None:
+        for group in range(self.layout.expert_groups):
+            self._require_pass(kind(*key, group), fault)
+
     def _require_exchange(self, leg: Leg, position: int, micro_batch: int) -> None:
         _require(self.exchanges[Exchange(leg, position, micro_batch)] == 1, f"the exchange {leg.value} has not begun")
 
@@ -222,6 +249,9 @@ class _RankState:
             _require(unit not in self.updated, "its unit's update has started")
             needs_copy = layout.moves(unit) or layout.refreshed(unit)
             _require(not needs_copy or unit in self.resident, "its unit has no working copy")
+            wanted_by = self.resident[unit].wanted_by if unit in self.resident else None
+            is_wanted_here = wanted_by in (None, record.position)
+            _require(is_wanted_here, f"its unit was fetched for the tokens of position {wanted_by}")
         _require(self.reduced.isdisjoint(units_grown(layout, record)), "its unit's gradient is reduced already")
         self.passes[record] += 1
         _require(self.passes[record] == 1, "it has been already")
@@ -312,10 +342,14 @@ class _RankState:
 
     def _backward_passes(self, unit: int) -> list[Pass]:
         """The passes that add to the gradient of a unit."""
-        layout, is_experts = self.layout, self.layout.pool_of(unit) == "Experts"
+        layout = self.layout
         positions = [p for p in layout.positions(self.rank) if unit in layout.units_of(p)]
-        kinds = {p: ExpertBackward if is_experts and layout.spreads(p) else Backward for p in positions}
-        return [kind(p, m) for p, kind in kinds.items() for m in range(layout.micro_batches)]
+        return [self._backward_pass(unit, p, m) for p in positions for m in range(layout.micro_batches)]
+
+    def _backward_pass(self, unit: int, position: int, micro_batch: int) -> Pass:
+        if self.layout.pool_of(unit) == "Experts" and self.layout.spreads(position):
+            return ExpertBackward(position, micro_batch, self.layout.group_of(unit))
+        return Backward(position, micro_batch)
 
 
 _HANDLERS: dict[type, Callable[[_RankState, Any], None]] = {

@@ -1,6 +1,6 @@
 """Which rank does what: the chain of positions, its units, and the mesh of pipeline and data ranks. Pure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, pairwise
@@ -15,7 +15,7 @@ from pseudoreal_trainer.plan.mesh import Groups, Mesh
 Pool = Literal["Blocks", "Experts"]
 POOLS: tuple[Pool, ...] = ("Blocks", "Experts")
 """Units that share the slots of a window, and the buffers of gradients, as they are about as large as each other: the
-experts, and all others. Of each pool a position uses one unit at most."""
+experts, and all others. Of each pool a pass uses one unit at most."""
 
 Users = tuple[int, ...]
 """Pipeline ranks that use a unit, ascending."""
@@ -39,6 +39,9 @@ class Layout:
     """Number of groups of data ranks, in each of which all parts of a unit are; more than one where states are cut."""
     expert_ranks: int = 1
     """Number of ranks of a replica over which a layer's experts are spread."""
+    expert_groups: int = 1
+    """Number of groups of neighbouring experts into which a rank's experts of a layer are cut. Each is a unit, and one
+    computes after the other."""
     order: Schedule = "Layered"
     sharding: StateSharding = "None"
     homes: tuple[Home, ...] = ()
@@ -70,7 +73,7 @@ class Layout:
     @cached_property
     def units(self) -> int:
         """Number of units: embedding, blocks, experts, and the head unless it is one with the embedding."""
-        return self._first_experts + len(self._sets) + (0 if self.ends_are_one else 1)
+        return self._behind_experts + (0 if self.ends_are_one else 1)
 
     @cached_property
     def _first_experts(self) -> int:
@@ -78,36 +81,51 @@ class Layout:
         return max(self.layer_blocks) + 2
 
     @cached_property
+    def _behind_experts(self) -> int:
+        """The unit behind the last experts."""
+        return self._first_experts + len(self._sets) * self.expert_groups
+
+    @cached_property
     def _sets(self) -> list[int]:
         return sets_of(self.layer_experts)
-
-    def unit_in(self, pool: Pool, position: int) -> int | None:
-        """The unit of this pool that a position uses."""
-        if pool == "Experts":
-            number = self.layer_experts[position - 1] if self.layer_experts and 0 < position < self.head else None
-            return None if number is None else self.experts_unit(number)
-        if position in (0, self.head):
-            return 0 if position == 0 or self.ends_are_one else self.units - 1
-        return self.block_unit(self.layer_blocks[position - 1])
 
     def block_unit(self, block: int) -> int:
         return 1 + block
 
-    def experts_unit(self, number: int) -> int:
-        return self._first_experts + self._sets.index(number)
+    def experts_units(self, number: int) -> range:
+        """The units of experts: their groups."""
+        first = self._first_experts + self._sets.index(number) * self.expert_groups
+        return range(first, first + self.expert_groups)
 
     def pool_of(self, unit: int) -> Pool:
-        return "Experts" if 0 <= unit - self._first_experts < len(self._sets) else "Blocks"
+        return "Experts" if self._first_experts <= unit < self._behind_experts else "Blocks"
+
+    def group_of(self, unit: int) -> int:
+        """Which group of a layer's experts the unit is."""
+        return (unit - self._first_experts) % self.expert_groups
+
+    def unit_of_model(self, unit: int) -> int:
+        """Index of the unit among those of the model, where no experts are cut into groups."""
+        if self.pool_of(unit) == "Experts":
+            return self._first_experts + (unit - self._first_experts) // self.expert_groups
+        return unit if unit < self._first_experts else unit - self._behind_experts + self._behind_whole_experts
+
+    @property
+    def _behind_whole_experts(self) -> int:
+        return self._first_experts + len(self._sets)
 
     def units_of(self, position: int) -> tuple[int, ...]:
-        """The units that a position uses: of a layer with experts, the block and the experts."""
+        """The units that a position uses: of a layer with experts, the block and then the groups of experts."""
         return self._units_of[position]
 
     @cached_property
     def _units_of(self) -> tuple[tuple[int, ...], ...]:
-        positions = range(self.head + 1)
-        found = ([self.unit_in(pool, position) for pool in POOLS] for position in positions)
-        return tuple(tuple(unit for unit in units if unit is not None) for units in found)
+        layers = ((self.block_unit(b), *self._experts_in(layer)) for layer, b in enumerate(self.layer_blocks))
+        return ((0,), *layers, (0 if self.ends_are_one else self.units - 1,))
+
+    def _experts_in(self, layer: int) -> Sequence[int]:
+        number = self.layer_experts[layer] if self.layer_experts else None
+        return () if number is None else self.experts_units(number)
 
     def shared_units(self, position: int) -> tuple[int, ...]:
         """Those of a layer's units that other layers use as well."""
@@ -214,15 +232,20 @@ class Layout:
         return self.homes[unit] if self.homes else "Device"
 
     def spreads(self, position: int) -> bool:
-        """Whether the experts of a position are spread over ranks, so that tokens go to them and come back."""
-        return self.expert_ranks > 1 and self.unit_in("Experts", position) is not None
+        """Whether tokens go to the experts of a position and come back, as these are spread over ranks, or come and go
+        in groups. A rank that has all of them exchanges tokens with itself."""
+        return self.expert_ranks * self.expert_groups > 1 and self.has_experts(position)
+
+    def is_optional(self, unit: int) -> bool:
+        """Whether the unit is a group of experts that is fetched only where tokens came for it."""
+        return self.expert_groups > 1 and self.pool_of(unit) == "Experts" and self.moves(unit)
 
     def sums_choices(self, position: int) -> bool:
         """Whether the backward passes of a position need the choices of all its forward passes."""
         return self.balances_steps and self.has_experts(position)
 
     def has_experts(self, position: int) -> bool:
-        return self.unit_in("Experts", position) is not None
+        return len(self.units_of(position)) > 1
 
     def data_holders(self, unit: int) -> int:
         """Number of data ranks of a pipeline rank that have the same elements of a unit: all, but of spread experts."""

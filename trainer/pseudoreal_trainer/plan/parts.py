@@ -9,9 +9,15 @@ from pseudoreal_trainer.plan.units import Unit
 
 
 def units_of_rank(layout: Layout, units: Iterable[Unit], world_rank: int) -> tuple[Unit, ...]:
-    """The units as a rank has them: where experts are spread over ranks, with its own experts alone."""
-    coordinate = layout.mesh.expert_coordinate(world_rank)
-    return tuple(unit.of_rank(coordinate, layout.expert_ranks) for unit in units)
+    """The units as a rank has them; `units`: whole."""
+    return own_units(units, layout.mesh.expert_coordinate(world_rank), layout.expert_ranks, layout.expert_groups)
+
+
+def own_units(units: Iterable[Unit], coordinate: int, ranks: int, groups: int) -> tuple[Unit, ...]:
+    """The units of the rank with this coordinate among those over which experts are spread: with its own experts alone,
+    and these in groups. `units`: whole."""
+    own = (unit.of_rank(coordinate, ranks) for unit in units)
+    return tuple(group for unit in own for group in unit.in_groups(groups))
 
 
 @dataclass(frozen=True)

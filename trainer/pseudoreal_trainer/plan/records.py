@@ -31,6 +31,14 @@ back (`spread` says in which order):
     ExpertForward(1, 0) Exchange(combine, 1, 0)
     ExpertForward(1, 1) Exchange(combine, 1, 1) Forward(1, 0) Forward(1, 1)
 
+Where these come and go in groups, the rows of all micro-batches wait for one group after the other:
+
+    Route(1, 0) Route(1, 1) Count(1, 0, 2)
+    Exchange(dispatch, 1, 0) Exchange(dispatch, 1, 1)
+    ExpertForward(1, 0, 0) ExpertForward(1, 1, 0)               the first group; then it makes room for the second
+    ExpertForward(1, 0, 1) ExpertForward(1, 1, 1)
+    Exchange(combine, 1, 0) Exchange(combine, 1, 1) Forward(1, 0) Forward(1, 1)
+
 `lower` makes a plan from the order of the passes, `check` proves it; both before the first step.
 """
 
@@ -67,6 +75,8 @@ class Read:
     """Starts to read a unit's weights from disk into a read-ahead buffer."""
 
     unit: int
+    wanted_by: int | None = None
+    """The same as in `Fetch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +86,9 @@ class Fetch:
     waits for it."""
 
     unit: int
+    wanted_by: int | None = None
+    """Position whose tokens want a group of experts: where none came for the group, nothing is fetched, and nothing is
+    there to be dropped. None: the unit is fetched in any case."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,10 +154,11 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class ExpertForward:
-    """The forward pass of this rank's experts, on the tokens that came to them."""
+    """The forward pass of a group of this rank's experts, on the tokens that came to them."""
 
     position: int
     micro_batch: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +171,12 @@ class Recompute:
 
 @dataclass(frozen=True, slots=True)
 class ExpertBackward:
-    """The backward pass of this rank's experts, which adds to their gradient; with the forward pass, unless its graph
-    was kept."""
+    """The backward pass of a group of this rank's experts, which adds to their gradient; with the forward pass, unless
+    its graph was kept."""
 
     position: int
     micro_batch: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

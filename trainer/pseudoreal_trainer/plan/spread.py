@@ -7,6 +7,10 @@ Two micro-batches are under way at a time, so that one travels while the experts
 neighbouring passes are counted at once: in layered order once a layer and step. A backward pass has the graph of one
 micro-batch besides that of the next, whose rows are on their way; the gradients of its tokens are waited for, as a
 third graph would cost more memory than this wait takes.
+
+Where a rank's experts are cut into groups, each group computes on all micro-batches before the next one: so it is
+fetched once in each direction, however many micro-batches there are. Rows of all of them wait meanwhile, and backward
+their graphs up to the experts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -40,7 +44,9 @@ def with_parts(layout: Layout, order: Iterable[Compute]) -> list[Part]:
         if not layout.spreads(position):
             found.extend(kind(position, m) for m in stretch)
         elif kind is Forward:
-            found.extend(_forward(position, stretch))
+            found.extend(_forward(layout, position, stretch))
+        elif layout.expert_groups > 1:
+            found.extend(_backward_in_groups(layout, position, stretch))
         else:
             found.extend(_backward(layout, position, stretch))
     return found
@@ -69,10 +75,10 @@ def units_used(layout: Layout, record: Record) -> tuple[int, ...]:
         return ()
     if not layout.spreads(record.position):
         return layout.units_of(record.position)
-    block, experts = layout.units_of(record.position)
+    block, *experts = layout.units_of(record.position)
     match record:
-        case ExpertForward() | ExpertBackward():
-            return (experts,)
+        case ExpertForward(group=group) | ExpertBackward(group=group):
+            return (experts[group],)
         case Forward():
             return ()
     return (block,)
@@ -83,10 +89,17 @@ def units_grown(layout: Layout, record: Record) -> tuple[int, ...]:
     return units_used(layout, record) if isinstance(record, Backward | ExpertBackward) else ()
 
 
-def _forward(position: int, stretch: Sequence[int]) -> Iterator[Part]:
+def _forward(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:
     yield from (Route(position, m) for m in stretch)
     for first, number in _neighbouring(stretch):
         yield Count(position, first, number)
+    if layout.expert_groups > 1:
+        yield from _through_groups(layout, position, stretch)
+    else:
+        yield from _through_experts(position, stretch)
+
+
+def _through_experts(position: int, stretch: Sequence[int]) -> Iterator[Part]:
     yield Exchange(Leg.DISPATCH, position, stretch[0])
     for before, m, behind in _with_neighbours(stretch):
         yield from (Exchange(Leg.DISPATCH, position, following) for following in behind)
@@ -94,6 +107,27 @@ def _forward(position: int, stretch: Sequence[int]) -> Iterator[Part]:
         yield Exchange(Leg.COMBINE, position, m)
         yield from (Forward(position, earlier) for earlier in before)
     yield Forward(position, stretch[-1])
+
+
+def _through_groups(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:
+    yield from (Exchange(Leg.DISPATCH, position, m) for m in stretch)
+    for group in range(layout.expert_groups):
+        yield from (ExpertForward(position, m, group) for m in stretch)
+    yield Exchange(Leg.COMBINE, position, stretch[0])
+    for _, m, behind in _with_neighbours(stretch):
+        yield from (Exchange(Leg.COMBINE, position, following) for following in behind)
+        yield Forward(position, m)
+
+
+def _backward_in_groups(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:
+    for m in stretch:
+        yield from _first_of_backward(layout, position, m)
+    for group in range(layout.expert_groups):
+        yield from (ExpertBackward(position, m, group) for m in stretch)
+    yield Exchange(Leg.DISPATCH_GRADIENT, position, stretch[0])
+    for _, m, behind in _with_neighbours(stretch):
+        yield from (Exchange(Leg.DISPATCH_GRADIENT, position, following) for following in behind)
+        yield Backward(position, m)
 
 
 def _backward(layout: Layout, position: int, stretch: Sequence[int]) -> Iterator[Part]:

@@ -118,6 +118,13 @@ class Unit:
         first = self.experts.start + coordinate * count
         return self.of_experts(range(first, first + count))
 
+    def in_groups(self, groups: int) -> tuple["Unit", ...]:
+        """Experts in as many groups of neighbouring ones; any other unit as it is. All groups have the unit's name."""
+        if groups == 1 or self.experts is None:
+            return (self,)
+        count = len(self.experts) // groups
+        return tuple(self.of_experts(range(first, first + count)) for first in self.experts[::count])
+
     def shard(self, rank: int, ranks: int) -> range:
         """The part of the flat vector that a rank holds; the last parts may reach into the padding behind `numel`."""
         length = self.shard_length(ranks)

@@ -2,6 +2,10 @@
 
 At every change of unit a window holds the units that are needed next, so it fetches as early as it can, and as
 seldom: with L units in layered order and a window of k, 2L - k times a step, whatever the number of micro-batches.
+
+A group of experts is fetched for the tokens of one position, at the earliest when these are counted, and dropped before
+another position's: whether it is fetched at all is another decision there. It goes as soon as it is not needed, as what
+comes next may have to wait long for its tokens.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -9,11 +13,21 @@ from dataclasses import dataclass, field
 from itertools import islice, pairwise
 
 from pseudoreal_trainer.plan.layout import POOLS, Layout, Pool
-from pseudoreal_trainer.plan.records import Drop, Fetch, Read, Record
+from pseudoreal_trainer.plan.records import Count, Drop, Fetch, Read, Record
 from pseudoreal_trainer.plan.spread import Part, units_used
 
-Runs = list[tuple[int, int]]
-"""Stretches of passes that use one unit after the other: (index of the first pass, unit)."""
+
+@dataclass
+class _Run:
+    """A stretch of passes that use one unit."""
+
+    fetch: Fetch
+    """What brings the unit."""
+    first: int
+    """Index of the first pass."""
+    known: int
+    """Index of the pass before which the fetch may begin at the earliest."""
+    last: int
 
 
 def window_records(layout: Layout, order: Sequence[Part]) -> dict[int, list[Record]]:
@@ -40,46 +54,51 @@ def _common(layout: Layout, order: Sequence[Part]) -> Iterator[Record]:
         yield Fetch(unit)
 
 
-def _insert_moves(layout: Layout, runs: Runs, end: int, before: dict[int, list[Record]]) -> None:
-    window = _Window(layout)
-    for start, (index, _) in enumerate(runs):
-        before.setdefault(index, []).extend(window.turn_to(_next_distinct(runs, start, layout.window + 1)))
-    before.setdefault(end, []).extend(window.turn_to([]))
+def _insert_moves(layout: Layout, runs: list[_Run], end: int, before: dict[int, list[Record]]) -> None:
+    window, start = _Window(layout), 0
+    turns = {run.first for run in runs}
+    turns |= {index for run in runs if run.fetch.wanted_by is not None for index in (run.known, run.last + 1)}
+    for index in sorted(turns | {end}):
+        while start < len(runs) and runs[start].last < index:
+            start += 1
+        before.setdefault(index, []).extend(window.turn_to(_next_distinct(runs, start, layout.window + 1), index))
 
 
 @dataclass
 class _Window:
     layout: Layout
-    resident: dict[int, None] = field(default_factory=dict)
-    read: set[int] = field(default_factory=set)
+    resident: dict[Fetch, None] = field(default_factory=dict)
+    read: set[Fetch] = field(default_factory=set)
 
-    def turn_to(self, coming: list[int]) -> Iterator[Record]:
-        """Makes the window hold the units needed next. `coming`: one more of them than fit; that one is read ahead if
-        it is on disk."""
-        wanted = coming[: self.layout.window]
-        for unit in [unit for unit in self.resident if unit not in wanted]:
-            del self.resident[unit]
-            yield Drop(unit)
-        for unit in wanted:
-            if unit not in self.resident:
-                yield from self._read(unit)
-                self.read.discard(unit)
-                self.resident[unit] = None
-                yield Fetch(unit)
-        for unit in coming[self.layout.window :]:
-            yield from self._read(unit)
+    def turn_to(self, coming: list[_Run], index: int) -> Iterator[Record]:
+        """Makes the window hold the units needed next from the pass `index` on. `coming`: one more of them than fit;
+        that one is read ahead if it is on disk."""
+        wanted = [run.fetch for run in coming[: self.layout.window]]
+        for fetch in [fetch for fetch in self.resident if fetch not in wanted]:
+            del self.resident[fetch]
+            yield Drop(fetch.unit)
+        for number, run in enumerate(coming):
+            if run.known > index:
+                return
+            if run.fetch in self.resident:
+                continue
+            yield from self._read(run.fetch)
+            if number < self.layout.window:
+                self.read.discard(run.fetch)
+                self.resident[run.fetch] = None
+                yield run.fetch
 
-    def _read(self, unit: int) -> Iterator[Record]:
-        if self.layout.home(unit) == "Disk" and unit not in self.read:
-            self.read.add(unit)
-            yield Read(unit)
+    def _read(self, fetch: Fetch) -> Iterator[Record]:
+        if self.layout.home(fetch.unit) == "Disk" and fetch not in self.read:
+            self.read.add(fetch)
+            yield Read(fetch.unit, fetch.wanted_by)
 
 
-def _insert_refreshes(runs: Runs, before: dict[int, list[Record]]) -> None:
+def _insert_refreshes(runs: list[_Run], before: dict[int, list[Record]]) -> None:
     """Gathers each unit one unit ahead of its first use."""
     first_use: dict[int, int] = {}
-    for index, unit in runs:
-        first_use.setdefault(unit, index)
+    for run in runs:
+        first_use.setdefault(run.fetch.unit, run.first)
     starts = list(first_use.items())
     if starts:
         before.setdefault(starts[0][1], []).insert(0, Fetch(starts[0][0]))
@@ -87,20 +106,31 @@ def _insert_refreshes(runs: Runs, before: dict[int, list[Record]]) -> None:
         before.setdefault(index, []).append(Fetch(unit))
 
 
-def _runs(layout: Layout, pool: Pool, order: Sequence[Part], counts: Callable[[int], bool]) -> Runs:
+def _runs(layout: Layout, pool: Pool, order: Sequence[Part], counts: Callable[[int], bool]) -> list[_Run]:
     """The stretches in which passes use counted units of a pool."""
-    found: Runs = []
+    found: list[_Run] = []
+    counted: dict[int, int] = {}
     for index, record in enumerate(order):
+        if isinstance(record, Count):
+            counted[record.position] = index + 1
         for unit in units_used(layout, record):
-            if layout.pool_of(unit) == pool and counts(unit) and (not found or found[-1][1] != unit):
-                found.append((index, unit))
+            if layout.pool_of(unit) != pool or not counts(unit):
+                continue
+            is_optional = layout.is_optional(unit)
+            fetch = Fetch(unit, record.position if is_optional else None)
+            if not found or found[-1].fetch != fetch:
+                found.append(_Run(fetch, index, counted[record.position] if is_optional else 0, index))
+            found[-1].last = index
     return found
 
 
-def _next_distinct(runs: Runs, start: int, count: int) -> list[int]:
-    found: dict[int, None] = {}
-    for _, unit in islice(runs, start, None):
-        found[unit] = None
+def _next_distinct(runs: list[_Run], start: int, count: int) -> list[_Run]:
+    """The first runs of the units needed next. A unit that tokens of two positions want is among them once."""
+    found: dict[Fetch, _Run] = {}
+    for run in islice(runs, start, None):
+        if run.fetch not in found and any(run.fetch.unit == fetch.unit for fetch in found):
+            break
+        found.setdefault(run.fetch, run)
         if len(found) == count:
             break
-    return list(found)
+    return list(found.values())

@@ -124,7 +124,8 @@ def load_weights(model: Transformer, checkpoint: Reader) -> None:
 
 def _fresh(engine: Engine, config: PhaseConfig, index: int, extent: range) -> UnitState:
     unit = engine.units[index]
-    weights = initial_weights(unit, index, config.model, config.data.seed, engine.master_dtype)
+    number = engine.mesh.layout.unit_of_model(index)
+    weights = initial_weights(unit, number, config.model, config.data.seed, engine.master_dtype)
     return UnitState.fresh(weights, extent)
 
 

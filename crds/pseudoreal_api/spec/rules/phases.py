@@ -122,6 +122,37 @@ PHASE_RULES = (
         "self.model.experts.topK.balanceOver",
     ),
     on_each_phase(
+        "p.offload.expertGroups == 1 || has(self.model.experts)",
+        ".offload.expertGroups %d cuts the experts of a layer into groups, but spec.model has no experts; set"
+        " spec.model.experts, or remove expertGroups",
+        "p.offload.expertGroups",
+    ),
+    on_each_phase(
+        "!has(self.model.experts) || p.offload.expertGroups == 1"
+        " || self.model.experts.count % (p.parallelism.expertRanks * p.offload.expertGroups) == 0",
+        ".offload.expertGroups %d must divide the experts of a rank: spec.model.experts.count %d over"
+        " parallelism.expertRanks %d",
+        "p.offload.expertGroups",
+        "self.model.experts.count",
+        "p.parallelism.expertRanks",
+    ),
+    on_each_phase(
+        "p.offload.expertGroups == 1 || p.parallelism.schedule == 'Layered'",
+        ".offload.expertGroups %d needs parallelism.schedule Layered, and it is %s: in other schedules each group would"
+        " be fetched for every micro-batch; change the schedule, or remove expertGroups",
+        "p.offload.expertGroups",
+        "p.parallelism.schedule",
+    ),
+    on_each_phase(
+        "p.offload.expertGroups == 1 || self.optimizer.clipping.mode == 'Global'"
+        " || (self.optimizer.clipping.mode == 'None' && self.optimizer.nonFinite == 'Fail')",
+        ".offload.expertGroups %d needs spec.optimizer.clipping.mode Global, or None with nonFinite Fail, and they are"
+        " %s and %s: else each group would be clipped or left out by itself, and train otherwise than without groups",
+        "p.offload.expertGroups",
+        "self.optimizer.clipping.mode",
+        "self.optimizer.nonFinite",
+    ),
+    on_each_phase(
         "p.activations.home == 'Device' || p.activations.keep == 'Inputs'",
         ".activations.home %s needs activations.keep Inputs, but it is All: only the inputs of blocks can move",
         "p.activations.home",

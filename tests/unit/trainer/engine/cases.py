@@ -1,8 +1,8 @@
 """What the engine is tried with: a small model under many layouts."""
 
 import json
-from dataclasses import dataclass
-from itertools import cycle
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
 from typing import Any
 
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
@@ -12,7 +12,6 @@ from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from pseudoreal_api.spec.phase import Home, Sharing
 from pseudoreal_trainer.model.sampling import Sampling
 from pseudoreal_trainer.plan.layout import Layout
-from pseudoreal_trainer.plan.units import units_of
 
 STEPS = 5
 SEQUENCES_OF_A_MICRO_BATCH = 4
@@ -119,6 +118,7 @@ class Case:
     sharding: Any = "None"
     replicas: int = 1
     expert_ranks: int = 1
+    expert_groups: int = 1
     homes: str = "d"
     """A letter for each unit, repeated: d(evice), h(ost), D(isk)."""
     window: int = 2
@@ -202,9 +202,7 @@ class Case:
     @property
     def layout(self) -> Layout:
         names: dict[str, Home] = {"d": "Device", "h": "Host", "D": "Disk"}
-        units = units_of(self.model, self.sharing)
-        homes = tuple(names[letter] for _, letter in zip(units, cycle(self.homes), strict=False))
-        return Layout(
+        layout = Layout(
             layer_blocks=blocks_of_layers(self.sharing, self.layers),
             layer_experts=experts_of_layers(self.sharing, self.model),
             pipeline=self.pipeline,
@@ -214,7 +212,7 @@ class Case:
             sharding=self.sharding,
             replicas=self.replicas,
             expert_ranks=self.expert_ranks,
-            homes=homes,
+            expert_groups=self.expert_groups,
             window=self.window,
             recompute=self.recompute,
             stash=self.stash,
@@ -224,6 +222,7 @@ class Case:
             measures=self.next_sharing is not None,
             balances_steps=self.model.balances_steps,
         )
+        return replace(layout, homes=tuple(names[letter] for letter in islice(cycle(self.homes), layout.units)))
 
     @property
     def following(self) -> Sharing | None:

@@ -21,7 +21,7 @@ def mesh_of(layout: Layout, ranks: Ranks) -> Mesh:
     if ranks.world == 1:
         return open_mesh(layout, ranks)
     places = tuple(map(layout.rank_of, range(layout.head + 1)))
-    sizes = (layout.pipeline, layout.data, layout.replicas, layout.expert_ranks)
+    sizes = (layout.pipeline, layout.data, layout.replicas, layout.expert_ranks, layout.expert_groups)
     needed = (*sizes, places, layout.users, layout.measures, layout.balances_steps)
     if needed not in _made:
         _made[needed] = open_mesh(layout, ranks)

@@ -70,7 +70,7 @@ def _plain(case: Case) -> Case:
     plain = Case()
     unknown = (
         *("pipeline", "order", "sharding", "homes", "window", "recompute", "stash", "loss_chunk", "next_sharing"),
-        "expert_ranks",
+        *("expert_ranks", "expert_groups"),
     )
     return replace(case, **{name: getattr(plain, name) for name in unknown})
 

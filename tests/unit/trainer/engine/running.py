@@ -244,7 +244,7 @@ def make_engine(case: Case, ranks: Ranks, folder: Path, *, compiled: bool = Fals
     trace.records = True
     engine = Engine(blueprint, mesh_of(case.layout, ranks), trace)
     for index, unit in enumerate(engine.units):
-        weights = initial_weights(unit, index, case.model, SEED, master)
+        weights = initial_weights(unit, case.layout.unit_of_model(index), case.model, SEED, master)
         if engine.has(index):
             engine.put(index, UnitState.fresh(weights, engine.extent(index)))
     return engine

@@ -38,6 +38,16 @@ MEASURED = [
         Case(part=part, blocks=2, next_sharing=OWN, data=2, expert_ranks=2, drawn=json.dumps({"experts": BALANCED}))
         for part in ("Blocks", "Experts")
     ),
+    Case(blocks=2, next_sharing=OWN, data=2, sharding="Full", expert_groups=2, drawn=json.dumps({"experts": BALANCED})),
+    Case(
+        part="Experts",
+        blocks=1,
+        next_sharing=(2, "Cycle"),
+        pipeline=2,
+        drawn=json.dumps({"experts": BALANCED}),
+        expert_groups=4,
+        homes="h",
+    ),
     *(
         Case(blocks=1, next_sharing=OWN, pipeline=2, order=order)
         for order in ("Layered", "GPipe", "1F1B", "Interleaved")
@@ -143,11 +153,11 @@ def test_groups_of_this_phase_and_the_next() -> None:
     """Layers 0, 2 and 5 have block 0, layers 1 and 3 block 1; layer 4 has its own, and is measured already."""
     layout = Layout(layer_blocks=(0, 1, 0, 1, 2, 0), pipeline=1, data=1, micro_batches=1)
     assert groups_of(layout, (0, 1, 2, 1, 3, 2)) == (
-        LayerGroup(unit=1, positions=(1, 3, 6), is_shared=True),
-        LayerGroup(unit=2, positions=(2, 4), is_shared=True),
-        LayerGroup(unit=1, positions=(1,), is_shared=False),
-        LayerGroup(unit=2, positions=(2, 4), is_shared=False),
-        LayerGroup(unit=1, positions=(3, 6), is_shared=False),
+        LayerGroup(units=(1,), positions=(1, 3, 6), is_shared=True),
+        LayerGroup(units=(2,), positions=(2, 4), is_shared=True),
+        LayerGroup(units=(1,), positions=(1,), is_shared=False),
+        LayerGroup(units=(2,), positions=(2, 4), is_shared=False),
+        LayerGroup(units=(1,), positions=(3, 6), is_shared=False),
     )
 
 
@@ -156,7 +166,7 @@ def test_experts_have_groups_of_their_own() -> None:
     experts'."""
     layout = Layout(layer_blocks=(0, 1, 2, 3), layer_experts=(None, 7, None, 7), pipeline=1, data=1, micro_batches=1)
     assert groups_of(layout, (0, 1, 2, 3), (None, 0, None, 1)) == (
-        LayerGroup(unit=5, positions=(2, 4), is_shared=True),
-        LayerGroup(unit=5, positions=(2,), is_shared=False),
-        LayerGroup(unit=5, positions=(4,), is_shared=False),
+        LayerGroup(units=(5,), positions=(2, 4), is_shared=True),
+        LayerGroup(units=(5,), positions=(2,), is_shared=False),
+        LayerGroup(units=(5,), positions=(4,), is_shared=False),
     )

@@ -61,7 +61,8 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
         part=draw.choice(["Blocks", "Experts"]) if "experts" in model else "Blocks",
     )
     # Drawn by itself, so that the rest is what it was before experts were spread.
-    return replace(case, expert_ranks=_drawn_expert_ranks(Random(case.name), case))
+    case = replace(case, expert_ranks=_drawn_expert_ranks(Random(case.name), case))
+    return _perhaps_in_groups(Random(f"{case.name} in groups"), case)
 
 
 def _drawn_expert_ranks(draw: Random, case: Case) -> int:
@@ -70,6 +71,19 @@ def _drawn_expert_ranks(draw: Random, case: Case) -> int:
     if experts is None or case.model.norm.placement != "Pre":
         return 1
     return draw.choice([e for e in range(1, of_replica + 1) if of_replica % e == 0 and experts.count % e == 0])
+
+
+def _perhaps_in_groups(draw: Random, case: Case) -> Case:
+    """The case with a rank's experts in groups, in an order and with a clipping that allow it; where there are none, or
+    a norm is behind them, as it is."""
+    experts = case.model.experts
+    if experts is None or case.model.norm.placement != "Pre":
+        return case
+    of_rank = experts.count // case.expert_ranks
+    groups = draw.choice([g for g in range(1, of_rank + 1) if of_rank % g == 0])
+    if groups == 1:
+        return case
+    return replace(case, order="Layered", clipping=draw.choice(["Global", "None"]), expert_groups=groups)
 
 
 def _is_possible(order: str, layers: int, pipeline: int, micro_batches: int) -> bool:
@@ -164,5 +178,6 @@ def test_every_option_is_drawn() -> None:
         "Prototypes",
         "documents",
         "expert_ranks",
+        "expert_groups",
     ):
         assert word in drawn

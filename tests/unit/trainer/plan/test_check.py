@@ -60,6 +60,14 @@ SPREAD = make_layout(data=2, layer_experts=(0, None, 1, None), expert_ranks=2, s
 """Layers 1 and 3, which are on rank 0, have experts, those of either on both of its data ranks."""
 SPREAD_AND_CUT = replace(SPREAD, data=4)
 KEPT = replace(SPREAD, recompute=False)
+GROUPED = make_layout(
+    pipeline=1, layer_experts=(0, None, 1, None), expert_groups=2, homes=everywhere("Disk", 8), window=1
+)
+"""Layers 1 and 3 have experts: the units 5 and 6, 7 and 8."""
+GROUPED_AND_SHARED = make_layout(
+    layers=2, pipeline=1, layer_experts=(0, 0), expert_groups=2, homes=everywhere("Disk", 4), window=1
+)
+"""Both layers use the experts of the units 3 and 4."""
 
 
 BALANCED = make_layout(layer_experts=(0, None, 1, None), balances_steps=True)
@@ -143,6 +151,44 @@ def replaced(kind: type[Record], number: int, new: Record) -> Edit:
         records[index_of(records, kind, number)] = new
 
     return edit
+
+
+def replaced_where(kind: type[Record], new: Record, **fields: object) -> Edit:
+    def edit(records: list[Record]) -> None:
+        records[index_of(records, kind, 0, **fields)] = new
+
+    return edit
+
+
+def fetched_before_counted(records: list[Record]) -> None:
+    """The first group comes as the layer's passes begin."""
+    records.insert(index_of(records, Route), records.pop(index_of(records, Fetch, unit=5)))
+
+
+def read_before_counted(records: list[Record]) -> None:
+    records.insert(index_of(records, Route), records.pop(index_of(records, Read, unit=5)))
+
+
+def kept_for_the_next_layer(records: list[Record]) -> None:
+    """The first group's working copy stays where the next layer wants it for other tokens."""
+    for edit in (without(Drop, unit=3), without(Read, unit=3, wanted_by=2), without(Fetch, unit=3, wanted_by=2)):
+        edit(records)
+
+
+def sent_before_the_last_group(records: list[Record]) -> None:
+    record = records.pop(index_of(records, Exchange, leg=Leg.DISPATCH_GRADIENT))
+    records.insert(index_of(records, ExpertBackward, group=1), record)
+
+
+def fetched_again(records: list[Record]) -> None:
+    """The first group comes once more, after its backward passes."""
+    index = index_of(records, Drop, -1, unit=5)
+    records[index + 1 : index + 1] = [Read(5, 1), Fetch(5, 1), Drop(5)]
+
+
+def reduced_too_soon(records: list[Record]) -> None:
+    record = records.pop(index_of(records, Reduce, unit=7))
+    records.insert(index_of(records, ExpertBackward, position=3, group=0, micro_batch=1), record)
 
 
 def without_micro_batch(records: list[Record]) -> None:
@@ -337,6 +383,73 @@ DEFECTS: dict[str, tuple[Layout, int, Edit, str]] = {
         1,
         lambda records: records.insert(0, SumChoices(2)),
         "no loss depends on the choices of its experts",
+    ),
+    "group sent back before its last experts compute": (
+        GROUPED,
+        0,
+        without(ExpertForward, group=1, micro_batch=1),
+        "its experts have not computed",
+    ),
+    "gradients of tokens sent before the last group has them": (
+        GROUPED,
+        0,
+        sent_before_the_last_group,
+        "its experts have no gradients of tokens",
+    ),
+    "group computes on another group's weights": (
+        GROUPED,
+        0,
+        replaced(ExpertForward, 0, ExpertForward(1, 0, 1)),
+        "its unit has no working copy",
+    ),
+    "group fetched before its tokens are counted": (
+        replace(GROUPED, homes=everywhere("Host", 8)),
+        0,
+        fetched_before_counted,
+        "nobody knows yet whether tokens came for it",
+    ),
+    "group read before its tokens are counted": (
+        GROUPED,
+        0,
+        read_before_counted,
+        "nobody knows yet whether tokens came for it",
+    ),
+    "group fetched whether tokens came or not": (
+        GROUPED,
+        0,
+        replaced_where(Fetch, Fetch(5), unit=5),
+        "it is fetched whether tokens came for it or not",
+    ),
+    "block fetched only where tokens came": (
+        GROUPED,
+        0,
+        replaced_where(Fetch, Fetch(1, 1), unit=1),
+        "it is needed whether tokens came or not",
+    ),
+    "group fetched for a layer that does not use it": (
+        GROUPED,
+        0,
+        replaced_where(Fetch, Fetch(5, 3), unit=5),
+        "position 3 does not use it",
+    ),
+    "group read for another layer": (
+        GROUPED_AND_SHARED,
+        0,
+        replaced_where(Fetch, Fetch(3, 1), unit=3, wanted_by=2),
+        "its weights were read for position 2",
+    ),
+    "group used by another layer than it was fetched for": (
+        replace(GROUPED_AND_SHARED, window=2),
+        0,
+        kept_for_the_next_layer,
+        "its unit was fetched for the tokens of position 1",
+    ),
+    "group fetched a third time": (GROUPED, 0, fetched_again, "it is fetched a third time for one position"),
+    "group reduced before its last micro-batch": (
+        GROUPED,
+        0,
+        reduced_too_soon,
+        "its gradient lacks ExpertBackward",
     ),
     "agreed before the loss": (EARLY, 1, moved(Agree, 0, Backward, 0), "the loss is not known yet"),
 }

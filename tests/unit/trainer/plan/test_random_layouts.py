@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pseudoreal_api.resolved.resolve import check_interleaved
@@ -52,6 +53,8 @@ def layouts(draw: st.DrawFn) -> Layout:
         clipping=draw(st.sampled_from(["Global", "PerUnit", "None"])),
         ends_are_one=draw(st.booleans()),
     )
+    if layout.order == "Layered" and layout.clipping != "PerUnit":
+        layout = replace(layout, expert_groups=draw(st.integers(1, 3)))
     homes: st.SearchStrategy[Home] = st.sampled_from(["Device", "Host", "Disk"])
     layout = replace(layout, homes=tuple(draw(homes) for _ in range(layout.units)))
     return layout if _is_possible(layout) else replace(layout, order="1F1B")
@@ -74,4 +77,5 @@ def test_a_plan_passes_its_checker_and_ends(layout: Layout) -> None:
     line = timeline(layout, plan, UnitTime(layout), steps=2)
     passes = layout.micro_batches * (1 + UnitTime(layout).backward)
     most = max(sum(0 < p < layout.head for p in layout.positions(rank)) for rank in range(layout.pipeline))
-    assert most * passes <= line.seconds <= layout.layers * passes
+    seconds = pytest.approx(line.seconds)
+    assert most * passes <= line.seconds <= layout.layers * passes or seconds in (most * passes, layout.layers * passes)

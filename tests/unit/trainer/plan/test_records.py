@@ -1,6 +1,7 @@
 """The plan that the docstring of the records shows is one that is made."""
 
 import re
+from dataclasses import replace
 
 from pseudoreal_trainer.plan import records
 from pseudoreal_trainer.plan.layout import Layout
@@ -9,11 +10,12 @@ from pseudoreal_trainer.plan.records import Leg, Record
 from pseudoreal_trainer.plan.spread import Part
 
 
-def _shown() -> tuple[list[Record], list[Record]]:
-    """The records of the two plans that the docstring shows."""
+def _shown() -> tuple[list[Record], list[Record], list[Record]]:
+    """The records of the three plans that the docstring shows."""
     assert records.__doc__ is not None
-    whole, _, spread = records.__doc__.partition("spread over ranks")
-    return _read(whole), _read(spread)
+    whole, _, rest = records.__doc__.partition("spread over ranks")
+    spread, _, in_groups = rest.partition("come and go in groups")
+    return _read(whole), _read(spread), _read(in_groups)
 
 
 def _read(text: str) -> list[Record]:
@@ -34,5 +36,10 @@ def test_the_plan_in_the_docstring_is_the_plan_that_is_made() -> None:
 
 def test_so_is_the_pass_through_spread_experts() -> None:
     layout = Layout((0,), pipeline=1, data=2, micro_batches=2, layer_experts=(0,), expert_ranks=2)
-    parts = [record for record in evaluation_plan(layout)[0] if isinstance(record, Part) and record.position == 1]
-    assert _shown()[1] == parts
+    assert _shown()[1] == _parts(layout)
+    assert _shown()[2] == _parts(replace(layout, expert_groups=2))
+
+
+def _parts(layout: Layout) -> list[Record]:
+    """The parts of the first layer's pass."""
+    return [record for record in evaluation_plan(layout)[0] if isinstance(record, Part) and record.position == 1]

@@ -1,6 +1,10 @@
-"""Rows on their way between the ranks over which experts are spread. Only the main thread is here."""
+"""Rows on their way between the ranks over which experts are spread. Only the main thread is here.
+
+A rank that has all experts of a layer exchanges rows with itself: they stay where they are.
+"""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +38,7 @@ class RowCounts:
 class _UnderWay:
     rows: Tensor
     work: dist.Work | None
+    """None: the rows are here."""
     sent: Tensor
     """What is being sent, which nobody may change or free meanwhile."""
     begin: int
@@ -53,22 +58,39 @@ class Exchanges:
         place where the host waits for the device, once for all of the record's micro-batches."""
         ranks = self._mesh.layout.expert_ranks
         sent = counts.unflatten(-1, (ranks, -1)).transpose(0, 1).contiguous()  # [ranks, micro-batches, own experts]
-        arriving = torch.empty_like(sent)
+        arriving = sent if self._group is None else torch.empty_like(sent)
         begin = time.perf_counter_ns()
         with self._heartbeat.waiting(f"counts the tokens of experts at position {record.position}"):
-            dist.all_to_all_single(arriving, sent, group=self._group)
+            if self._group is not None:
+                dist.all_to_all_single(arriving, sent, group=self._group)
             on_host = torch.stack([sent, arriving]).cpu()
         self._trace.add("exchange", begin, record)
         self._trace.move("experts", sent.nbytes - sent[0].nbytes)
         return [_row_counts(on_host[:, :, m], arriving[:, m]) for m in range(record.micro_batches)]
+
+    def groups_with_rows(self, record: Count, counts: Sequence[RowCounts]) -> list[bool]:
+        """Which groups of this rank's experts get rows: in one of the micro-batches, and where states are cut, on one
+        of the ranks that gather the groups together. These all make one decision."""
+        of_own = torch.tensor([one.of_own for one in counts]).sum(dim=0)
+        rows = of_own.unflatten(0, (self._mesh.layout.expert_groups, -1)).sum(dim=1)  # [groups]
+        group = self._mesh.same_experts
+        if group is not None and self._mesh.layout.sharding != "None":
+            rows = rows.to(self._mesh.device)
+            with self._heartbeat.waiting(f"agrees on the groups of experts at position {record.position}"):
+                dist.all_reduce(rows, group=group)
+            self._trace.move("experts", 2 * (group.size() - 1) * rows.nbytes // group.size())
+        return [number > 0 for number in rows.tolist()]
 
     def begin(self, record: Exchange, rows: Tensor, counts: RowCounts) -> None:
         """Begins to exchange rows, [rows that are sent, width], in the order of the ranks that get them."""
         coming, going = counts.arriving, counts.sent
         if record.leg not in _TO_EXPERTS:
             coming, going = going, coming
-        here = rows.new_empty(sum(coming), rows.shape[1])
         begin = time.perf_counter_ns()
+        if self._group is None:
+            self._under_way[record] = _UnderWay(rows, None, rows, begin)
+            return
+        here = rows.new_empty(sum(coming), rows.shape[1])
         work = dist.all_to_all_single(here, rows, [*coming], [*going], group=self._group, async_op=True)
         self._under_way[record] = _UnderWay(here, work, rows, begin)
         others = len(rows) - going[self._own]

@@ -55,6 +55,8 @@ class Mesh:
     units all. Empty on a rank that is alone."""
     expert: Group | None = None
     """The ranks of this replica that have all experts of a layer together, for exchanges of tokens."""
+    same_experts: Group | None = None
+    """The ranks that have the same experts, where these come and go in groups: they agree which ones."""
     side_world: Group | None = None
     """All ranks, for the thread of reductions."""
     side_users: dict[Users, Group | None] = field(default_factory=dict)
@@ -105,7 +107,7 @@ class Mesh:
 
     def close(self) -> None:
         of_units = [group for one in self.holders.values() for group in (one.shard, one.replica, one.side_replica)]
-        single = [self.expert, self.side_world, self.saving, self.measuring, self.choosing]
+        single = [self.expert, self.same_experts, self.side_world, self.saving, self.measuring, self.choosing]
         # Units have some groups in common.
         for group in dict.fromkeys([*of_units, *single, *self.side_users.values(), *self.channels.values()]):
             if group is not None:
@@ -130,11 +132,13 @@ def _connected(layout: Layout, ranks: Ranks) -> Mesh:
     maker = _GroupMaker(ranks)
     columns = [*map(list, layout.mesh.groups("pipeline"))]
     world = [list(range(ranks.world))]
+    alike = [*map(list, layout.mesh.expert_groups("replica", "expert_shard"))]
     return Mesh(
         layout,
         ranks,
         holders=_holders(layout, maker),
         expert=maker.mine([*map(list, layout.mesh.expert_groups("expert"))]),
+        same_experts=maker.mine(alike) if layout.expert_groups > 1 else None,
         side_world=maker.mine(world),
         side_users=_side_users(layout, maker),
         saving=maker.on_host(world),

@@ -77,7 +77,8 @@ class _Walk:
         """What a part of a pass through spread experts changes; None: it is no such part."""
         if not isinstance(record, Part) or isinstance(record, Count) or not self._layout.spreads(record.position):
             return None
-        spread = SpreadBytes(self._graphs[record.position], keeps_graph=self._keeps_graph(record.position))
+        graphs, keeps_graph = self._graphs[record.position], self._keeps_graph(record.position)
+        spread = SpreadBytes(graphs, keeps_graph, self._layout.expert_ranks, self._layout.expert_groups)
         change = spread.change(record)
         if isinstance(record, Backward):
             change = replace(change, freed=change.freed + self._answered(record.position))

@@ -18,6 +18,7 @@ from pseudoreal_trainer.forecast.memory.homes import (
 from pseudoreal_trainer.forecast.memory.sizes import Device, Sizes, compute_bytes, master_bytes
 from pseudoreal_trainer.plan.chunks import most_tokens
 from pseudoreal_trainer.plan.layout import Layout
+from pseudoreal_trainer.plan.parts import own_units
 from pseudoreal_trainer.plan.units import units_of
 
 
@@ -50,6 +51,7 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
         micro_batches=config.batch.micro_batches,
         replicas=config.parallelism.replicas,
         expert_ranks=config.parallelism.expert_ranks,
+        expert_groups=config.offload.expert_groups,
         homes=named_homes(config.offload, sizes),
         order=config.parallelism.schedule,
         sharding=config.parallelism.state_sharding,
@@ -65,10 +67,10 @@ def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:
 
 
 def phase_sizes(config: PhaseConfig, device: Device, threads: int = 1) -> Sizes:
-    whole = units_of(config.model, config.sharing)
+    whole, spread = units_of(config.model, config.sharing), config.parallelism.expert_ranks
     return Sizes(
         model=config.model,
-        units=tuple(unit.of_rank(0, config.parallelism.expert_ranks) for unit in whole),
+        units=own_units(whole, 0, spread, config.offload.expert_groups),
         compute_bytes=compute_bytes(config.precision.compute),
         master_bytes=master_bytes(config.precision.compute),
         micro_batch=config.batch.sequences // config.batch.micro_batches,

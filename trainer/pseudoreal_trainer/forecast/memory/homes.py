@@ -104,7 +104,10 @@ def budget_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, budget: Bounds
     state = [host_state(layout, sizes, rank) for rank in range(layout.pipeline)]
     return [
         *_too_much(
-            [most.device for most in _most(layout, sizes, peaks)], budget.device, "offload.budget.device", _DEVICE
+            [most.device for most in _most(layout, sizes, peaks)],
+            budget.device,
+            "offload.budget.device",
+            _device_remedy(layout),
         ),
         *_too_much(state, budget.host, "offload.budget.host", _HOST),
     ]
@@ -115,15 +118,21 @@ def machine_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, machine: Boun
     well."""
     needs, profile = _most(layout, sizes, peaks), "the hardware profile's"
     return [
-        *_too_much([most.device for most in needs], machine.device, f"{profile} device_bytes", _DEVICE),
+        *_too_much([most.device for most in needs], machine.device, f"{profile} device_bytes", _device_remedy(layout)),
         *_too_much([most.host for most in needs], machine.host, f"{profile} host_bytes", _HOST),
     ]
 
 
-_DEVICE = (
-    "let more units move (offload.budget, offload.homes), lower offload.window, raise batch.microBatches, or take more"
-    " ranks"
-)
+def _device_remedy(layout: Layout) -> str:
+    groups = (
+        " cut experts into groups (offload.expertGroups)," if layout.layer_experts and layout.order == "Layered" else ""
+    )
+    return (
+        f"let more units move (offload.budget, offload.homes), lower offload.window,{groups} raise batch.microBatches,"
+        " or take more ranks"
+    )
+
+
 _HOST = "let units move to disk (offload.budget, offload.homes), or take more ranks"
 
 

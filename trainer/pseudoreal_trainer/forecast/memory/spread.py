@@ -1,5 +1,9 @@
 """Bytes of the parts of passes through spread experts. Pure.
 
+Rows that leave for other ranks are in memory as long as those that come; a rank that has all experts exchanges them
+with itself, and has them once. A group of experts has its part of a micro-batch's rows at a time; what came for all
+groups, and what goes back, is there from the first group to the last.
+
 How many rows come to a rank's experts depends on the data. Here all experts get as many, and none refuses any: a rank
 whose experts get twice as many needs twice the bytes of what is called rows here.
 """
@@ -41,6 +45,10 @@ class SpreadBytes:
 
     graphs: Graphs
     keeps_graph: bool
+    ranks: int
+    """Number of ranks over which the experts are spread."""
+    groups: int
+    """Number of groups of a rank's experts."""
 
     def change(self, record: Part) -> Change:
         match record:
@@ -48,31 +56,51 @@ class SpreadBytes:
                 return Change(held=self._routed + self.graphs.choice + (self._dense if self.keeps_graph else 0))
             case Exchange(leg):
                 return self._exchanged(leg)
-            case ExpertForward():
-                # What came in the order of the experts, and what they make of it in both orders.
-                needed = 3 * self._rows + self._inner + self._indices
-                return Change(self._rows, briefly=needed, freed=2 * self._rows - self._mixed)
+            case ExpertForward(group=group):
+                return self._forward_of(group)
             case Forward():
                 # The rows that came back, weighted, and in the order of the tokens. The choice stays.
-                return Change(self._boundary, briefly=2 * self._rows, freed=2 * self._rows + self._routed)
+                return Change(self._boundary, briefly=2 * self._rows, freed=self._copies * self._rows + self._routed)
             case Recompute():
                 return Change(self._dense + self._rows, briefly=self._rows)
-            case ExpertBackward():
-                freed = self._mixed + (0 if self.keeps_graph else 2 * self._rows) + 2 * self._weighted_rows
-                return Change(self._weighted_rows, briefly=self._during_experts - self._mixed, freed=freed)
+            case ExpertBackward(group=group):
+                return self._backward_of(group)
             case Backward():
                 return Change(
                     briefly=max(0, self._during_dense - self._dense),
                     # The input and the gradient of the output; the gradient of the input takes the place of one.
-                    freed=2 * self._weighted_rows + self._dense + self.graphs.choice + self._boundary,
+                    freed=self._copies * self._weighted_rows + self._dense + self.graphs.choice + self._boundary,
                 )
         return Change()
 
+    @property
+    def _copies(self) -> int:
+        """How often rows are in memory that were exchanged: as they left, and as they came."""
+        return 2 if self.ranks > 1 else 1
+
     def _exchanged(self, leg: Leg) -> Change:
         """What arrives; and what leaves, where it is made for that."""
-        arriving = self._weighted_rows if leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT) else self._rows
+        size = self._weighted_rows if leg in (Leg.COMBINE_GRADIENT, Leg.DISPATCH_GRADIENT) else self._rows
         makes = leg in (Leg.DISPATCH, Leg.COMBINE_GRADIENT)
-        return Change(held=arriving + (arriving if makes else 0), briefly=self._rows if makes else 0)
+        return Change(held=(self._copies - 1 + makes) * size, briefly=self._rows if makes else 0)
+
+    def _forward_of(self, group: int) -> Change:
+        # The group's rows in the order of the experts, and what these make of them, in parts and together.
+        briefly = (3 * self._rows + self._inner) // self.groups
+        return self._while_groups_compute(group, came=self._rows, back=self._rows, briefly=briefly, kept=self._mixed)
+
+    def _backward_of(self, group: int) -> Change:
+        came = self._weighted_rows + (0 if self.keeps_graph else self._rows)
+        briefly = self._during_experts - self._mixed // self.groups
+        return self._while_groups_compute(group, came, self._weighted_rows, briefly, kept=-self._mixed)
+
+    def _while_groups_compute(self, group: int, came: int, back: int, briefly: int, kept: int) -> Change:
+        """The first group waits for what `came`, so that what left is free, and makes room for what goes `back`; the
+        last one needs it no more. `kept`: what all groups leave of their graphs, or take away."""
+        held = back + self._indices if group == 0 else 0
+        freed = (self._copies - 1) * came if group == 0 else 0
+        freed += came + self._indices if group == self.groups - 1 else 0
+        return Change(held, briefly, freed - kept // self.groups)
 
     @property
     def _boundary(self) -> int:
@@ -128,13 +156,13 @@ class SpreadBytes:
 
     @cached_property
     def _during_experts(self) -> int:
-        """The backward pass of the experts, with their forward pass: rows and what is made of them, and gradients of
-        both; what experts keep and its first gradients; and the gradients of the parameters."""
+        """The backward pass of a group, with its forward pass: rows and what is made of them, and gradients of both;
+        what experts keep and its first gradients; and the gradients of the parameters."""
         sizes, layer = self.graphs.sizes, self.graphs.layer
         experts = next(unit for unit in sizes.units_of_layer(layer) if unit.is_experts)
         gradients = sizes.allocated(experts.numel * sizes.compute_bytes)
         first = sizes.choices * self.graphs.first_gradients_of_experts
-        return 5 * self._rows + self._inner + first + gradients + self._indices
+        return (5 * self._rows + self._inner + first) // self.groups + gradients
 
     @cached_property
     def _during_dense(self) -> int:

@@ -42,9 +42,9 @@ def choices(config: PhaseConfig) -> Iterator[Choice]:
     for pipeline in _divisors(config.ranks, config.model.layers):
         data = config.ranks // pipeline
         for micro_batches in _divisors(config.batch.sequences, config.batch.sequences // data):
-            for schedule in _schedules(config.model, pipeline, micro_batches):
+            for schedule in _schedules_of(config, pipeline, micro_batches):
                 for replicas, sharding in _cuts(data):
-                    for experts in _spreads(config.model, data // replicas):
+                    for experts in _spreads(config, data // replicas):
                         for keep in keeps:
                             yield Choice(pipeline, micro_batches, schedule, sharding, keep, replicas, experts)
 
@@ -78,11 +78,24 @@ def _cuts(data: int) -> Iterator[tuple[int, StateSharding]]:
         yield from ((replicas, sharding) for sharding in _SHARDINGS if sharding != "None")
 
 
-def _spreads(model: Model, of_replica: int) -> list[int]:
+def _spreads(config: PhaseConfig, of_replica: int) -> list[int]:
     """Numbers of ranks over which a layer's experts may be spread."""
+    model = config.model
     if model.experts is None or model.norm.placement != "Pre":
         return [1]
-    return [ranks for ranks in _divisors(of_replica, of_replica) if model.experts.count % ranks == 0]
+    return [
+        ranks
+        for ranks in _divisors(of_replica, of_replica)
+        if model.experts.count % (ranks * config.offload.expert_groups) == 0
+    ]
+
+
+def _schedules_of(config: PhaseConfig, pipeline: int, micro_batches: int) -> Iterator[Schedule]:
+    """The schedules that the phase allows: where experts come and go in groups, Layered alone."""
+    if config.offload.expert_groups > 1:
+        yield "Layered"
+        return
+    yield from _schedules(config.model, pipeline, micro_batches)
 
 
 def _schedules(model: Model, pipeline: int, micro_batches: int) -> Iterator[Schedule]:

@@ -81,12 +81,14 @@ class UnitTime:
             return 0.0
         again = 0.5 if self.layout.recompute else 0.0
         match record:
-            case Route() | ExpertForward():
+            case Route():
                 return 0.5
+            case ExpertForward():
+                return 0.5 / self.layout.expert_groups
             case Recompute():
                 return again
             case ExpertBackward():
-                return self.backward / 2
+                return self.backward / 2 / self.layout.expert_groups
             case Backward() if self.layout.spreads(record.position):
                 return self.backward / 2 - again
             case Backward():
@@ -236,7 +238,7 @@ class MeasuredCosts:
             return flops
         of_experts = self._sizes.expert_flops(self._tokens)
         if isinstance(record, ExpertForward | ExpertBackward):
-            return of_experts * self._imbalance
+            return of_experts * self._imbalance / layout.expert_groups
         return flops - of_experts
 
     def _accumulation(self, record: Pass) -> float:

@@ -23,7 +23,8 @@ from pseudoreal_trainer.plan.records import (
 
 Traffic = Literal["h2d", "d2h", "disk_read", "disk_write", "collective", "replicas", "pipeline", "experts"]
 """Host to device, device to host, from disk, to disk, between the ranks of a replica that use a unit, between
-replicas, between pipeline ranks, between ranks with other experts."""
+replicas, between pipeline ranks, between ranks with other experts; with the last, what ranks with the same experts tell
+each other of their tokens."""
 COUNT_BYTES = 8
 """Bytes in which a number of tokens is told."""
 TRAFFIC: tuple[Traffic, ...] = get_args(Traffic)
@@ -40,7 +41,7 @@ def traffic_bytes(layout: Layout, sizes: Sizes, records: RankPlan) -> Counter[Tr
 
 def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
     """Bytes that one record moves, of each kind; of exchanges as if all experts got as many tokens, and none were
-    full."""
+    full. So every group of experts is fetched."""
     match record:
         case Read(unit):
             return {"disk_read": sizes.shard(layout, unit) * sizes.compute_bytes}
@@ -50,8 +51,9 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
             return _reduced(layout, sizes, unit)
         case Update(unit) if layout.home(unit) == "Disk":
             return _updated_on_disk(layout, sizes, unit)
-        case Count(_, _, micro_batches):
-            return {"experts": _elsewhere(layout, micro_batches * sizes.experts * COUNT_BYTES)}
+        case Count(position, _, micro_batches):
+            told = _elsewhere(layout, micro_batches * sizes.experts * COUNT_BYTES)
+            return {"experts": told + _agreed(layout, position)}
         case SumChoices():
             return {"collective": 2 * (layout.data - 1) * sizes.experts * COUNT_BYTES // layout.data}
         case Exchange(leg):
@@ -68,6 +70,13 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
 def _elsewhere(layout: Layout, size: int) -> int:
     """Bytes that leave a rank, of those that are spread evenly over the ranks with a layer's experts."""
     return size * (layout.expert_ranks - 1) // layout.expert_ranks
+
+
+def _agreed(layout: Layout, position: int) -> int:
+    """Bytes in which ranks that gather groups of experts together tell each other which of these got tokens."""
+    gathered = [u for u in layout.units_of(position) if layout.is_optional(u) and layout.shards(u) > 1]
+    holders = layout.holders(gathered[0]) if gathered else 1
+    return 2 * (holders - 1) * len(gathered) * COUNT_BYTES // holders
 
 
 def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:

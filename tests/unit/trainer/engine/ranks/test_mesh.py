@@ -175,7 +175,7 @@ def test_the_ranks_with_the_same_experts_and_those_that_have_all(
         assert expert.members == (rank - of_replica % 2, rank - of_replica % 2 + 1)
         assert within == (first + of_replica % 2, first + of_replica % 2 + 2)
         assert across == side == tuple(rank // 8 * 8 + other * 4 + of_replica for other in range(2))
-        assert layout.data_part(layout.experts_unit(0), rank) == of_replica // 2 * 2 + rank % 8 // 4
+        assert layout.data_part(layout.experts_units(0)[0], rank) == of_replica // 2 * 2 + rank % 8 // 4
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)

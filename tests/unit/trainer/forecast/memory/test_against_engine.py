@@ -42,6 +42,10 @@ LINKED = [
     *(Case(data=4, expert_ranks=2, drawn=EVEN, sharding=s, homes="dhD") for s in ("None", "Full")),
     Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, sharding="Full", homes="h", precision="bfloat16"),
     Case(pipeline=2, data=2, expert_ranks=2, drawn=EVEN, part="Experts", blocks=1, homes="D"),
+    *(Case(drawn=EVEN, expert_groups=g, homes="hD", window=1) for g in (2, 4)),
+    *(Case(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, homes="dhD", recompute=r) for r in (True, False)),
+    Case(data=4, replicas=2, expert_ranks=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="hd", stash=True),
+    Case(data=2, drawn=EVEN, expert_groups=2, sharding="Full", homes="dhD", clipping="Global"),
     Case(tied=True, pipeline=2, homes="D", clipping="Global"),
     Case(tied=True, data=2, sharding="Full", homes="hD"),
 ]
@@ -68,6 +72,9 @@ ONE_RANK = [
     *(Case(precision="float32", micro_batches=12, homes="h", drawn=CHOOSING, recompute=r) for r in (True, False)),
     Case(precision="float32", micro_batches=12, homes="h", experts=8, prototypes=8),
     Case(precision="float32", micro_batches=6, homes="h", drawn=OVER_STEPS),
+    *(Case(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=g, window=1) for g in (2, 4)),
+    Case(precision="float32", micro_batches=6, homes="h", drawn=EVEN, expert_groups=2, recompute=False),
+    Case(precision="bfloat16", micro_batches=2, homes="h", experts=4, prototypes=4, expert_groups=4, window=1),
     Case(precision="float32", micro_batches=6, vocabulary=3000, loss_chunk=8),
     Case(precision="float32", micro_batches=6, homes="h", documents=True),
     Case(precision="float32", recompute=False, micro_batches=6, documents=True),
@@ -118,6 +125,10 @@ SPREAD = [
     ),
     Case(data=2, expert_ranks=2, drawn=EVEN, precision="float32", micro_batches=6, recompute=False),
     Case(data=2, expert_ranks=2, experts=4, prototypes=4, precision="float32", micro_batches=6, activation="SwiGLU"),
+    *(
+        Case(data=2, expert_ranks=2, drawn=EVEN, expert_groups=2, precision="float32", micro_batches=6, recompute=r)
+        for r in (True, False)
+    ),
 ]
 PIPELINES = [
     *(Case(pipeline=2, precision="float32", order=order, micro_batches=8) for order in ("Layered", "1F1B", "GPipe")),

@@ -1,0 +1,134 @@
+"""Experts in groups that come and go, against the plain reference, and against the same run without groups."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pseudoreal_trainer.plan.parts import units_of_rank
+from pseudoreal_trainer.plan.units import units_of
+from torch import Tensor
+
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, STEPS, Case
+from tests.unit.trainer.engine.running import Result, sound, want
+
+FEW = json.dumps({"experts": {"count": 8, "prototypes": 2, "capacityFactor": "0.5"}})
+"""Half of all choices are refused."""
+
+ALONE = [
+    *(Case(experts=4, expert_groups=2, homes=h, micro_batches=n) for h, n in (("h", 1), ("hDd", 3), ("d", 2))),
+    *(
+        Case(experts=6, prototypes=3, expert_groups=3, homes="D", window=w, recompute=r)
+        for w, r in ((1, True), (2, False))
+    ),
+    Case(drawn=EIGHT_IN_BALANCE, expert_groups=4, homes="h", window=1, clipping="Global", stash=True),
+    Case(options="Mixtral", expert_groups=2, homes="D", window=1, blocks=2),
+    Case(experts=4, prototypes=2, expert_groups=4, homes="hD", part="Experts", blocks=1, documents=True),
+    Case(pipeline=1, experts=4, expert_groups=2, homes="h", blocks=2, next_sharing=(4, "Cycle")),
+]
+TOGETHER = [
+    *(Case(data=2, expert_ranks=e, drawn=FEW, expert_groups=4 // e, homes="hD", window=1) for e in (1, 2)),
+    *(Case(data=2, experts=4, expert_groups=2, sharding=s, homes="dhD") for s in ("None", "Optimizer", "Full")),
+    Case(
+        data=2, expert_ranks=2, drawn=EIGHT_IN_BALANCE, expert_groups=2, homes="hD", recompute=False, clipping="Global"
+    ),
+    Case(data=2, expert_ranks=2, experts=4, expert_groups=2, part="Experts", blocks=1, homes="D", window=1),
+    Case(pipeline=2, options="Mixtral", expert_groups=2, homes="h", window=1, clipping="Global"),
+]
+FOUR_RANKS = [
+    Case(data=4, expert_ranks=2, replicas=2, drawn=EIGHT_IN_BALANCE, expert_groups=2, sharding="Full", homes="d"),
+    Case(data=4, expert_ranks=2, experts=8, prototypes=2, expert_groups=4, sharding="Full", homes="hD", window=1),
+    Case(pipeline=2, data=2, expert_ranks=2, drawn=FEW, expert_groups=2, blocks=1, homes="D", clipping="Global"),
+]
+CLOSE = [*ALONE, *TOGETHER, *FOUR_RANKS]
+want(CLOSE)
+
+MANY = json.dumps({"experts": {"type": "TopK", "count": 64, "topK": {"perToken": 1, "size": 16}}})
+"""Most groups of two experts get no token in a micro-batch of 24. Their width is a multiple of the processor's vectors,
+so that no bit depends on which experts compute together."""
+
+
+def _experts_on_host(groups: int, **fields: Any) -> Case:
+    """One layer of 64 experts over two ranks, with room for one unit of them."""
+    homes = "dd" + "h" * groups + "d"
+    case = Case(layers=1, micro_batches=2, drawn=MANY, expert_ranks=2, expert_groups=groups, homes=homes, window=1)
+    return replace(case, **fields)
+
+
+OFTEN = [
+    _experts_on_host(16, data=2),
+    _experts_on_host(16, data=2, micro_batches=1, recompute=False),
+    _experts_on_host(16, data=4, sharding="Full"),
+    _experts_on_host(16, data=4, replicas=2, sharding="Optimizer"),
+    _experts_on_host(16, data=4),
+]
+WITHOUT = {case: replace(case, expert_groups=1, homes="ddhd") for case in OFTEN[:2]}
+want([*OFTEN, *WITHOUT.values()], events=True)
+
+
+@pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
+def test_groups_of_experts_train_as_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    found = sound(engine_results, case)
+    losses, weights = reference.train(case)
+    assert len(found.losses) == STEPS
+    assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
+    assert losses[-1] != losses[0], "something was trained"
+    found.assert_weights(weights)
+
+
+@pytest.mark.parametrize("case", CLOSE[::3], ids=lambda case: case.name)
+def test_an_evaluation_goes_through_groups(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    expected = reference.evaluate(case, sound(engine_results, case).weights)
+    assert sum(result.evaluation for result in engine_results[case]) == pytest.approx(expected, rel=1e-12)
+
+
+def _chosen(case: Case) -> list[set[int]]:
+    """For each data rank, the experts that its tokens go to in the first step: by the choices of a plain model."""
+    model, _ = reference.model_and_optimizer(case)
+    found: list[set[int]] = []
+    for source in range(case.data):
+        logits: list[Tensor] = []
+        router = model.blocks[0].get_submodule("router")
+        hook = router.register_forward_hook(lambda *args, kept=logits: kept.append(args[-1]))
+        for windows in reference.part_of(reference.batch_of(case, 0), source, case.data):
+            model(windows[:, :-1])
+        hook.remove()
+        found.append({expert for each in logits for expert in each.argmax(dim=-1).flatten().tolist()})
+    return found
+
+
+def _hit(case: Case, rank: int) -> set[int]:
+    """The groups of this rank's experts for which tokens come from its expert group, or where their parts are on
+    several ranks, from anywhere."""
+    first = rank - rank % case.expert_ranks
+    own = range(first, first + case.expert_ranks) if case.sharding == "None" else range(case.data)
+    experts = set().union(*(chosen for source, chosen in enumerate(_chosen(case)) if source in own))
+    of_each = 64 // case.expert_ranks
+    of_group, begin = of_each // case.expert_groups, rank % case.expert_ranks * of_each
+    return {(expert - begin) // of_group for expert in experts if begin <= expert < begin + of_each}
+
+
+@pytest.mark.parametrize("case", OFTEN, ids=lambda case: case.name)
+def test_a_group_is_fetched_twice_where_tokens_come_and_never_else(
+    case: Case, engine_results: dict[Case, list[Result]]
+) -> None:
+    """Bytes over the bus are those of the groups that get tokens, and of nothing else."""
+    for rank, result in enumerate(engine_results[case]):
+        hit = _hit(case, rank)
+        assert 0 < len(hit) < case.expert_groups, "some groups get tokens, others do not"
+        events = [event for event in result.events if event["args"]["step"] == 0 and event["name"] == "Fetch"]
+        experts = [event["args"]["unit"] for event in events if case.layout.pool_of(event["args"]["unit"]) == "Experts"]
+        assert sorted(experts) == sorted(2 * [2 + group for group in hit])
+        group = units_of_rank(case.layout, units_of(case.model, case.sharing), rank)[2]
+        parts = case.layout.shards(2)
+        assert result.moved[0]["h2d"] == 2 * len(hit) * group.shard_length(parts) * 8
+
+
+@pytest.mark.parametrize("case", WITHOUT, ids=lambda case: case.name)
+def test_what_is_not_fetched_changes_no_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    found, whole = engine_results[case][0], engine_results[WITHOUT[case]][0]
+    assert found.losses == whole.losses
+    assert found.weights.keys() == whole.weights.keys()
+    assert all(found.weights[name].equal(weights) for name, weights in whole.weights.items())
+    assert all(found.first_moments[name].equal(moments) for name, moments in whole.first_moments.items())
