@@ -13,7 +13,7 @@ from pydantic import Field
 
 from pseudoreal_trainer.data.block_order import BlockOrder
 from pseudoreal_trainer.data.corpus import CorpusIdentity
-from pseudoreal_trainer.plan.units import are_experts, block_of, experts_name
+from pseudoreal_trainer.plan.units import Kind, are_experts, block_of, experts_name
 
 FORMAT_VERSION: Literal[5] = 5
 """Version of the manifest that is written, and the only one that is read."""
@@ -23,6 +23,13 @@ WEIGHTS_FILE, MOMENTS_FILE = FILES = ("weights-{:05d}.safetensors", "moments-{:0
 
 def checkpoint_name(phase: str, step: int) -> str:
     return f"{phase}-{step:08d}"
+
+
+def entry_name(tensor: str, kind: Kind, begin: int, *, is_alone: bool) -> str:
+    """Name in a rank's file of a part of a tensor that begins at the element `begin`. `is_alone`: it is the file's only
+    part of the tensor; a rank whose experts are in groups has several."""
+    name = tensor if is_alone else f"{tensor}.from-{begin}"
+    return name if kind == "weights" else f"{name}.{kind}"
 
 
 class FileDigest(ApiModel):

@@ -1,5 +1,6 @@
 """Reads tensors of a checkpoint, or ranges of them, wherever their pieces are. Knows arrays, not torch."""
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -7,7 +8,14 @@ from math import prod
 
 import numpy as np
 
-from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, Link, Manifest, StoredTensor
+from pseudoreal_trainer.checkpoint.manifest import (
+    MOMENTS_FILE,
+    WEIGHTS_FILE,
+    Link,
+    Manifest,
+    StoredTensor,
+    entry_name,
+)
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Array, TensorFile
 from pseudoreal_trainer.plan.parts import by_expert
@@ -68,11 +76,13 @@ class Reader:
         if divisors == [0]:
             out[:] = 0
             return out
+        pieces_of = Counter(piece.file for piece in tensor.pieces)
         for piece in tensor.pieces:
             first, last = max(begin, piece.begin), min(end, piece.end)
             if first < last:
                 file, found = self._file(kind, piece.file), out[first - begin : last - begin]
-                file.read_into(_key(source, kind), first - piece.begin, found)
+                entry = entry_name(source, kind, piece.begin, is_alone=pieces_of[piece.file] == 1)
+                file.read_into(entry, first - piece.begin, found)
         for number, elements in by_expert(begin, end, prod(tensor.shape) // len(divisors)):
             if divisors[number] != 1:
                 out[elements.start - begin : elements.stop - begin] /= divisors[number]
@@ -116,7 +126,3 @@ class Reader:
             if block is not None:
                 found.setdefault(block, []).append(name)
         return found
-
-
-def _key(name: str, kind: Kind) -> str:
-    return name if kind == "weights" else f"{name}.{kind}"

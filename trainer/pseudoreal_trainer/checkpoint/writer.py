@@ -1,9 +1,11 @@
 """The two files of a rank: weights, and moments."""
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
-from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest
+from pseudoreal_trainer.checkpoint.manifest import MOMENTS_FILE, WEIGHTS_FILE, FileDigest, entry_name
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.tensor_file import Form, TensorWriter
 from pseudoreal_trainer.plan.parts import Part
@@ -18,13 +20,18 @@ class RankWriter:
     def __init__(self, folder: StoragePath, rank: int, units: Sequence[Sequence[Part]], dtype: str) -> None:
         """`units`: the parts of each unit, in the order in which they come."""
         self._names = (WEIGHTS_FILE.format(rank), MOMENTS_FILE.format(rank))
-        weights = {part.name: Form(part.stored_shape, dtype) for parts in units for part in parts}
-        moments = {
-            f"{part.name}.{kind}": Form(part.stored_shape, dtype)
-            for parts in units
-            for kind in _MOMENTS
-            for part in parts
-        }
+        parts_of = Counter(part.name for parts in units for part in parts)
+
+        def forms(parts: Sequence[Part], kind: Kind) -> dict[str, Form]:
+            return {
+                entry_name(part.name, kind, part.begin, is_alone=parts_of[part.name] == 1): Form(
+                    part.stored_shape, dtype
+                )
+                for part in parts
+            }
+
+        weights = dict(chain.from_iterable(forms(parts, "weights").items() for parts in units))
+        moments = dict(chain.from_iterable(forms(parts, kind).items() for parts in units for kind in _MOMENTS))
         self._weights = TensorWriter(folder / self._names[0], weights)
         self._moments = TensorWriter(folder / self._names[1], moments)
 
