@@ -47,6 +47,8 @@ class Search:
 
     def __init__(self, config: PhaseConfig, device: Device, profile: HardwareProfile, threads: int) -> None:
         self._config, self._profile = config, profile
+        self._least = profile if config.offload.budget is None else _with_fastest_updates(profile)
+        """The machine by which bounds are found: a budget may move a unit to where its update is faster."""
         self._device, self._threads = device, threads
         self._sizes: dict[int, Sizes] = {}
         """What a rank has of the units, by the number of expert ranks."""
@@ -77,7 +79,7 @@ class Search:
     def _bounded(self, choice: Choice) -> "_Entry":
         sizes = self._sizes_of(choice)
         layout = fixed_layout(chosen(self._config, choice), sizes)
-        return _Entry(least_seconds(layout, sizes, self._costs(layout, sizes)), choice.simplicity, choice)
+        return _Entry(least_seconds(layout, sizes, self._costs(layout, sizes, self._least)), choice.simplicity, choice)
 
     def _fitting(self, choice: Choice) -> Layout | None:
         """The layout of a choice; None where it does not fit."""
@@ -96,13 +98,13 @@ class Search:
 
     def _simulated(self, entry: "_Entry", layout: Layout) -> "_Entry":
         self.counts.simulated += 1
-        costs = self._costs(layout, self._sizes_of(entry.choice))
+        costs = self._costs(layout, self._sizes_of(entry.choice), self._profile)
         line = timeline(layout, step_plan(layout), costs, STEPS)
         # Where ranks do not wait for each other, one of few steps may have been begun in the step before.
         return _Entry(max(line.seconds, entry.seconds), entry.simplicity, entry.choice, simulated=True)
 
-    def _costs(self, layout: Layout, sizes: Sizes) -> MeasuredCosts:
-        return MeasuredCosts(self._profile, layout, sizes, self._config.precision.compute)
+    def _costs(self, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> MeasuredCosts:
+        return MeasuredCosts(profile, layout, sizes, self._config.precision.compute)
 
     def _sizes_of(self, choice: Choice) -> Sizes:
         if choice.expert_ranks not in self._sizes:
@@ -110,6 +112,21 @@ class Search:
             self._sizes[choice.expert_ranks] = phase_sizes(config, self._device, self._threads)
         micro_batch = self._config.batch.sequences // choice.micro_batches
         return replace(self._sizes[choice.expert_ranks], micro_batch=micro_batch)
+
+
+def _with_fastest_updates(profile: HardwareProfile) -> HardwareProfile:
+    """The machine, on whose devices updates are no slower than on its hosts."""
+    speeds = [
+        known.model_copy(
+            update={
+                "update_on_device_seconds_per_element": min(
+                    known.update_on_device_seconds_per_element, known.update_on_host_seconds_per_element
+                )
+            }
+        )
+        for known in profile.speeds
+    ]
+    return profile.model_copy(update={"speeds": speeds})
 
 
 @dataclass(order=True, frozen=True)
