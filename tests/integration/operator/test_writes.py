@@ -1,5 +1,5 @@
-"""How often the operator writes in the life of a job, and how much memory it takes: a small part of
-`make bench-operator`, which is to notice when either grows."""
+"""How often the operator asks and writes in the life of a job, and how much memory it takes: a small part of
+`make bench-operator`, which is to notice when one of them grows."""
 
 import asyncio
 import time
@@ -56,11 +56,12 @@ class Course:
         await _until("the ends", self._all_ended)
 
     async def _touch(self, text: str) -> None:
-        """Changes all pods in what is none of the operator's business, and waits for a pass over each job."""
+        """Changes all pods in what a pass reads and no status tells, and waits for a pass over each job."""
         begun = time.time()
+        conditions = [{"type": kind, "status": "True"} for kind in ("Ready", f"example.com/{text}")]
         async for pod in self.connection.each(self._path("api/v1", "pods")):
-            path = self._path("api/v1", f"pods/{pod['metadata']['name']}")
-            await self.connection.request("PATCH", path, {"metadata": {"annotations": {"touched": text}}}, MERGE)
+            path = self._path("api/v1", f"pods/{pod['metadata']['name']}/status")
+            await self.connection.request("PATCH", path, {"status": {"conditions": conditions}}, MERGE)
         await _until("a pass over each job", lambda: self._passed(begun))
 
     async def _passed(self, begun: float) -> bool:
@@ -90,6 +91,11 @@ class Course:
 def writes(requests: list[Request]) -> Counter[str]:
     """Writes of the operator for each job."""
     return Counter(request.job for request in requests if request.is_of_operator and request.is_write)
+
+
+def asked(requests: list[Request]) -> Counter[str]:
+    """Requests of the operator for each job."""
+    return Counter(request.job for request in requests if request.is_for_jobs)
 
 
 def _all_names() -> list[str]:
@@ -125,5 +131,6 @@ def test_a_job_costs_few_writes_and_none_while_nothing_changes(
         most = {name: counted[name] for name in names if counted[name] > MOST_WRITES[stack]}
         assert not most, [f"{r.job} {r.kind}" for r in log.requests() if r.job in most and r.is_write]
         assert all(counted[name] for name in names), "the log has them all"
+    print({stack.title: [asked(log.requests())[n] for n in names] for stack, names in NAMES.items()}, counted)
     assert shared_operator.process is not None
     assert usage(shared_operator.process.pid).peak_bytes < MOST_BYTES
