@@ -15,7 +15,7 @@ Json = dict[str, Any]
 
 SOON_SECONDS, RUNS_SECONDS, ROUTINE_SECONDS = 0.1, 1.0, 3.0
 """Seconds until a change is looked at. Changes of a Job and of its pods come together; pods of a job start one after
-the other; and a child that is there, or a pod that has ended well, is followed by pods that run, or by the Job's end."""
+the other; and a child that is there, or a pod that has ended well, is followed by pods that run or the Job's end."""
 
 
 class Told:

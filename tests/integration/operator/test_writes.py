@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -29,6 +30,8 @@ Json = dict[str, Any]
 JOBS, PODS = 10, 2
 NAMES = {ONE_PHASE: [job_name(number) for number in range(JOBS)], TWO_PHASES: [job_name(JOBS + n) for n in range(JOBS)]}
 MOST_WRITES = {ONE_PHASE: 12, TWO_PHASES: 20}
+MOST_REQUESTS = {ONE_PHASE: 36, TWO_PHASES: 76}
+"""Requests for the job in the middle, and for the three passes that changes of its pods ask for: of three each."""
 MOST_BYTES = 250e6
 
 
@@ -126,11 +129,12 @@ def test_a_job_costs_few_writes_and_none_while_nothing_changes(
     monkeypatch.setattr(simulator, "RUN_SECONDS", 0.0)
     log = AuditLog(audit_log)
     asyncio.run(live(control_plane, cluster.namespace, log))
-    counted = writes(log.requests())
+    counted, requests = writes(log.requests()), asked(log.requests())
     for stack, names in NAMES.items():
         most = {name: counted[name] for name in names if counted[name] > MOST_WRITES[stack]}
         assert not most, [f"{r.job} {r.kind}" for r in log.requests() if r.job in most and r.is_write]
         assert all(counted[name] for name in names), "the log has them all"
-    print({stack.title: [asked(log.requests())[n] for n in names] for stack, names in NAMES.items()}, counted)
+        usual = median(requests[name] for name in names)
+        assert usual <= MOST_REQUESTS[stack], [r.kind for r in log.requests() if r.job == names[0] and r.is_for_jobs]
     assert shared_operator.process is not None
     assert usage(shared_operator.process.pid).peak_bytes < MOST_BYTES
