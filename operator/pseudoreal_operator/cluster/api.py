@@ -119,12 +119,12 @@ class Api:
                     raise ApiException(status=said.get("code"), reason=said.get("reason"), body=json.dumps(said))
                 yield told["type"], told["object"]
 
-    async def apply(self, manifest: Json, subresource: str = "", *, manager: str = FIELD_MANAGER) -> None:
-        """Applies an object (server-side apply)."""
+    async def apply(self, manifest: Json, subresource: str = "", *, manager: str = FIELD_MANAGER) -> Json:
+        """Applies an object (server-side apply): the object as it is now."""
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata["namespace"], metadata["name"], subresource)
         query = [("fieldManager", manager), ("force", "true")]
-        await self._json(_Request("PATCH", path, query, manifest, "application/apply-patch+yaml"))
+        return await self._json(_Request("PATCH", path, query, manifest, "application/apply-patch+yaml"))
 
     async def merge(self, kind: str, namespace: str, name: str, patch: Json) -> None:
         path = _path(kind, namespace, name)

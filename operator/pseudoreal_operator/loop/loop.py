@@ -23,9 +23,10 @@ from pseudoreal_operator.loop.census import Census
 from pseudoreal_operator.loop.first_look import Rest, first_look
 from pseudoreal_operator.loop.logs import read_logs
 from pseudoreal_operator.loop.queue import WorkQueue
-from pseudoreal_operator.loop.reconcile import Gone, Means, reconcile
+from pseudoreal_operator.loop.reconcile import Calls, Gone, Means, reconcile
 from pseudoreal_operator.metrics.registry import LAST_EVENT, NO_ANSWER, PASS_ERRORS, PASS_SECONDS, WAITING_JOBS
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
+from pseudoreal_operator.observe.told import Told
 
 Json = dict[str, Any]
 
@@ -35,8 +36,6 @@ WATCH_TASK = "watch of "
 _BEGIN_SECONDS = 5.0
 """Seconds to wait until the watches run; one that cannot, for instance in a namespace without rights, must not hold up
 the others."""
-GATHER_SECONDS = 0.1
-"""Seconds after which a change of a child is looked at: changes of a Job and of its pods come together."""
 
 log = structlog.get_logger()
 
@@ -64,7 +63,7 @@ class Queue(Protocol):
 
 class Wakeups:
     """What jobs and their children tell a queue: of the watch events those that are news. Little is kept of a job, and
-    nothing of its children: a pass reads what it needs."""
+    a number of each child: a pass reads what it needs."""
 
     def __init__(self, queue: Queue) -> None:
         self._queue = queue
@@ -73,6 +72,7 @@ class Wakeups:
         self._changed: set[Name] | None = None
         """Jobs of which something has changed since the first look began; None before and after it."""
         self._resting: dict[Name, Rest] = {}
+        self._told = Told()
 
     def first_look_begins(self) -> None:
         self._changed = set()
@@ -107,6 +107,12 @@ class Wakeups:
         elif known is None and (wait := first_pass(body, now)) is not None:
             self._begin(name, wait, was_there=change is None)
 
+    def wrote(self, body: Json) -> None:
+        """Takes a job as a pass has left it. Its wishes are those that the pass has read, but for what it has told."""
+        known = self._wishes.get(name_of(body), {})
+        if (uid := body["metadata"]["uid"]) in known:
+            known[uid] = _wish(body)
+
     def _begin(self, name: Name, wait: float, *, was_there: bool) -> None:
         """Asks for the first pass over a job. Those that were there before go to the backlog: after a start there may
         be thousands of them."""
@@ -119,16 +125,19 @@ class Wakeups:
         rest = self._resting.get(name)
         return rest is not None and rest.version != body["metadata"]["resourceVersion"]
 
-    def child_changed(self, change: str, body: Json) -> None:
+    def child_changed(self, kind: str, change: str, body: Json) -> None:
         """Takes a change of a child. For a job that has ended, only what still lives is news."""
+        if (after := self._told.take(kind, change, body)) is None:
+            return
         metadata = body["metadata"]
         name = Name(metadata["namespace"], metadata.get("labels", {}).get(LABEL_JOB, ""))
         self.has_changed(name)
         wishes = self._wishes.get(name, {}).values()
         if any(not wish.ended for wish in wishes) or (wishes and change != "DELETED" and _lives(body)):
-            self._queue.add(name, GATHER_SECONDS)
+            self._queue.add(name, after)
 
     def child_changes_missed(self) -> None:
+        self._told.forget_all()
         for name, wishes in self._wishes.items():
             if any(not wish.ended for wish in wishes.values()):
                 self._queue.add_backlog(name)
@@ -257,7 +266,7 @@ class Loop:
         try:
             if kind == "Pod":
                 self._pod_changed(change, body)
-            self._wakeups.child_changed(change, body)
+            self._wakeups.child_changed(kind, change, body)
         # Anybody may label a pod with what is no number.
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             log.warning("child_unreadable", kind=kind, name=body["metadata"].get("name"), error=repr(error))
@@ -284,7 +293,8 @@ class Loop:
         with structlog.contextvars.bound_contextvars(job=f"{name.namespace}/{name.name}"):
             try:
                 with PASS_SECONDS.time():
-                    return await reconcile(self._means, name, partial(self._queue.add, name))
+                    calls = Calls(partial(self._queue.add, name), self._wakeups.wrote)
+                    return await reconcile(self._means, name, calls)
             except Gone:
                 self._census.forget(name)
                 return None

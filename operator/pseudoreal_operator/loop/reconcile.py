@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from random import random
 from typing import Any
@@ -26,7 +26,7 @@ from pseudoreal_operator.loop.news import News
 from pseudoreal_operator.loop.rehearsal import rehearse
 from pseudoreal_operator.loop.unforeseen import tell_of_mistake
 from pseudoreal_operator.observe.asked import phases_to_finish
-from pseudoreal_operator.observe.board import Board
+from pseudoreal_operator.observe.board import Board, JobKey
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.requests import observe
 from pseudoreal_operator.observe.view import Observed
@@ -66,10 +66,20 @@ class Means:
         self.news.forget(uid)
 
 
-async def reconcile(means: Means, name: Name, wake: Callable[[float], None]) -> float | None:
-    """Makes a pass over a job: the seconds until the next one is due; None for not before something changes. `wake`
-    asks for one in so many seconds, at any time. Raises Gone; what UNAVAILABLE names, after which another pass will
-    find its way; anything else is a mistake of ours, which the job's status then tells of."""
+@dataclass(frozen=True)
+class Calls:
+    """What a pass over a job calls."""
+
+    wake: Callable[[float], None]
+    """Asks for a pass in so many seconds, at any time."""
+    wrote: Callable[[Json], None]
+    """Takes the job as it is after a status was written: its echo is no news."""
+
+
+async def reconcile(means: Means, name: Name, calls: Calls) -> float | None:
+    """Makes a pass over a job: the seconds until the next one is due; None for not before something changes. Raises
+    Gone; what UNAVAILABLE names, after which another pass will find its way; anything else is a mistake of ours, which
+    the job's status then tells of."""
     body = await _read(means.api, name)
     if has_finalizer(body["metadata"]):
         await take_off(means.api, body["metadata"])
@@ -77,7 +87,7 @@ async def reconcile(means: Means, name: Name, wake: Callable[[float], None]) -> 
     if "deletionTimestamp" in body["metadata"]:
         raise Gone
     try:
-        return await _pass(means, body, wake)
+        return await _pass(means, body, calls)
     except UNAVAILABLE:
         raise
     except Exception as error:
@@ -97,11 +107,11 @@ async def _read(api: Api, name: Name) -> Json:
     raise Gone
 
 
-async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> float | None:
+async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
     now = datetime.now(UTC)
     metadata = JobMetadata.model_validate(body["metadata"])
     status = PseudoRealJobStatus.model_validate(body.get("status") or {})
-    hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"])
+    hands = _Hands(means, metadata, status, body["metadata"]["resourceVersion"], calls.wrote)
     means.news.tell(hands.name, means.news.settle(metadata.uid, status))
     try:
         job = PseudoRealJob.from_object(body)
@@ -111,11 +121,15 @@ async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> floa
     if not job.spec.is_managed_here:
         return None
     if has_ended(status):
-        means.forget(metadata.namespace, metadata.uid)
+        means.forget(*hands.key)
     else:
-        means.board.follow((metadata.namespace, metadata.uid), phases_to_finish(job.spec, status), wake)
+        means.board.follow(hands.key, phases_to_finish(job.spec, status), calls.wake)
     seen = await observe(means.api, means.board, means.words, job, status, now)
-    wanted = plan(seen, now, means.settings)
+    return await _act(hands, seen, now)
+
+
+async def _act(hands: "_Hands", seen: Observed, now: datetime) -> float | None:
+    wanted = plan(seen, now, hands.means.settings)
     if wanted.expire:
         await hands.expire()
         return None
@@ -126,9 +140,28 @@ async def _pass(means: Means, body: Json, wake: Callable[[float], None]) -> floa
     except NotServed as missing:
         return await hands.carry_out(plan_blocked(seen, str(missing), now))
     if refusal is None:
-        return await hands.tell(wanted)
+        return await _go_on(await hands.told(wanted), seen, wanted, now)
     wait = await hands.carry_out(_answer_to(refusal, seen, now))
     return _spread(wait, refusal) if wait else wait
+
+
+async def _go_on(hands: "_Hands", seen: Observed, done: Plan, now: datetime) -> float | None:
+    """What follows when a plan is carried out. To a job that was accepted, or has just ended, nothing was done but to
+    write this status: what was read still holds, and need not be read again."""
+    then = replace(seen, status=hands.status)
+    if has_ended(hands.status) and not has_ended(seen.status):
+        return _at_the_end(hands, plan(then, now, hands.means.settings))
+    if not seen.status.phases and hands.status.phases:
+        return await _act(hands, then, now)
+    return done.wake_after
+
+
+def _at_the_end(hands: "_Hands", afterwards: Plan) -> float | None:
+    """When a job that has just ended is looked at again: at once where anything is still to be done."""
+    if afterwards != Plan(hands.status, wake_after=afterwards.wake_after):
+        return 0.0
+    hands.means.forget(*hands.key)
+    return afterwards.wake_after
 
 
 def _spread(wait: float, refusal: ApiException) -> float:
@@ -160,12 +193,14 @@ def is_mistake(refusal: ApiException) -> bool:
 
 @dataclass(frozen=True)
 class _Hands:
-    """Carries out plans for one job. `status` and `version`: of the object that the plan was made for."""
+    """Carries out plans for one job. `status` and `version`: of the object that the plan was made for. `wrote` hears of
+    the job after each status."""
 
     means: Means
     metadata: JobMetadata
     status: PseudoRealJobStatus
     version: str
+    wrote: Callable[[Json], None]
 
     @property
     def api(self) -> Api:
@@ -174,6 +209,10 @@ class _Hands:
     @property
     def name(self) -> Name:
         return Name(self.metadata.namespace, self.metadata.name)
+
+    @property
+    def key(self) -> JobKey:
+        return self.metadata.namespace, self.metadata.uid
 
     async def expire(self) -> None:
         await self.api.delete("PseudoRealJob", self.metadata.namespace, self.metadata.name, self.metadata.uid)
@@ -193,22 +232,24 @@ class _Hands:
     async def carry_out(self, wanted: Plan) -> float | None:
         """Carries out a plan that makes no children."""
         await self._remove(wanted)
-        return await self.tell(wanted)
+        await self.told(wanted)
+        return wanted.wake_after
 
-    async def tell(self, wanted: Plan) -> float | None:
-        """Tells the events of a plan. They come after the status that records their transition, and nothing waits for
-        them."""
+    async def told(self, wanted: Plan) -> "_Hands":
+        """Writes the status of a plan and tells its events: the hands for what follows. Events come after the status
+        that records their transition, and nothing waits for them."""
         now, instance = datetime.now(UTC), socket.gethostname()
         events = to_manifests(wanted.events, self.metadata, now, instance)
+        after = self
         if wanted.status != self.status:
             try:
-                await self._write(wanted.status)
+                after = await self._write(wanted.status)
             except UNAVAILABLE:
                 # The API server may have taken it all the same; the next pass sees whether.
                 self.means.news.hold(self.metadata.uid, wanted.status, events)
                 raise
         self.means.news.tell(self.name, events)
-        return wanted.wake_after
+        return after
 
     async def _remove(self, wanted: Plan) -> None:
         namespace = self.metadata.namespace
@@ -223,11 +264,11 @@ class _Hands:
             await self.api.delete("Job", namespace, name)
             log.info("deleted", kind="Job", name=name)
 
-    async def _write(self, status: PseudoRealJobStatus) -> None:
-        """Writes the status. One that is refused is written without its texts: no job stands still for what somebody
-        said."""
+    async def _write(self, status: PseudoRealJobStatus) -> "_Hands":
+        """Writes the status: the hands for what is there then. One that is refused is written without its texts: no
+        job stands still for what somebody said."""
         try:
-            await self._apply(status)
+            return await self._apply(status)
         except ApiException as error:
             bare = without_texts(status)
             if error.status not in (*_INVALID, _FORBIDDEN) or bare == status:
@@ -235,13 +276,14 @@ class _Hands:
             self.means.counts.refused_statuses += 1
             count, said = self.means.counts.refused_statuses, message_of(error)
             log.error("status_refused", status=error.status, error=said, texts=texts_of(status), count=count)
-            if bare != self.status:
-                await self._apply(bare)
+            return self if bare == self.status else await self._apply(bare)
 
-    async def _apply(self, status: PseudoRealJobStatus) -> None:
+    async def _apply(self, status: PseudoRealJobStatus) -> "_Hands":
         # With the version, a job that somebody changed after it was read is a conflict, and so is another job of that
         # name: a status is written whatever the uid is.
         name, namespace = self.metadata.name, self.metadata.namespace
         metadata = {"name": name, "namespace": namespace, "resourceVersion": self.version}
         manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status.to_dict()}
-        await self.api.apply(manifest, "status")
+        body = await self.api.apply(manifest, "status")
+        self.wrote(body)
+        return replace(self, status=status, version=body["metadata"]["resourceVersion"])

@@ -10,13 +10,31 @@ from pseudoreal_operator.cluster.api import Api, Json, Name
 from pseudoreal_operator.loop import reconcile as module
 from pseudoreal_operator.loop.counts import Counts
 from pseudoreal_operator.loop.news import News
-from pseudoreal_operator.loop.reconcile import Gone, Means, is_mistake, reconcile
+from pseudoreal_operator.loop.reconcile import Calls, Gone, Means, is_mistake, reconcile
 from pseudoreal_operator.observe.board import Board
 from pseudoreal_operator.settings import Settings
 
 from tests.support.jobs import good_job
 
 SETTINGS = Settings("trainer:1", "IfNotPresent", ())
+
+
+ENDED = {
+    "type": "Complete",
+    "status": "True",
+    "reason": "AllPhasesDone",
+    "message": "",
+    "lastTransitionTime": "2026-01-01T00:00:00Z",
+    "observedGeneration": 1,
+}
+
+
+def child_job(job: Json) -> Json:
+    """A Job of its first execution that runs."""
+    about = {"job-name": "good", "job-uid": "one", "phase": "real", "stage": "train", "execution": "1"}
+    owner = {"kind": "PseudoRealJob", "uid": job["metadata"]["uid"], "controller": True}
+    labels = {f"pseudoreal.dev/{key}": value for key, value in about.items()}
+    return {"metadata": {"name": "good-real-e1", "labels": labels, "ownerReferences": [owner]}, "status": {"active": 1}}
 
 
 class Server:
@@ -41,6 +59,9 @@ class Server:
         self.body = good_job()
         self.body["metadata"] |= {"namespace": "default", "uid": "one", "resourceVersion": "7", "generation": 1}
         self.requests = 0
+        self.order: list[str] = []
+        self.jobs: list[Json] = []
+        self.deleted: list[str] = []
         self.executions: list[Json] = []
         self.applied: list[Json] = []
         self.created: list[Json] = []
@@ -58,6 +79,11 @@ class Server:
         self.requests += 1
         if kind == "PseudoRealJob" and name == "good" and not self._gone:
             yield self.body
+        for job in self.jobs if kind == "Job" else ():
+            yield job
+
+    async def delete(self, _kind: str, _namespace: str, name: str) -> None:
+        self.deleted.append(name)
 
     async def merge(self, _kind: str, _namespace: str, _name: str, patch: Json) -> None:
         self.merged.append(patch)
@@ -76,8 +102,9 @@ class Server:
         if self._child_refusal and self._refused_kind in ("", manifest["kind"]):
             raise self._child_refusal
         self.created.append(manifest)
+        self.order.append(manifest["kind"])
 
-    async def apply(self, manifest: Json, _: str, *, manager: str = "pseudoreal-operator") -> None:
+    async def apply(self, manifest: Json, _: str, *, manager: str = "pseudoreal-operator") -> Json:
         self.executions.append(manifest)
         if self._refusal:
             raise ApiException(status=self._refusal, reason="refused")
@@ -87,9 +114,16 @@ class Server:
         if lost and not self._taken:
             raise lost
         self.applied.append(manifest)
+        self.order.append("status")
         self.managers.append(manager)
         if lost:
             raise lost
+        version = f"{manifest['metadata']['resourceVersion']}+"
+        return (
+            self.body
+            | {"metadata": self.body["metadata"] | {"resourceVersion": version}}
+            | {"status": manifest["status"]}
+        )
 
     def condition(self, kind: str) -> Json:
         """The condition of this kind as it was written last."""
@@ -107,9 +141,16 @@ class Deaf(News):
         self.told += events
 
 
-async def _pass(server: Any, counts: Counts | None = None, news: Deaf | None = None) -> float | None:
-    means = Means(cast(Api, server), SETTINGS, Board(), counts or Counts(), news or Deaf())
-    return await reconcile(means, Name("default", "good"), lambda _after: None)
+async def _pass(
+    server: Any,
+    counts: Counts | None = None,
+    news: Deaf | None = None,
+    wrote: list[Json] | None = None,
+    board: Board | None = None,
+) -> float | None:
+    means = Means(cast(Api, server), SETTINGS, board or Board(), counts or Counts(), news or Deaf())
+    heard = [] if wrote is None else wrote
+    return await reconcile(means, Name("default", "good"), Calls(lambda _after: None, heard.append))
 
 
 async def test_a_job_that_is_gone_is_gone() -> None:
@@ -121,7 +162,8 @@ async def test_an_answer_of_404_alone_does_not_end_the_loop_of_a_job() -> None:
     with pytest.raises(ApiException) as refused:
         await _pass(server := Server(missing=1))
     assert refused.value.status == 404
-    assert await _pass(server) == 0.0
+    await _pass(server)
+    assert server.applied
 
 
 async def test_a_finalizer_of_an_older_release_is_taken_off_and_no_other() -> None:
@@ -144,8 +186,51 @@ async def test_a_job_that_is_being_deleted_is_let_go() -> None:
 
 async def test_a_status_is_written_only_on_what_was_read() -> None:
     server = Server()
-    assert await _pass(server) == 0.0
+    wrote: list[Json] = []
+    await _pass(server, wrote=wrote)
     assert server.applied[0]["metadata"] == {"name": "good", "namespace": "default", "resourceVersion": "7"}
+    assert [written["metadata"]["resourceVersion"] for written in server.applied] == ["7", "7+"]
+    assert [body["metadata"]["resourceVersion"] for body in wrote] == ["7+", "7++"]
+
+
+async def test_a_job_is_accepted_and_starts_in_one_pass_and_its_number_is_safe_before_its_children() -> None:
+    server = Server()
+    assert await _pass(server) is None
+    assert server.requests == 3, "the job, its Jobs and its pods are read once"
+    assert [applied["status"]["execution"] for applied in server.applied] == [1, 1]
+    assert server.order == ["status", "Service", "NetworkPolicy", "Job", "status"]
+
+
+async def test_a_status_that_was_not_taken_makes_no_children() -> None:
+    server = Server(lost=ApiException(status=409), taken=False)
+    with pytest.raises(ApiException):
+        await _pass(server)
+    assert server.created == []
+
+
+async def test_a_job_that_ends_is_forgotten_in_the_same_pass() -> None:
+    server, board = Server(), Board()
+    server.body["spec"]["pod"] = {"template": {"spec": {"hostname": "mine"}}}
+    assert await _pass(server, board=board) is None
+    assert server.condition("Failed")["status"] == "True"
+    assert server.requests == 3
+    assert board._jobs == {}
+
+
+async def test_a_job_that_has_ended_waits_for_what_it_deletes() -> None:
+    server = Server()
+    server.body["spec"]["cleanUp"] = {"children": "Delete"}
+    server.body["status"] = {"conditions": [ENDED]}
+    server.jobs = [child_job(server.body)]
+    assert await _pass(server) is None
+    assert server.deleted == ["good-real-e1"]
+
+
+async def test_a_job_that_ends_and_whose_children_go_is_read_anew() -> None:
+    server = Server()
+    server.body["spec"] |= {"deadlines": {"ttlSecondsAfterFinished": 0}}
+    server.body["spec"]["pod"] = {"template": {"spec": {"hostname": "mine"}}}
+    assert await _pass(server) == 0.0
 
 
 @pytest.mark.parametrize("status", [404, 409, 429, 500])
@@ -158,9 +243,9 @@ async def test_a_refused_status_is_for_another_pass(status: int) -> None:
 
 async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
     server, counts = Server(banned="is about to start"), Counts()
-    assert await _pass(server, counts) == 0.0
-    (written,) = server.applied
-    assert (written["status"]["execution"], len(server.executions), counts.refused_statuses) == (1, 2, 1)
+    await _pass(server, counts)
+    written, _ = server.applied
+    assert (written["status"]["execution"], len(server.executions), counts.refused_statuses) == (1, 3, 1)
     messages = [condition["message"] for condition in written["status"]["conditions"]]
     assert len(messages) == 4
     assert all("refused the text of this condition; the operator's log shows it as text" in m for m in messages)
@@ -168,8 +253,6 @@ async def test_a_status_whose_text_is_refused_is_written_without_it() -> None:
 
 async def test_a_text_that_was_refused_is_not_tried_again_and_others_are() -> None:
     server, counts = Server(banned="The job can run"), Counts()
-    await _pass(server, counts)
-    server.remember()
     await _pass(server, counts)
     assert counts.refused_statuses == 1
     messages = {c["type"]: c["message"] for c in server.applied[-1]["status"]["conditions"]}
@@ -185,8 +268,8 @@ async def test_a_status_that_is_refused_without_texts_too_is_an_error() -> None:
 
 
 async def test_events_come_after_the_status_that_says_the_same() -> None:
-    assert await _pass(server := Server(), news=(news := Deaf())) == 0.0
-    assert [event["reason"] for event in news.told] == ["Accepted"]
+    await _pass(server := Server(), news=(news := Deaf()))
+    assert [event["reason"] for event in news.told] == ["Accepted", "PhaseStarted"]
     assert server.applied[0]["status"]["execution"] == 1
 
 
@@ -251,8 +334,6 @@ async def test_only_an_invalid_child_ends_a_job_and_others_are_tried_later_and_l
 ) -> None:
     refusal = ApiException(status=status, body=json.dumps(said))
     server = Server(child_refusal=refusal)
-    await _pass(server)
-    server.remember()
     refusal.headers = {"Retry-After": "77"}
     wait = await _pass(server)
     assert wait == (0.0 if state == "Failed" else 77.0)
@@ -275,7 +356,7 @@ async def test_a_mistake_of_ours_is_told_once_counted_and_not_hidden(monkeypatch
                 await _pass(server, counts)
             server.body["status"] = server.applied[-1]["status"]
     assert counts.internal_errors == 2
-    assert server.managers == ["pseudoreal-operator", "pseudoreal-operator-errors"], "it is not written again"
+    assert server.managers == [*["pseudoreal-operator"] * 2, "pseudoreal-operator-errors"], "it is not written again"
     said = server.condition("Progressing")
     assert (said["status"], said["reason"]) == ("False", "InternalError")
     assert "KeyError: 'what nobody thought of'" in said["message"]
@@ -298,15 +379,13 @@ async def test_a_status_of_another_release_is_said_to_be_unreadable_and_left_as_
 async def test_a_job_of_another_controller_is_left_alone(manager: str, is_ours: bool) -> None:
     server = Server()
     server.body["spec"]["managedBy"] = manager
-    assert (await _pass(server) is None) == (not is_ours)
+    await _pass(server)
     assert (bool(server.applied), server.requests > 1) == (is_ours, is_ours), "only the job itself is read"
 
 
 async def test_a_gang_that_no_scheduler_serves_is_told() -> None:
     server = Server()
     server.body["spec"]["scheduling"] = {"gang": {"policy": "Volcano"}}
-    await _pass(server)
-    server.remember()
     server.refuse("PodGroup", ApiException(status=404, reason="Not Found", body="404 page not found"))
     assert await _pass(server)
     said = server.condition("Progressing")

@@ -8,12 +8,14 @@ import pytest
 from pseudoreal_operator import clock
 from pseudoreal_operator.cluster.api import Name
 from pseudoreal_operator.loop.first_look import Rest
-from pseudoreal_operator.loop.loop import GATHER_SECONDS, Wakeups, first_pass
+from pseudoreal_operator.loop.loop import Wakeups, first_pass
+from pseudoreal_operator.observe.told import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS
 
 Json = dict[str, Any]
 
 NOW = datetime(2030, 1, 1, tzinfo=UTC)
 JOB = Name("default", "llm")
+EXECUTION = {"pseudoreal.dev/phase": "real", "pseudoreal.dev/stage": "train", "pseudoreal.dev/execution": "1"}
 BACKLOG = None
 """Not after some seconds, but when there is nothing else to do."""
 
@@ -39,9 +41,12 @@ class Asked:
         self.wakeups.job_changed(change, job(**body), NOW)
         return self.look()
 
-    def child(self, change: str = "MODIFIED", name: str = "llm", **status: Any) -> list[tuple[Name, float | None]]:
-        labels = {"pseudoreal.dev/job-name": name}
-        self.wakeups.child_changed(change, {"metadata": {"namespace": "default", "labels": labels}, "status": status})
+    def child(
+        self, change: str = "MODIFIED", name: str = "llm", kind: str = "Pod", **status: Any
+    ) -> list[tuple[Name, float | None]]:
+        labels = {"pseudoreal.dev/job-name": name, **EXECUTION}
+        metadata = {"namespace": "default", "name": "llm-0", "uid": kind, "labels": labels}
+        self.wakeups.child_changed(kind, change, {"metadata": metadata, "status": status})
         return self.look()
 
     def look(self) -> list[tuple[Name, float | None]]:
@@ -101,6 +106,32 @@ def test_the_echo_of_our_own_status_wakes_nobody() -> None:
     assert asked.job(resourceVersion="8", managedFields=[]) == []
 
 
+def test_what_a_pass_has_written_itself_is_no_news_and_what_others_wrote_is() -> None:
+    asked = Asked()
+    asked.job(None)
+    asked.wakeups.wrote(job(ended="Complete"))
+    assert asked.job(ended="Complete") == []
+    assert asked.job(ended="Complete", generation=2) == [(JOB, 0.0)]
+
+
+def test_what_a_pass_has_written_of_a_job_that_is_gone_is_forgotten() -> None:
+    asked = Asked()
+    asked.job(None)
+    asked.job("DELETED")
+    asked.wakeups.wrote(job(ended="Complete"))
+    assert asked.job("ADDED") == [(JOB, 0.0)]
+
+
+def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
+    asked = Asked()
+    asked.job(None)
+    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
+    assert asked.child(phase="Running") == []
+    asked.wakeups.child_changes_missed()
+    asked.look()
+    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
+
+
 @pytest.mark.parametrize(
     "wish",
     [
@@ -138,14 +169,14 @@ def test_a_job_of_the_same_name_that_comes_before_the_old_one_is_gone_is_not_for
     assert asked.job("ADDED", uid="two") == [(JOB, 0.0)]
     assert asked.job("DELETED", uid="one") == [(JOB, 0.0)]
     assert asked.forgotten == []
-    assert asked.child() == [(JOB, GATHER_SECONDS)]
+    assert asked.child() == [(JOB, ROUTINE_SECONDS)]
 
 
 def test_children_wake_their_job_and_no_other() -> None:
     asked = Asked()
     asked.job(None)
-    assert asked.child() == [(JOB, GATHER_SECONDS)]
-    assert asked.child("DELETED") == [(JOB, GATHER_SECONDS)]
+    assert asked.child() == [(JOB, ROUTINE_SECONDS)]
+    assert asked.child("DELETED") == [(JOB, SOON_SECONDS)]
     assert asked.child(name="another") == []
     asked.wakeups.child_changes_missed()
     assert asked.look() == [(JOB, BACKLOG)]
@@ -154,8 +185,8 @@ def test_children_wake_their_job_and_no_other() -> None:
 def test_of_an_ended_job_only_what_lives_is_news() -> None:
     asked = Asked()
     asked.job(None, ended="Complete")
-    assert asked.child(phase="Running") == [(JOB, GATHER_SECONDS)]
-    assert asked.child(active=1) == [(JOB, GATHER_SECONDS)]
+    assert asked.child(phase="Running") == [(JOB, RUNS_SECONDS)]
+    assert asked.child(kind="Job", active=1) == [(JOB, ROUTINE_SECONDS)]
     assert asked.child(phase="Succeeded") == []
     assert asked.child(phase="Failed") == []
     assert asked.child(conditions=[{"type": "Complete", "status": "True"}]) == []

@@ -1,0 +1,100 @@
+"""Which changes of children are news, and how long a pass waits for more of them."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+from pseudoreal_operator.observe.told import ROUTINE_SECONDS, RUNS_SECONDS, SOON_SECONDS, Told
+
+Json = dict[str, Any]
+
+LABELS = {"job-name": "llm", "job-uid": "one", "phase": "real", "stage": "train", "execution": "1"}
+BODY: Json = {
+    "metadata": {
+        "name": "llm-real-e1-0",
+        "uid": "child",
+        "labels": {f"pseudoreal.dev/{key}": value for key, value in LABELS.items()},
+        "ownerReferences": [{"kind": "Job", "uid": "job", "controller": True}],
+        "resourceVersion": "1",
+    },
+    "spec": {},
+    "status": {},
+}
+ENDED = {"terminated": {"exitCode": 1, "reason": "Error", "message": "", "finishedAt": "2026-01-01T00:00:00Z"}}
+
+
+def body(metadata: Json | None = None, **status: Any) -> Json:
+    found = deepcopy(BODY)
+    found["metadata"] |= metadata or {}
+    found["status"] = status
+    return found
+
+
+def condition(kind: str) -> list[Json]:
+    return [{"type": kind, "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "after"),
+    [
+        ("Pod", {"phase": "Pending"}, ROUTINE_SECONDS),
+        ("Pod", {"phase": "Running"}, RUNS_SECONDS),
+        ("Pod", {"phase": "Succeeded"}, ROUTINE_SECONDS),
+        ("Pod", {"phase": "Failed"}, SOON_SECONDS),
+        ("Pod", {"phase": "Running", "conditions": condition("DisruptionTarget")}, SOON_SECONDS),
+        ("Job", {"active": 2}, ROUTINE_SECONDS),
+        ("Job", {"conditions": condition("Complete")}, SOON_SECONDS),
+        ("Job", {"conditions": condition("Failed")}, SOON_SECONDS),
+        ("Job", {"conditions": condition("FailureTarget")}, SOON_SECONDS),
+        ("Job", {"conditions": condition("Suspended")}, ROUTINE_SECONDS),
+    ],
+)
+def test_what_ends_something_is_looked_at_soon(kind: str, status: Json, after: float) -> None:
+    assert Told().take(kind, "MODIFIED", body(**status)) == after
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "later"),
+    [
+        ("Job", body(active=2), body({"resourceVersion": "2"}, active=1, ready=1, uncountedTerminatedPods={})),
+        ("Pod", body(phase="Running"), body({"finalizers": [], "annotations": {"seen": "yes"}}, phase="Running")),
+    ],
+)
+def test_what_no_pass_reads_is_no_news(kind: str, before: Json, later: Json) -> None:
+    told = Told()
+    assert told.take(kind, "ADDED", before) is not None
+    assert told.take(kind, "MODIFIED", later) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        body({"labels": BODY["metadata"]["labels"] | {"pseudoreal.dev/execution": "2"}}, phase="Running"),
+        body({"labels": BODY["metadata"]["labels"] | {"pseudoreal.dev/job-uid": "two"}}, phase="Running"),
+        body({"ownerReferences": []}, phase="Running"),
+        body({"deletionTimestamp": "2026-01-01T00:00:00Z"}, phase="Running"),
+        body(phase="Running", conditions=condition("Ready")),
+        body(phase="Running", containerStatuses=[{"name": "trainer", "state": ENDED}]),
+        body(phase="Failed"),
+    ],
+)
+def test_what_a_pass_reads_is_news_each_time_it_changes(change: Json) -> None:
+    told, first = Told(), body(phase="Running")
+    assert [told.take("Pod", "MODIFIED", one) is not None for one in (first, change, change, first)] == [
+        *(True, True, False, True)
+    ]
+
+
+def test_a_child_that_goes_or_that_cannot_be_read_is_always_news() -> None:
+    told, wrong = Told(), body({"labels": {}}, phase="Running")
+    assert [told.take("Pod", "MODIFIED", wrong) for _ in range(2)] == [SOON_SECONDS] * 2
+    assert told.take("Pod", "ADDED", body(phase="Pending")) is not None
+    assert told.take("Pod", "DELETED", body(phase="Pending")) == SOON_SECONDS
+    assert told._digests == {}, "nothing is kept of what is gone"
+
+
+def test_all_is_news_again_when_changes_were_missed() -> None:
+    told = Told()
+    told.take("Pod", "ADDED", body(phase="Running"))
+    told.forget_all()
+    assert told.take("Pod", "MODIFIED", body(phase="Running")) == RUNS_SECONDS
