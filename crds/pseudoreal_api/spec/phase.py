@@ -156,7 +156,7 @@ class Parallelism(ApiModel):
         " the ranks of their experts and come back. It divides model.experts.count and the ranks of a replica; more"
         " than 1 needs model.norm.placement Pre.",
     )
-    layout: Annotated[Chooser, Since(5)] = Field(
+    layout: Annotated[Chooser, Since(4)] = Field(
         "Given",
         description="layout says who chooses the layout. Given: the other fields here, batch.microBatches and"
         " activations.keep are it. Auto: before its first step the phase takes the layout with the shortest predicted"
@@ -234,7 +234,7 @@ class Offload(ApiModel):
         description="window is the number of units whose working copies are on the device at a time, where their"
         " home is elsewhere.",
     )
-    expert_groups: Annotated[int, Since(5)] = Field(
+    expert_groups: Annotated[int, Since(4)] = Field(
         1,
         strict=True,
         ge=1,

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 
-CONTRACT = 5
+CONTRACT = 4
 """Number of the contract that this release speaks; release 0.3.0 speaks 3. It rises by one with each release that adds
 binding fields to a configuration."""
 

@@ -83,7 +83,7 @@ def _expected(case: Case) -> LayerGradients:
     numbers, later = _of_those_that_share(case, case.sharing), _of_those_that_share(case, case.following)
 
     def squares(group: list[int], name: str) -> list[float]:
-        """Of experts one number each."""
+        """One number for each expert."""
         summed = torch.stack([layers[layer][name] for layer in group]).sum(dim=0)
         of_each = summed if name.startswith("experts.") else summed[None]
         found: list[float] = of_each.square().flatten(1).sum(dim=1).tolist()
