@@ -65,8 +65,13 @@ class Taken(BaseModel, frozen=True):
     dropped: float
     """Share of the choices that experts refused as they were full."""
 
-    def median(self, what: str) -> float:
-        return median(getattr(turn, what) for turn in self.turns)
+    @property
+    def passes(self) -> float:
+        return median(turn.passes for turn in self.turns)
+
+    @property
+    def others(self) -> float:
+        return median(turn.others for turn in self.turns)
 
 
 def ratio(taken: Taken, base: Taken) -> float:

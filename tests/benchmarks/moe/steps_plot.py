@@ -19,8 +19,8 @@ def growth(found: Mapping[str, Sequence[Taken]], path: Path) -> None:
     for index, (name, taken) in enumerate(found.items()):
         colour, counts = f"C{index}", [int(each.label) for each in taken]
         times.plot(counts, [ratio(each, taken[0]) for each in taken], color=colour, marker="o", label=name)
-        parts.plot(counts, [each.median("passes") for each in taken], color=colour, marker="o")
-        parts.plot(counts, [each.median("others") for each in taken], color=colour, marker="o", linestyle=":")
+        parts.plot(counts, [each.passes for each in taken], color=colour, marker="o")
+        parts.plot(counts, [each.others for each in taken], color=colour, marker="o", linestyle=":")
     times.axhline(curves.MOST, color="grey", linewidth=0.8)
     times.set(title="time of a step, over that with 16 experts", ylim=(0, None))
     parts.set(title="processor seconds: passes (lines), all else (dots)", yscale="log")

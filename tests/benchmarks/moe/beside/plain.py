@@ -1,6 +1,6 @@
 """The model of our jobs as a plain module whose mixtures are a peer's: where every peer starts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from tests.benchmarks.moe.beside.cases import LAYERS, RANKS, Case, job
 from tests.benchmarks.moe.jobs import SEED
-from tests.benchmarks.work import cross_entropy
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def plain_model(case: Case, mixture: Callable[[Weights], nn.Module]) -> Transfor
     model = build_model(job(case, "None").spec.model, Sharing(blocks=LAYERS), SEED, torch.float32)
     for block in model.blocks:
         assert isinstance(block, Block), "it was just built"
-        block.ffn = mixture(_weights(block))
+        block.add_module("ffn", mixture(_weights(block)))
         block.is_mixture = False
         del block.router, block.experts
     return model
@@ -55,11 +54,3 @@ def local(stacked: Tensor, rank: int) -> Tensor:
 def micro_batches(case: Case, batch: Tensor, rank: int, world: int) -> tuple[Tensor, ...]:
     """[sequences, T + 1] -> what this rank trains on, in turn: each [sequences / world / n, T + 1]"""
     return batch.chunk(world)[rank].chunk(case.micro_batches)
-
-
-def passes(model: nn.Module, parts: tuple[Tensor, ...], before: Callable[[bool], None]) -> Iterator[Tensor]:
-    """The loss of each micro-batch, divided by their number, for the backward pass. `before`: called before each, with
-    whether it is the last."""
-    for number, tokens in enumerate(parts, start=1):
-        before(number == len(parts))
-        yield cross_entropy(model(tokens[:, :-1]).float(), tokens) / len(parts)

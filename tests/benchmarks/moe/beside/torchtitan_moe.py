@@ -7,27 +7,27 @@ import torch
 from pseudoreal_trainer.model.transformer import Transformer
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.benchmarks.moe.beside import plain
 from tests.benchmarks.moe.beside.cases import EXPERT_SIZE, HIDDEN, PER_TOKEN, Case
-from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY
+from tests.benchmarks.work import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, cross_entropy
 
 
 def train(case: Case, batches: Tensor, rank: int, world: int) -> Iterator[Tensor]:
     mesh = init_device_mesh("cpu", (world,))
     model = plain.plain_model(case, lambda weights: _mixture(weights, case, mesh))
     experts = [parameter for parameter in model.parameters() if isinstance(parameter, DTensor)]
-    _shard(model, case, mesh, set(experts))
+    root = _shard(model, case, mesh, set(experts))
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, betas=BETAS, eps=EPSILON, weight_decay=WEIGHT_DECAY, foreach=False
     )
     for batch in batches:
         total = torch.zeros(())
-        for loss in plain.passes(
-            model, plain.micro_batches(case, batch, rank, world), model.set_requires_gradient_sync
-        ):
+        for number, tokens in enumerate(plain.micro_batches(case, batch, rank, world), start=1):
+            root.set_requires_gradient_sync(number == case.micro_batches)
+            loss = cross_entropy(model(tokens[:, :-1]).float(), tokens) / case.micro_batches
             loss.backward()
             total += loss.detach()
         for expert in experts:
@@ -70,11 +70,9 @@ def _mixture(weights: plain.Weights, case: Case, mesh: DeviceMesh) -> nn.Module:
     return module
 
 
-def _shard(model: Transformer, case: Case, mesh: DeviceMesh, experts: set[nn.Parameter]) -> None:
+def _shard(model: Transformer, case: Case, mesh: DeviceMesh, experts: set[nn.Parameter]) -> FSDPModule:
     """Shards the model in place, but for the experts."""
-    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
-    if case.compute == "float32":
-        policy = MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(param_dtype=getattr(torch, case.compute), reduce_dtype=torch.float32)
     for block in model.blocks:
         fully_shard(block, mesh=mesh, mp_policy=policy, ignored_params=experts)
-    fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=experts)
+    return fully_shard(model, mesh=mesh, mp_policy=policy, ignored_params=experts)
