@@ -146,9 +146,19 @@ bench-operator: .venv/tools ## Measure the operator with many jobs, JOBS="200 10
 	@$(BIN)/python -m tests.benchmarks.operator $(JOBS:%=--jobs %)
 	@$(BIN)/python -m tests.benchmarks.operator.beside $(JOBS:%=--jobs %) $(WORKERS:%=--workers %)
 
+# torchtitan has requirements of its own; DeepSpeed compiles what it opens beside its process group.
+.venv-moe/ready: requirements/moe.txt | $(BIN)/uv
+	@echo "installing torch, DeepSpeed and torchtitan into .venv-moe (5 GB; one to two minutes), then compiling (a minute)"
+	@$(BIN)/uv venv --quiet --clear --python $(BIN)/python .venv-moe
+	@export DS_BUILD_OPS=0; $(call UV_INSTALL,-r requirements/moe.txt,.venv-moe/bin/python)
+	@$(call UV_INSTALL,--no-deps --editable .,.venv-moe/bin/python)
+	@.venv-moe/bin/python -m tests.benchmarks.compile_deepspeed ShareMemComm
+	@touch $@
+
+# ONLY: one part of it, which replaces that part of the last results: losses, beside, growth, routing or grouped.
 .PHONY: bench-moe
-bench-moe: venv corpus ## Train mixtures by routing and by what layers share, three seeds each (15 minutes); writes docs/benchmarks.md
-	@$(BIN)/python -m tests.benchmarks.moe
+bench-moe: venv corpus .venv-moe/ready ## Losses of mixtures by routing and by what layers share, and steps beside DeepSpeed's and torchtitan's (half an hour); writes docs/benchmarks.md
+	@$(BIN)/python -m tests.benchmarks.moe $(ONLY:%=--only %)
 
 .PHONY: bench-method
 bench-method: venv corpus ## Train with and without a pseudo phase, three seeds each (an hour); writes docs/method.md
@@ -165,3 +175,4 @@ lock: $(BIN)/uv ## Refresh the exact versions in requirements/
 	$(COMPILE) --extra trainer --extra data --extra s3 --extra tensorboard --constraint requirements/all.txt -o requirements/trainer.txt
 	$(COMPILE) --extra trainer --extra bench --constraint requirements/all.txt -o requirements/bench.txt
 	$(COMPILE) --extra readers --constraint requirements/all.txt -o requirements/readers.txt
+	$(COMPILE) --extra trainer --extra moe -o requirements/moe.txt

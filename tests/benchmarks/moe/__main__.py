@@ -1,55 +1,58 @@
-"""`python -m tests.benchmarks.moe`: trains all mixtures, and writes their section of docs/benchmarks.md.
+"""Trains mixtures, and times their steps: `python -m tests.benchmarks.moe`.
 
-Removes what was trained before: times are those of one run.
+Each part writes its results to benchmark-results/, and its section of docs/benchmarks.md.
 """
 
-import shutil
-import tempfile
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from datetime import UTC, datetime
-from pathlib import Path
+import sys
+from collections.abc import Callable
+from typing import Any
 
-from pseudoreal_api.resolved.resolve import delink_config
+import click
+from pseudoreal_dev.machine.errors import DevError
 from pseudoreal_dev.machine.progress import progress
-from pseudoreal_trainer.checkpoint.delink import delink
 
+from tests.benchmarks import machine
+from tests.benchmarks.agreement import LossesDiffer
 from tests.benchmarks.gpu.report import REPORT, with_section
-from tests.benchmarks.machine import commit
-from tests.benchmarks.method.lives import CORPUS, Life, live_phase, quiet
-from tests.benchmarks.moe.experiments import EXPERIMENTS, SEEDS, Experiment, job
-from tests.benchmarks.moe.report import LIVES, section
+from tests.benchmarks.moe import losses
+from tests.benchmarks.moe.beside import measure as beside
+from tests.benchmarks.moe.results import STEPS, Results, read, write
+from tests.benchmarks.moe.steps import grouped, growth, routing
+from tests.benchmarks.moe.steps_report import section
 
-_AT_A_TIME = 2
-
-
-def main() -> None:
-    quiet()
-    LIVES.parent.mkdir(exist_ok=True)
-    waiting = [(experiment, seed) for seed in SEEDS for experiment in EXPERIMENTS]
-    lives = []
-    with tempfile.TemporaryDirectory(dir=LIVES.parent) as folder, ThreadPoolExecutor(_AT_A_TIME) as pool:
-        running = [
-            pool.submit(_live, experiment, seed, Path(folder) / str(index))
-            for index, (experiment, seed) in enumerate(waiting)
-        ]
-        for count, done in enumerate(as_completed(running), start=1):
-            life = done.result()
-            lives.append(life)
-            loss = life.phases[-1].points[-1].loss
-            progress.note(f"{count} of {len(running)}: seed {life.seed}: {life.experiment} ({loss:.3f})")
-    LIVES.write_text("".join(life.model_dump_json() + "\n" for life in lives))
-    REPORT.write_text(with_section(REPORT.read_text(), section(lives)))
+LOSSES = "losses"
+PARTS: dict[str, Callable[[], Any]] = {
+    "beside": beside.measure,
+    "growth": growth.measure,
+    "routing": routing.measure,
+    "grouped": grouped.measure,
+}
+"""What is timed, in its order, by the field of the results."""
 
 
-def _live(experiment: Experiment, seed: int, work: Path) -> Life:
-    body, phases = job(experiment, seed, str(CORPUS)), []
-    for index in range(len(body.spec.phases)):
-        if index:
-            delink(delink_config(body, index, execution=1, work_directory=str(work)))
-        phases.append(live_phase(body, index, work))
-    shutil.rmtree(work)
-    today = datetime.now(UTC).date().isoformat()
-    return Life(experiment=experiment.name, seed=seed, phases=phases, date=today, commit=commit())
+@click.command(help=__doc__)
+@click.option("--only", multiple=True, type=click.Choice([LOSSES, *PARTS]), help="A part; the others stay as they are.")
+def main(only: tuple[str, ...]) -> None:
+    try:
+        if not only or LOSSES in only:
+            losses.main()
+        if timed := [part for part in PARTS if not only or part in only]:
+            time_steps(timed)
+    except (DevError, LossesDiffer) as error:
+        progress.console.print(str(error), style="red", markup=False)
+        sys.exit(1)
+
+
+def time_steps(parts: list[str]) -> None:
+    """Raises LossesDiffer where two do not compute the same, and DevError where a program fails."""
+    described = machine.describe(["torch"])
+    results = read() or Results(machine=described)
+    for name in parts:
+        stamps = results.measured | {name: machine.stamp_of_today()}
+        results = results.model_copy(update={name: PARTS[name](), "machine": described, "measured": stamps})
+        write(results)
+    REPORT.write_text(with_section(REPORT.read_text(), section(results)))
+    progress.note(f"wrote {STEPS} and {REPORT}")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,25 @@
+"""This project's engine, with the experts of each layer spread over the ranks."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from pseudoreal_api.spec.phase import StateSharding
+from torch import Tensor
+
+from tests.benchmarks.moe.beside.cases import Case, job
+from tests.benchmarks.moe.beside.stack import Stack
+from tests.benchmarks.moe.engines import engine_of, train_step
+
+
+def sharded(sharding: StateSharding) -> Stack:
+    """The stack that cuts this much of the state of attention, routers and ends."""
+
+    def train(case: Case, batches: Tensor, rank: int, world: int) -> Iterator[Tensor]:
+        with TemporaryDirectory() as folder, engine_of(job(case, sharding), Path(folder), rank, world) as engine:
+            for step, sequences in enumerate(batches):
+                # All ranks know the whole batch's loss; their mean is what the caller makes of it.
+                yield torch.tensor(train_step(engine, sequences, step).loss_sum / sequences[:, 1:].numel())
+
+    return train

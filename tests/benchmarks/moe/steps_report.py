@@ -1,0 +1,226 @@
+"""The section on the step times of mixtures of docs/benchmarks.md."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from tests.benchmarks.gpu.report import REPORT
+from tests.benchmarks.moe import steps_plot
+from tests.benchmarks.moe.beside import cases
+from tests.benchmarks.moe.beside.agreement import TOLERANCES, furthest
+from tests.benchmarks.moe.beside.names import COUNTERPARTS, stacks_of
+from tests.benchmarks.moe.results import Beside, Product, Results, Run, Step, Taken, ratio
+from tests.benchmarks.moe.steps import grouped as products
+from tests.benchmarks.moe.steps import growth, routing
+
+TITLE = "## Mixtures of experts: step times"
+PICTURE = "moe-steps.svg"
+_TEXT = """Written by `make bench-moe`. **Other programs used the machine meanwhile**, so stacks and jobs take turns,
+and what is compared was measured at about the same time. Quote ratios and no seconds. *Processor* is the time for
+which threads of the process really ran: it leaves out what others took, but for their share of caches and memory."""
+
+
+def section(results: Results, images: Path = REPORT.parent / "images") -> str:
+    """The section as Markdown. Draws the picture into `images`."""
+    parts = [TITLE, _TEXT]
+    if results.beside:
+        parts += _beside(results.beside)
+    if results.growth:
+        steps_plot.growth(results.growth, images / PICTURE)
+        parts += [*_growth(results.growth), f"![Steps against experts](images/{PICTURE})"]
+    if results.routing:
+        parts += _routing(results.routing)
+    if results.grouped:
+        parts += _grouped(results.grouped)
+    return "\n\n".join([*parts, _measured(results)])
+
+
+def _measured(results: Results) -> str:
+    machine = results.machine
+    stamps = "; ".join(f"{name}: {stamp.date}, {stamp.commit}" for name, stamp in results.measured.items())
+    return (
+        f"{machine.cores} cores ({machine.processor}), {machine.memory_gib} GiB of memory,"
+        f" torch {machine.versions['torch']}. Measured on: {stamps}."
+    )
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *("---:" for _ in header[1:])]
+    return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
+
+
+# Beside other stacks.
+
+
+def _beside(found: Beside) -> list[str]:
+    versions = ", ".join(f"{name} {version}" for name, version in found.versions.items() if name != "torch")
+    apart = " and ".join(
+        f"{furthest(found.runs, compute):.1e} in {compute} (at most {most:g}, or there would be no table)"
+        for compute, most in TOLERANCES.items()
+    )
+    text = f"""### Beside DeepSpeed's and torchtitan's mixtures
+
+{cases.LAYERS} layers of width {cases.HIDDEN} on {cases.RANKS} ranks (gloo over loopback, a thread each), each with
+half of all experts; each token goes to {cases.PER_TOKEN} SwiGLU experts of size {cases.EXPERT_SIZE}, none of which
+is ever full. A step has {cases.SEQUENCES} sequences of {cases.LENGTH} bytes. Attention and all else are this
+project's modules in all stacks, with the same first weights, batches and AdamW; activations are kept. The losses of
+a step are apart by {apart}. n is the number of micro-batches; {cases.ROUNDS} rounds of {cases.TIMED} timed steps. In
+brackets: time over that of ours with as much of the state cut; above 1, ours is faster. {versions}.
+
+torchtitan's experts compute in bfloat16, whatever the type of the rest, so it stands in one table alone. Of its
+trainer only the layer is used. In bfloat16 on a CPU oneDNN makes a kernel for each number of rows that it meets
+first, which takes longer than the product itself. Ours and torchtitan give each expert the rows that it has, ever
+new numbers of them; DeepSpeed pads all experts of a layer to one number."""
+    return [text, *(_types(found, compute) for compute in TOLERANCES)]
+
+
+def _types(found: Beside, compute: cases.Compute) -> str:
+    own = [case for case in cases.CASES if case.compute == compute]
+    header: list[str] = [compute]
+    for case in own:
+        header += [f"{case.label}: fastest, ms", "median, ms", "processor, ms"]
+    rows = [[stack, *(cell for case in own for cell in _cells(found, stack, case))] for stack in stacks_of(own[0])]
+    return table(header, rows)
+
+
+def _cells(found: Beside, stack: str, case: cases.Case) -> list[str]:
+    runs = found.of(stack, case)
+    errors = [run.error for run in runs if run.error]
+    if errors:
+        return [f"`{errors[0]}`", "", ""]
+    base = found.of(COUNTERPARTS.get(stack, stack), case)
+    return [
+        _compared(figure(runs), figure(base), is_peer=stack in COUNTERPARTS) for figure in (fastest, middle, processor)
+    ]
+
+
+def _compared(value: float, base: float, *, is_peer: bool) -> str:
+    return f"{1000 * value:,.0f}" + (f" ({value / base:.2f}×)" if is_peer else "")
+
+
+def _timed(runs: Sequence[Run]) -> list[Step]:
+    return [step for run in runs for step in run.timed]
+
+
+def fastest(runs: Sequence[Run]) -> float:
+    return min(step.seconds for step in _timed(runs))
+
+
+def middle(runs: Sequence[Run]) -> float:
+    return median(step.seconds for step in _timed(runs))
+
+
+def processor(runs: Sequence[Run]) -> float:
+    return median(step.processor for step in _timed(runs))
+
+
+# Against the number of experts.
+
+
+def _growth(found: dict[str, list[Taken]]) -> list[str]:
+    parameters = [f"{2 * growth.LAYERS * n * growth.HIDDEN * growth.EXPERT_SIZE / 1e6:,.0f} M" for n in growth.COUNTS]
+    text = f"""### Steps against the number of experts
+
+One rank, {growth.LAYERS} layers of width {growth.HIDDEN}; each token goes to {growth.PER_TOKEN} experts of size
+{growth.EXPERT_SIZE}, however many there are, so its products are the same, but for the router's. Float32, blocks
+recomputed, one micro-batch. Engines with all numbers of experts take turns in one process; a turn is a step and the
+end of its updates, and a ratio is the median over {growth.TURNS} turns. The losses are the same to the bit in all
+homes. On this machine device and host are the same memory.
+
+*Passes* are the thread that computes forward and backward; *others* are the threads that reduce, update, copy, read
+and write, at the same time where a second core is free. Both are processor seconds of a step; the disk's own time is
+in neither."""
+    header = ["", *(f"{count:,} experts" for count in growth.COUNTS)]
+    rows = [["parameters of experts", *parameters]]
+    for name, taken in found.items():
+        rows += _curve(name, taken)
+    return [text, table(header, rows), "\n".join(_verdict(name, taken) for name, taken in found.items()), _WHY]
+
+
+def _curve(name: str, taken: Sequence[Taken]) -> list[list[str]]:
+    first = taken[0]
+    return [
+        [f"**{name}**: time of a step", *(f"{ratio(each, first):.2f}×" for each in taken)],
+        ["… passes, s", *(f"{each.passes:.2f} ({passes_ratio(each, first):.2f}×)" for each in taken)],
+        ["… others, s", *(f"{each.others:.2f}" for each in taken)],
+    ]
+
+
+def passes_ratio(taken: Taken, base: Taken) -> float:
+    return median(one.passes / other.passes for one, other in zip(taken.turns, base.turns, strict=True))
+
+
+def flat_to(ratios: Sequence[float]) -> int:
+    """The last of the numbers of experts before the first one that takes more than a flat step may."""
+    beyond = next((index for index, each in enumerate(ratios) if each > growth.MOST), len(ratios))
+    return growth.COUNTS[beyond - 1]
+
+
+def _verdict(name: str, taken: Sequence[Taken]) -> str:
+    whole, passes = ([figure(each, taken[0]) for each in taken] for figure in (ratio, passes_ratio))
+    return (
+        f"- {name}: flat within {growth.MOST - 1:.0%} to {flat_to(whole):,} experts by the time of a step, to"
+        f" {flat_to(passes):,} by the passes alone."
+    )
+
+
+_WHY = """Where steps are not flat, the passes are why. The optimizer changes all experts in every step, so its bytes
+grow with the experts and not with the tokens, but *others* show that this is the small part here. Each expert is a
+product of its own: 64 times as many experts have 64 times fewer rows each, each with fixed costs, and gradients as
+large as all experts are written. In a profile of one layer with 8,192 tokens, products took 0.33 s with 1,024
+experts and 0.20 s with 16, and the router's softmax and choice, which grow with the experts, 0.05 s. More tokens in a
+micro-batch make all of these a smaller part."""
+
+
+# Routing.
+
+
+def _routing(found: dict[str, list[Taken]]) -> list[str]:
+    text = f"""### Prototypes beside top k
+
+{routing.EXPERTS} experts in {routing.LAYERS} layers of width {routing.HIDDEN}; the k experts of a token have
+{routing.ROWS:,} rows together. Prototypes choose one expert each, which accepts {routing.CAPACITY} times its even
+share of a sequence (M6-T); top k chooses k, and refuses none. Float32, one rank. *Rows* are those of a token and
+layer that experts compute. Ratios: top k over prototypes; above 1, prototypes are faster."""
+    header = ["k", "prototypes, rows", "passes, s", "top k, rows", "passes, s", "passes", "for each row", "step"]
+    return [text, table(header, [_routed(int(k), *taken) for k, taken in found.items()])]
+
+
+def _routed(k: int, prototypes: Taken, top_k: Taken) -> list[str]:
+    both = (prototypes, top_k)
+    figures = [cell for each in both for cell in (f"{rows(k, each):.2f}", f"{each.passes:.2f}")]
+    passes = passes_ratio(top_k, prototypes)
+    for_each_row = passes * rows(k, prototypes) / rows(k, top_k)
+    return [str(k), *figures, f"{passes:.2f}×", f"{for_each_row:.2f}×", f"{ratio(top_k, prototypes):.2f}×"]
+
+
+def rows(k: int, taken: Taken) -> float:
+    """Rows of a token and layer in the last step."""
+    return k * (1 - taken.dropped)
+
+
+# Grouped products.
+
+
+def _grouped(found: Sequence[Product]) -> list[str]:
+    text = f"""### One product after the other, or grouped
+
+{products.ROWS:,} rows of {products.INPUTS}, each for one of the experts, times matrices of {products.OUTPUTS} by
+{products.INPUTS}, forward and backward on one thread: milliseconds of its processor, medians of {products.TURNS}.
+The grouped product is `torch.nn.functional.grouped_mm`; it gives the loop's numbers to the bit, or there would be no
+table. *New*: the loop where experts have numbers of rows for the first time. This project's engine uses the loop on
+a CPU, and the grouped product on GPUs in bfloat16."""
+    ways = (products.LOOP, products.GROUPED, products.NEW)
+    keys = dict.fromkeys((each.dtype, each.experts) for each in found)
+    body = []
+    for dtype, experts in keys:
+        own = {each.way: each for each in found if (each.dtype, each.experts) == (dtype, experts)}
+        body.append([f"{dtype}, {experts} experts", *(_product(own[way], own[products.LOOP]) for way in ways)])
+    return [text, table(["", "loop", "grouped", "new"], body)]
+
+
+def _product(product: Product, loop: Product) -> str:
+    if product.error:
+        return f"`{product.error}`"
+    taken, base = median(product.turns), median(loop.turns)
+    return f"{1000 * taken:.1f}" + ("" if product is loop else f" ({taken / base:.2f}×)")
