@@ -118,8 +118,8 @@ def test_what_a_pass_has_written_of_a_job_that_is_gone_is_forgotten() -> None:
     asked = Asked()
     asked.job(None)
     asked.job("DELETED")
-    asked.wakeups.wrote(job(ended="Complete"))
-    assert asked.job("ADDED") == [(JOB, 0.0)]
+    asked.wakeups.wrote(job())
+    assert asked.child(phase="Running") == []
 
 
 def test_a_child_that_only_repeats_itself_wakes_nobody() -> None:
