@@ -90,7 +90,7 @@ def test_the_course_says_what_must_change() -> None:
 
 
 def test_the_manifest_is_small_and_loads_in_under_a_second(tmp_path: Path) -> None:
-    """The manifest of the real phase, as 512 ranks save it: no files are written, and their digests are those of none."""
+    """The manifest of the real phase, as 512 ranks save it: no files are written, and digests are those of none."""
     job = parse_job(EXAMPLES / "m6-10t.yaml")
     config = phase_config(job, 1, execution=1, work_directory=".", offload_directory=".")
     layout, units = fixed_layout(config, phase_sizes(config, "cuda")), units_of(config.model, config.sharing)
