@@ -30,7 +30,7 @@ Json = dict[str, Any]
 JOBS, PODS = 10, 2
 NAMES = {ONE_PHASE: [job_name(number) for number in range(JOBS)], TWO_PHASES: [job_name(JOBS + n) for n in range(JOBS)]}
 MOST_WRITES = {ONE_PHASE: 12, TWO_PHASES: 20}
-MOST_REQUESTS = {ONE_PHASE: 36, TWO_PHASES: 76}
+MOST_REQUESTS = {ONE_PHASE: 36, TWO_PHASES: 72}
 """Requests for the job in the middle, and for the three passes that changes of its pods ask for: of three each."""
 MOST_BYTES = 250e6
 

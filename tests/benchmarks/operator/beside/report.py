@@ -77,8 +77,8 @@ The tables are older than events that repeat what was told make no pass. With 60
 version, the one before it and the training operator in turn, on a machine whose other programs took 1.2 to 1.5 of its 2
 processors: requests for a job went from 29.6 and 32.6 to 22.4 and 21.4, passes from 5.8 and 6.8 to 3.5 and 3.2, writes
 from 7.1 to 7.0, the operator's processor for a job from 61 and 65 ms to 51 and 54, that of the servers from 259 and 258
-to 248 and 243; the training operator's were 15 and 14 ms, and 93 and 87. All together that is 6 % less of a processor
-for a job, and 2.8 to 3.0 times the training operator's: the bar is not reached. Jobs a second cannot be compared there,
+to 248 and 243; the training operator's were 15 and 14 ms, and 93 and 87. All together that is 7 % less of a processor
+for a job, and 2.8 to 2.9 times the training operator's: the bar is not reached. Jobs a second cannot be compared there,
 as others left each run another share of the machine. What remains is mostly four statuses a job."""
 
 
