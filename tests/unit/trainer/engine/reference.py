@@ -92,7 +92,9 @@ def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tens
 def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]:
     dtype = {"float64": torch.float64, "float32": torch.float32}[case.precision]
     model = build_model(case.model, case.sharing, seed=3, dtype=dtype)
-    excluded = [p for n, p in model.named_parameters() if n.startswith(tuple(f"{e.lower()}." for e in case.exclusions))]
+    # Biases of experts are stacked, and so have two dimensions.
+    beginnings = tuple(f"{name.lower()}." for name in case.exclusions)
+    excluded = [p for n, p in model.named_parameters() if n.startswith(beginnings) or n.endswith(".bias")]
     optimizer = adamw(model.parameters(), case.optimizer, RATE, excluded=excluded)
     if case.multipliers:
         optimizer = adamw_of_tensors(

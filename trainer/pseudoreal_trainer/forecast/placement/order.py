@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import combinations, permutations
+from itertools import combinations, permutations, product
 
 from pseudoreal_trainer.forecast.placement.flows import Flow
-from pseudoreal_trainer.plan.mesh import DIMENSIONS, Mesh
+from pseudoreal_trainer.plan.mesh import DIMENSIONS, Coordinates, Dimension, Mesh
 
 _MOST_TRIED = 7
 """Most workers of which all orders are tried: 720 of 7."""
@@ -105,10 +105,20 @@ def _candidates(problem: _Problem) -> Iterator[Order]:
     at = [problem.mesh.coordinates(slot * problem.ranks_per_worker) for slot in slots]
     dimensions = [name for name in DIMENSIONS if problem.mesh.sizes[name] > 1]
     for grouped in (_by_place(problem.places, largest) for largest in (True, False)):
-        for nested in permutations(dimensions):
-            path = sorted(slots, key=lambda slot: [getattr(at[slot], name) for name in nested])
+        for nested, along in product(permutations(dimensions), (_forwards, _backwards)):
+            path = sorted(slots, key=lambda slot: [along(problem.mesh, at[slot], name) for name in nested])
             order = dict(zip(path, grouped, strict=True))
             yield tuple(order[slot] for slot in slots)
+
+
+def _forwards(_: Mesh, at: Coordinates, dimension: Dimension) -> int:
+    found: int = getattr(at, dimension)
+    return found
+
+
+def _backwards(mesh: Mesh, at: Coordinates, dimension: Dimension) -> int:
+    """The first, then from the last one down: the first and the last pipeline rank may have a unit in common."""
+    return -_forwards(mesh, at, dimension) % mesh.sizes[dimension]
 
 
 def _by_place(places: Sequence[Place], largest_first: bool) -> list[int]:
