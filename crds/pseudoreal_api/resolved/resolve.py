@@ -246,6 +246,7 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
     ranks = phase.workers * processes
     where = f"spec.phases[{phase.name}]"
     counted = f"workers {phase.workers} x {processes} processes per worker = {ranks} ranks"
+    _check_norm_before_experts(spec, phase, where)
     if phase.parallelism.layout == "Auto":
         _check_some_layout(spec, phase, ranks, where)
         return RankCounts(phase.workers, processes, 1)
@@ -266,12 +267,13 @@ def rank_counts(spec: PseudoRealJobSpec, phase: Phase) -> RankCounts:
             f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks, not a multiple of"
             f" parallelism.replicas {phase.parallelism.replicas}; change one of them"
         )
-    _check_spread(spec, phase, data, where)
+    _check_spread(phase, data, where)
     if data > width:
         raise UnresolvableJob(
             f"{where}: {counted} and parallelism.pipeline {pipeline} give {data} data-parallel ranks, but a"
             f" micro-batch has {width} sequences; raise batch.sequences or lower batch.microBatches or workers"
         )
+    _check_order_of_choices(spec, phase, where)
     if phase.parallelism.schedule == "Interleaved":
         try:
             check_interleaved(spec.model.layers, pipeline, phase.batch.micro_batches)
@@ -291,7 +293,7 @@ def _check_some_layout(spec: PseudoRealJobSpec, phase: Phase, ranks: int, where:
         )
 
 
-def _check_spread(spec: PseudoRealJobSpec, phase: Phase, data: int, where: str) -> None:
+def _check_spread(phase: Phase, data: int, where: str) -> None:
     """Checks that a layer's experts can be spread over the ranks. Raises UnresolvableJob."""
     ranks, of_replica = phase.parallelism.expert_ranks, data // phase.parallelism.replicas
     if of_replica % ranks:
@@ -299,7 +301,14 @@ def _check_spread(spec: PseudoRealJobSpec, phase: Phase, data: int, where: str) 
             f"{where}: a replica has {of_replica} data-parallel ranks, not a multiple of parallelism.expertRanks"
             f" {ranks}; change workers, parallelism.replicas or expertRanks"
         )
-    fields = {"parallelism.expertRanks": ranks, "offload.expertGroups": phase.offload.expert_groups}
+
+
+def _check_norm_before_experts(spec: PseudoRealJobSpec, phase: Phase, where: str) -> None:
+    """Checks that no norm stands behind experts whose passes have parts. Raises UnresolvableJob."""
+    fields = {
+        "parallelism.expertRanks": phase.parallelism.expert_ranks,
+        "offload.expertGroups": phase.offload.expert_groups,
+    }
     for field, number in fields.items():
         if number > 1 and spec.model.norm.placement != "Pre":
             raise UnresolvableJob(
@@ -307,6 +316,18 @@ def _check_spread(spec: PseudoRealJobSpec, phase: Phase, data: int, where: str) 
                 f" {spec.model.norm.placement}: a norm behind the experts would need what they made once more in the"
                 f" backward pass; remove {field.rpartition('.')[2]}"
             )
+
+
+def _check_order_of_choices(spec: PseudoRealJobSpec, phase: Phase, where: str) -> None:
+    """Checks that a loss over the choices of a step knows them in time. The job's rules say so of the micro-batches of
+    all workers; an elastic phase has more of them on fewer. Raises UnresolvableJob."""
+    schedule, number = phase.parallelism.schedule, phase.batch.micro_batches
+    if spec.model.balances_steps and number > 1 and schedule not in ("Layered", "GPipe"):
+        raise UnresolvableJob(
+            f"{where}.parallelism.schedule {schedule} goes back through a layer before all {number} micro-batches have"
+            " chosen its experts, and spec.model.experts.topK.balanceOver Step needs all choices of a step; set"
+            " schedule Layered or GPipe"
+        )
 
 
 def last_steps(spec: PseudoRealJobSpec) -> list[int]:

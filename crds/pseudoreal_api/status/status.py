@@ -224,8 +224,8 @@ class PhaseStatus(StatusModel):
     )
     layout: ChosenLayout | None = Field(
         None,
-        description="layout is what the phase was given by layout Auto; no restart changes it. Omitted: the job says it"
-        " itself, or it is not chosen yet.",
+        description="layout is what the phase was given by layout Auto, which changes with its number of ranks alone."
+        " Omitted: the job says it itself, or it is not chosen yet.",
     )
     end_checkpoint: _Name | None = Field(None, description="endCheckpoint is the checkpoint at the end of the phase.")
     step: int | None = Field(

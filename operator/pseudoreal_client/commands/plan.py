@@ -131,7 +131,9 @@ def _forecast(job: PseudoRealJob, index: int, status: PseudoRealJobStatus) -> Pl
     cores = phase.resources.limits.get("cpu", phase.resources.requests.get("cpu", 1))
     threads = max(1, int(amount_of(cores)) // rank_counts(job.spec, phase).processes_per_worker)
     if is_auto(config):
-        known = next((one.layout for one in status.phases if one.name == phase.name), None)
+        # That of fewer workers says nothing of all of them.
+        is_whole = status.elastic is None or status.elastic.phase_name != phase.name
+        known = next((one.layout for one in status.phases if one.name == phase.name and is_whole), None)
         # The profile that the job names is in its pods.
         device: Device = "cuda" if gpus_of(phase) else "cpu"
         config = laid_out(config, known or choose(config, assumed_profile(device), threads))

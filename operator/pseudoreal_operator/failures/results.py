@@ -70,11 +70,11 @@ def with_reports(status: PseudoRealJobStatus, heard: Sequence[Heard], now: datet
 
 
 def _with_layout(status: PseudoRealJobStatus, name: str, layout: ChosenLayout | None) -> PseudoRealJobStatus:
-    """The status with the layout that a phase was given, which never changes."""
+    """The status with the layout that a phase was given, which changes with the number of its ranks alone."""
     if layout is None:
         return status
     phases = [
-        phase_with(phase, layout=layout) if phase.name == name and phase.layout is None else phase
+        phase_with(phase, layout=layout) if phase.name == name and phase.layout != layout else phase
         for phase in status.phases
     ]
     return status_with(status, phases=phases)

@@ -208,8 +208,8 @@ def _grouped(found: Sequence[Product]) -> list[str]:
 {products.ROWS:,} rows of {products.INPUTS}, each for one of the experts, times matrices of {products.OUTPUTS} by
 {products.INPUTS}, forward and backward on one thread: milliseconds of its processor, medians of {products.TURNS}.
 The grouped product is `torch.nn.functional.grouped_mm`; it gives the loop's numbers to the bit, or there would be no
-table. *New*: the loop where experts have numbers of rows for the first time. This project's engine uses the loop on
-a CPU, and the grouped product on GPUs in bfloat16."""
+table. *New*: the loop where experts have numbers of rows for the first time. This project's engine uses
+the grouped product where there is one and experts have no biases, and the loop elsewhere."""
     ways = (products.LOOP, products.GROUPED, products.NEW)
     keys = dict.fromkeys((each.dtype, each.experts) for each in found)
     body = []

@@ -58,6 +58,26 @@ def test_the_sizes_of_a_phase(spec: PseudoRealJobSpec, expected: dict[int, int])
     assert sizes(spec) == expected
 
 
+def test_fewer_workers_do_not_have_micro_batches_whose_choices_come_too_late() -> None:
+    """A loss over the choices of a step knows them in order 1F1B with one micro-batch, and on fewer workers there are
+    two."""
+    top_k = {"perToken": 2, "auxiliaryLoss": "0.1", "balanceOver": "Step"}
+    experts = {"type": "TopK", "count": 4, "topK": top_k}
+    changes = {"batch": {"sequences": 8, "microBatches": 1}, "parallelism": {"pipeline": 2, "schedule": "1F1B"}}
+    fields = {f"spec__phases__1__{name}": value for name, value in changes.items()}
+    spec = check_job(
+        good_job(
+            spec__model__experts=experts,
+            spec__phases__1__workers=4,
+            spec__phases__1__elastic={"minWorkers": 2},
+            **fields,
+        )
+    ).spec
+    assert sizes(spec) == {4: 1}
+    with pytest.raises(UnresolvableJob, match=r"minWorkers is 2, and .*; the next number that fits is 4"):
+        check_resolvable(spec)
+
+
 def test_without_elastic_there_is_one_size() -> None:
     spec = check_job(good_job()).spec
     assert (most_workers(spec, spec.phases[1], 2), most_workers(spec, spec.phases[1], 1)) == (2, None)

@@ -107,6 +107,16 @@ def test_a_pipeline_of_all_ranks() -> None:
             },
             r"offload.expertGroups 2 needs spec.model.norm.placement Pre, and it is Both.*; remove expertGroups",
         ),
+        (
+            {
+                "spec__phases__1__parallelism": {"layout": "Auto"},
+                "spec__phases__1__batch": {"sequences": 8},
+                "spec__phases__1__offload": {"expertGroups": 2},
+                "spec__model__experts": {"count": 8},
+                "spec__model__norm": {"placement": "Both"},
+            },
+            r"offload.expertGroups 2 needs spec.model.norm.placement Pre, and it is Both",
+        ),
         ({"spec__phases__1__workers": 5}, r"5 data-parallel ranks, but a micro-batch has 4 sequences"),
         (
             {

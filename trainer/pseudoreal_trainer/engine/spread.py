@@ -150,7 +150,7 @@ class SpreadPasses:
         chosen = [self._state.routed[key].routes.choice.counts.flatten() for key in keys]
         counts = self._exchanges.count(record, torch.stack(chosen))
         self._state.counts.update(zip(keys, counts, strict=True))
-        if self._layout.expert_groups > 1:
+        if self._layout.asks_for_groups(record.position):
             _, *groups = self._layout.units_of(record.position)
             have_rows = self._exchanges.groups_with_rows(record, counts)
             self._passes.copies.want(record.position, dict(zip(groups, have_rows, strict=True)))

@@ -64,5 +64,7 @@ def _record(path: StoragePath, layout: ChosenLayout) -> ChosenLayout:
     try:
         storage_of(path).create(layout.to_json(indent=1))
     except FileExistsError:
-        return _recorded(path) or layout
+        if (first := _recorded(path)) is None:
+            raise TrainingError(f"{path} was written by another pod and is not to be seen yet; try again") from None
+        return first
     return layout

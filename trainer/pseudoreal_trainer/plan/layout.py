@@ -236,6 +236,10 @@ class Layout:
         in groups. A rank that has all of them exchanges tokens with itself."""
         return self.expert_ranks * self.expert_groups > 1 and self.has_experts(position)
 
+    def asks_for_groups(self, position: int) -> bool:
+        """Whether some group of the position's experts is fetched only where tokens came for it."""
+        return any(map(self.is_optional, self.units_of(position)))
+
     def is_optional(self, unit: int) -> bool:
         """Whether the unit is a group of experts that is fetched only where tokens came for it."""
         return self.expert_groups > 1 and self.pool_of(unit) == "Experts" and self.moves(unit)

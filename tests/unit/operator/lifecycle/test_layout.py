@@ -57,10 +57,14 @@ def test_it_is_that_of_the_phase_which_reports_it(world: World) -> None:
     assert layouts(world) == [None, LAYOUT]
 
 
-def test_nothing_that_is_said_later_changes_it(world: World) -> None:
+def test_it_is_the_newest(world: World) -> None:
+    """An elastic phase has one for each number of its ranks."""
     say(world, LAYOUT)
-    say(world, LAYOUT.model_copy(update={"pipeline": 1}))
-    assert layouts(world) == [None, LAYOUT]
+    newer = LAYOUT.model_copy(update={"pipeline": 1})
+    say(world, newer)
+    assert layouts(world) == [None, newer]
+    say(world, None)
+    assert layouts(world) == [None, newer]
 
 
 def test_it_outlives_a_fault_and_the_end_of_the_job(world: World) -> None:

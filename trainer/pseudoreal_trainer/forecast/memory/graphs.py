@@ -226,10 +226,6 @@ class Graphs(Kept):
             table["gradient of the sum of input and attention [B, T, H]"] = t.hidden
         return total(self._cast_input, self._norm_backward, table)
 
-    def _parameters_without(self, parts: tuple[str, ...]) -> int:
-        """Gradients of the block's parameters whose names have none of these parts."""
-        return self._tensors.parameters(lambda name: not any(part in name for part in parts))
-
     @property
     def _norm_backward(self) -> Table:
         """Gradients of a norm's features, [B, T, H] each. The norm keeps nothing but its input any more."""

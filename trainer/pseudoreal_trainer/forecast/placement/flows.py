@@ -7,10 +7,10 @@ from itertools import chain, combinations
 from typing import Literal, get_args
 
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
-from pseudoreal_trainer.forecast.time.traffic import moved, traffic_bytes
+from pseudoreal_trainer.forecast.time.traffic import agreed, moved, traffic_bytes
 from pseudoreal_trainer.plan.layout import Layout, Pool, Users
 from pseudoreal_trainer.plan.mesh import Groups
-from pseudoreal_trainer.plan.records import Fetch, Plan, RankPlan, Reduce, Send, SumChoices
+from pseudoreal_trainer.plan.records import Count, Fetch, Plan, RankPlan, Reduce, Send, SumChoices
 
 Exchange = Literal["pipeline", "shards", "replicas", "experts"]
 """Messages between pipeline ranks; gathers and sums of the shards of a replica, or of whole gradients, on all pipeline
@@ -64,6 +64,7 @@ def _of_pipeline_rank(layout: Layout, sizes: Sizes, pipeline_rank: int, records:
     """Flows between the replicas of a pipeline rank, and between its ranks with other experts."""
     mesh, together = layout.mesh, traffic_bytes(layout, sizes, records)
     summed = sum(moved(layout, sizes, record)["collective"] for record in records if isinstance(record, SumChoices))
+    told = sum(agreed(layout, record.position) for record in records if isinstance(record, Count))
 
     def here(groups: Groups) -> Iterator[tuple[int, ...]]:
         return (ranks for ranks in groups if mesh.coordinates(ranks[0]).pipeline == pipeline_rank)
@@ -75,7 +76,10 @@ def _of_pipeline_rank(layout: Layout, sizes: Sizes, pipeline_rank: int, records:
     for ranks in here(mesh.expert_groups("expert")):
         # Each sends as much to each other one.
         for pair in combinations(ranks, 2):
-            yield Flow("experts", pair, together["experts"] // (len(ranks) - 1))
+            yield Flow("experts", pair, (together["experts"] - told) // (len(ranks) - 1))
+    if told:
+        for ranks in here(mesh.expert_groups("replica", "expert_shard")):
+            yield Flow("experts", ranks, told)
 
 
 def _messages(layout: Layout, sizes: Sizes, plan: Plan) -> Iterator[Flow]:

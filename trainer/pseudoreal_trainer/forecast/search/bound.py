@@ -42,16 +42,18 @@ def least_seconds(layout: Layout, sizes: Sizes, costs: Costs) -> float:
 def _bounds(least: "_Least") -> Iterator[float]:
     layout, costs = least.layout, least.costs
     ranks = range(layout.pipeline)
-    mains, waits = [*map(least.main, ranks)], [*map(least.waits, ranks)]
+    computes, mains, waits = ([*map(part, ranks)] for part in (least.compute, least.main, least.waits))
     lanes = [*map(least.collectives, ranks), *map(least.exchanges, ranks), *map(least.side, ranks), *least.messages]
     yield from lanes
-    yield from (main + wait for main, wait in zip(mains, waits, strict=True))
+    yield from mains
+    # Where copies do not run beside passes, they run while the first thread waits.
+    yield from (compute + wait for compute, wait in zip(computes, waits, strict=True))
     yield from map(least.copies, ranks)
     if costs.cores is not None:
         # What the first thread waits for is another lane's work.
         yield (sum(mains) + sum(lanes)) / costs.cores
     if layout.clipping == "Global":
-        yield least.turn + max(map(sum, zip(least.ways, mains, waits, strict=True)))
+        yield least.turn + max(map(sum, zip(least.ways, computes, waits, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -76,16 +78,21 @@ class _Least:
     sizes: Sizes
     costs: Costs
 
+    def compute(self, rank: int) -> float:
+        """All micro-batches pass through all positions of the rank."""
+        return self._of_micro_batches(rank, lambda passes: passes.compute)
+
     def main(self, rank: int) -> float:
-        """The first thread: it passes all micro-batches through all positions of the rank."""
-        copies = 0.0 if self.costs.overlaps else self.copies(rank)
-        return self._of_micro_batches(rank, lambda passes: passes.compute) + copies
+        """The first thread: it passes them, and copies where nothing else does."""
+        return self.compute(rank) + (0.0 if self.costs.overlaps else self.copies(rank))
 
     def waits(self, rank: int) -> float:
         """What the first thread waits for with nothing else to do."""
         spread = [position for position in self.layout.positions(rank) if self.layout.spreads(position)]
-        counts = len(spread) * self.costs.network(Count(spread[0], 0, 1)) if spread else 0.0
-        return self._of_micro_batches(rank, lambda passes: passes.wait) + counts
+        counts = sum(self.costs.network(Count(position, 0, 1)) for position in spread)
+        # In groups, the next micro-batch's gradients travel while one goes back: only the first are waited for.
+        times = 1 if self.layout.expert_groups > 1 else self.layout.micro_batches
+        return times * sum(self._passes[position].wait for position in self.layout.positions(rank)) + counts
 
     def exchanges(self, rank: int) -> float:
         return self._of_micro_batches(rank, lambda passes: passes.exchange)

@@ -53,7 +53,7 @@ def moved(layout: Layout, sizes: Sizes, record: Record) -> dict[Traffic, int]:
             return _updated_on_disk(layout, sizes, unit)
         case Count(position, _, micro_batches):
             told = _elsewhere(layout, micro_batches * sizes.experts * COUNT_BYTES)
-            return {"experts": told + _agreed(layout, position)}
+            return {"experts": told + agreed(layout, position)}
         case SumChoices():
             return {"collective": 2 * (layout.data - 1) * sizes.experts * COUNT_BYTES // layout.data}
         case Exchange(leg):
@@ -72,11 +72,12 @@ def _elsewhere(layout: Layout, size: int) -> int:
     return size * (layout.expert_ranks - 1) // layout.expert_ranks
 
 
-def _agreed(layout: Layout, position: int) -> int:
+def agreed(layout: Layout, position: int) -> int:
     """Bytes in which ranks that gather groups of experts together tell each other which of these got tokens."""
-    gathered = [u for u in layout.units_of(position) if layout.is_optional(u) and layout.shards(u) > 1]
-    holders = layout.holders(gathered[0]) if gathered else 1
-    return 2 * (holders - 1) * len(gathered) * COUNT_BYTES // holders
+    if not layout.asks_for_groups(position) or layout.sharding == "None":
+        return 0
+    holders = layout.data // layout.expert_ranks
+    return 2 * (holders - 1) * layout.expert_groups * COUNT_BYTES // holders
 
 
 def _fetched(layout: Layout, sizes: Sizes, unit: int) -> dict[Traffic, int]:

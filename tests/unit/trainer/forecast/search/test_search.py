@@ -116,6 +116,27 @@ def test_without_a_common_end_of_steps_none_is_faster_than_its_bound(phase: Phas
     assert best.seconds == min(max(bound_and_seconds(phase, choice, NETWORKS[name])) for choice in choices(phase))
 
 
+@pytest.mark.parametrize(
+    ("model", "offload"),
+    [({}, {}), (MIXTURE, {}), (MIXTURE, {"expertGroups": 2})],
+    ids=["dense", "a mixture", "groups"],
+)
+def test_none_is_faster_than_its_bound_where_units_come_and_go(
+    job_body: dict[str, Any],
+    config: Callable[..., PhaseConfig],
+    model: dict[str, Any],
+    offload: dict[str, Any],
+) -> None:
+    """Copies that do not run beside passes run while these wait."""
+    hardware = profile(**GPUS, overlaps=False, ranks=8, h2d=2e6, point_to_point=2e6)
+    eight_ranks(job_body, model)
+    job_body["spec"]["phases"][PHASE] |= {"offload": {"home": "Host"} | offload, "batch": {"sequences": 64}}
+    phase = config(PHASE)
+    found = [bound_and_seconds(phase, choice, hardware) for choice in [*choices(phase)][::9]]
+    assert len(found) > 20
+    assert all(0 < bound <= seconds for bound, seconds in found)
+
+
 def test_orders_that_do_not_know_all_choices_are_no_candidates(job_body: dict[str, Any], phase: PhaseConfig) -> None:
     """Where a loss depends on them; with one micro-batch every order knows them."""
 
