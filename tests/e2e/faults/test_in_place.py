@@ -80,9 +80,12 @@ def _seconds_to_a_step(job: Job, victim: Json) -> float:
     machine.tell(victim, signal.SIGKILL, RANK)
 
     def is_made_anew() -> bool:
-        # Ranks count the seconds of their own steps: a line that was under way at the kill has more of them. All lines
-        # are looked at: between two looks the new ranks may have computed for longer than those before.
-        return any(_computed(line) < _computed(before[-1]) for line in _lines(job) if line not in before)
+        # New ranks begin behind the last checkpoint, and make steps again; and ranks count the seconds of their own
+        # steps, so that a line that was under way at the kill has more of both. All lines are looked at: between two
+        # looks the new ranks may have computed for longer than those before.
+        last = json.loads(before[-1])
+        lines = [json.loads(line) for line in _lines(job) if line not in before]
+        return any(line["step"] <= last["step"] or line["seconds"] < last["seconds"] for line in lines)
 
     patience.wait_for("a step of other ranks", is_made_anew, job.status, PATIENCE_SECONDS, pause=0.05)
     return round(time.monotonic() - killed, 1)
@@ -92,11 +95,6 @@ def _lines(job: Job) -> list[str]:
     """Whole lines of the metrics, one for each step."""
     *lines, _ = (job.folder / "metrics.jsonl").read_text().split("\n")
     return lines
-
-
-def _computed(line: str) -> float:
-    """Seconds that a rank had computed for steps."""
-    return float(json.loads(line)["seconds"])
 
 
 def _uid(pod: Json) -> str:
