@@ -235,7 +235,7 @@ def _hints(layout: Layout) -> list[str]:
 
 
 def _hints_on_groups(layout: Layout) -> list[str]:
-    if layout.expert_groups == 1:
+    if layout.expert_groups == 1 or not any(map(layout.asks_for_groups, range(layout.head))):
         return []
     slots = max(layout.slots(rank, "Experts") for rank in range(layout.pipeline))
     return [

@@ -217,7 +217,8 @@ class _Phase:
         return self.engine.probe(None) if checks else None
 
     def _advance(self, agreed: Agreement, counted: Counts | None) -> None:
-        left_out = [self.engine.units[unit].name for unit in agreed.left_out]
+        # Groups of experts have one name.
+        left_out = [*dict.fromkeys(self.engine.units[unit].name for unit in agreed.left_out)]
         self.progress.advance(agreed, self.config, left_out, counted)
         if left_out and self.reporter:
             events.log_left_out(self.config, self.progress, agreed, left_out)

@@ -124,9 +124,8 @@ def machine_shortfalls(layout: Layout, sizes: Sizes, peaks: Peaks, machine: Boun
 
 
 def _device_remedy(layout: Layout) -> str:
-    groups = (
-        " cut experts into groups (offload.expertGroups)," if layout.layer_experts and layout.order == "Layered" else ""
-    )
+    may_group = layout.order == "Layered" and any(map(layout.has_experts, range(layout.head)))
+    groups = " cut experts into groups (offload.expertGroups)," if may_group else ""
     return (
         f"let more units move (offload.budget, offload.homes), lower offload.window,{groups} raise batch.microBatches,"
         " or take more ranks"
