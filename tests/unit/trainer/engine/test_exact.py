@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tests.unit.trainer.engine import reference
-from tests.unit.trainer.engine.cases import OPTIONS, STEPS, Case
+from tests.unit.trainer.engine.agreement import assert_trained_alike
+from tests.unit.trainer.engine.cases import OPTIONS, Case
 from tests.unit.trainer.engine.running import Result, sound, want
 
 ORDERS = ("Layered", "GPipe", "1F1B", "Interleaved")
@@ -128,12 +129,7 @@ want([*CLOSE, *BITWISE])
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
 def test_float64_agrees_with_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    found = sound(engine_results, case)
-    losses, weights = reference.train(case)
-    assert len(found.losses) == STEPS
-    assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
-    assert losses[-1] != losses[0], "something was trained"
-    found.assert_weights(weights)
+    assert_trained_alike(sound(engine_results, case), case)
 
 
 @pytest.mark.parametrize("case", BITWISE, ids=lambda case: case.name)

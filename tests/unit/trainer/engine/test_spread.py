@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.support.depth import DEPTH
 from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.agreement import assert_trained_alike
 from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, STEPS, Case
 from tests.unit.trainer.engine.running import Result, sound, want
 
@@ -69,12 +70,7 @@ want(CLOSE)
 
 @pytest.mark.parametrize("case", CLOSE, ids=lambda case: case.name)
 def test_spread_experts_train_as_the_reference(case: Case, engine_results: dict[Case, list[Result]]) -> None:
-    found = sound(engine_results, case)
-    losses, weights = reference.train(case)
-    assert len(found.losses) == STEPS
-    assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
-    assert losses[-1] != losses[0], "something was trained"
-    found.assert_weights(weights)
+    assert_trained_alike(sound(engine_results, case), case)
 
 
 @pytest.mark.parametrize("case", TWO_RANKS, ids=lambda case: case.name)

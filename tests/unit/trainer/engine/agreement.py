@@ -1,0 +1,16 @@
+"""Whether the engine trained what the plain reference trains."""
+
+import pytest
+
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.cases import STEPS, Case
+from tests.unit.trainer.engine.running import Result
+
+
+def assert_trained_alike(found: Result, case: Case) -> None:
+    """Checks the losses and weights of the engine in float64."""
+    losses, weights = reference.train(case)
+    assert len(found.losses) == STEPS
+    assert found.losses == pytest.approx(losses, rel=1e-12, abs=1e-12)
+    assert losses[-1] != losses[0], "something was trained"
+    found.assert_weights(weights)
