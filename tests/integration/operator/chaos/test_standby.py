@@ -150,11 +150,12 @@ def _check(pair: Pair, job: Job) -> None:
     jobs = {f"{job.name}-{stage}-e1" for stage in ("pseudo", "real-delink", "real")}
     assert {name for kind, name in pair.created() if kind == "Job"} == jobs
     assert set(pair.created().values()) == {1}
+    # Events are told behind the status that they are about.
+    wait_for("the last event", lambda: job.reasons()[-1] == "Completed", job.reasons)
     assert [reason for reason, count in Counter(job.reasons()).items() if count > 1] == [
         "PhaseStarted",
         "PhaseCompleted",
     ]
-    wait_for("the last event", lambda: job.reasons()[-1] == "Completed", job.reasons)
 
 
 def test_a_leader_that_was_frozen_writes_nothing(pair: Pair) -> None:
