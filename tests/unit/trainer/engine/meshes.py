@@ -1,5 +1,9 @@
-"""Groups of ranks that are made once for all cases that need the same ones: they take longer than many a case."""
+"""Groups of ranks that are made once for neighbouring cases that need the same ones: they take longer than many a case.
 
+They end when there are many, as each group has threads, one of which wakes up a hundred times a second.
+"""
+
+import gc
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,22 +11,39 @@ from pseudoreal_trainer.engine.ranks.mesh import Mesh, open_mesh
 from pseudoreal_trainer.engine.ranks.ranks import Ranks
 from pseudoreal_trainer.plan.layout import Layout
 
-_made: dict[Any, Mesh] = {}
+KEPT = 16
+_made: dict[tuple[Any, ...], Mesh] = {}
+"""The meshes of the last cases by what they needed."""
 
 
 @dataclass(frozen=True)
 class KeptMesh(Mesh):
     def close(self) -> None:
-        """Leaves the groups to the next case. They end with the process."""
+        """Leaves the groups to the next case."""
 
 
 def mesh_of(layout: Layout, ranks: Ranks) -> Mesh:
     """The mesh of this rank. Every rank calls this for the same layouts in one order."""
     if ranks.world == 1:
         return open_mesh(layout, ranks)
-    places = tuple(map(layout.rank_of, range(layout.head + 1)))
-    sizes = (layout.pipeline, layout.data, layout.replicas, layout.expert_ranks, layout.expert_groups)
-    needed = (*sizes, places, layout.users, layout.measures, layout.balances_steps)
+    needed = groups_of(layout)
     if needed not in _made:
+        if len(_made) == KEPT:
+            _end_all()
         _made[needed] = open_mesh(layout, ranks)
     return KeptMesh(**vars(_made[needed]) | {"layout": layout, "ranks": ranks})
+
+
+def groups_of(layout: Layout) -> tuple[Any, ...]:
+    """What the groups of a layout depend on."""
+    places = tuple(map(layout.rank_of, range(layout.head + 1)))
+    sizes = (layout.pipeline, layout.data, layout.replicas, layout.expert_ranks, layout.expert_groups)
+    return (*sizes, places, layout.users, layout.measures, layout.balances_steps)
+
+
+def _end_all() -> None:
+    for mesh in _made.values():
+        mesh.close()
+    _made.clear()
+    # Engines that are done lie in cycles, and hold the groups.
+    gc.collect()

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from tests.support.forked import run_ranks
 from tests.unit.trainer.engine.cases import END, PROMPTS, RATE, SAMPLING, STEPS, WRITTEN, Case
-from tests.unit.trainer.engine.meshes import mesh_of
+from tests.unit.trainer.engine.meshes import groups_of, mesh_of
 from tests.unit.trainer.engine.reference import batch_of, part_of, targets_of, tokens_of
 
 SEED = 3
@@ -105,7 +105,8 @@ def run_wanted(folder: Path) -> dict[Case, list[Result]]:
 def run_cases(cases: list[Case], folder: Path, device: str = "cpu") -> dict[Case, list[Result]]:
     """Case -> result of each rank. `device`: cuda gives each rank a GPU of its own."""
     worlds: dict[int, list[Case]] = {}
-    for case in cases:
+    # Cases that need the same groups of ranks are neighbours, so that these are made once.
+    for case in sorted(cases, key=lambda case: str(groups_of(case.layout))):
         worlds.setdefault(case.world, []).append(case)
     found: dict[Case, list[Result]] = {}
     for world, group in worlds.items():
