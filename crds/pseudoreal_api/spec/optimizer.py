@@ -109,6 +109,14 @@ class Optimizer(ApiModel):
         " After 10 such steps in a row the execution ends.",
     )
 
+    idle_experts: Annotated[Literal["Update", "Skip"], Since(4)] = Field(
+        "Update",
+        description="idleExperts says what happens in a step to experts that none of its tokens chose. Update: they are"
+        " updated with a gradient of zero: their moments shrink, and the weights go on by the first moment and decay."
+        " Skip: their weights and moments stay as they are, and the bias correction counts all steps of the job."
+        " Needs clipping Global, with which choices are known before the first update.",
+    )
+
 
 class Precision(ApiModel):
     compute: Literal["bfloat16", "float32", "float64"] = Field(

@@ -15,8 +15,8 @@ from tests.benchmarks.moe.steps import growth, routing
 
 TITLE = "## Mixtures of experts: step times"
 PICTURE = "moe-steps.svg"
-_TEXT = """Written by `make bench-moe`. Stacks and jobs take turns, so that what is compared was measured at about the same
-time, and other programs slow down all of it alike. Quote ratios and no seconds. *Processor* is the time for
+_TEXT = """Written by `make bench-moe`. Stacks and jobs take turns, so that what is compared was measured at about the
+same time, and other programs slow down all of it alike. Quote ratios and no seconds. *Processor* is the time for
 which threads of the process really ran: it leaves out what others took, but for their share of caches and memory."""
 
 

@@ -73,6 +73,16 @@ def change_of_bias(counts: Tensor, rate: float) -> Tensor:
     return rate * (signs - signs.mean())
 
 
+def choices_of(sums: Sequence[float], layers: int) -> list[list[float]]:
+    """Of each layer with experts how many tokens chose each expert; `sums` as `ExpertLoad.of` has them."""
+    return [[*row[: -Tally.OTHERS]] for row in _rows(sums, layers)]
+
+
+def _rows(sums: Sequence[float], layers: int) -> list[Sequence[float]]:
+    width = len(sums) // max(layers, 1)
+    return [sums[begin : begin + width] for begin in range(0, len(sums), max(width, 1))]
+
+
 @dataclass(frozen=True)
 class ExpertLoad:
     """How a step's tokens spread over the experts of all layers."""
@@ -98,9 +108,8 @@ class ExpertLoad:
         where no layer has any."""
         if not layers:
             return None
-        width = len(sums) // layers
-        rows = [sums[begin : begin + width] for begin in range(0, len(sums), width)]
-        tokens = [row[: -Tally.OTHERS] for row in rows]
+        rows = _rows(sums, layers)
+        tokens = choices_of(sums, layers)
         refused, entropies, auxiliary_losses = zip(*(row[-Tally.OTHERS :] for row in rows), strict=True)
         choices = sum(map(sum, tokens))
         violations = [max(row) * len(row) / sum(row) for row in tokens]

@@ -25,7 +25,7 @@ from pseudoreal_api.spec.model import TopK
 from pseudoreal_api.spec.optimizer import Optimizer as OptimizerSpec
 from torch import Tensor
 
-from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias
+from pseudoreal_trainer.engine.balance import ExpertLoad, change_of_bias, choices_of
 from pseudoreal_trainer.engine.growing_gradient import GrowingGradient
 from pseudoreal_trainer.engine.ranks.lanes import Lane, Lanes, Mark, reach
 from pseudoreal_trainer.engine.ranks.mesh import Mesh
@@ -38,6 +38,8 @@ from pseudoreal_trainer.forecast.memory.crossing import KEPT_GRADIENTS
 from pseudoreal_trainer.model.loss import Losses
 from pseudoreal_trainer.model.modules import Modules
 from pseudoreal_trainer.plan.records import Agree, Reduce, Update
+from pseudoreal_trainer.plan.units import block_of
+from pseudoreal_trainer.plan.update_ranges import elements_of
 
 _TINY = 1e-6
 """Added to the norm so that the clipping factor stays finite, as torch.nn.utils.clip_grad_norm_ does."""
@@ -147,6 +149,16 @@ class Agreement:
         return math.isfinite(self.loss_sum) and math.isfinite(self.norm)
 
 
+@dataclass(frozen=True)
+class Terms:
+    """How a unit is updated in a step."""
+
+    factor: float
+    """What clipping multiplies its gradient by."""
+    idle: tuple[range, ...] = ()
+    """Elements of its flat vector that stay as they are: those of experts to which no token went."""
+
+
 class Reductions:
     """The thread that ends gradients: it waits for their sums, keeps them, and agrees with the other ranks."""
 
@@ -163,12 +175,15 @@ class Reductions:
         self._bias_update_rate = float(top_k.bias_update_rate or 0) if top_k else 0.0
         self._lanes, self._trace, self._heartbeat = lanes, trace, mesh.ranks.heartbeat.reductions
         self._thread = SideWork("reductions", mesh.ranks.heartbeat.failure, lanes.enter_thread)
+        self._skips_idle = spec.idle_experts == "Skip"
         self._skips, self._has_z_loss = spec.non_finite == "Skip", float(spec.z_loss) > 0
         # What follows belongs to the step that is being reduced. Only the thread touches it.
         self._step = 0
         self._squares: dict[int, float] = {}
         self._agreement: Agreement | None = None
         self._left_out: set[int] = set()
+        self._choices: list[list[float]] = []
+        """Of each layer with experts how many tokens of the step chose each one, with global clipping."""
 
     # The main thread calls these in the plan's order. Each gives the thread a task.
 
@@ -189,9 +204,9 @@ class Reductions:
         computed = self._lanes.mark()
         return self._thread.later(lambda: self._agree(record, losses, loads, computed, (stop, finish)))
 
-    def scale(self, record: Update) -> Future[float | None]:
-        """The factor that clipping multiplies the unit's gradient by; None: its update is left out."""
-        return self._thread.later(lambda: self._scale(record.unit))
+    def terms(self, record: Update) -> Future[Terms | None]:
+        """How the unit is updated; None: its update is left out."""
+        return self._thread.later(lambda: self._terms(record.unit))
 
     def end(self, loads: Tensor) -> Future[Agreement]:
         """Ends a step in which single units may be left out, or tokens are counted: the agreement, once all its
@@ -269,6 +284,7 @@ class Reductions:
             z = z_loss_sum[0] if self._has_z_loss else None
             agreement = Agreement(loss_sum, math.sqrt(norm), stop=stop > 0, finish=finish > 0, z_loss_sum=z)
             nobody = () if agreement.trains else tuple(range(self._layout.units))
+            self._choices = choices_of(tokens, len(loads))
             load = ExpertLoad.of(tokens, layers=len(loads)) if agreement.trains else None
             self._agreement = replace(agreement, left_out=nobody, load=load)
             return self._agreement
@@ -280,6 +296,21 @@ class Reductions:
     def _counted(self, unit: int, square: float) -> float:
         """A square as this rank counts it: where all holders have the whole of a gradient, the first one does."""
         return square if self._layout.shards(unit) > 1 or self._mesh.part(unit) == 0 else 0.0
+
+    def _terms(self, unit: int) -> Terms | None:
+        factor = self._scale(unit)
+        return None if factor is None else Terms(factor, self._idle(unit) if self._skips_idle else ())
+
+    def _idle(self, unit: int) -> tuple[range, ...]:
+        """The elements of experts that no token of the step chose, in any of the layers that share them."""
+        described, shards = self._store.units[unit], self._layout.shards(unit)
+        if described.experts is None:
+            return ()
+        sets = [number for number in self._layout.layer_experts if number is not None]
+        of_layers = zip(sets, self._choices, strict=True)
+        counts = [counts for number, counts in of_layers if number == block_of(described.name)]
+        idle = [expert for expert in described.experts if not any(count[expert] for count in counts)]
+        return elements_of(described, {*idle}, self._store.states[unit].extent.length * shards)
 
     def _scale(self, unit: int) -> float | None:
         agreement = self._agreement
@@ -352,24 +383,24 @@ class Updates:
     def update(self, record: Update, rate: float) -> Future[Mark]:
         """Updates a unit in the thread, with this learning rate. The result is the mark after which it has new
         weights."""
-        hold, scale = self.holds.pop(record.unit, None), self._reductions.scale(record)
-        updated = self._thread.later(lambda: self._update(record, rate, scale, hold))
+        hold, terms = self.holds.pop(record.unit, None), self._reductions.terms(record)
+        updated = self._thread.later(lambda: self._update(record, rate, terms, hold))
         self._newest.append(updated)
         return updated
 
     def close(self) -> None:
         self._thread.close()
 
-    def _update(self, record: Update, rate: float, scale: Future[float | None], hold: Future[None] | None) -> Mark:
+    def _update(self, record: Update, rate: float, terms: Future[Terms | None], hold: Future[None] | None) -> Mark:
         with self._heartbeat.updates.waiting_behind(self._heartbeat.reductions):
-            factor = scale.result()
-        if factor is None:
+            agreed = terms.result()
+        if agreed is None:
             self._store.states[record.unit].drop_gradient()
             return None
         if hold is not None:
             self._wait_for(hold, record)
         with self._trace.span("update", record), self._lanes.on(Lane.UPDATE):
-            self._store.states[record.unit].update(self._spec, rate, factor)
+            self._store.states[record.unit].update(self._spec, rate, agreed.factor, agreed.idle)
             return self._lanes.mark()
 
     def _wait_for(self, hold: Future[None], record: Update) -> None:

@@ -1,9 +1,10 @@
 """Which elements of a unit's flat vector are updated alike. Pure.
 
-AdamW updates all of them but a balancing bias, which is the last.
+AdamW updates all of them but a balancing bias, which is the last; with `optimizer.idleExperts: Skip`, in a step none
+of the experts to which no token went.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from pseudoreal_api.spec.optimizer import Multiplier, Optimizer, TensorGroup
@@ -75,6 +76,37 @@ def cut(ranges: Sequence[UpdateRange], begin: int, end: int) -> tuple[UpdateRang
         for one, stop in zip(ranges, ends, strict=True)
     ]
     return tuple(part for part in parts if part.begin < part.end)
+
+
+def elements_of(unit: Unit, experts: Collection[int], end: int) -> tuple[range, ...]:
+    """The elements of the unit's flat vector that belong to these experts, in order. `end`: that of the vector with its
+    padding, which belongs to the last expert."""
+    found = []
+    begin = 0
+    for parameter in unit.parameters:
+        assert parameter.experts is not None, "a unit of experts has stacked tensors alone"
+        size = parameter.numel // len(parameter.experts)
+        for expert in parameter.experts:
+            if expert in experts:
+                found.append(range(begin, end if begin + size == unit.numel else begin + size))
+            begin += size
+    return tuple(found)
+
+
+def without(ranges: Sequence[UpdateRange], gaps: Sequence[range], begin: int = 0) -> tuple[UpdateRange, ...]:
+    """The ranges less what lies in the gaps, which are in order and apart. `begin`: where the elements are counted from
+    in the ranges, counted as in the gaps."""
+    return tuple(part for one in ranges for part in _parts_between(one, gaps, begin))
+
+
+def _parts_between(one: UpdateRange, gaps: Sequence[range], begin: int) -> Iterator[UpdateRange]:
+    start = one.begin
+    for gap in gaps:
+        if start < (stop := min(gap.start - begin, one.end)):
+            yield replace(one, begin=start, end=stop)
+        start = max(start, gap.stop - begin)
+    if start < one.end:
+        yield replace(one, begin=start)
 
 
 _OF_BLOCKS: dict[str, TensorGroup] = {

@@ -53,4 +53,17 @@ OPTIMIZER_RULES = (
         f"self.optimizer.multipliers.filter(m, {_NEVER_DECAYS})[0].tensors",
         f"self.optimizer.multipliers.filter(m, {_NEVER_DECAYS})[0].weightDecay",
     ),
+    on_job(
+        "self.optimizer.idleExperts == 'Update' || has(self.model.experts)",
+        "spec.optimizer.idleExperts %s is of experts, and spec.model has none; set spec.model.experts, or remove"
+        " idleExperts",
+        "self.optimizer.idleExperts",
+    ),
+    on_job(
+        "self.optimizer.idleExperts == 'Update' || self.optimizer.clipping.mode == 'Global'",
+        "spec.optimizer.idleExperts %s needs spec.optimizer.clipping.mode Global, and it is %s: otherwise experts are"
+        " updated before all choices of the step are known; change the mode, or remove idleExperts",
+        "self.optimizer.idleExperts",
+        "self.optimizer.clipping.mode",
+    ),
 )

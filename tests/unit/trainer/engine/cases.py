@@ -153,6 +153,8 @@ class Case:
     """Matrices that do not decay."""
     multipliers: tuple[tuple[Any, str, str], ...] = ()
     """Groups of tensors, with what multiplies their learning rate and their weight decay."""
+    idle: Any = "Update"
+    """What happens to experts to which no token goes."""
     documents: bool = False
     """Whether tokens attend within documents, which END ends."""
 
@@ -196,6 +198,7 @@ class Case:
             z_loss=self.z_loss,
             epsilon=self.epsilon,
             decay_exclusions=list(self.exclusions),
+            idle_experts=self.idle,
             multipliers=[Multiplier(tensors=t, learning_rate=r, weight_decay=d) for t, r, d in self.multipliers],
         )
 

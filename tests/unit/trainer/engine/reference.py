@@ -8,7 +8,7 @@ from operator import add
 import torch
 from pseudoreal_trainer.model.sampling import draw
 from pseudoreal_trainer.model.transformer import Transformer, build_model, load_into
-from pseudoreal_trainer.plan.units import unit_of
+from pseudoreal_trainer.plan.units import are_experts, unit_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -82,7 +82,9 @@ def _trained(case: Case) -> tuple[list[float], dict[str, Tensor], dict[str, Tens
     for step in range(STEPS):
         losses.append(set_gradients(model, case, step, routers))
         clip(model, case)
+        held = hold_idle(model, optimizer) if case.idle == "Skip" else {}
         optimizer.step()
+        put_back(held, optimizer)
         routers.balance()
     weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
@@ -101,6 +103,35 @@ def model_and_optimizer(case: Case) -> tuple[Transformer, torch.optim.Optimizer]
             ((n, p) for n, p in model.named_parameters() if p.requires_grad), case.optimizer, RATE
         )
     return model, optimizer
+
+
+def hold_idle(model: Transformer, optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[Tensor, list[Tensor]]]:
+    """Stacked tensor -> which of its experts no token chose, and what it and its moments are. The gradients of such
+    experts are zero in all of their tensors; whoever has a token has others."""
+    stacked: dict[str, list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        if are_experts(name):
+            stacked.setdefault(unit_of(name, model.spec), []).append(parameter)
+    held: dict[Tensor, tuple[Tensor, list[Tensor]]] = {}
+    for parameters in stacked.values():
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        idle = torch.stack([gradient.flatten(1).abs().sum(dim=1) == 0 for gradient in gradients]).all(dim=0)
+        held |= {p: (idle, [each.detach().clone() for each in _state_of(p, optimizer)]) for p in parameters}
+    return held
+
+
+@torch.no_grad()
+def put_back(held: dict[Tensor, tuple[Tensor, list[Tensor]]], optimizer: torch.optim.Optimizer) -> None:
+    for parameter, (idle, before) in held.items():
+        for now, then in zip(_state_of(parameter, optimizer), before, strict=False):
+            now[idle] = then[idle]
+
+
+def _state_of(parameter: Tensor, optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The weights and moments; before the first step there are no moments, and after it those of idle experts are
+    zero."""
+    state = optimizer.state.get(parameter, {})
+    return [parameter, *(state[kind] for kind in ("exp_avg", "exp_avg_sq") if state)]
 
 
 def set_gradients(model: Transformer, case: Case, step: int, routers: Routers | None = None) -> float:

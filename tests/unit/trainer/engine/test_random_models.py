@@ -62,7 +62,8 @@ def drawn_case(draw: Random, family: str | None, pipeline: int, data: int) -> Ca
     )
     # Drawn by itself, so that the rest is what it was before experts were spread.
     case = replace(case, expert_ranks=_drawn_expert_ranks(Random(case.name), case))
-    return _perhaps_in_groups(Random(f"{case.name} in groups"), case)
+    case = _perhaps_in_groups(Random(f"{case.name} in groups"), case)
+    return _perhaps_by_steps(Random(f"{case.name} by steps"), case)
 
 
 def _drawn_expert_ranks(draw: Random, case: Case) -> int:
@@ -84,6 +85,20 @@ def _perhaps_in_groups(draw: Random, case: Case) -> Case:
     if groups == 1:
         return case
     return replace(case, order="Layered", clipping=draw.choice(["Global", "None"]), expert_groups=groups)
+
+
+def _perhaps_by_steps(draw: Random, case: Case) -> Case:
+    """The case with what asks for the choices of whole steps, where its order and clipping allow it: a balance over
+    them, and updates that leave idle experts out. Of masked documents some tokens have no target, and an expert that
+    these alone choose is not idle, though its gradient is zero, by which the reference tells."""
+    if case.model.experts is None:
+        return case
+    model, top_k = json.loads(case.drawn), case.model.experts.top_k
+    comes_first = case.micro_batches == 1 or case.order in ("Layered", "GPipe")
+    if top_k is not None and float(top_k.auxiliary_loss) and comes_first and draw.random() < 0.5:
+        model["experts"]["topK"]["balanceOver"] = "Step"
+    skips = case.clipping == "Global" and not case.documents and draw.random() < 0.5
+    return replace(case, drawn=json.dumps(model), idle="Skip" if skips else "Update")
 
 
 def _is_possible(order: str, layers: int, pipeline: int, micro_batches: int) -> bool:

@@ -19,7 +19,7 @@ from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.forecast.memory.crossing import PAGE
 from pseudoreal_trainer.forecast.memory.memory import CHUNK_ELEMENTS, CHUNKS_AT_A_TIME, PORTION_ROOM, aligned
 from pseudoreal_trainer.plan.units import Kind
-from pseudoreal_trainer.plan.update_ranges import cut
+from pseudoreal_trainer.plan.update_ranges import UpdateRange, cut, without
 
 Section = Kind | Literal["compute", "gradient"]
 _PURPOSES: dict[Section, Purpose] = {
@@ -66,6 +66,7 @@ class _Figures:
     spec: OptimizerSpec
     rate: float
     scale: float
+    idle: Sequence[range]
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,9 @@ class DiskState(State):
             kept[_PURPOSES[section]] += stretch.size
         return dict(kept)
 
-    def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
-        figures, begins = _Figures(spec, rate, scale), range(0, self.extent.length, CHUNK)
+    def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
+        figures = _Figures(spec, rate, scale, idle)
+        begins = [begin for begin in range(0, self.extent.length, CHUNK) if self._ranges(begin, idle)]
         reads: dict[int, Future[dict[Section, Tensor]]] = {}
         writes: dict[int, Future[None]] = {}
         try:
@@ -252,9 +254,14 @@ class DiskState(State):
         if "compute" in self._stretches:
             stretch = self._stretches["compute"].chunk(begin)
             compute = stretch.view(self._disk.chunks[turn % CHUNKS_AT_A_TIME]["compute"])
-        ranges = cut(self.extent.ranges, begin, end)
+        ranges = self._ranges(begin, figures.idle)
         slices = Slices(weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges)
         self._disk.adamw.update(figures.spec, slices, self.steps, figures.rate, figures.scale)
+
+    def _ranges(self, begin: int, idle: Sequence[range]) -> tuple[UpdateRange, ...]:
+        """What of a chunk is updated, counted from where that begins."""
+        whole = cut(self.extent.ranges, begin, min(begin + CHUNK, self.extent.length))
+        return without(whole, idle, self.extent.begin + begin)
 
     def _write_chunk(self, begin: int, turn: int) -> None:
         buffers = self._disk.chunks[turn % CHUNKS_AT_A_TIME]

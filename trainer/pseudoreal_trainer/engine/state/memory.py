@@ -23,7 +23,7 @@ from pseudoreal_trainer.engine.ranks.lanes import Mark
 from pseudoreal_trainer.engine.state.pinned import PassingBuffers
 from pseudoreal_trainer.forecast.memory.memory import PIECE_ELEMENTS
 from pseudoreal_trainer.plan.units import VECTOR, Kind
-from pseudoreal_trainer.plan.update_ranges import UpdateRange
+from pseudoreal_trainer.plan.update_ranges import UpdateRange, without
 
 Purpose = Literal["weights", "moments", "gradients"]
 """What bytes are kept for. Weights are counted in both types."""
@@ -97,8 +97,9 @@ class State(ABC):
         """Bytes in the home, padding included; where the state has a part of a larger vector, all of that vector."""
 
     @abstractmethod
-    def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
-        """Updates the state with the kept gradient times `scale`, the clipping factor (at most 1)."""
+    def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
+        """Updates the state with the kept gradient times `scale`, the clipping factor (at most 1). `idle`: elements of
+        the unit's flat vector that stay as they are, in order."""
 
     def read_ahead(self, after: Future[Any]) -> None:
         """Starts to read the compute weights when `after` is done; for homes from which reading takes long."""
@@ -184,9 +185,10 @@ class MemoryState(State):
             "gradients": gradient * vectors.gradient_parts,
         }
 
-    def update(self, spec: OptimizerSpec, rate: float, scale: float) -> None:
+    def update(self, spec: OptimizerSpec, rate: float, scale: float, idle: Sequence[range] = ()) -> None:
         weights, first, second = self._kinds.values()
-        slices = Slices(weights, first, second, self.gradient(), self._own_copy, self.extent.ranges)
+        ranges = without(self.extent.ranges, idle, self.extent.begin)
+        slices = Slices(weights, first, second, self.gradient(), self._own_copy, ranges)
         try:
             self._adamw.update(spec, slices, self.steps, rate, scale)
         finally:

@@ -1,0 +1,54 @@
+"""Experts to which no token of a step goes, and which stay as they are, against the plain reference."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.unit.trainer.engine import reference
+from tests.unit.trainer.engine.agreement import assert_trained_alike
+from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
+from tests.unit.trainer.engine.running import Result, sound, want
+
+_FEED_FORWARD = {"feedForward": {"size": 5, "activation": "SwiGLU"}}
+"""Three matrices, so that of two parts of a unit's vector one is not like the other."""
+MANY = json.dumps({"experts": {"type": "TopK", "count": 64, "topK": {"perToken": 1, "size": 5}}} | _FEED_FORWARD)
+"""A step of 24 tokens leaves most of them idle."""
+PROTOTYPES = json.dumps({"experts": {"count": 32, "prototypes": 2}} | _FEED_FORWARD)
+SKIP: dict[str, Any] = {"idle": "Skip", "clipping": "Global", "epsilon": "1e-6"}
+"""With a smaller one AdamW makes much of how tiny gradients of rare experts are rounded."""
+
+ALONE = [Case(drawn=MANY, homes=homes, **SKIP) for homes in ("d", "h", "hD")] + [
+    Case(drawn=PROTOTYPES, micro_batches=2, homes="D", recompute=False, **SKIP),
+    Case(drawn=MANY, part="Experts", blocks=2, homes="h", **SKIP),
+    Case(drawn=MANY, expert_groups=16, homes="hD", window=1, **SKIP),
+    Case(drawn=EIGHT_IN_BALANCE, homes="h", **SKIP),
+]
+TOGETHER = [
+    *(Case(data=2, drawn=MANY, sharding=sharding, homes="dhD", **SKIP) for sharding in ("None", "Optimizer", "Full")),
+    Case(data=2, expert_ranks=2, drawn=MANY, expert_groups=4, homes="hD", **SKIP),
+    Case(pipeline=2, drawn=PROTOTYPES, part="Experts", blocks=1, **SKIP),
+    Case(data=4, expert_ranks=2, replicas=2, drawn=MANY, sharding="Full", homes="d", **SKIP),
+    Case(data=4, expert_ranks=2, drawn=MANY, sharding="Full", homes="h", **SKIP),
+]
+want([*ALONE, *TOGETHER])
+
+
+@pytest.mark.parametrize("case", [*ALONE, *TOGETHER], ids=lambda case: case.name)
+def test_idle_experts_are_left_out_of_updates(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    found = sound(engine_results, case)
+    assert_trained_alike(found, case)
+    found.assert_first_moments(reference.train_with_moments(case)[2])
+
+
+@pytest.mark.parametrize("case", [case for case in [*ALONE, *TOGETHER] if case.drawn == MANY], ids=lambda c: c.name)
+def test_experts_that_are_always_idle_keep_every_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
+    first = dict(reference.model_and_optimizer(case)[0].named_parameters())
+    _, expected = reference.train(case)
+    weights, always_idle = sound(engine_results, case).weights, 0
+    for name in (name for name in first if name.endswith("experts.up.weight")):
+        for expert, (before, after) in enumerate(zip(first[name], expected[name], strict=True)):
+            if before.equal(after):
+                always_idle += 1
+                assert weights[name][expert].equal(before), f"expert {expert} of {name}"
+    assert always_idle > 0
