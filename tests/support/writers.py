@@ -22,11 +22,17 @@ def _has(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
 
 def verbs_on_jobs(audit_log: Path, namespace: str) -> set[str]:
     """What the operator has asked for of the namespace's Jobs."""
+    found = verbs_on("jobs", audit_log, namespace)
+    assert "create" in found, "the log has it all"
+    return found
+
+
+def verbs_on(resource: str, audit_log: Path, namespace: str) -> set[str]:
+    """What the operator has asked for of a resource in the namespace, such as pseudorealjobs, its status included."""
     found = set()
     for line in audit_log.read_text().splitlines():
         entry = json.loads(line)
         of = entry.get("objectRef", {})
-        if entry["user"]["username"] == OPERATOR and (of.get("resource"), of.get("namespace")) == ("jobs", namespace):
+        if entry["user"]["username"] == OPERATOR and (of.get("resource"), of.get("namespace")) == (resource, namespace):
             found.add(entry["verb"])
-    assert "create" in found, "the log has it all"
     return found

@@ -83,7 +83,10 @@ def test_pods_share_the_zone_with_room(cluster: Cluster, audit_log: Path, how: s
     """The scheduler by itself would spread them, and any of them that went to the small zone would be one too many."""
     job = create(cluster, "near", 3, **{how: ZONE})
     assert zones_of(job, 3) == {"large": 3}
-    (assigned,) = workload_of(cluster, job)["status"]["admission"]["podSetAssignments"]
+    workload = workload_of(cluster, job)
+    (asked,) = workload["spec"]["podSets"]
+    assert asked["topologyRequest"][how] == ZONE
+    (assigned,) = workload["status"]["admission"]["podSetAssignments"]
     assert assigned["topologyAssignment"]["levels"] == [HOST]
     for pod in job.alive_pods():
         assert pod["spec"]["nodeSelector"][HOST] == pod["spec"]["nodeName"], "Kueue has chosen it"
