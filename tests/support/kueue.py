@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 from kubernetes import client
+from pseudoreal_api import base
 from pseudoreal_dev.cluster.certificates import Authority
 from pseudoreal_dev.cluster.control_plane import ControlPlane
 from pseudoreal_dev.neighbours import kueue
@@ -22,7 +23,7 @@ from tests.support.ports import free_port
 
 Json = dict[str, Any]
 
-GROUP, VERSION = "kueue.x-k8s.io", "v1beta1"
+GROUP, VERSION = "kueue.x-k8s.io", "v1beta2"
 MANAGER = "kueue"
 """Name under which the API server lists the fields that Kueue has written."""
 _WEBHOOKS = ("job", "clusterqueue", "resourceflavor", "workload", "cohort")
@@ -35,32 +36,44 @@ class Kueue:
 
     api: client.ApiClient
 
-    def flavor(self, name: str, labels: dict[str, str], taint: Json) -> None:
-        tolerations = [{key: taint[key] for key in ("key", "value", "effect")} | {"operator": "Equal"}]
-        spec = {"nodeLabels": labels, "nodeTaints": [taint], "tolerations": tolerations}
-        self._create("resourceflavors", {"kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec})
+    def flavor(self, name: str, labels: dict[str, str], *, taint: Json | None = None, topology: str = "") -> None:
+        """Nodes with these labels; `topology` is the name of theirs."""
+        tolerations = [{key: taint[key] for key in ("key", "value", "effect")} | {"operator": "Equal"}] if taint else []
+        spec = {"nodeLabels": labels, "nodeTaints": [taint] if taint else [], "tolerations": tolerations}
+        spec |= {"topologyName": topology} if topology else {}
+        self.create("resourceflavors", {"kind": "ResourceFlavor", "metadata": {"name": name}, "spec": spec})
+
+    def topology(self, name: str, *labels: str) -> None:
+        """Levels by labels of nodes, from the widest down."""
+        spec = {"levels": [{"nodeLabel": label} for label in labels]}
+        self.create("topologies", {"kind": "Topology", "metadata": {"name": name}, "spec": spec})
 
     def priority(self, name: str, value: int) -> None:
         body = {"kind": "WorkloadPriorityClass", "metadata": {"name": name}, "value": value}
-        self._create("workloadpriorityclasses", body)
+        self.create("workloadpriorityclasses", body)
 
     def cluster_queue(self, name: str, flavor: str, resource: str, quota: int, **fields: Any) -> None:
         resources = [{"name": resource, "nominalQuota": quota}]
         group = {"coveredResources": [resource], "flavors": [{"name": flavor, "resources": resources}]}
         spec = {"namespaceSelector": {}, "resourceGroups": [group]} | fields
-        self._create("clusterqueues", {"kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec})
+        self.create("clusterqueues", {"kind": "ClusterQueue", "metadata": {"name": name}, "spec": spec})
 
     def set_quota(self, cluster_queue: str, quota: int) -> None:
         body: Any = self._custom.get_cluster_custom_object(GROUP, VERSION, "clusterqueues", cluster_queue)
         body["spec"]["resourceGroups"][0]["flavors"][0]["resources"][0]["nominalQuota"] = quota
         self._custom.patch_cluster_custom_object(GROUP, VERSION, "clusterqueues", cluster_queue, {"spec": body["spec"]})
 
+    def stop(self, cluster_queue: str, policy: str) -> None:
+        """`policy` as in stopPolicy: None, Hold or HoldAndDrain."""
+        patch = {"spec": {"stopPolicy": policy}}
+        self._custom.patch_cluster_custom_object(GROUP, VERSION, "clusterqueues", cluster_queue, patch)
+
     def local_queue(self, namespace: str, name: str, cluster_queue: str) -> None:
         body = {"kind": "LocalQueue", "metadata": {"name": name}, "spec": {"clusterQueue": cluster_queue}}
         made = {"apiVersion": f"{GROUP}/{VERSION}"} | body
         self._custom.create_namespaced_custom_object(GROUP, VERSION, namespace, "localqueues", made)
 
-    def _create(self, plural: str, body: Json) -> None:
+    def create(self, plural: str, body: Json) -> None:
         made = {"apiVersion": f"{GROUP}/{VERSION}"} | body
         self._custom.create_cluster_custom_object(GROUP, VERSION, plural, made)
 
@@ -71,7 +84,7 @@ class Kueue:
 
 @contextmanager
 def running(control_plane: ControlPlane, admin: client.ApiClient, folder: Path) -> Iterator[Kueue]:
-    """Kueue, for all namespaces. Its webhooks and definitions go with it."""
+    """Kueue, for all namespaces. Its webhooks go with it."""
     built, kubectl = kueue.kueue(), Kubectl(control_plane.kubeconfig)
     kubectl.said("apply", "--server-side", "-f", str(built.definitions))
     wait_for("the definitions", lambda: all(kubectl("get", kind).returncode == 0 for kind in _kinds(built.definitions)))
@@ -96,7 +109,7 @@ def _kinds(definitions: Path) -> list[str]:
 
 def _config(port: int, health: int, certificates: Path) -> Json:
     return {
-        "apiVersion": "config.kueue.x-k8s.io/v1beta1",
+        "apiVersion": "config.kueue.x-k8s.io/v1beta2",
         "kind": "Configuration",
         "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
         "metrics": {"bindAddress": "0"},
@@ -105,6 +118,7 @@ def _config(port: int, health: int, certificates: Path) -> Json:
         "internalCertManagement": {"enable": False},
         "clientConnection": {"qps": 500, "burst": 500},
         "integrations": {"frameworks": ["batch/job"]},
+        "multiKueue": {"externalFrameworks": [{"name": f"{base.KIND}.{base.VERSION}.{base.GROUP}"}]},
         # Memory and processors are not scarce here.
         "resources": {"excludeResourcePrefixes": ["cpu", "memory", "ephemeral-storage"]},
     }

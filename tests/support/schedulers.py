@@ -14,6 +14,8 @@ from tests.support.cluster import Job
 from tests.support.patience import wait_for
 
 CLAIM = "checkpoints"
+PLAIN_SCHEDULER = "plain"
+"""Name of Kubernetes' own scheduler in the tests: other pods shall stay without a node."""
 
 
 @contextmanager
@@ -41,9 +43,11 @@ def running_scheduler(
 
 
 @contextmanager
-def nodes_for_one_pod_each(core: client.CoreV1Api, labels: Mapping[str, dict[str, str]]) -> Iterator[None]:
-    """Nodes that are ready. `labels`: those of each, by its name."""
-    room = {"cpu": "8", "memory": "16Gi", "ephemeral-storage": "100Gi", "pods": "1"}
+def nodes_for_one_pod_each(
+    core: client.CoreV1Api, labels: Mapping[str, dict[str, str]], **devices: str
+) -> Iterator[None]:
+    """Nodes that are ready. `labels`: those of each, by its name; `devices`: how many each has, by resource."""
+    room = {"cpu": "8", "memory": "16Gi", "ephemeral-storage": "100Gi", "pods": "1"} | devices
     for name, own in labels.items():
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         ready = {"type": "Ready", "status": "True", "reason": "Test", "message": "", "lastHeartbeatTime": now}

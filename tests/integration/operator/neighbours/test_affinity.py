@@ -6,25 +6,15 @@ from typing import Any
 
 import pytest
 from kubernetes import client
-from pseudoreal_dev.cluster import binaries
-from pseudoreal_dev.cluster.control_plane import ControlPlane
 
 from tests.support.cluster import Cluster
 from tests.support.patience import wait_for
-from tests.support.schedulers import CLAIM, bound_claim, nodes_for_one_pod_each, placed, running_scheduler, said
+from tests.support.schedulers import CLAIM, PLAIN_SCHEDULER, bound_claim, nodes_for_one_pod_each, placed, said
 
-pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.usefixtures("shared_operator", "scheduler")]
+pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.usefixtures("shared_operator", "plain_scheduler")]
 
-SCHEDULER, PODS, ZONES = "plain", 3, 3
+PODS, ZONES = 3, 3
 ZONE = "topology.kubernetes.io/zone"
-
-
-@pytest.fixture(scope="module")
-def scheduler(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder, program = tmp_path_factory.mktemp("scheduler"), binaries.build().path("kube-scheduler")
-    _, kubeconfig = control_plane.user(SCHEDULER, ["system:masters"])
-    with running_scheduler(program, folder, kubeconfig, {"schedulerName": SCHEDULER}):
-        yield
 
 
 @pytest.fixture
@@ -43,7 +33,7 @@ def test_pods_share_a_zone_and_know_it(
     cluster: Cluster, nodes: dict[str, str], topology: dict[str, str] | None, zones: list[int]
 ) -> None:
     """The first pod may go anywhere, and the others follow it; without a topology the scheduler spreads them."""
-    spec = {"schedulerName": SCHEDULER, "nodeSelector": nodes}
+    spec = {"schedulerName": PLAIN_SCHEDULER, "nodeSelector": nodes}
     scheduling: dict[str, Any] = {"topology": topology} if topology else {}
     job = cluster.create(
         "near",

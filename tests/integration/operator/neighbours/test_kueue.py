@@ -1,6 +1,5 @@
 """A real Kueue admits, holds, preempts and reclaims the Jobs of a job, and nobody else writes what is Kueue's."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from pseudoreal_dev.cluster.control_plane import ControlPlane
 from tests.support import kueue
 from tests.support.cluster import Cluster, Job, complete_stage
 from tests.support.kueue import Kueue
-from tests.support.names import OPERATOR, bare
+from tests.support.names import bare
 from tests.support.patience import wait_for
+from tests.support.writers import verbs_on_jobs, writers_of
 
 pytestmark = [pytest.mark.integration, pytest.mark.long, pytest.mark.usefixtures("shared_operator")]
 
@@ -28,7 +28,7 @@ def queues(
     control_plane: ControlPlane, admin: client.ApiClient, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kueue]:
     with kueue.running(control_plane, admin, tmp_path_factory.mktemp("kueue")) as running:
-        running.flavor(FLAVOR, LABELS, TAINT)
+        running.flavor(FLAVOR, LABELS, taint=TAINT)
         running.priority(LOW, 1)
         running.priority(HIGH, 100)
         yield running
@@ -70,19 +70,6 @@ def child(cluster: Cluster, name: str) -> dict[str, Any]:
 
 def workloads(cluster: Cluster) -> list[dict[str, Any]]:
     return cluster.list(f"apis/{kueue.GROUP}/{kueue.VERSION} workloads")
-
-
-def writers_of(job: dict[str, Any], *path: str) -> set[str]:
-    """Managers whom the API server names as those of a field."""
-    return {entry["manager"] for entry in job["metadata"]["managedFields"] if _has(entry["fieldsV1"], path)}
-
-
-def _has(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
-    for key in path:
-        if f"f:{key}" not in fields:
-            return False
-        fields = fields[f"f:{key}"]
-    return True
 
 
 def test_each_phase_waits_for_its_own_shape_and_a_delink_for_nothing(
@@ -128,18 +115,6 @@ def name_of(body: dict[str, Any]) -> str:
     return str(body["metadata"]["name"])
 
 
-def verbs_on_jobs(audit_log: Path, namespace: str) -> set[str]:
-    """What the operator has asked for of the namespace's Jobs."""
-    found = set()
-    for line in audit_log.read_text().splitlines():
-        entry = json.loads(line)
-        of = entry.get("objectRef", {})
-        if entry["user"]["username"] == OPERATOR and (of.get("resource"), of.get("namespace")) == ("jobs", namespace):
-            found.add(entry["verb"])
-    assert "create" in found, "the log has it all"
-    return found
-
-
 def of_priorities(queues: Kueue, cluster: Cluster) -> tuple[dict[str, Any], dict[str, Any]]:
     """One GPU for two jobs, one of which counts more."""
     queue(queues, cluster, 1, preemption={"withinClusterQueue": "LowerPriority"})
@@ -148,7 +123,7 @@ def of_priorities(queues: Kueue, cluster: Cluster) -> tuple[dict[str, Any], dict
 
 def of_a_cohort(queues: Kueue, cluster: Cluster) -> tuple[dict[str, Any], dict[str, Any]]:
     """A queue that borrows the GPU of another one, which takes it back."""
-    cohort = {"cohort": cluster.namespace}
+    cohort = {"cohortName": cluster.namespace}
     queue(queues, cluster, 0, "borrower", **cohort)
     queue(queues, cluster, 1, "owner", **cohort, preemption={"reclaimWithinCohort": "Any"})
     return {"queue": "borrower"}, {"queue": "owner"}

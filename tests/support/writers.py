@@ -1,0 +1,38 @@
+"""Who has written what, as the API server tells it."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.support.names import OPERATOR
+
+
+def writers_of(job: dict[str, Any], *path: str) -> set[str]:
+    """Managers whom the API server names as those of a field."""
+    return {entry["manager"] for entry in job["metadata"]["managedFields"] if _has(entry["fieldsV1"], path)}
+
+
+def _has(fields: dict[str, Any], path: tuple[str, ...]) -> bool:
+    for key in path:
+        if f"f:{key}" not in fields:
+            return False
+        fields = fields[f"f:{key}"]
+    return True
+
+
+def verbs_on_jobs(audit_log: Path, namespace: str) -> set[str]:
+    """What the operator has asked for of the namespace's Jobs."""
+    found = verbs_on("jobs", audit_log, namespace)
+    assert "create" in found, "the log has it all"
+    return found
+
+
+def verbs_on(resource: str, audit_log: Path, namespace: str) -> set[str]:
+    """What the operator has asked for of a resource in the namespace, such as pseudorealjobs, its status included."""
+    found = set()
+    for line in audit_log.read_text().splitlines():
+        entry = json.loads(line)
+        of = entry.get("objectRef", {})
+        if entry["user"]["username"] == OPERATOR and (of.get("resource"), of.get("namespace")) == (resource, namespace):
+            found.add(entry["verb"])
+    return found
