@@ -74,7 +74,7 @@ def change_of_bias(counts: Tensor, rate: float) -> Tensor:
 
 
 def choices_of(sums: Sequence[float], layers: int) -> list[list[float]]:
-    """Of each layer with experts how many tokens chose each expert; `sums` as `ExpertLoad.of` has them."""
+    """How many tokens chose each expert, layer after layer with experts; `sums` as `ExpertLoad.of` has them."""
     return [[*row[: -Tally.OTHERS]] for row in _rows(sums, layers)]
 
 

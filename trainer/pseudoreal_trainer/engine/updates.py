@@ -183,7 +183,7 @@ class Reductions:
         self._agreement: Agreement | None = None
         self._left_out: set[int] = set()
         self._choices: list[list[float]] = []
-        """Of each layer with experts how many tokens of the step chose each one, with global clipping."""
+        """How many tokens of the step chose each expert, layer after layer with experts; with global clipping."""
 
     # The main thread calls these in the plan's order. Each gives the thread a task.
 
