@@ -25,7 +25,6 @@ from pseudoreal_trainer.forecast.time.timeline import timeline
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
 
-
 Homes = tuple[Home, ...]
 """Home of each unit."""
 
