@@ -2,6 +2,8 @@
 
 Layouts wait in the order of a bound of their seconds; one that reaches the front is simulated, and waits again with
 its true seconds. So the first that reaches the front simulated is the fastest of all, and most are never simulated.
+Where a budget moves units, the first bound is of homes than which none is nearer, and a layout that reaches the front
+waits once more with the bound of its own homes, whose choice takes a plan of the step.
 """
 
 import heapq
