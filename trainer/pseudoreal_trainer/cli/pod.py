@@ -23,7 +23,7 @@ from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.launch.in_place import run_in_place
 from pseudoreal_trainer.launch.ranks import Launch
 from pseudoreal_trainer.launch.settled import settled
-from pseudoreal_trainer.launch.stop import Stop
+from pseudoreal_trainer.launch.stop import Stop, Stopped
 from pseudoreal_trainer.logs import configure_logs
 from pseudoreal_trainer.pod.endpoint import endpoint_of_pod
 from pseudoreal_trainer.pod.metrics_server import metrics_port, serving_metrics
@@ -86,7 +86,9 @@ def _train(config: PhaseConfig, path: Path, stop: Stop) -> TerminationMessage:
 def _run_settled(config: PhaseConfig, path: Path, pod: PodFolder, stop: Stop) -> TerminationMessage:
     """Runs the ranks once the phase has its layout: they, and all that looks at it, know no other."""
     try:
-        config, layout = settled(config)
+        config, layout = settled(config, stop.ending_at_once)
+    except Stopped:
+        return ended_badly("Yielded", config, "asked to stop while it searched a layout; nothing was to be saved")
     except (InvalidJobError, TrainingError) as error:
         outcome: Outcome = "InvalidJob" if isinstance(error, InvalidJobError) else "Failed"
         return ended_badly(outcome, config, str(error))

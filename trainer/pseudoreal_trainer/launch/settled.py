@@ -5,6 +5,9 @@ Each pod of the first execution looks for the record, chooses, and tries to writ
 go on with what that one wrote. So neither other profiles nor other releases change a layout that is recorded.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
 import structlog
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.layout import ChosenLayout
@@ -21,9 +24,12 @@ LAYOUTS = "layouts"
 log = structlog.get_logger()
 
 
-def settled(config: PhaseConfig) -> tuple[PhaseConfig, ChosenLayout | None]:
-    """The phase with its layout, and that layout where it was chosen here or in an earlier execution. Raises
-    InvalidJobError where no layout fits or the profile is none, and TrainingError where storage fails."""
+def settled(
+    config: PhaseConfig, while_searching: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> tuple[PhaseConfig, ChosenLayout | None]:
+    """The phase with its layout, and that layout where it was chosen here or in an earlier execution. The search is
+    pure, so what `while_searching` makes may end it at any point. Raises InvalidJobError where no layout fits or the
+    profile is none, and TrainingError where storage fails."""
     if not is_auto(config):
         return config, None
     folder = storage_path(config.storage) / LAYOUTS
@@ -32,7 +38,9 @@ def settled(config: PhaseConfig) -> tuple[PhaseConfig, ChosenLayout | None]:
         layout = _recorded(path)
         if layout is None:
             storage_of(folder).make_folder()
-            layout = _record(path, _chosen(config))
+            with while_searching():
+                layout = _chosen(config)
+            layout = _record(path, layout)
     except OSError as error:
         raise TrainingError(f"the layout of phase {config.phase} cannot be kept in {path}: {error}") from error
     try:

@@ -11,7 +11,7 @@ from pseudoreal_trainer.plan.spread import units_grown, with_parts
 def gradient_buffers(layout: Layout, rank: int, pool: Pool) -> int:
     """Number of whole gradients that exist at a time, of units of a pool that share buffers: those that grow, and one
     that is being reduced meanwhile."""
-    spans = _growth(replace(layout, homes=(), sharding="None"), rank)
+    spans = _growth(replace(layout, homes=(), sharding="None", replicas=1), rank)
     sharing = [spans[unit] for unit in layout.buffered_units(rank, pool)]
     growing = max((sum(span.start in other for other in sharing) for span in sharing), default=0)
     return min(growing + 1, len(sharing))

@@ -1,7 +1,7 @@
 """Which rank does what: the chain of positions, its units, and the mesh of pipeline and data ranks. Pure."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, pairwise
 from typing import Literal
@@ -20,7 +20,13 @@ experts, and all others. Of each pool a pass uses one unit at most."""
 Users = tuple[int, ...]
 """Pipeline ranks that use a unit, ascending."""
 
-_MODULAR = ("Layered", "Interleaved")
+MODULAR: tuple[Schedule, ...] = ("Layered", "Interleaved")
+"""Schedules whose layers go round the pipeline ranks; in the others each rank has neighbouring layers."""
+_OF_LAYERS = (
+    *("units", "_first_experts", "_behind_experts", "_sets", "_units_of", "_layers_of"),
+    *("_ranks", "_positions", "_local_units", "users"),
+)
+"""What depends on the layers of the pipeline ranks alone."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +66,15 @@ class Layout:
     """Whether, in some steps, the gradients of layers that share a block are measured one by one."""
     balances_steps: bool = False
     """Whether a loss depends on how often each expert is chosen in the whole step."""
+
+    def as_in(self, other: "Layout") -> "Layout":
+        """This layout, knowing already what was found out about `other`: it has the same layers on the same pipeline
+        ranks, so they differ in neither positions nor units nor users."""
+        vars(self).update({name: vars(other)[name] for name in _OF_LAYERS if name in vars(other)})
+        return self
+
+    def with_homes(self, homes: tuple[Home, ...]) -> "Layout":
+        return replace(self, homes=homes).as_in(self)
 
     @property
     def layers(self) -> int:
@@ -169,7 +184,7 @@ class Layout:
     def _ranks(self) -> tuple[int, ...]:
         """The pipeline rank of each position."""
         layers = range(self.layers)
-        if self.order in _MODULAR:
+        if self.order in MODULAR:
             ranks = [layer % self.pipeline for layer in layers]
         else:
             ranks = [layer * self.pipeline // self.layers for layer in layers]

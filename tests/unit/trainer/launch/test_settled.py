@@ -12,12 +12,14 @@ import pytest
 import yaml
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.layout import ChosenLayout
+from pseudoreal_api.wire.messages import EXIT_CODES
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.checkpoint.store import CheckpointStore
 from pseudoreal_trainer.errors import InvalidJobError, TrainingError
 from pseudoreal_trainer.forecast.search.auto import choose, laid_out
 from pseudoreal_trainer.heartbeat.record import read_heartbeat
 from pseudoreal_trainer.launch.settled import settled
+from pseudoreal_trainer.launch.stop import Stop, Stopped
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
@@ -147,6 +149,33 @@ def test_without_a_profile_a_machine_is_assumed(phase: PhaseConfig, gpus: int, c
     precision = phase.precision.model_copy(update={"compute": compute})
     update = {"parallelism": parallelism, "precision": precision, "gpus": gpus}
     assert chosen(phase.model_copy(update=update)).hardware.startswith("assumed ")
+
+
+def test_a_pod_that_is_asked_to_stop_ends_its_search_at_once(phase: PhaseConfig, tmp_path: Path) -> None:
+    """4,096 ranks have tens of thousands of layouts."""
+    batch = phase.batch.model_copy(update={"sequences": 4096})
+    many = phase.model_copy(update={"workers": 2048, "batch": batch})
+    pod = start_pod(many, tmp_path / "pod")
+    wait_for("a search", record(many).parent.exists, pod.said)
+    pod.process.send_signal(signal.SIGTERM)
+    assert pod.wait() == EXIT_CODES["Yielded"], pod.said()
+    assert "while it searched a layout" in pod.message()["message"]
+    assert [*record(many).parent.iterdir()] == []
+    assert "layout_chosen" not in pod.said()
+
+
+def test_a_stop_that_has_come_before_ends_a_search_before_it_begins(phase: PhaseConfig) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop = Stop()
+        with stop.ending_at_once():
+            pass
+        signal.raise_signal(signal.SIGTERM)
+        with pytest.raises(Stopped):
+            settled(phase, stop.ending_at_once)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not record(phase).exists()
 
 
 @pytest.mark.long

@@ -48,6 +48,8 @@ class _Walk:
     def __init__(self, layout: Layout, sizes: Sizes, tokens: int, rank: int) -> None:
         self._layout, self._rank, self._boundary = layout, rank, sizes.boundary(tokens)
         self._graphs = graphs_by_position(sizes, tokens, layout.loss_chunk)
+        self._changes: dict[tuple[int, Part], Change] = {}
+        """What the parts of passes through spread experts change, by the layer's kind."""
         self._held = self.peak = 0
         """Bytes of the device that are held, and the most so far."""
 
@@ -78,8 +80,12 @@ class _Walk:
         if not isinstance(record, Part) or isinstance(record, Count) or not self._layout.spreads(record.position):
             return None
         graphs, keeps_graph = self._graphs[record.position], self._keeps_graph(record.position)
-        spread = SpreadBytes(graphs, keeps_graph, self._layout.expert_ranks, self._layout.expert_groups)
-        change = spread.change(record)
+        # Layers that are alike have the same graphs.
+        kind = id(graphs), replace(record, position=0, micro_batch=0)
+        if kind not in self._changes:
+            spread = SpreadBytes(graphs, keeps_graph, self._layout.expert_ranks, self._layout.expert_groups)
+            self._changes[kind] = spread.change(record)
+        change = self._changes[kind]
         if isinstance(record, Backward):
             change = replace(change, freed=change.freed + self._answered(record.position))
         return change

@@ -1,7 +1,5 @@
 """From a phase's configuration to what its plan depends on. Pure."""
 
-from dataclasses import replace
-
 from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.resolved.layers import blocks_of_layers, experts_of_layers
@@ -37,7 +35,7 @@ def placed_layout(config: PhaseConfig, sizes: Sizes, peaks: Peaks) -> Layout:
     """The layout with the homes that come nearest to the budget, whether that is enough or not. `peaks`: those of the
     layout before a budget moves anything."""
     layout = fixed_layout(config, sizes)
-    return replace(layout, homes=choose_homes(config.offload, layout, sizes, peaks))
+    return layout.with_homes(choose_homes(config.offload, layout, sizes, peaks))
 
 
 def fixed_layout(config: PhaseConfig, sizes: Sizes) -> Layout:

@@ -11,7 +11,7 @@ from pseudoreal_api.quantity import bytes_of
 from pseudoreal_api.spec.phase import Home, Offload, OffloadBudget
 
 from pseudoreal_trainer.forecast.memory.activations import activation_peak
-from pseudoreal_trainer.forecast.memory.memory import Tiers, held, unit_state
+from pseudoreal_trainer.forecast.memory.memory import Tiers, held, least_held, unit_state
 from pseudoreal_trainer.forecast.memory.sizes import Sizes
 from pseudoreal_trainer.plan.layout import Layout
 from pseudoreal_trainer.plan.lower import step_plan
@@ -46,6 +46,8 @@ def activation_peaks(layout: Layout, sizes: Sizes) -> Peaks:
 def named_homes(offload: Offload, sizes: Sizes) -> tuple[Home, ...]:
     """The home of each unit as `homes` says, else as `home` says. What it says of a block is said of the experts of the
     same number, too, unless these are named themselves."""
+    if not offload.homes:
+        return (offload.home,) * len(sizes.units)
     named: dict[str, Home] = {entry.unit: entry.home for entry in offload.homes}
     blocks = (named.get(_block_name(unit), offload.home) for unit in sizes.units)
     return tuple(named.get(unit.name, home) for unit, home in zip(sizes.units, blocks, strict=True))
@@ -58,39 +60,74 @@ def _block_name(unit: Unit) -> str:
 
 def choose_homes(offload: Offload, layout: Layout, sizes: Sizes, peaks: Peaks) -> tuple[Home, ...]:
     """The home of each unit: the one that is named, and farther away as far as the budget forces it."""
+    taken = [peak.device for peak in peaks]
+    return _moved(offload, layout, sizes, taken, lambda now, rank: held(now, sizes, rank).device)
+
+
+def nearest_homes(offload: Offload, layout: Layout, sizes: Sizes) -> tuple[Home, ...]:
+    """Homes than which no unit's is nearer, whatever activations take: those with none of these, and with the least
+    that is held. A rank moves units in one order until they fit; where less fits, it moves these and more. Where ranks
+    have units in common, one rank may move what makes room on another: then nothing is known but what is named."""
+    if any(len(users) > 1 for users in layout.users):
+        return named_homes(offload, sizes)
+    return _moved(offload, layout, sizes, [0] * layout.pipeline, lambda now, rank: least_held(now, sizes, rank))
+
+
+def _moved(
+    offload: Offload, layout: Layout, sizes: Sizes, taken: Sequence[int], needs: Callable[[Layout, int], int]
+) -> tuple[Home, ...]:
+    """`taken`: bytes of each pipeline rank's device for activations. `needs`: bytes that a rank's device needs
+    besides."""
     named = {entry.unit for entry in offload.homes}
     movable = [
         unit
         for unit in _moving_order(layout, sizes)
         if named.isdisjoint({sizes.units[unit].name, _block_name(sizes.units[unit])})
     ]
-    choice, bounds = _Choice(layout, movable, [*named_homes(offload, sizes)]), bounds_of(offload.budget)
+    choice, bounds = _Choice(layout, sizes, movable, [*named_homes(offload, sizes)]), bounds_of(offload.budget)
     if bounds.device is not None:
-        room = [bounds.device - peak.device for peak in peaks]
-        choice.move("Device", "Host", lambda now, rank: held(now, sizes, rank).device <= room[rank])
+        room = [bounds.device - size for size in taken]
+        choice.move("Device", "Host", room, lambda state: state.device, needs)
     if bounds.host is not None:
-        bound = bounds.host
-        choice.move("Host", "Disk", lambda now, rank: host_state(now, sizes, rank) <= bound)
+        choice.move("Host", "Disk", [bounds.host] * layout.pipeline, lambda state: state.host)
     return tuple(choice.homes)
 
 
 @dataclass(frozen=True)
 class _Choice:
     layout: Layout
+    sizes: Sizes
     movable: list[int]
     """Units, in the order in which they move."""
     homes: list[Home]
     """Home of each unit, so far."""
 
-    def move(self, source: Home, target: Home, fits: Callable[[Layout, int], bool]) -> None:
-        """Moves units until every rank fits, or all of its units that may move have."""
+    def move(
+        self,
+        source: Home,
+        target: Home,
+        room: Sequence[int],
+        part: Callable[[Tiers], int],
+        needs: Callable[[Layout, int], int] | None = None,
+    ) -> None:
+        """Moves units until every rank fits, or all of its units that may move have. `part`: the bytes of a unit's
+        state that take of the room; `needs`: all that does, with the state, if there is more."""
+        near, far = (self.layout.with_homes((home,) * self.layout.units) for home in (source, target))
         for rank in range(self.layout.pipeline):
+            now, local = self._now, self.layout.local_units(rank)
+            state = sum(part(unit_state(now, self.sizes, unit)) for unit in local)
             for unit in self.movable:
                 if rank not in self.layout.users[unit] or self.homes[unit] != source:
                     continue
-                if fits(replace(self.layout, homes=tuple(self.homes)), rank):
+                # The state alone is quickly told.
+                if state <= room[rank] and (needs is None or needs(self._now, rank) <= room[rank]):
                     break
                 self.homes[unit] = target
+                state += part(unit_state(far, self.sizes, unit)) - part(unit_state(near, self.sizes, unit))
+
+    @property
+    def _now(self) -> Layout:
+        return self.layout.with_homes(tuple(self.homes))
 
 
 def host_state(layout: Layout, sizes: Sizes, rank: int) -> int:

@@ -53,6 +53,17 @@ def held(layout: Layout, sizes: Sizes, rank: int) -> Tiers:
     return state + passing + region + tokens + _checkpoint_ring(layout, sizes, rank) + updating
 
 
+def least_held(layout: Layout, sizes: Sizes, rank: int) -> int:
+    """Bytes of the device, of those that `held` counts, which the order of passes has no part in: state, the window,
+    and two gradients in buffers, one of which is reduced while the other grows."""
+    state = sum(unit_state(layout, sizes, unit).device for unit in layout.local_units(rank))
+    return state + sum(
+        _window(layout, sizes, rank, pool)
+        + _of_buffers(layout, sizes, rank, pool, min(2, len(layout.buffered_units(rank, pool))))
+        for pool in POOLS
+    )
+
+
 def unit_state(layout: Layout, sizes: Sizes, unit: int) -> Tiers:
     """Bytes of a unit's master weights, moments, gradient and the copies that stay."""
     c, f, shard = sizes.compute_bytes, sizes.master_bytes, sizes.shard(layout, unit)
@@ -81,8 +92,12 @@ def _window(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
 
 
 def _gradient_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:
+    return _of_buffers(layout, sizes, rank, pool, gradient_buffers(layout, rank, pool))
+
+
+def _of_buffers(layout: Layout, sizes: Sizes, rank: int, pool: Pool, buffers: int) -> int:
     largest = max((sizes.whole(layout, unit) for unit in layout.buffered_units(rank, pool)), default=0)
-    return gradient_buffers(layout, rank, pool) * largest * sizes.master_bytes
+    return buffers * largest * sizes.master_bytes
 
 
 def _measuring(layout: Layout, sizes: Sizes, rank: int, pool: Pool) -> int:

@@ -19,7 +19,9 @@ def least_state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile:
     if config.offload.budget is None:
         return sum(unit_state(layout, sizes, unit).device for unit in units) <= profile.device_bytes
     of_each = sizes.compute_bytes + sizes.master_bytes
-    return max(sizes.whole(layout, unit) for unit in units) * of_each <= profile.device_bytes
+    # Units of the same size and users are cut alike.
+    kinds = {(sizes.units[unit].numel, layout.pool_of(unit), len(layout.users[unit])): unit for unit in units}
+    return max(sizes.whole(layout, unit) for unit in kinds.values()) * of_each <= profile.device_bytes
 
 
 def state_fits(config: PhaseConfig, layout: Layout, sizes: Sizes, profile: HardwareProfile) -> bool:

@@ -9,10 +9,16 @@ from pseudoreal_api.resolved.resolve import UnresolvableJob, check_interleaved
 from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.phase import Keep, Schedule, StateSharding
 
+from pseudoreal_trainer.plan.layout import MODULAR
+
 _SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
 _FORWARD_FIRST: tuple[Schedule, ...] = ("Layered", "GPipe")
 """Schedules in which all micro-batches pass a layer before the first goes back through it."""
 _SHARDINGS: tuple[StateSharding, ...] = get_args(StateSharding)
+
+
+StateChoice = tuple[int, bool, StateSharding, int]
+"""What bytes of the state depend on: pipeline ranks, whether layers go round them, sharding, expert ranks."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,14 @@ class Choice:
     keep: Keep
     replicas: int = 1
     expert_ranks: int = 1
+
+    @property
+    def is_modular(self) -> bool:
+        return self.schedule in MODULAR
+
+    @property
+    def of_state(self) -> StateChoice:
+        return self.pipeline, self.is_modular, self.sharding, self.expert_ranks
 
     @property
     def simplicity(self) -> tuple[int, ...]:

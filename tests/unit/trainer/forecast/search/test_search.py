@@ -242,6 +242,54 @@ def test_a_budget_moves_units_before_a_layout_is_left_out(
     assert report.step_seconds == best.seconds
 
 
+SLOW_HOMES: dict[str, Any] = {"h2d": 1e7, "d2h": 1e7, "disk_read": 3e6, "disk_write": 1e6, "point_to_point": 1e7}
+SLOW_HOMES |= {"update_on_host_seconds_per_element": 1e-7, "update_on_device_seconds_per_element": 1e-8}
+
+
+@pytest.mark.parametrize(
+    ("model", "clipping", "sharing", "groups"),
+    [
+        pytest.param({}, "PerUnit", {}, 1, id="dense"),
+        pytest.param(MIXTURE, "PerUnit", {}, 2, id="groups of experts"),
+        pytest.param({}, "Global", {}, 1, id="dense, a common end of steps", marks=LONG),
+        pytest.param({}, "PerUnit", {"blocks": 2}, 1, id="blocks in common", marks=LONG),
+        pytest.param(MIXTURE, "Global", {}, 1, id="a mixture", marks=LONG),
+    ],
+)
+def test_the_fastest_under_a_budget_is_that_of_brute_force(
+    job_body: dict[str, Any],
+    config: Callable[..., PhaseConfig],
+    model: dict[str, Any],
+    clipping: str,
+    sharing: dict[str, Any],
+    groups: int,
+) -> None:
+    """Units move to hosts and to disks, and what does not fit is left out. Where ranks do not wait for each other, few
+    simulated steps may look faster than the bound of the layout."""
+    eight_ranks(job_body, model)
+    hardware = profile(**GPUS, **SLOW_HOMES)
+    job_body["spec"]["optimizer"]["clipping"] = {"mode": clipping}
+    job_body["spec"]["phases"][PHASE] |= {"sharing": sharing} if sharing else {}
+    whole = config(PHASE)
+    needs = sorted(peak(whole, choice, hardware) for choice in [*choices(whole)][::7])
+    budget = {"device": needs[len(needs) // 4], "host": 20_000}
+    job_body["spec"]["phases"][PHASE]["offload"] = {"budget": budget, "expertGroups": groups}
+    phase = config(PHASE)
+    reports = {choice: plan_phase(chosen(phase, choice), "cpu", hardware, 1).report for choice in choices(phase)}
+    fitting = {choice: report for choice, report in reports.items() if report.fits}
+    assert {home for report in fitting.values() for home in report.homes.values()} == {"Device", "Host", "Disk"}
+    assert 50 < len(fitting) < len(reports)
+    search = Search(phase, "cpu", hardware, 1)
+    found = {entry.choice: entry.seconds for entry in search.fastest()}
+    assert found.keys() == fitting.keys()
+    assert [*found.values()] == sorted(found.values())
+    seconds = {choice: float(report.step_seconds or 0) for choice, report in fitting.items()}
+    if clipping == "Global":
+        assert found == seconds
+    best = min(found, key=lambda choice: (found[choice], choice.simplicity))
+    assert seconds[best] == found[best] == min(seconds.values())
+
+
 @pytest.fixture(scope="module")
 def cluster() -> HardwareProfile:
     return read_profile(Path(paths.REPOSITORY / "examples" / "hardware" / "gpu-cluster.yaml"))
