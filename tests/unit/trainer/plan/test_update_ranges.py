@@ -11,7 +11,7 @@ from pseudoreal_api.spec.model import Model
 from pseudoreal_api.spec.optimizer import Optimizer
 from pseudoreal_api.spec.phase import Sharing
 from pseudoreal_trainer.plan.units import Unit, units_of
-from pseudoreal_trainer.plan.update_ranges import UpdateRange, cut, update_ranges
+from pseudoreal_trainer.plan.update_ranges import UpdateRange, cut, update_ranges, without
 
 from tests.support.tensor_groups import PATTERNS, figures_of
 
@@ -104,3 +104,12 @@ def test_a_cut_has_what_the_whole_has_there(data: st.DataObject, chosen: dict[st
     end = data.draw(st.integers(begin + 1, len(whole) + 40))
     padded = whole + whole[-1:] * 40
     assert _by_element(cut(ranges, begin, end)) == padded[begin:end]
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.sets(st.integers(0, 40)), st.integers(0, 9))
+def test_what_lies_in_gaps_is_in_no_range(lengths: list[int], idle: set[int], begin: int) -> None:
+    ends = [sum(lengths[: i + 1]) for i in range(len(lengths))]
+    ranges = [UpdateRange(end - n, end, rate=float(i)) for i, (n, end) in enumerate(zip(lengths, ends, strict=True))]
+    left = without(ranges, [range(one, one + 1) for one in sorted(idle)], begin)
+    expected = [(e, one.rate) for one in ranges for e in range(one.begin, one.end) if e + begin not in idle]
+    assert [(e, one.rate) for one in left for e in range(one.begin, one.end)] == expected

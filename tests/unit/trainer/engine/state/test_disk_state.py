@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,32 @@ def test_an_update_is_that_of_torch(pairs: list[Pair]) -> None:
             pair.disk.keep_gradient(gradient)
             pair.disk.update(spec, RATE, SCALE)
         assert torch.equal(_whole(pair.disk, "weights"), torch.cat([part.detach() for part in parts]))
+
+
+def test_idle_elements_stay_as_they_are(pairs: list[Pair], monkeypatch: pytest.MonkeyPatch) -> None:
+    idle = (range(64, CHUNK + 128), range(3 * CHUNK, 5 * CHUNK))
+    pair, read = pairs[0], list[int]()
+    read_chunk = disk_state.DiskState._read_chunk
+
+    def noted(self: disk_state.DiskState, begin: int, turn: int) -> Any:
+        read.append(begin)
+        return read_chunk(self, begin, turn)
+
+    monkeypatch.setattr(disk_state.DiskState, "_read_chunk", noted)
+    before = _whole(pair.memory, "weights").clone()
+    for step in range(2):
+        for state in (pair.disk, pair.memory):
+            state.keep_gradient(_random(pair, 10 + step))
+            state.update(Optimizer(), RATE, SCALE, idle)
+    stays = torch.zeros(pair.memory.extent.length, dtype=torch.bool)
+    for gap in idle:
+        stays[gap.start : gap.stop] = True
+    for kind in KINDS:
+        assert torch.equal(_whole(pair.disk, kind), _whole(pair.memory, kind)), kind
+    changed = _whole(pair.memory, "weights") != before
+    assert not changed[stays].any()
+    assert changed[~stays].all()
+    assert sorted(set(read)) == [0, CHUNK, 2 * CHUNK, 5 * CHUNK], "chunks that are idle as a whole are not read"
 
 
 def test_a_shard_that_is_padding_behind_a_balancing_bias_stays_as_it_is(tmp_path: Path) -> None:
