@@ -254,6 +254,9 @@ class DiskState(State):
         if "compute" in self._stretches:
             stretch = self._stretches["compute"].chunk(begin)
             compute = stretch.view(self._disk.chunks[turn % CHUNKS_AT_A_TIME]["compute"])
+            if figures.idle:
+                # All of it is written, and another chunk was in it; the update fills only what is not idle.
+                compute.copy_(weights)
         ranges = self._ranges(begin, figures.idle)
         slices = Slices(weights, chunk["first_moment"], chunk["second_moment"], gradient, compute, ranges)
         self._disk.adamw.update(figures.spec, slices, self.steps, figures.rate, figures.scale)

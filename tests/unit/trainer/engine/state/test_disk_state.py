@@ -168,6 +168,9 @@ def test_idle_elements_stay_as_they_are(pairs: list[Pair], monkeypatch: pytest.M
     changed = _whole(pair.memory, "weights") != before
     assert not changed[stays].any()
     assert changed[~stays].all()
+    expected = _whole(pair.memory, "weights").to(pair.memory.extent.compute)
+    assert torch.equal(pair.memory.compute_weights(), expected)
+    assert torch.equal(_compute_weights(pair.disk), expected)
     assert sorted(set(read)) == [0, CHUNK, 2 * CHUNK, 5 * CHUNK], "chunks that are idle as a whole are not read"
 
 
