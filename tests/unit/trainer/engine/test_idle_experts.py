@@ -31,7 +31,8 @@ TOGETHER = [
     Case(data=4, expert_ranks=2, replicas=2, drawn=MANY, sharding="Full", homes="d", **SKIP),
     Case(data=4, expert_ranks=2, drawn=MANY, sharding="Full", homes="h", **SKIP),
 ]
-want([*ALONE, *TOGETHER])
+IN_BFLOAT16 = [Case(drawn=MANY, homes=homes, precision="bfloat16", **SKIP) for homes in ("d", "h", "D")]
+want([*ALONE, *TOGETHER, *IN_BFLOAT16])
 
 
 @pytest.mark.parametrize("case", [*ALONE, *TOGETHER], ids=lambda case: case.name)
@@ -52,3 +53,11 @@ def test_experts_that_are_always_idle_keep_every_bit(case: Case, engine_results:
                 always_idle += 1
                 assert weights[name][expert].equal(before), f"expert {expert} of {name}"
     assert always_idle > 0
+
+
+def test_homes_do_not_matter_in_bfloat16(engine_results: dict[Case, list[Result]]) -> None:
+    """Where weights have a copy in the compute type, that of idle experts stays as well."""
+    first, *others = (sound(engine_results, case) for case in IN_BFLOAT16)
+    for other in others:
+        assert other.losses == first.losses
+        assert all(other.weights[name].equal(weights) for name, weights in first.weights.items())
