@@ -108,7 +108,6 @@ class Optimizer(ApiModel):
         " (embedding, block, head) whose gradient is not; training goes on with the next samples."
         " After 10 such steps in a row the execution ends.",
     )
-
     idle_experts: Annotated[Literal["Update", "Skip"], Since(4)] = Field(
         "Update",
         description="idleExperts says what happens in a step to experts that none of its tokens chose. Update: they are"
