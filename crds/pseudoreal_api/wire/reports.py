@@ -101,14 +101,14 @@ class Membership(_Said):
     )
     takeovers: list[Takeover] = Field(
         max_length=MOST_SPARES,
-        description="The workers that are no more the pods of their own number. A pod whose place another one has ends.",
+        description="Workers that are other pods than those of their numbers. A pod whose place another one has ends.",
     )
 
     def pod_of(self, worker: int) -> int:
         """Completion index of the pod of a worker."""
         return next((one.pod for one in self.takeovers if one.worker == worker), worker)
 
-    def worker_of(self, pod: int, workers: int) -> int | None:
+    def worker_of(self, pod: int, workers: float) -> int | None:
         """Number of the worker that a pod is, of so many; None: it is none, as it waits, or was replaced."""
         taken = next((one.worker for one in self.takeovers if one.pod == pod), None)
         if taken is not None:
