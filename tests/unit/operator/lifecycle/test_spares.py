@@ -6,6 +6,7 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Membership
 from pseudoreal_operator.lifecycle.stopping import SPARE_SECONDS, STUCK_SECONDS
+from pseudoreal_operator.observe.reading import read_pod
 from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.stages import Execution, StageKind
 
@@ -13,7 +14,7 @@ from tests.unit.operator.lifecycle.steps import begun, config, message, until
 from tests.unit.operator.world import World
 
 Json = dict[str, Any]
-REAL = "sim-real-e1"
+FIRST = Execution("real", StageKind.TRAIN, 1)
 
 
 def with_spares(spares: int = 1, workers: int = 2, **changes: Any) -> World:
@@ -39,7 +40,7 @@ def index_of(pod: Json) -> int:
 
 
 def pod_at(world: World, index: int) -> Json:
-    return next(pod for pod in world.pods.values() if index_of(pod) == index and "real" in pod["metadata"]["job"])
+    return next(pod for pod in world.pods.values() if index_of(pod) == index and read_pod(pod).execution == FIRST)
 
 
 def name_of(pod: Json) -> str:
@@ -54,7 +55,7 @@ def waits(world: World, index: int, restarts: int = 1) -> None:
 
 
 def membership(world: World) -> Membership | None:
-    return memberships(world.status).get(Execution("real", StageKind.TRAIN, 1))
+    return memberships(world.status).get(FIRST)
 
 
 def goes_on(world: World, *indices: int, restart: int = 2) -> None:
@@ -156,7 +157,8 @@ def test_a_pod_that_was_deleted_has_a_successor_as_soon_as_another_one_waits() -
     waits(world, 0)
     world.settle()
     assert (places(world), world.status.execution) == ({1: 2}, 1)
-    assert "The pod of worker 1" in message(world, "Progressing")
+    assert world.status.spares is not None
+    assert world.status.spares.message.startswith("The pod of worker 1 of sim-real-")
 
 
 def test_a_pod_on_a_lost_node_is_left_there() -> None:
@@ -179,6 +181,8 @@ def test_no_spare_pod_takes_a_place_that_an_execution_without_memory_left() -> N
     world = with_spares()
     world.finish(pod_at(world, 1), "OutOfMemory")
     waits(world, 0)
+    world.settle()
+    world.control()
     world.settle()
     assert (membership(world), world.status.execution, world.status.restarts) == (None, 2, 1)
 
