@@ -9,7 +9,7 @@ from pathlib import Path
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import InPlace, ProgressReport
-from pseudoreal_api.wire.reports import SavedCheckpoint
+from pseudoreal_api.wire.reports import Membership, SavedCheckpoint
 
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
 
@@ -60,6 +60,14 @@ class PodFolder:
     def restarts_elsewhere(self) -> int:
         """Restarts in place of the pod that has begun the most, as far as the operator has said so."""
         return int(self._content("restarts-elsewhere") or 0)
+
+    def leave_membership(self, membership: Membership) -> None:
+        self._replace("membership", membership.to_json())
+
+    def membership(self) -> Membership | None:
+        """Which pods are the workers, as the operator has said it last; None: those of their numbers."""
+        content = self._content("membership")
+        return None if content is None else Membership.model_validate_json(content)
 
     def leave_progress(self, report: ProgressReport) -> None:
         self._replace("progress", report.model_dump_json())

@@ -58,7 +58,7 @@ def train_phase(
         require_compiler()
     check_packages(config)
     store = store_of(config)
-    fence = Fence(store.work_directory, config.execution)
+    fence = Fence.of_rank(store.work_directory, config)
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)
