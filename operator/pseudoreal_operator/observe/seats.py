@@ -45,6 +45,13 @@ def seated(seen: Observed) -> Observed:
     )
 
 
+def worker_of(status: PseudoRealJobStatus, pod: Pod) -> int | None:
+    """Number of the worker that a pod is whose `index` is still its completion index; None: of none."""
+    return _Seats(memberships(status), {pod.execution: pod.workers} if pod.workers else {}).worker(
+        pod.execution, pod.index
+    )
+
+
 def ready_spares(seen: Observed, execution: Execution, now: datetime) -> list[Pod]:
     """Spare pods of the execution that wait and can be told of a place, which they hear as they report."""
     speak = {one.pod for one in seen.heard_apart if (now - one.last).total_seconds() <= QUIET_SECONDS}

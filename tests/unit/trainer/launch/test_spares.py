@@ -18,6 +18,8 @@ from tests.unit.trainer.pod.server import Server, serving
 PROGRAM = ("-m", "tests.unit.trainer.pod.pod_program")
 SPARE = 2
 Pair = Callable[..., PhaseConfig]
+_WHOLE: dict[str, str] = {}
+"""Kept, as the run is the same for all tests."""
 
 
 @pytest.fixture
@@ -29,10 +31,12 @@ def trio(pair: Pair) -> Pair:
 @pytest.fixture
 def whole(pair: Pair, tmp_path: Path) -> dict[str, str]:
     """The last files of an undisturbed run."""
-    config = pair("whole")
-    with training(config, tmp_path / "pods-whole") as pods:
-        assert [pod.wait() for pod in pods] == [0, 0], pods[0].said()
-    return last_files(config)
+    if not _WHOLE:
+        config = pair("whole")
+        with training(config, tmp_path / "pods-whole") as pods:
+            assert [pod.wait() for pod in pods] == [0, 0], pods[0].said()
+        _WHOLE.update(last_files(config))
+    return _WHOLE
 
 
 def give_place(server: Server, worker: int, waiting: int) -> None:
