@@ -159,7 +159,7 @@ class TakenPlace(StatusModel):
 class Spares(StatusModel):
     """The newest execution in which spare pods took the places of workers."""
 
-    phase: _Name = Field(description="phase is the name of the phase that it trains.")
+    phase_name: _Name = Field(description="phaseName is the name of the phase that it trains.")
     execution: int = Field(description="execution is its number.")
     restart: int = Field(description="restart is the number of the restart in place with which the last of them began.")
     own_restarts: int = Field(

@@ -123,7 +123,7 @@ def _spares(view: View, status: PseudoRealJobStatus, taken: dict[int, Pod], rest
     places |= {worker: pod.index for worker, pod in taken.items()}
     allowed = allowed_in_place(view.spec.restart, status)
     return Spares(
-        phase=view.execution.phase,
+        phase_name=view.execution.phase,
         execution=view.execution.number,
         restart=restart,
         own_restarts=max(0, min(allowed, view.spec.restart.in_place - own_restarts(view))),

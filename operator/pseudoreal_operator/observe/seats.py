@@ -26,7 +26,7 @@ def memberships(status: PseudoRealJobStatus) -> dict[Execution, Membership]:
         return {}
     taken = [Takeover(worker=place.worker, pod=place.pod) for place in known.places]
     membership = Membership(restart=known.restart, own_restarts=known.own_restarts, takeovers=taken)
-    return {Execution(known.phase, StageKind.TRAIN, known.execution): membership}
+    return {Execution(known.phase_name, StageKind.TRAIN, known.execution): membership}
 
 
 def seated(seen: Observed) -> Observed:

@@ -1,4 +1,4 @@
-"""Ranks that are killed are restarted in place, and a spare pod takes a lost one's place: much sooner than in new pods."""
+"""Ranks restart in place, and a spare pod takes the place of a lost one: much sooner than in new pods."""
 
 import json
 import signal

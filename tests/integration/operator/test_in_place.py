@@ -1,6 +1,7 @@
 """Pods that restart their ranks in place and report it: it is counted and told, and spare pods take places."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_spare_pod_takes_the_place_of_a_lost_one(cluster: Cluster) -> None:
     assert [(place.worker, place.pod) for place in status.spares.places] == [(0, 2)]
     taken = Membership(restart=2, own_restarts=3, takeovers=[Takeover(worker=0, pod=2)])
     for reporter, report in ((reporters[1], waits), (reporters[2], PodReport())):
-        wait_for("the word", lambda one=reporter, said=report: _answer(one, said).membership == taken)
+        wait_for("the word", partial(_is_told, reporter, report, taken))
     for reporter, rank in ((reporters[2], 0), (reporters[1], 1)):
         said = InPlace(restarts=2, peer_lost=True, message="took a place")
         reporter.tell(PodReport(ranks=[sign(rank, 6)], in_place=said))
@@ -77,8 +78,12 @@ def test_a_spare_pod_takes_the_place_of_a_lost_one(cluster: Cluster) -> None:
         job.end(pod, "Succeeded", checkpoint="pseudo-10")
     status = job.wait("the next stage", lambda status: status.phases[0].state == "Complete")
     assert (status.execution, status.restarts, status.faults) == (1, 0, [])
-    assert "spare pod" in job.event("SpareTookOver")["message"]
+    assert "takes the place of worker 0" in job.event("SpareTookOver")["message"]
 
 
 def _answer(reporter: Reporter, report: PodReport) -> ReportAnswer:
     return ReportAnswer.model_validate_json(reporter.tell(report).text)
+
+
+def _is_told(reporter: Reporter, report: PodReport, taken: Membership) -> bool:
+    return _answer(reporter, report).membership == taken

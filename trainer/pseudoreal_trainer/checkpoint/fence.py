@@ -1,32 +1,20 @@
 """Keeps ranks that were replaced from committing what their successors do not expect."""
 
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
-
-from pseudoreal_api.resolved.config import PhaseConfig
 
 from pseudoreal_trainer.checkpoint.storage.path import StoragePath
 from pseudoreal_trainer.checkpoint.storage.storage import storage_of
 from pseudoreal_trainer.errors import TrainingError
 
-RESTART = "PSEUDOREAL_RESTART"
-"""Environment variable of a rank: the restart in place after which it began. Not set: there was none."""
-
 
 @dataclass(frozen=True)
 class Fence:
-    """Of the ranks of an execution after a restart in place. A pod whose place a spare one has taken may live on where
-    nobody can end it."""
+    """What ranks of an execution have before a commit, with the number of the restart in place after which they began.
+    A pod whose place a spare one has taken may live on where nobody can end it."""
 
     work_directory: StoragePath
     execution: int
     restart: int = 0
-
-    @classmethod
-    def of_rank(cls, folder: StoragePath, config: PhaseConfig, environment: Mapping[str, str] = os.environ) -> Self:
-        return cls(folder, config.execution, int(environment.get(RESTART, "0")))
 
     def claim(self) -> None:
         """Raises TrainingError when a later execution or restart has already begun, or the storage cannot be written

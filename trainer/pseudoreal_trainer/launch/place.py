@@ -1,4 +1,4 @@
-"""As which worker a pod meets the others, where, and how often it may do so anew by itself. Pure."""
+"""The place of a pod: the worker that it is, where it meets the others, and how often it may do so anew. Pure."""
 
 from dataclasses import dataclass, replace
 

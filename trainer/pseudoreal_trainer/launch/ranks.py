@@ -8,7 +8,6 @@ from pathlib import Path
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import TerminationMessage
 
-from pseudoreal_trainer.checkpoint.fence import RESTART
 from pseudoreal_trainer.gpu_environment import gpu_environment
 from pseudoreal_trainer.launch.place import Place
 from pseudoreal_trainer.launch.rendezvous import await_worker_0, meets_until, rendezvous
@@ -18,7 +17,7 @@ from pseudoreal_trainer.pod.crash import read_crashes
 from pseudoreal_trainer.pod.memory_use import exhausted, pod_memory
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY, collect_outcomes, is_death, pod_outcome
 from pseudoreal_trainer.pod.partners import Partners
-from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.pod.pod_folder import RESTART, PodFolder
 from pseudoreal_trainer.threads import threads_of
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"

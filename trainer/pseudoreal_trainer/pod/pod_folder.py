@@ -13,6 +13,9 @@ from pseudoreal_api.wire.reports import Membership, SavedCheckpoint
 
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
 
+RESTART = "PSEUDOREAL_RESTART"
+"""Environment variable of a rank: the restart in place after which it began. Not set: there was none."""
+
 _MEMORY = Path("/dev/shm")
 _HEARTBEAT = ".heartbeat"
 _OF_RANKS = "[0-9]*.*"
@@ -131,3 +134,8 @@ def memory_directory() -> str | None:
     """A folder in memory for files that are written all the time: a mapped file on a disk makes its writer wait while
     the system saves it. None: there is no such place."""
     return str(_MEMORY) if os.access(_MEMORY, os.W_OK) else None
+
+
+def restart_of_ranks() -> int:
+    """Number of the restart in place after which the ranks of this process's pod began."""
+    return int(os.environ.get(RESTART, "0"))

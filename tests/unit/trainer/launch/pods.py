@@ -72,7 +72,7 @@ def rank_that_trains(pod: Pod, step: int = KILLED_AT, but: int = 0) -> int:
 
 
 def end_at_once(pod: Pod) -> None:
-    """As if its node were off: the program, torchrun and the ranks."""
+    """Kills all that runs in the pod, as when its node is off: the program, torchrun and the ranks."""
     found = ranks(pod)
     os.killpg(pod.process.pid, signal.SIGKILL)
     for record in found:
