@@ -18,6 +18,7 @@ from pseudoreal_api.status.status import (
     Replicas,
     RestartsInPlace,
     Retries,
+    Spares,
     Transition,
 )
 from pseudoreal_api.wire.layout import ChosenLayout
@@ -30,6 +31,7 @@ class StatusFields(TypedDict, total=False):
     execution: int
     restarts: int
     restarts_in_place: RestartsInPlace | None
+    spares: Spares | None
     faults: list[Fault]
     disruptions: list[Fault]
     retries: Retries | None

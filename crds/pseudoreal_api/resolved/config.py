@@ -138,6 +138,9 @@ class PhaseConfig(_Kept):
     in_place: int = Field(
         0, description="How often the pods restart their ranks in place after a process died. 0: they end."
     )
+    spares: Annotated[int, Since(4)] = Field(
+        0, description="Pods beside the workers, with the completion indices behind theirs, that wait to take a place."
+    )
     continues: str | None = Field(
         None,
         description="Folder of checkpoints/ of the job that this one continues; used where the job's own has none"

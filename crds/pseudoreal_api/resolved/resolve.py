@@ -108,6 +108,7 @@ def phase_config(
         checkpoint=_checkpoint_policy(spec.checkpoint),
         logging=spec.logging,
         in_place=in_place,
+        spares=phase.spares,
         continues=_continued(job, work_directory),
         start_from=spec.checkpoint.start_from if index == 0 else None,
     )

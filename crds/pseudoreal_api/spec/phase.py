@@ -9,6 +9,7 @@ from pseudoreal_api.names import OFFLOAD_DIRECTORY
 from pseudoreal_api.spec.changes import PHASE_CHANGES
 from pseudoreal_api.spec.pod import Pod
 from pseudoreal_api.wire.contract import Since
+from pseudoreal_api.wire.messages import MOST_SPARES
 
 Pattern = Literal["Cycle", "Segment"]
 Schedule = Literal["Layered", "GPipe", "1F1B", "Interleaved"]
@@ -309,6 +310,13 @@ class Phase(ApiModel):
         None,
         description="elastic lets the phase train with fewer pods than workers while there is no room for all of them."
         " Omitted: it waits for all.",
+    )
+    spares: int = Field(
+        0,
+        ge=0,
+        le=MOST_SPARES,
+        description="spares is the number of pods beside the workers that wait, with all that a worker has, GPUs"
+        " included, to take the place of one that is lost. The others keep their pods then. 0: all pods are made anew.",
     )
     processes_per_worker: int | None = Field(
         None,

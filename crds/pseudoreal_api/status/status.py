@@ -6,6 +6,7 @@ from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ATOMIC, SET, ApiModel, list_map
 from pseudoreal_api.wire.layout import ChosenLayout
+from pseudoreal_api.wire.messages import MOST_SPARES
 
 TIME: dict[str, Any] = {"format": "date-time"}
 
@@ -150,6 +151,26 @@ class RestartsInPlace(StatusModel):
     message: str = Field(max_length=1024, description="message is a sentence on why they were the last time.")
 
 
+class TakenPlace(StatusModel):
+    worker: int = Field(description="worker is the number of the worker whose pod was lost.")
+    pod: int = Field(description="pod is the completion index of the pod that has its place.")
+
+
+class Spares(StatusModel):
+    """The newest execution in which spare pods took the places of workers."""
+
+    phase_name: _Name = Field(description="phaseName is the name of the phase that it trains.")
+    execution: int = Field(description="execution is its number.")
+    restart: int = Field(description="restart is the number of the restart in place with which the last of them began.")
+    own_restarts: int = Field(
+        description="ownRestarts is how many more restarts in place its pods may decide on by themselves."
+    )
+    places: Annotated[list[TakenPlace], Field(max_length=MOST_SPARES)] = Field(
+        description="places are those that spare pods have.", json_schema_extra=ATOMIC
+    )
+    message: str = Field(max_length=1024, description="message is a sentence on the last of them.")
+
+
 class Retries(StatusModel):
     """Restarts without a new checkpoint between them, whatever ended their executions."""
 
@@ -272,6 +293,10 @@ class PseudoRealJobStatus(StatusModel):
         None,
         description="restartsInPlace says how often ranks were restarted in pods that lived on. Each time is among"
         " restarts. Omitted: they never were.",
+    )
+    spares: Spares | None = Field(
+        None,
+        description="spares says which places spare pods took. Omitted: they never took one.",
     )
     faults: Annotated[list[Fault], Field(max_length=100)] = Field(
         [],

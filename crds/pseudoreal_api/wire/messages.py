@@ -50,7 +50,11 @@ _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
 
 
 MOST_IN_PLACE = 10
-"""Most restarts in place of one execution."""
+"""Most restarts in place of one execution that pods decide on by themselves."""
+MOST_SPARES = 8
+"""Most spare pods of a phase."""
+MOST_RESTART = MOST_IN_PLACE + 2 * MOST_SPARES
+"""Highest number of a restart in place: a spare pod that takes a place may leave out one."""
 
 
 class InPlace(ApiModel):
@@ -58,7 +62,7 @@ class InPlace(ApiModel):
 
     model_config = ConfigDict(extra="ignore")
 
-    restarts: int = Field(ge=1, le=MOST_IN_PLACE, description="Restarts of its ranks in place, so far.")
+    restarts: int = Field(ge=1, le=MOST_RESTART, description="Number of the newest restart of its ranks in place.")
     peer_lost: bool = Field(description="The last time it followed another pod, in which a process died.")
     message: str = Field(max_length=IN_PLACE_CHARACTERS, description="For people: what had died the last time.")
 

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, Field
 
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.wire.layout import ChosenLayout
-from pseudoreal_api.wire.messages import InPlace, ProgressReport
+from pseudoreal_api.wire.messages import MOST_RESTART, MOST_SPARES, InPlace, ProgressReport
 
 REPORT_BYTES = 64 * 1024
 """Size limit of a report; the operator refuses a longer one."""
@@ -80,6 +80,42 @@ class PodReport(_Said):
     )
 
 
+class Takeover(_Said):
+    """A spare pod that has the place of a worker whose pod was lost."""
+
+    worker: int = Field(ge=0, description="Number of the worker.")
+    pod: int = Field(ge=0, description="Completion index of the pod that has its place.")
+
+
+class Membership(_Said):
+    """Which pods are the workers of an execution from a restart in place on. The operator alone decides on it, and
+    writes it into the status before it tells any pod."""
+
+    restart: int = Field(
+        ge=1,
+        le=MOST_RESTART,
+        description="Number of the restart in place with which it begins: higher than that of any before.",
+    )
+    own_restarts: int = Field(
+        ge=0, description="How many more restarts in place the pods may decide on by themselves, after that one."
+    )
+    takeovers: list[Takeover] = Field(
+        max_length=MOST_SPARES,
+        description="Workers that are other pods than those of their numbers. A pod whose place another one has ends.",
+    )
+
+    def pod_of(self, worker: int) -> int:
+        """Completion index of the pod of a worker."""
+        return next((one.pod for one in self.takeovers if one.worker == worker), worker)
+
+    def worker_of(self, pod: int, workers: float) -> int | None:
+        """Number of the worker that a pod is, of so many; None: it is none, as it waits, or was replaced."""
+        taken = next((one.worker for one in self.takeovers if one.pod == pod), None)
+        if taken is not None:
+            return taken
+        return pod if pod < workers and self.pod_of(pod) == pod else None
+
+
 class ReportAnswer(ApiModel):
     model_config = ConfigDict(extra="ignore")
 
@@ -88,4 +124,10 @@ class ReportAnswer(ApiModel):
         0,
         description="Restarts in place of the pod of its execution that has begun the most: a pod that has made fewer"
         " follows it.",
+    )
+    membership: Membership | None = Field(
+        None,
+        description="The newest membership of its execution. None: each worker is the pod of its number. A pod that has"
+        " made fewer restarts than this one asks for ends its ranks and meets the others anew, or begins as the worker"
+        " that it is now.",
     )

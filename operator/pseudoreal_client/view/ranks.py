@@ -65,7 +65,8 @@ def pod_of_rank(job: SeenJob, pods: Sequence[Pod], rank: int) -> Pod | None:
 
 def _row(job: SeenJob, pod: Pod, now: datetime) -> list[str]:
     since = age(pod.started, now) if pod.started else NOTHING
-    return [ranks_text(ranks_of(job, pod)), pod.name, cleaned(pod.node) or NOTHING, pod_state(pod), since]
+    state = f"{pod_state(pod)} (spare)" if job.is_spare(pod) else pod_state(pod)
+    return [ranks_text(ranks_of(job, pod)), pod.name, cleaned(pod.node) or NOTHING, state, since]
 
 
 def pod_state(pod: Pod) -> str:

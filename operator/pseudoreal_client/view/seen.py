@@ -14,6 +14,7 @@ from pseudoreal_api.status.status import Condition, PhaseStatus, Progress, Pseud
 from pseudoreal_operator.foreign import clean
 from pseudoreal_operator.observe.ranks import first_ranks_of
 from pseudoreal_operator.observe.reading import belongs_to, read_pod
+from pseudoreal_operator.observe.seats import worker_of
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Pod
 from pydantic import ValidationError
@@ -86,13 +87,20 @@ class SeenJob:
         return next((phase for phase in self.status.phases if phase.name == name), None)
 
     def first_rank(self, pod: Pod) -> int | None:
-        """The number of a pod's first rank; None where only the pods know it."""
+        """The number of a pod's first rank; None where only the pods know it, and for one that has no place."""
         if pod.execution.kind is StageKind.DELINK:
             return 0
+        worker = worker_of(self.status, pod)
+        if worker is None:
+            return None
         known = first_ranks_of(self.status.placement, pod.execution)
         is_by_place = self.spec is not None and self.spec.scheduling.topology is not None
-        by_number = None if is_by_place else pod.index * self.ranks_per_pod(pod.execution.phase)
-        return known.get(pod.index, by_number)
+        by_number = None if is_by_place else worker * self.ranks_per_pod(pod.execution.phase)
+        return known.get(worker, by_number)
+
+    def is_spare(self, pod: Pod) -> bool:
+        """Whether the pod waits to take the place of another one."""
+        return pod.is_alive and worker_of(self.status, pod) is None
 
     def ranks_per_pod(self, phase: str) -> int:
         """1 where it is not known."""

@@ -53,6 +53,7 @@ class Reports:
         answer = ReportAnswer(
             finish_phase=self._board.is_to_finish(speaker),
             restarts_in_place=self._board.restarts_in_place(speaker, now),
+            membership=self._board.membership(speaker),
         )
         return web.Response(text=answer.to_json(), content_type="application/json")
 

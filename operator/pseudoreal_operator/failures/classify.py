@@ -80,6 +80,11 @@ def _blamed_on(missing: Missing, job_name: str, witness: Pod) -> Verdict:
     return Verdict("Restart", "PeerLost", f"{_fault_sentence(witness)} No pod says why.")
 
 
+def is_for_another_pod(verdict: Verdict) -> bool:
+    """Whether another pod in the same place would do better: one with as much memory would not."""
+    return verdict.action != "Fail" and verdict.reason != "OutOfMemory"
+
+
 def lost_its_peer(pod: Pod) -> bool:
     """Whether the pod ended because its connection to another one broke: what is wrong is wrong there, whichever of
     them ended first."""

@@ -282,8 +282,10 @@ def _failed_at(view: View) -> datetime:
     return min([view.now, *(clock.from_text(end) for end in ends if end)])
 
 
-def remembered(view: View, status: PseudoRealJobStatus, why: Cause) -> PseudoRealJobStatus:
-    """The status with what ended the execution, if that counts or says something of a node."""
+def remembered(
+    view: View, status: PseudoRealJobStatus, why: Cause, *, restart_in_place: int | None = None
+) -> PseudoRealJobStatus:
+    """The status with what ended the execution, or a pod of it, if that counts or says something of a node."""
     pod = why.pod
     fault = Fault(
         execution=view.execution.number,
@@ -291,6 +293,7 @@ def remembered(view: View, status: PseudoRealJobStatus, why: Cause) -> PseudoRea
         reason=why.word,
         pod=pod.name if pod else None,
         node=(pod.node or None) if pod else None,
+        restart_in_place=restart_in_place,
     )
     if why.counts:
         return with_fault(status, view.spec.restart, fault, view.now)

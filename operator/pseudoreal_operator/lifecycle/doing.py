@@ -7,8 +7,10 @@ from pseudoreal_operator.failures.hang import STALLS, find_stall, straggler_sent
 from pseudoreal_operator.failures.obstacles import describe_obstacle, why_queued
 from pseudoreal_operator.lifecycle.decisions import event, progresses, stands
 from pseudoreal_operator.lifecycle.elastic import prospect, size_note
-from pseudoreal_operator.lifecycle.in_place import known_restarts
+from pseudoreal_operator.lifecycle.in_place import of_this_execution
+from pseudoreal_operator.lifecycle.stopping import may_be_replaced
 from pseudoreal_operator.observe.asked import phases_to_finish
+from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import PodPhase, View
 from pseudoreal_operator.status.conditions import NewCondition, find
@@ -48,6 +50,8 @@ def activity(view: View) -> NewCondition:
     if view.job.queued:
         return stands("Queued", why_queued(view.job, view.spec.scheduling.queue) + prospect(view))
     failed = next((pod for pod in view.pods if pod.phase is PodPhase.FAILED), None)
+    if failed and may_be_replaced(view.seen, view.execution, view.now):
+        return stands("Ending", f"Pod {failed.name} has ended; a spare pod may take its place.")
     if failed:
         return stands(
             "Ending", f"Pod {failed.name} has ended, and so do the others of execution {view.execution.number}."
@@ -81,10 +85,21 @@ def _stalled(view: View) -> NewCondition | None:
 
 
 def _restarts(view: View) -> str:
-    count, said = known_restarts(view), view.status.restarts_in_place
-    if not count or said is None:
+    places, said = memberships(view.status).get(view.execution), of_this_execution(view)
+    took = f" {view.status.spares.message}" if places and view.status.spares else ""
+    if said is None:
+        return took
+    # A spare pod that takes a place takes a number as well.
+    times = f" {said.restarts} time{'s' * (said.restarts > 1)}" if places is None else ""
+    return f"{took} Its ranks were restarted in place{times}, the last time as: {said.message}"
+
+
+def _spare_pods(view: View) -> str:
+    wanted = view.spec.phases[view.stage.index].spares
+    if wanted == 0:
         return ""
-    return f" Its ranks were restarted in place {count} time{'s' * (count > 1)}, the last time as: {said.message}"
+    ready = len(ready_spares(view.seen, view.execution, view.now))
+    return f" {ready} of {wanted} spare pods wait{'s' * (ready == 1)} to take a place."
 
 
 def _at_work(view: View) -> NewCondition:
@@ -97,5 +112,5 @@ def _at_work(view: View) -> NewCondition:
         return progresses("Finishing", f"{where} is asked to end now, through a checkpoint.")
     before = find(view.status, "Progressing")
     straggler = straggler_sentence(view, known=before is not None and before.reason == "Straggling")
-    note = size_note(view) + _restarts(view) + ("" if straggler is None else f" {straggler}.")
+    note = size_note(view) + _spare_pods(view) + _restarts(view) + ("" if straggler is None else f" {straggler}.")
     return progresses("Straggling" if straggler else "Training", f"{where} is training.{note}")

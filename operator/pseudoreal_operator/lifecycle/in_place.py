@@ -13,6 +13,7 @@ from pseudoreal_operator import clock
 from pseudoreal_operator.changes import status_with
 from pseudoreal_operator.lifecycle.decisions import avoided, event, with_fault, with_retry
 from pseudoreal_operator.observe.board import QUIET_SECONDS
+from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.stages import StageKind
 from pseudoreal_operator.observe.view import JobState, Observed, Pod, View
 from pseudoreal_operator.status.events import Event, Reason
@@ -42,10 +43,21 @@ def counted(view: View) -> tuple[Observed, tuple[Event, ...]]:
 
 
 def known_restarts(view: View) -> int:
-    """Restarts in place of the present execution that are counted."""
+    """Number of the newest restart in place of the present execution that needs not be counted any more."""
+    places = memberships(view.status).get(view.execution)
+    return max(places.restart if places else 0, known.restarts if (known := of_this_execution(view)) else 0)
+
+
+def of_this_execution(view: View) -> RestartsInPlace | None:
     known = view.status.restarts_in_place
     is_this = known and (known.phase, known.execution) == (view.execution.phase, view.execution.number)
-    return known.restarts if known and is_this else 0
+    return known if is_this else None
+
+
+def own_restarts(view: View) -> int:
+    """Restarts in place of the present execution that are among the faults."""
+    number = view.execution.number
+    return sum(fault.execution == number and fault.restart_in_place is not None for fault in view.status.faults)
 
 
 def _newest(view: View) -> list[_Said]:

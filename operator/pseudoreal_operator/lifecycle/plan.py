@@ -243,7 +243,7 @@ def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:
     job = view.job if execution is not None and execution == view.execution else None
     if job is None or job.state is not JobState.ACTIVE or not job.outlives_pods or job.queued:
         return ()
-    return (job.name,) if is_lost(view.pods, view.status, view.execution, view.now) else ()
+    return (job.name,) if is_lost(view.seen, view.status, view.execution, view.now) else ()
 
 
 def _old_failures(seen: Observed) -> tuple[str, ...]:

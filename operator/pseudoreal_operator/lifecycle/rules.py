@@ -28,6 +28,7 @@ from pseudoreal_operator.lifecycle.decisions import (
 from pseudoreal_operator.lifecycle.doing import activity, noticed, taken_back
 from pseudoreal_operator.lifecycle.elastic import bereaved, grown, is_abandoned, settled, shrunk
 from pseudoreal_operator.lifecycle.prolonging import ended_too_early, train_longer, train_on
+from pseudoreal_operator.lifecycle.spares import taken_over
 from pseudoreal_operator.lifecycle.stopping import is_lost, is_stuck
 from pseudoreal_operator.observe.asked import open_requests
 from pseudoreal_operator.observe.stages import Stage, StageKind, current_stage, is_started, last_steps_of, started
@@ -86,7 +87,7 @@ def _without_result(view: View, job: ChildJob) -> Decision:
 def suspended(view: View) -> Decision | None:
     if not view.spec.suspend:
         return None
-    alive = [pod.name for pod in view.seen.pods if pod.is_alive]
+    alive = [pod.name for pod in view.seen.every_pod if pod.is_alive]
     saving = f" {', '.join(alive[:3])} may still save a checkpoint." if alive else ""
     text = f"spec.suspend is true.{saving} Set it to false to go on from the newest checkpoint."
     status = results.with_checkpoints(results.with_saved(view.status, view.heard), view.words)
@@ -209,7 +210,7 @@ def deserted(view: View) -> Decision | None:
         return None  # all of its pods go
     witnesses = [pod for pod in view.pods if pod.phase is PodPhase.FAILED and lost_its_peer(pod)]
     waits = any(heard.waits_to_restart for heard in view.speaking)
-    if not waits and not (witnesses and is_lost(view.pods, view.status, view.execution, view.now)):
+    if not waits and not (witnesses and is_lost(view.seen, view.status, view.execution, view.now)):
         return None
     return _judged(view, Missing(workers=view.gone))
 
@@ -240,7 +241,7 @@ def backing_off(view: View) -> Decision | None:
 def leftovers(view: View) -> Decision | None:
     """Waits for what earlier executions have left: executions must not overlap, nor must a job and a deleted one of the
     same name share children's names."""
-    waited_for = (pod for pod in view.seen.pods if pod.is_alive and not is_abandoned(pod, view.status))
+    waited_for = (pod for pod in view.seen.every_pod if pod.is_alive and not is_abandoned(pod, view.status))
     old, wait = next(waited_for, None), None
     if old:
         text = (
@@ -284,6 +285,7 @@ RULES = (
     delink_overdue,
     never_started,
     hung,
+    taken_over,
     lost,
     deserted,
     running,

@@ -10,7 +10,8 @@ from pseudoreal_api.status.status import PseudoRealJobStatus
 from pseudoreal_api.wire.messages import ExitCode
 
 from pseudoreal_operator import clock
-from pseudoreal_operator.failures.classify import has_code, lost_its_peer
+from pseudoreal_operator.failures.classify import classify, has_code, is_for_another_pod, lost_its_peer
+from pseudoreal_operator.observe.seats import memberships, ready_spares
 from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import JobState, Observed, Pod, PodPhase
 
@@ -18,6 +19,9 @@ STOP_SECONDS = 5
 """Grace period in seconds of pods that cannot save: for their termination messages."""
 ORIGIN_SECONDS = 6.0
 """Seconds that the pod in which a fault began has to say so, once one that only lost its connection to it has ended."""
+SPARE_SECONDS = 20.0
+"""Seconds after the end of a pod in which the others have to say that they wait for another one in its place. They
+report every few seconds."""
 STUCK_SECONDS = 15.0
 """Seconds after the end of its grace period at which a pod that is still there is taken for lost."""
 
@@ -27,8 +31,8 @@ def pods_to_stop(seen: Observed, now: datetime) -> tuple[str, ...]:
     return tuple(
         pod.name
         for execution in dict.fromkeys(pod.execution for pod in seen.pods)
-        if is_lost(pods := pods_of(seen, execution), seen.status, execution, now)
-        for pod in pods
+        if is_lost(seen, seen.status, execution, now)
+        for pod in pods_of(seen, execution)
         if pod.is_alive and not _leaves_soon(pod, now)
     )
 
@@ -37,15 +41,44 @@ def pods_of(seen: Observed, execution: Execution) -> list[Pod]:
     return [pod for pod in seen.pods if pod.execution == execution]
 
 
-def is_lost(pods: Sequence[Pod], status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
-    """Whether the ranks of an execution can neither train nor save together any more. `pods`: its own."""
+def is_lost(seen: Observed, status: PseudoRealJobStatus, execution: Execution, now: datetime) -> bool:
+    """Whether the ranks of an execution can neither train nor save together any more. `status`: the newest."""
     if any(fault.execution == execution.number and fault.restart_in_place is None for fault in status.faults):
         return True
-    gone = list(_gone(pods, now))
+    if may_be_replaced(seen, execution, now):
+        return False
+    if _waits_in_vain(seen, execution):
+        return True
+    gone = list(_gone(pods_of(seen, execution), now))
     if any(not lost_its_peer(pod) for pod in gone):
         return True
     # Where it began is known soon, or never.
     return any(now >= _ended(pod, now) + timedelta(seconds=ORIGIN_SECONDS) for pod in gone)
+
+
+def may_be_replaced(seen: Observed, execution: Execution, now: datetime) -> bool:
+    """Whether spare pods may still take the places of the pods that the execution has lost: the others have yet to
+    say that they wait for them."""
+    pods, ready = pods_of(seen, execution), ready_spares(seen, execution, now)
+    lost = [pod for pod in pods if pod.phase is PodPhase.FAILED or is_stuck(pod, now)]
+    if not 0 < len(lost) <= min(len(ready), len(pods) - 1) or execution.number < seen.status.execution:
+        return False
+    limit = timedelta(seconds=SPARE_SECONDS)
+    in_time = all(now < _ended(pod, now) + limit for pod in lost)
+    return in_time and is_for_another_pod(classify("", pods, seen.job.spec.restart.rules))
+
+
+def _waits_in_vain(seen: Observed, execution: Execution) -> bool:
+    """Whether pods of a phase with spare pods wait for one that has ended: a worker for its partner, or the spare ones
+    alone. They would wait long."""
+    pods, spares = pods_of(seen, execution), [pod for pod in seen.spares if pod.execution == execution]
+    if not spares and execution not in memberships(seen.status):
+        return False
+    if not any(pod.phase is PodPhase.FAILED for pod in pods):
+        return False
+    return not any(pod.is_alive for pod in pods) or any(
+        one.waits_to_restart for one in seen.heard if one.execution == execution
+    )
 
 
 def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
@@ -54,13 +87,13 @@ def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
     going_on |= {job.execution for job in seen.jobs if job.state is JobState.ACTIVE}
     for pod in (pod for pod in seen.pods if pod.execution in going_on):
         if pod.is_alive and pod.leaves_by:
-            moment = clock.from_text(pod.leaves_by) + timedelta(seconds=STUCK_SECONDS)
+            waits = [(clock.from_text(pod.leaves_by), STUCK_SECONDS)]
         elif pod.phase is PodPhase.FAILED and pod.termination and pod.termination.finished:
-            moment = _ended(pod, now) + timedelta(seconds=ORIGIN_SECONDS)
+            limits = (ORIGIN_SECONDS, SPARE_SECONDS) if seen.spares else (ORIGIN_SECONDS,)
+            waits = [(_ended(pod, now), seconds) for seconds in limits]
         else:
             continue
-        if moment > now:
-            yield moment
+        yield from (moment for since, limit in waits if (moment := since + timedelta(seconds=limit)) > now)
 
 
 def is_stuck(pod: Pod, now: datetime) -> bool:

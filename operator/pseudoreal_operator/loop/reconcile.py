@@ -29,6 +29,7 @@ from pseudoreal_operator.observe.asked import phases_to_finish
 from pseudoreal_operator.observe.board import Board, JobKey
 from pseudoreal_operator.observe.last_words import LastWords
 from pseudoreal_operator.observe.requests import observe
+from pseudoreal_operator.observe.seats import memberships
 from pseudoreal_operator.observe.view import Observed
 from pseudoreal_operator.settings import Settings
 from pseudoreal_operator.status.conditions import has_ended
@@ -123,7 +124,7 @@ async def _pass(means: Means, body: Json, calls: Calls) -> float | None:
     if has_ended(status):
         means.forget(*hands.key)
     else:
-        means.board.follow(hands.key, phases_to_finish(job.spec, status), calls.wake)
+        means.board.follow(hands.key, phases_to_finish(job.spec, status), calls.wake, memberships(status))
     seen = await observe(means.api, means.board, means.words, job, status, now)
     return await _act(hands, seen, now)
 

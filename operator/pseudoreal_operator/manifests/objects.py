@@ -80,6 +80,7 @@ def _pod_plan(job: PseudoRealJob, stage: Stage, status: PseudoRealJobStatus, set
         pod_of(job.spec, phase),
         workers=layout.workers,
         processes=layout.processes_per_worker,
+        spares=phase.spares,
         rendezvous_id=f"{job.metadata.uid}-{execution.phase}-{execution.number}",
         rendezvous_port=rendezvous_port(job),
         network=job.spec.network,
@@ -159,8 +160,10 @@ def _job(job: PseudoRealJob, stage: Stage, plan: PodPlan, settings: Settings, av
         # Nothing starts before the queue has seen it, also where the queue's webhook does not answer.
         **({"suspend": True} if is_queued(scheduling, stage.kind) else {}),
         "completionMode": "Indexed",
-        "completions": plan.workers,
-        "parallelism": plan.workers,
+        "completions": plan.workers + plan.spares,
+        "parallelism": plan.workers + plan.spares,
+        # Spare pods that were not needed end as soon as the workers have.
+        **({"successPolicy": {"rules": [{"succeededCount": plan.workers}]}} if plan.spares else {}),
         # A pod is not replaced: the operator restarts all of them together. And one that fails does not make the Job
         # controller delete the others: what they say of their end tells where the fault began.
         "backoffLimitPerIndex": 0,

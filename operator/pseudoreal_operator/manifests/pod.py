@@ -65,6 +65,7 @@ class PodPlan:
     """What the user says of the pods of the stage."""
     workers: int = 1
     processes: int = 1
+    spares: int = 0
     rendezvous_id: str | None = None
     rendezvous_port: int = RENDEZVOUS_PORT
     network: Network = field(default_factory=Network)

@@ -79,7 +79,8 @@ def gang_of(job: PseudoRealJob, stage: Stage) -> Gang | None:
     terms = f"{policy} {seconds} {priority}" + (f" {scheduling.topology}" if tiers else "")
     terms += f" {phase.workers}" if phase.elastic else ""
     name = gang_name(job.metadata.name, job.metadata.uid, stage.phase, terms)
-    gang = _gang(policy, name, phase.workers, seconds, priority)
+    # With room for fewer, spare pods might get the nodes of workers.
+    gang = _gang(policy, name, phase.workers + phase.spares, seconds, priority)
     return replace(gang, spec=gang.spec | tiers)
 
 

@@ -1,11 +1,12 @@
 """What was heard from the pods, kept in memory: after a restart the pods report it again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from types import MappingProxyType
 
 from pseudoreal_api.wire.messages import ProgressReport
-from pseudoreal_api.wire.reports import PodReport, RankReport
+from pseudoreal_api.wire.reports import Membership, PodReport, RankReport
 
 from pseudoreal_operator.observe.stages import Execution
 from pseudoreal_operator.observe.view import Heard
@@ -67,13 +68,15 @@ class _Followed:
     wake: Callable[[float], None] = _nobody
     finish: frozenset[str] = frozenset()
     """Names of the phases that are to end now."""
+    members: Mapping[Execution, Membership] = field(default_factory=dict)
+    """Memberships that the status says."""
     heard: dict[tuple[Execution, int], Heard] = field(default_factory=dict)
     listening: _Listening | None = None
 
     def silent_pod(self, now: datetime) -> _Listening | None:
         """The pod whose log is due."""
         to = self.listening
-        return to if to and to.log_is_due(self.heard.get((to.speaker.execution, 0)), now) else None
+        return to if to and to.log_is_due(self.heard.get((to.speaker.execution, to.speaker.index)), now) else None
 
 
 class Board:
@@ -82,10 +85,17 @@ class Board:
     def __init__(self) -> None:
         self._jobs: dict[JobKey, _Followed] = {}
 
-    def follow(self, job: JobKey, finish: frozenset[str], wake: Callable[[float], None] = _nobody) -> None:
-        """`finish` are the phases that are to end now, if they train. `wake`: what to do, with seconds, at news."""
+    def follow(
+        self,
+        job: JobKey,
+        finish: frozenset[str],
+        wake: Callable[[float], None] = _nobody,
+        members: Mapping[Execution, Membership] = MappingProxyType({}),
+    ) -> None:
+        """`finish` are the phases that are to end now, if they train. `wake`: what to do, with seconds, at news.
+        `members`: memberships as the status that is stored says them; pods hear of no other."""
         followed = self._jobs.setdefault(job, _Followed())
-        followed.finish, followed.wake = finish, wake
+        followed.finish, followed.wake, followed.members = finish, wake, members
 
     def forget(self, job: JobKey) -> None:
         self._jobs.pop(job, None)
@@ -148,6 +158,10 @@ class Board:
             ),
             default=0,
         )
+
+    def membership(self, speaker: Speaker) -> Membership | None:
+        followed = self._jobs.get(speaker.job)
+        return followed.members.get(speaker.execution) if followed else None
 
     def is_to_finish(self, speaker: Speaker) -> bool:
         followed = self._jobs.get(speaker.job)

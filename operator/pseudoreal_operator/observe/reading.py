@@ -81,9 +81,15 @@ def read_job(body: Json) -> ChildJob:
         admitted=_changed(body, "Suspended", "False"),
         begun=body.get("status", {}).get("startTime"),
         uid=clean(body["metadata"].get("uid") or ""),
-        workers=body.get("spec", {}).get("completions"),
+        workers=_workers_of_job(body.get("spec", {})),
         last_steps=_last_steps(body),
     )
+
+
+def _workers_of_job(spec: Json) -> int | None:
+    """Number of pods that must succeed: all of them, or as many as are no spare ones."""
+    rules: Iterable[Json] = (spec.get("successPolicy") or {}).get("rules") or []
+    return next((rule["succeededCount"] for rule in rules if "succeededCount" in rule), spec.get("completions"))
 
 
 def _last_steps(job: Json) -> str | None:

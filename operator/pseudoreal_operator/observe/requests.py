@@ -19,6 +19,7 @@ from pseudoreal_operator.observe.reading import (
     read_job,
     read_pod,
 )
+from pseudoreal_operator.observe.seats import memberships, seated
 from pseudoreal_operator.observe.stages import Execution, StageKind, current_stage, with_added
 from pseudoreal_operator.observe.view import ChildJob, Observed, Pod, PodPhase
 
@@ -45,12 +46,12 @@ async def observe(
             others.append(claim)
         elif found is not None:
             claims.append(claim)
-    seen = together(board, job, status, jobs, pods, now)
+    gone = words.of_job((namespace, uid), [pod.name for pod in pods])
+    seen = together(board, job, status, jobs, pods, now, gone)
     return replace(
         seen,
         existing=seen.existing | {("PersistentVolumeClaim", claim) for claim in claims},
         foreign=(*others, *strangers),
-        gone=words.of_job((namespace, uid), [pod.name for pod in pods]),
     )
 
 
@@ -61,22 +62,26 @@ def together(
     jobs: Sequence[ChildJob],
     pods: Sequence[Pod],
     now: datetime,
+    gone: tuple[Pod, ...] = (),
 ) -> Observed:
     """What was seen of a job and its children, and what its pods have said. The board listens to them from now on."""
     key, execution = (job.metadata.namespace, job.metadata.uid), present(job, status, jobs)
-    pod = _speaker(pods, execution)
-    board.listen(key, Speaker(key, pod.execution, 0, pod.name) if pod else None, now)
+    first = _first_index(status, execution)
+    pod = _speaker(pods, execution, first)
+    board.listen(key, Speaker(key, pod.execution, first, pod.name) if pod else None, now)
     executions = {pod.execution for pod in pods if pod.is_alive} | ({execution} if execution else set())
     claim = claim_of(job)
     claims = {("PersistentVolumeClaim", claim)} if claim and has_claim(job, status, jobs) else set()
-    return Observed(
+    seen = Observed(
         job=job,
         status=status,
         jobs=tuple(jobs),
         pods=tuple(pods),
         existing=frozenset({("Job", one.name) for one in jobs} | claims),
         heard=board.of_job(key, executions),
+        gone=gone,
     )
+    return seated(seen)
 
 
 def has_claim(job: PseudoRealJob, status: PseudoRealJobStatus, jobs: Sequence[ChildJob]) -> bool:
@@ -116,11 +121,17 @@ def claim_of(job: PseudoRealJob) -> str | None:
     return None if volume is None or volume.claim_name is not None else claim_name(job.metadata.name)
 
 
-def _speaker(pods: Sequence[Pod], present: Execution | None) -> Pod | None:
+def _first_index(status: PseudoRealJobStatus, execution: Execution | None) -> int:
+    """Completion index of the pod of worker 0."""
+    membership = memberships(status).get(execution) if execution else None
+    return membership.pod_of(0) if membership else 0
+
+
+def _speaker(pods: Sequence[Pod], present: Execution | None, first: int) -> Pod | None:
     """The pod of rank 0, which tells of the progress, if it runs."""
     if present is None or present.kind is not StageKind.TRAIN:
         return None
-    return next((p for p in pods if p.phase is PodPhase.RUNNING and p.execution == present and p.index == 0), None)
+    return next((p for p in pods if p.phase is PodPhase.RUNNING and p.execution == present and p.index == first), None)
 
 
 def _name(body: Json) -> str:

@@ -3,7 +3,7 @@
 A queue that holds a job's pods takes no time from the job: its clocks move on by as long as they are held.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import cached_property
@@ -51,7 +51,7 @@ class ChildJob:
     """The time at which it was first made, or last admitted by its queue, in RFC 3339."""
     uid: str = ""
     workers: int | None = None
-    """Number of pods that it was made with."""
+    """Number of workers that it was made with: of pods without the spare ones."""
     last_steps: str | None = None
     """The steps at which its phase and the job end at the latest, as they were when it was made; None for a delink."""
 
@@ -115,6 +115,10 @@ class Pod:
     def is_alive(self) -> bool:
         return self.phase in (PodPhase.PENDING, PodPhase.RUNNING)
 
+    @property
+    def has_succeeded(self) -> bool:
+        return self.phase is PodPhase.SUCCEEDED
+
 
 @dataclass(frozen=True)
 class Heard:
@@ -161,6 +165,16 @@ class Observed:
     heard: tuple[Heard, ...] = ()
     gone: tuple[Pod, ...] = ()
     """Pods that said something when they ended, and are deleted."""
+    spares: tuple[Pod, ...] = ()
+    """Spare pods that have no place: `pods` are workers alone."""
+    replaced: tuple[Pod, ...] = ()
+    """Pods whose places spare pods have."""
+    heard_apart: tuple[Heard, ...] = ()
+    """What was heard of pods that are no workers."""
+
+    @property
+    def every_pod(self) -> tuple[Pod, ...]:
+        return self.pods + self.spares + self.replaced
 
 
 def with_queue(status: PseudoRealJobStatus, job: ChildJob | None, now: datetime) -> PseudoRealJobStatus:
@@ -225,7 +239,7 @@ class View:
     def status(self) -> PseudoRealJobStatus:
         """The status, with an execution that no child is ahead of, even if a status was lost, with phases that were
         added, and with clocks that the time in a queue has moved on."""
-        executions = [job.execution for job in self.seen.jobs] + [pod.execution for pod in self.seen.pods]
+        executions = [job.execution for job in self.seen.jobs] + [pod.execution for pod in self.seen.every_pod]
         newest = max([1, self.seen.status.execution, *(execution.number for execution in executions)])
         phases = with_added(self.seen.status.phases, self.spec)
         status = status_with(self.seen.status, execution=newest, phases=phases)
@@ -244,7 +258,7 @@ class View:
 
     @property
     def workers(self) -> int:
-        """Number of pods that the present execution wants."""
+        """Number of workers that the present execution wants."""
         made = self.job.workers if self.job else None
         return made or workers_of(self.spec, self.status, self.stage)
 
@@ -260,7 +274,15 @@ class View:
 
     def _job_of(self, execution: Execution) -> ChildJob | None:
         found = next((job for job in self.seen.jobs if job.execution == execution), None)
+        if found and found.state is JobState.FAILED and self._all_succeeded(found):
+            # A pod that was lost, or a spare one, fails the Job in the end.
+            return replace(found, state=JobState.COMPLETE)
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
+
+    def _all_succeeded(self, job: ChildJob) -> bool:
+        """Whether all workers have succeeded, whichever pods they are."""
+        done = {pod.index for pod in self.seen.pods if pod.execution == job.execution and pod.has_succeeded}
+        return job.workers is not None and done == set(range(job.workers))
 
     @cached_property
     def pods(self) -> list[Pod]:

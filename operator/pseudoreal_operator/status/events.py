@@ -38,6 +38,7 @@ class Reason(StrEnum):
     STRAGGLER_DETECTED = "StragglerDetected"
     HANG_DETECTED = "HangDetected"
     RESTARTED_IN_PLACE = "RestartedInPlace"
+    SPARE_TOOK_OVER = "SpareTookOver"
     PREEMPTED = "Preempted"
     PHASE_COMPLETED = "PhaseCompleted"
     PHASE_REPEATED = "PhaseRepeated"
@@ -57,6 +58,7 @@ _WARNINGS = (
     Reason.STRAGGLER_DETECTED,
     Reason.HANG_DETECTED,
     Reason.RESTARTED_IN_PLACE,
+    Reason.SPARE_TOOK_OVER,
     Reason.PREEMPTED,
     Reason.DELINK_ROLLED_BACK,
     Reason.EXECUTION_FAILED,

@@ -1,9 +1,10 @@
-"""Ranks that are killed are restarted in place: in the same pods, and much sooner than in new ones."""
+"""Ranks restart in place, and a spare pod takes the place of a lost one: much sooner than in new pods."""
 
 import json
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,7 +25,7 @@ PART = 1 / 3
 def test_ranks_are_restarted_in_place(start: Callable[..., Job], undisturbed: Undisturbed) -> None:
     job = start("in-place", spec__pod={}, spec__restart={})
     pods = job.wait_for_steps("real", REAL + 5)
-    _seconds_to_a_step(job, pods[1])
+    _seconds_to_a_step(job, lambda: _kill(pods[1]))
     undisturbed.check(job, "RestartedInPlace")
     status, victim = job.status(), pods[1]["metadata"]["name"]
     assert (status.restarts, status.execution) == (1, 1)
@@ -40,7 +41,8 @@ def test_that_takes_a_third_of_the_time_of_new_pods(start: Callable[..., Job]) -
     seconds = []
     for name, restart in (("in-place-timed", {}), ("anew-timed", {"inPlace": 0})):
         job = start(name, spec__pod={}, spec__restart=restart)
-        seconds.append(_seconds_to_a_step(job, job.wait_for_steps("real", REAL + 5)[1]))
+        pods = job.wait_for_steps("real", REAL + 5)
+        seconds.append(_seconds_to_a_step(job, partial(_kill, pods[1])))
     in_place, anew = seconds
     print(f"seconds from the death of a rank to the next step: {in_place} in place, {anew} in new pods")
     assert in_place <= PART * anew
@@ -54,7 +56,7 @@ def test_a_partner_that_notices_nothing_is_restarted_as_well(
     job = start("in-place-unnoticed", spec__pod={}, spec__restart={})
     pods = job.wait_for_steps("real", REAL + 5)
     machine.tell(pods[0], signal.SIGSTOP, RANK)
-    seconds = _seconds_to_a_step(job, pods[1])
+    seconds = _seconds_to_a_step(job, lambda: _kill(pods[1]))
     print(f"seconds from the death of a rank, its partner stopped, to the next step: {seconds}")
     undisturbed.check(job, "RestartedInPlace")
     assert (job.status().restarts, job.status().execution) == (1, 1)
@@ -65,7 +67,8 @@ def test_ranks_whose_restarts_are_used_up_go_on_in_new_pods(
     start: Callable[..., Job], undisturbed: Undisturbed
 ) -> None:
     job = start("in-place-once", spec__restart={"inPlace": 1, "backoffSeconds": 1, "avoidNodesAfter": 100})
-    _seconds_to_a_step(job, job.wait_for_steps("real", REAL + 5)[1])
+    pods = job.wait_for_steps("real", REAL + 5)
+    _seconds_to_a_step(job, lambda: _kill(pods[1]))
     machine.tell(job.running()[0], signal.SIGKILL, RANK)
     undisturbed.check(job, "RestartedInPlace", "ExecutionFailed", "RestartStarted")
     status = job.status()
@@ -73,11 +76,49 @@ def test_ranks_whose_restarts_are_used_up_go_on_in_new_pods(
     assert [(fault.execution, fault.restart_in_place) for fault in status.faults] == [(1, 1), (1, None)]
 
 
-def _seconds_to_a_step(job: Job, victim: Json) -> float:
-    """Kills the rank of the pod: the seconds until a rank that began after that has made a step."""
+@pytest.mark.parametrize(
+    ("lost", "how"), [(0, ()), pytest.param(1, ("--force", "--grace-period=0"), marks=pytest.mark.long)]
+)
+def test_a_spare_pod_takes_the_place_of_a_deleted_one(
+    lost: int, how: tuple[str, ...], start: Callable[..., Job], undisturbed: Undisturbed
+) -> None:
+    job = start(f"spare-{lost}", spec__pod={}, spec__restart={}, spec__phases__1__spares=1)
+    pods = job.wait_for_steps("real", REAL + 5)
+    assert len(pods) == 3, "the spare one waits"
+    seconds = _seconds_to_a_step(job, lambda: _delete(job, pods[lost], *how))
+    print(f"seconds from the deletion of a pod to the next step, in the place that a spare one took: {seconds}")
+    undisturbed.check(job, "SpareTookOver")
+    status = job.status()
+    assert (status.restarts, status.execution) == (0, 1)
+    assert status.spares is not None
+    assert [(place.worker, place.pod) for place in status.spares.places] == [(lost, 2)]
+    assert {_uid(pod) for pod in pods if pod != pods[lost]} <= {_uid(pod) for pod in job.pods("train")}
+
+
+@pytest.mark.long
+def test_a_spare_pod_is_sooner_there_than_new_pods(start: Callable[..., Job]) -> None:
+    seconds = []
+    for spares in (1, 0):
+        job = start(f"timed-{spares}", spec__pod={}, spec__restart={}, spec__phases__1__spares=spares)
+        pods = job.wait_for_steps("real", REAL + 5)
+        seconds.append(_seconds_to_a_step(job, partial(_delete, job, pods[1])))
+    print(f"seconds from the deletion of a pod to the next step: {seconds[0]} by a spare one, {seconds[1]} in new pods")
+    assert seconds[0] < seconds[1]
+
+
+def _kill(pod: Json) -> None:
+    machine.tell(pod, signal.SIGKILL, RANK)
+
+
+def _delete(job: Job, pod: Json, *how: str) -> None:
+    job.kubernetes.run("delete", "pod", pod["metadata"]["name"], "--namespace=default", "--wait=false", *how)
+
+
+def _seconds_to_a_step(job: Job, disturb: Callable[[], None]) -> float:
+    """Seconds from the disturbance until a rank that began after that has made a step."""
     before = _lines(job)
     killed = time.monotonic()
-    machine.tell(victim, signal.SIGKILL, RANK)
+    disturb()
 
     def is_made_anew() -> bool:
         # New ranks begin behind the last checkpoint, and make steps again; and ranks count the seconds of their own

@@ -1,15 +1,17 @@
-"""Pods that restart their ranks in place and report it: it is counted and told, and nothing is made anew."""
+"""Pods that restart their ranks in place and report it: it is counted and told, and spare pods take places."""
 
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 from pseudoreal_api.names import CONFIG_FILE, file_annotation
 from pseudoreal_api.wire.messages import InPlace
-from pseudoreal_api.wire.reports import PodReport, ReportAnswer
+from pseudoreal_api.wire.reports import Membership, PodReport, ReportAnswer, Takeover
 
 from tests.integration.operator.endpoint import Reporter, sign
 from tests.support.cluster import Cluster
+from tests.support.patience import wait_for
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("shared_operator")]
 
@@ -48,3 +50,40 @@ def test_ranks_that_are_restarted_in_place_are_counted_and_their_pods_stay(clust
 def _allowed(pod: Json) -> int:
     """The number of restarts in place that the pod is told."""
     return int(json.loads(pod["metadata"]["annotations"][file_annotation(CONFIG_FILE)])["inPlace"])
+
+
+def test_a_spare_pod_takes_the_place_of_a_lost_one(cluster: Cluster) -> None:
+    job = cluster.create("spare", spec__phases__0__workers=2, spec__phases__0__spares=1)
+    pods = job.run("spare-pseudo-e1", 3)
+    reporters = [Reporter.of(cluster, pod) for pod in pods]
+    for rank in (0, 1):
+        reporters[rank].tell(PodReport(ranks=[sign(rank, 5)]))
+    assert _answer(reporters[2], PodReport()).membership is None
+    job.wait("the spare pod", lambda _: "1 of 1 spare pods waits" in job.condition("Progressing")["message"])
+    assert job.status.replicas.desired == 2
+    job.end(pods[0], "Yielded", message="asked to stop")
+    waits = PodReport(in_place=InPlace(restarts=1, peer_lost=True, message="asked to stop"))
+    reporters[1].tell(waits)
+    status = job.wait("the place", lambda status: status.spares is not None)
+    assert status.spares is not None
+    assert [(place.worker, place.pod) for place in status.spares.places] == [(0, 2)]
+    taken = Membership(restart=2, own_restarts=3, takeovers=[Takeover(worker=0, pod=2)])
+    for reporter, report in ((reporters[1], waits), (reporters[2], PodReport())):
+        wait_for("the word", partial(_is_told, reporter, report, taken))
+    for reporter, rank in ((reporters[2], 0), (reporters[1], 1)):
+        said = InPlace(restarts=2, peer_lost=True, message="took a place")
+        reporter.tell(PodReport(ranks=[sign(rank, 6)], in_place=said))
+    job.wait("the training", lambda _: "is training" in job.condition("Progressing")["message"])
+    for pod in pods[1:]:
+        job.end(pod, "Succeeded", checkpoint="pseudo-10")
+    status = job.wait("the next stage", lambda status: status.phases[0].state == "Complete")
+    assert (status.execution, status.restarts, status.faults) == (1, 0, [])
+    assert "takes the place of worker 0" in job.event("SpareTookOver")["message"]
+
+
+def _answer(reporter: Reporter, report: PodReport) -> ReportAnswer:
+    return ReportAnswer.model_validate_json(reporter.tell(report).text)
+
+
+def _is_told(reporter: Reporter, report: PodReport, taken: Membership) -> bool:
+    return _answer(reporter, report).membership == taken

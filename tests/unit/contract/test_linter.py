@@ -33,6 +33,7 @@ EXCEPTIONS = {
     ("nophase", "status.currentPhase"): _PHASE_OF_TRAINING,
     ("nophase", "status.elastic.phaseName"): _PHASE_OF_TRAINING,
     ("nophase", "status.placement.phaseName"): _PHASE_OF_TRAINING,
+    ("nophase", "status.spares.phaseName"): _PHASE_OF_TRAINING,
     ("nophase", "status.restartsInPlace.phase"): _PHASE_OF_TRAINING,
     ("nophase", "status.transition.fromPhase"): _PHASE_OF_TRAINING,
     ("nophase", "status.transition.toPhase"): _PHASE_OF_TRAINING,

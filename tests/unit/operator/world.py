@@ -24,6 +24,7 @@ from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
+from pseudoreal_operator.observe.seats import seated
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Heard, JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.settings import Settings
@@ -73,7 +74,7 @@ class World:
 
     def observe(self, jobs: list[Json] | None = None) -> Observed:
         """`jobs` is the list of an earlier moment: the lists of a pass are not of one moment."""
-        return Observed(
+        seen = Observed(
             job=self.job,
             status=self.status,
             jobs=tuple(read_job(body) for body in (self.jobs_list() if jobs is None else jobs)),
@@ -81,6 +82,7 @@ class World:
             existing=frozenset((kind, body["metadata"]["name"]) for (kind, _), body in self.objects.items()),
             heard=self.heard(),
         )
+        return seated(seen)
 
     def heard(self) -> tuple[Heard, ...]:
         pods = [read_pod(body) for body in self.pods.values()]
@@ -227,6 +229,12 @@ class World:
             return
         alive = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
         failed = "Failed" in phases or len(phases) < job["spec"]["completions"]
+        if alive and phases.count("Succeeded") == read_job(job).workers:
+            # Its success policy: spare pods wait for nothing.
+            for pod in filterfalse(_is_lost, alive):
+                self.vanish(pod)
+            self._end(job, "Complete")
+            return
         if failed and job["spec"].get("maxFailedIndexes") == 0:
             for pod in filterfalse(_is_lost, alive):
                 self.vanish(pod)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from pseudoreal_trainer.gpu_environment import gpu_environment
+from pseudoreal_trainer.launch.place import Place
 from pseudoreal_trainer.launch.ranks import torchrun_environment
 from pseudoreal_trainer.pod.pod_folder import PodFolder
 
@@ -33,5 +34,5 @@ def test_kernels_of_a_pipeline_are_loaded_at_start(pipeline: int, loading: str |
 
 def test_the_environment_of_the_pod_wins(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "7")
-    found = torchrun_environment(config(0).model_copy(update={"gpus": 1}), PodFolder(tmp_path))
+    found = torchrun_environment(config(0).model_copy(update={"gpus": 1}), PodFolder(tmp_path), Place(0, 0, 0, 0))
     assert (found["TORCH_FR_BUFFER_SIZE"], found["TORCH_NCCL_TRACE_BUFFER_SIZE"]) == ("7", "2000")

@@ -1,4 +1,4 @@
-"""Keeps an execution that was replaced from committing what its successor does not expect."""
+"""Keeps ranks that were replaced from committing what their successors do not expect."""
 
 from dataclasses import dataclass
 
@@ -9,15 +9,24 @@ from pseudoreal_trainer.errors import TrainingError
 
 @dataclass(frozen=True)
 class Fence:
+    """What ranks of an execution have before a commit, with the number of the restart in place after which they began.
+    A pod whose place a spare one has taken may live on where nobody can end it."""
+
     work_directory: StoragePath
     execution: int
+    restart: int = 0
 
     def claim(self) -> None:
-        """Raises TrainingError when a later execution has already begun, or the storage cannot be written to."""
+        """Raises TrainingError when a later execution or restart has already begun, or the storage cannot be written
+        to."""
         self.check()
         try:
             storage_of(self.work_directory).make_folder()
-            storage_of(self._path).replace(str(self.execution))
+            storage_of(self._execution_file).replace(str(self.execution))
+            # Two files, as trainers of earlier releases read a number in the first. Whoever dies between the two has
+            # written no checkpoint yet, and each of them alone only grows.
+            if self.restart:
+                storage_of(self._restart_file).replace(f"{self.execution}.{self.restart}")
         except OSError as error:
             raise TrainingError(
                 f"the work directory {self.work_directory} cannot be written to: {error}; every pod of the job needs a"
@@ -25,19 +34,30 @@ class Fence:
             ) from error
 
     def check(self) -> None:
-        """Raises TrainingError when a later execution has begun."""
-        newest = self._newest()
+        """Raises TrainingError when a later execution has begun, or this one has restarted its ranks elsewhere."""
+        newest = int(_text(self._execution_file) or self.execution)
         if newest > self.execution:
             raise TrainingError(
                 f"execution {self.execution} was replaced by execution {newest}; it stops without saving"
             )
-
-    def _newest(self) -> int:
-        try:
-            return int(storage_of(self._path).read())
-        except FileNotFoundError:
-            return self.execution
+        execution, _, restart = (_text(self._restart_file) or "0.0").partition(".")
+        if int(execution) == self.execution and int(restart) > self.restart:
+            raise TrainingError(
+                f"the ranks of execution {self.execution} were started anew in restart {restart}, and these are of"
+                f" restart {self.restart}; they stop without saving"
+            )
 
     @property
-    def _path(self) -> StoragePath:
+    def _execution_file(self) -> StoragePath:
         return self.work_directory / "execution"
+
+    @property
+    def _restart_file(self) -> StoragePath:
+        return self.work_directory / "restart"
+
+
+def _text(path: StoragePath) -> str:
+    try:
+        return storage_of(path).read().decode()
+    except FileNotFoundError:
+        return ""

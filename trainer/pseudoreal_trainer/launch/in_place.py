@@ -2,39 +2,103 @@
 
 Each pod decides by itself, by a rule that is the same in all. Where they do not all come to the same, for instance as a
 node is lost, they do not meet; then each of them ends, as it would have ended without a restart, and the operator makes
-an execution with new pods.
+an execution with new pods. Only where there are spare pods, it tells which of them has the place of the lost one, and
+those that are left meet with that one.
 
 No rank from before a restart lives when one begins after it: a pod comes to the meeting only when all of its own have
-ended, and no rank begins before all pods have met. So none from before can commit a checkpoint.
+ended, and no rank begins before all pods have met. A pod whose place another one has may live on where nobody sees it:
+its ranks can make no step without the others, and the checkpoints' fence keeps what it may have left to commit out.
 """
+
+import time
 
 import structlog
 from pseudoreal_api.wire.messages import IN_PLACE_CHARACTERS, InPlace, TerminationMessage
 
+from pseudoreal_trainer.launch.place import Place, first_place, place_in
 from pseudoreal_trainer.launch.ranks import Ending, Launch, run_ranks
+from pseudoreal_trainer.launch.torchrun import prepare_torchrun
+from pseudoreal_trainer.pod.outcome import ended_badly
+
+_LOOK_SECONDS = 0.2
+"""Seconds between two looks at what the operator has told a spare pod."""
 
 log = structlog.get_logger()
 
 
 def run_in_place(launch: Launch) -> TerminationMessage:
-    """Runs the ranks of the pod, and restarts them in place as often as the configuration allows: the pod's last
-    word."""
-    ended, begun = run_ranks(launch, 0), None
-    assert ended is not None, "the first meeting has no time limit"
-    for restarts in range(1, launch.config.in_place + 1):
-        if not ended.may_restart:
-            break
-        why = _reason(ended, restarts)
-        log.warning("ranks_restart_in_place", restart=restarts, of=launch.config.in_place, reason=why.message)
-        launch.folder.make_room(why)
-        following = run_ranks(launch, restarts)
-        if following is None:
-            log.warning("pods_have_not_met", restart=restarts)
-            break
-        ended, begun = following, why
-    return ended.message.model_copy(update={"in_place": begun})
+    """Runs the ranks of the pod, and restarts them in place as often as the pod may, or is told to: its last word."""
+    first = first_place(launch.config, launch.index)
+    if first is None:
+        return _as_spare(launch)
+    return _as_worker(launch, first) or ended_badly("Yielded", launch.config, "another pod has its place")
 
 
-def _reason(ended: Ending, restarts: int) -> InPlace:
-    message = ended.message
-    return InPlace(restarts=restarts, peer_lost=message.peer_lost, message=message.message[:IN_PLACE_CHARACTERS])
+def _as_spare(launch: Launch) -> TerminationMessage:
+    """Waits for a place, and again where the others did not come: whoever waits for this pod is told of another
+    meeting."""
+    prepare_torchrun()
+    log.info("spare_pod_waits", index=launch.index)
+    after = 0
+    while (place := _awaited(launch, after)) is not None:
+        if (message := _as_worker(launch, place)) is not None:
+            return message
+        after = place.restart
+    return ended_badly("Yielded", launch.config, "a spare pod that was not needed")
+
+
+def _as_worker(launch: Launch, place: Place) -> TerminationMessage | None:
+    """Runs the ranks at a place, and at those that follow it: the last word of the pod. None: its first ranks have not
+    begun, as the pods have not met."""
+    following: Place | None = place
+    last: TerminationMessage | None = None
+    while following is not None:
+        place, why = following, _announced(launch, following, last)
+        ended = run_ranks(launch, place)
+        if ended is not None:
+            last = ended.message.model_copy(update={"in_place": why})
+        if ended is not None and not ended.may_restart:
+            break
+        following = _next(launch, place, ended)
+    return last
+
+
+def _next(launch: Launch, place: Place, ended: Ending | None) -> Place | None:
+    """The place at which the pod goes on; None: it ends."""
+    membership = None if launch.stop.asked else launch.folder.membership()
+    if membership is not None and membership.restart > place.restart:
+        return place_in(membership, launch.config, launch.index)
+    if ended is None:
+        log.warning("pods_have_not_met", restart=place.restart)
+        return None
+    return place.again()
+
+
+def _announced(launch: Launch, place: Place, last: TerminationMessage | None) -> InPlace | None:
+    """Says that the pod restarts its ranks: why it does. None: it begins."""
+    if place.restart == 0:
+        return None
+    why = _reason(place, last)
+    log.warning("ranks_restart_in_place", restart=place.restart, worker=place.worker, reason=why.message)
+    launch.folder.make_room(why)
+    return why
+
+
+def _reason(place: Place, last: TerminationMessage | None) -> InPlace:
+    if last is None:
+        return InPlace(restarts=place.restart, peer_lost=True, message=f"took the place of worker {place.worker}")
+    # Ranks that yield end with a partner that was asked to stop.
+    peer_lost = last.peer_lost or last.outcome == "Yielded"
+    return InPlace(restarts=place.restart, peer_lost=peer_lost, message=last.message[:IN_PLACE_CHARACTERS])
+
+
+def _awaited(launch: Launch, after: int) -> Place | None:
+    """The place that the operator gives to a spare pod, for a restart behind `after`; None: the pod was asked to
+    stop."""
+    while not launch.stop.asked:
+        membership = launch.folder.membership()
+        is_new = membership is not None and membership.restart > after
+        if membership and is_new and (place := place_in(membership, launch.config, launch.index)):
+            return place
+        time.sleep(_LOOK_SECONDS)
+    return None

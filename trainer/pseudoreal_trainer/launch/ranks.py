@@ -9,6 +9,7 @@ from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import TerminationMessage
 
 from pseudoreal_trainer.gpu_environment import gpu_environment
+from pseudoreal_trainer.launch.place import Place
 from pseudoreal_trainer.launch.rendezvous import await_worker_0, meets_until, rendezvous
 from pseudoreal_trainer.launch.stop import Stop
 from pseudoreal_trainer.launch.torchrun import start_torchrun
@@ -16,7 +17,7 @@ from pseudoreal_trainer.pod.crash import read_crashes
 from pseudoreal_trainer.pod.memory_use import exhausted, pod_memory
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY, collect_outcomes, is_death, pod_outcome
 from pseudoreal_trainer.pod.partners import Partners
-from pseudoreal_trainer.pod.pod_folder import PodFolder
+from pseudoreal_trainer.pod.pod_folder import RESTART, PodFolder
 from pseudoreal_trainer.threads import threads_of
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -38,6 +39,16 @@ class Launch:
     folder: PodFolder
     stop: Stop
 
+    @property
+    def index(self) -> int:
+        """Completion index of the pod."""
+        return int(os.environ.get("PET_NODE_RANK", "0"))
+
+    def is_told_more(self, place: Place) -> bool:
+        """Whether the operator speaks of a restart behind that of the place."""
+        membership = self.folder.membership()
+        return membership is not None and membership.restart > place.restart
+
 
 @dataclass(frozen=True)
 class Ending:
@@ -48,28 +59,38 @@ class Ending:
     may_restart: bool
 
 
-def run_ranks(launch: Launch, restarts: int) -> Ending | None:
-    """Runs the ranks of the pod, after so many restarts in place: how they ended. None: it was a restart, and the pods
-    have not met in time, so no rank has begun."""
-    environment = torchrun_environment(launch.config, launch.folder, restarts)
-    end = meets_until(restarts)
-    if not await_worker_0(environment, lambda: launch.stop.asked or time.monotonic() > end) and restarts:
+def run_ranks(launch: Launch, place: Place) -> Ending | None:
+    """Runs the ranks of the pod at a place: how they ended. None: no rank has begun, as the pods have not met in time
+    for a restart, or the operator has told of a later one."""
+    environment = torchrun_environment(launch.config, launch.folder, place)
+    end = meets_until(launch.config, place)
+    met = await_worker_0(environment, lambda: _gives_up(launch, place, end))
+    if not met and (place.restart or launch.is_told_more(place)):
         return None
     before, partners = pod_memory(), Partners(launch.folder)
-    exit_code = _run_torchrun(launch, environment, partners, restarts)
-    if restarts and not launch.folder.has_ranks():
+    exit_code = _run_torchrun(launch, environment, partners, place)
+    if not launch.folder.has_ranks() and (place.restart or launch.is_told_more(place)):
         return None
     config, outcomes = launch.config, collect_outcomes(launch.folder.path)
     crashes = read_crashes(launch.folder.path, config.processes_per_worker)
     lacked, stopped = exhausted(before, pod_memory()), launch.stop.asked
     message = pod_outcome(outcomes, config, exit_code, stopped, lacked, partners.ended, crashes)
     died = is_death(message, outcomes, config, exit_code, stopped, partners.ended)
-    return Ending(message, died and partners.are_gone())
+    return Ending(message, (died or _left_alone(message, config, stopped)) and partners.are_gone())
 
 
-def torchrun_environment(config: PhaseConfig, folder: PodFolder, restarts: int = 0) -> dict[str, str]:
+def _gives_up(launch: Launch, place: Place, end: float) -> bool:
+    return launch.stop.asked or time.monotonic() > end or launch.is_told_more(place)
+
+
+def _left_alone(message: TerminationMessage, config: PhaseConfig, stopped: bool) -> bool:
+    """Whether all ranks saved and ended as another pod was asked to stop, whose place a spare one may take."""
+    return config.spares > 0 and message.outcome == "Yielded" and not stopped
+
+
+def torchrun_environment(config: PhaseConfig, folder: PodFolder, place: Place) -> dict[str, str]:
     """The environment of torchrun: the pod's own, and defaults for what that leaves open; PET_* reaches torchrun as it
-    is."""
+    is, but for what the place decides."""
     processes = config.processes_per_worker
     defaults = {
         "PET_NPROC_PER_NODE": str(processes),
@@ -82,12 +103,12 @@ def torchrun_environment(config: PhaseConfig, folder: PodFolder, restarts: int =
         defaults
         | gpu_environment(config)
         | dict(os.environ)
-        | rendezvous(os.environ, restarts)
-        | {OUTCOME_DIRECTORY: str(folder.path)}
+        | rendezvous(os.environ, config, place)
+        | {OUTCOME_DIRECTORY: str(folder.path), RESTART: str(place.restart)}
     )
 
 
-def _run_torchrun(launch: Launch, environment: dict[str, str], partners: Partners, restarts: int) -> int:
+def _run_torchrun(launch: Launch, environment: dict[str, str], partners: Partners, place: Place) -> int:
     """Runs torchrun: its exit code. torchrun gives ranks half a minute to end when one of them is gone; `partners` does
     not."""
     process = start_torchrun(["--max-restarts", "0", "--module", launch.worker, str(launch.file)], environment)
@@ -96,6 +117,10 @@ def _run_torchrun(launch: Launch, environment: dict[str, str], partners: Partner
         process.join(_LOOK_SECONDS)
         if process.exitcode is not None:
             return process.exitcode
-        if launch.folder.restarts_elsewhere() > restarts:
+        if launch.folder.restarts_elsewhere() > place.restart:
             partners.end_all("another pod restarts its ranks in place")
+        if launch.is_told_more(place):
+            partners.end_all("a spare pod has taken a place")
+            if not launch.folder.has_ranks():
+                process.terminate()  # it waits for one that does not come
         partners.look()

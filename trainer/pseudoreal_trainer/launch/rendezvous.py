@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping
 from math import inf
 
 import structlog
+from pseudoreal_api.resolved.config import PhaseConfig
+
+from pseudoreal_trainer.launch.place import Place
 
 _JOIN_SECONDS = 7 * 24 * 3600
 """Seconds that torchrun waits for the other pods. What bounds that for pods that wait for a node is spec.deadlines, and
@@ -13,6 +16,9 @@ spec.hang.startSeconds for pods that run and do not meet."""
 MEET_SECONDS = 30
 """Seconds that the pods have to meet for a restart in place. They all run; and one that noticed nothing hears of it
 with its next report."""
+SPARE_SECONDS = 90
+"""The same where spare pods wait: the operator first finds out which pod is lost, and tells the others one by one, each
+in the answer to its next report."""
 _CONNECT_SECONDS, _LOG_SECONDS = 2.0, 60.0
 _AGAIN_SECONDS, _MOST_SECONDS, _GROWTH = 0.1, 1.0, 1.5
 """Seconds between two tries, at first and at most."""
@@ -20,28 +26,34 @@ _AGAIN_SECONDS, _MOST_SECONDS, _GROWTH = 0.1, 1.0, 1.5
 log = structlog.get_logger()
 
 
-def rendezvous(environment: Mapping[str, str], restarts: int = 0) -> dict[str, str]:
-    """Variables of torchrun for where the pods meet after so many restarts in place. Each has a port of its own: the
-    torchrun of worker 0 before it may still listen, and whoever met it there would end with it.
+def rendezvous(environment: Mapping[str, str], config: PhaseConfig, place: Place) -> dict[str, str]:
+    """Variables of torchrun for where the pods meet, and as which worker this one does. Each restart in place has a
+    port of its own: the torchrun of worker 0 before it may still listen, and whoever met it there would end with it.
 
     Whether this pod holds the rendezvous, as worker 0 does, is said: torchrun would compare names of hosts to find that
     out, and in its node's network a pod has the name of the node."""
     if environment.get("PET_RDZV_BACKEND") != "c10d":
         return {}
-    is_host = "true" if environment.get("PET_NODE_RANK") == "0" else "false"
-    if restarts == 0:
-        return {"PET_RDZV_CONF": f"is_host={is_host},join_timeout={_JOIN_SECONDS}"}
+    worker = {"PET_NODE_RANK": str(place.worker)}
+    is_host = "true" if place.worker == 0 else "false"
+    if place.restart == 0:
+        return worker | {"PET_RDZV_CONF": f"is_host={is_host},join_timeout={_JOIN_SECONDS}"}
     host, port = _place(environment)
-    return {
-        "PET_RDZV_CONF": f"is_host={is_host},join_timeout={MEET_SECONDS}",
-        "PET_RDZV_ID": f"{environment['PET_RDZV_ID']}-{restarts}",
-        "PET_RDZV_ENDPOINT": f"{host}:{port + restarts}",
+    return worker | {
+        "PET_RDZV_CONF": f"is_host={is_host},join_timeout={meet_seconds(config)}",
+        "PET_RDZV_ID": f"{environment['PET_RDZV_ID']}-{place.restart}",
+        "PET_RDZV_ENDPOINT": f"{_host(host, place.host)}:{port + place.restart}",
     }
 
 
-def meets_until(restarts: int) -> float:
-    """The moment of CLOCK_MONOTONIC until which a pod waits for worker 0, after so many restarts in place."""
-    return time.monotonic() + (MEET_SECONDS if restarts else inf)
+def meet_seconds(config: PhaseConfig) -> int:
+    """Seconds that the pods have to meet for a restart in place."""
+    return SPARE_SECONDS if config.spares else MEET_SECONDS
+
+
+def meets_until(config: PhaseConfig, place: Place) -> float:
+    """The moment of CLOCK_MONOTONIC until which a pod waits for worker 0."""
+    return time.monotonic() + (meet_seconds(config) if place.restart else inf)
 
 
 def await_worker_0(environment: Mapping[str, str], gives_up: Callable[[], bool]) -> bool:
@@ -61,6 +73,13 @@ def await_worker_0(environment: Mapping[str, str], gives_up: Callable[[], bool])
             time.sleep(pause)
             pause = min(_MOST_SECONDS, pause * _GROWTH)
     return False
+
+
+def _host(name: str, pod: int) -> str:
+    """Name of the pod of a completion index, from that of pod 0 of the same Job."""
+    first, dot, domain = name.partition(".")
+    job = first.removesuffix("-0")
+    return name if job == first else f"{job}-{pod}{dot}{domain}"
 
 
 def _place(environment: Mapping[str, str]) -> tuple[str, int]:

@@ -10,6 +10,18 @@ _CONTEXT = get_context("forkserver")
 _IMPORTED = ["pseudoreal_trainer.cli.pod", "pseudoreal_trainer.rendezvous.start"]
 
 
+def prepare_torchrun() -> None:
+    """Imports torch in the process from which torchrun will be forked: a spare pod begins as soon as it is told to."""
+    _CONTEXT.set_forkserver_preload(_IMPORTED)
+    process = _CONTEXT.Process(target=_nothing, name="prepares-torchrun")
+    process.start()
+    process.join()
+
+
+def _nothing() -> None:
+    """The process from which this one is forked has imported all by now."""
+
+
 def start_torchrun(arguments: Sequence[str], environment: Mapping[str, str]) -> BaseProcess:
     """A torchrun that has this environment alone, and ends with its exit code."""
     _CONTEXT.set_forkserver_preload(_IMPORTED)

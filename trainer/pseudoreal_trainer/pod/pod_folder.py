@@ -9,9 +9,12 @@ from pathlib import Path
 from pseudoreal_api.base import ApiModel
 from pseudoreal_api.wire.layout import ChosenLayout
 from pseudoreal_api.wire.messages import InPlace, ProgressReport
-from pseudoreal_api.wire.reports import SavedCheckpoint
+from pseudoreal_api.wire.reports import Membership, SavedCheckpoint
 
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
+
+RESTART = "PSEUDOREAL_RESTART"
+"""Environment variable of a rank: the restart in place after which it began. Not set: there was none."""
 
 _MEMORY = Path("/dev/shm")
 _HEARTBEAT = ".heartbeat"
@@ -60,6 +63,14 @@ class PodFolder:
     def restarts_elsewhere(self) -> int:
         """Restarts in place of the pod that has begun the most, as far as the operator has said so."""
         return int(self._content("restarts-elsewhere") or 0)
+
+    def leave_membership(self, membership: Membership) -> None:
+        self._replace("membership", membership.to_json())
+
+    def membership(self) -> Membership | None:
+        """Which pods are the workers, as the operator has said it last; None: those of their numbers."""
+        content = self._content("membership")
+        return None if content is None else Membership.model_validate_json(content)
 
     def leave_progress(self, report: ProgressReport) -> None:
         self._replace("progress", report.model_dump_json())
@@ -123,3 +134,8 @@ def memory_directory() -> str | None:
     """A folder in memory for files that are written all the time: a mapped file on a disk makes its writer wait while
     the system saves it. None: there is no such place."""
     return str(_MEMORY) if os.access(_MEMORY, os.W_OK) else None
+
+
+def restart_of_ranks() -> int:
+    """Number of the restart in place after which the ranks of this process's pod began."""
+    return int(os.environ.get(RESTART, "0"))

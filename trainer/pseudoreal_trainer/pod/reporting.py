@@ -74,6 +74,8 @@ class _Reports:
                 self._folder.ask_to_finish()
             if answer.restarts_in_place:
                 self._folder.leave_restarts_elsewhere(answer.restarts_in_place)
+            if answer.membership is not None:
+                self._folder.leave_membership(answer.membership)
         except Exception as error:
             retry_after = error.retry_after if isinstance(error, Refused) else 0.0
             self._failed(error)

@@ -67,11 +67,22 @@ def numbered(seat: Seat, numbering: Numbering) -> Callable[[RendezvousParameters
 
 def agreed_number(store: Store, arrival: int, workers: int, seat: Seat, numbering: Numbering) -> int:
     """This worker's number. Every worker calls this with another `arrival` below `workers`; who is the last gives out
-    the numbers of all."""
+    the numbers of all. Raises RuntimeError where the numbering has none for these seats."""
     store.set(f"seat/{arrival}", seat.to_json())
     if store.add("seated", 1) == workers:
         arrivals = range(workers)
         seats = [Seat.from_json(text) for text in store.multi_get([f"seat/{one}" for one in arrivals])]
-        for one, number in zip(arrivals, numbering(seats), strict=True):
-            store.set(f"number/{one}", str(number))
-    return int(store.get(f"number/{arrival}"))
+        for one, number in zip(arrivals, _numbers(seats, numbering), strict=True):
+            store.set(f"number/{one}", number)
+    number = store.get(f"number/{arrival}").decode()
+    if not number.isdecimal():
+        raise RuntimeError(f"the workers have no numbers: {number}")
+    return int(number)
+
+
+def _numbers(seats: Sequence[Seat], numbering: Numbering) -> list[str]:
+    """The number of each worker, or for all of them why they have none: the others wait for an answer."""
+    try:
+        return [str(number) for number in numbering(seats)]
+    except ValueError as error:
+        return [str(error)] * len(seats)

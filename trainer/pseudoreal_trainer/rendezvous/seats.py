@@ -42,7 +42,10 @@ class Seat:
 
 
 def numbers(seats: Sequence[Seat], config: PhaseConfig) -> list[int]:
-    """The number of each worker, in the order of the seats: that by which its ranks are numbered."""
+    """The number of each worker, in the order of the seats: that by which its ranks are numbered. Raises ValueError
+    where two have come as one worker: a pod that was thought lost, and the one that has its place."""
+    if len({seat.worker for seat in seats}) < len(seats):
+        raise ValueError(f"two pods have come as one worker: {sorted(seat.worker for seat in seats)}")
     workers = sorted(seats, key=lambda seat: seat.worker)
     order = _order(workers, config)
     found = {workers[worker].worker: number for number, worker in enumerate(order)}

@@ -164,6 +164,17 @@ PHASE_RULES = (
         "p.workers",
     ),
     on_each_phase(
+        "p.spares == 0 || !has(p.elastic)",
+        ".spares %d and elastic exclude each other: an elastic phase goes on with fewer workers; remove one of the two",
+        "p.spares",
+    ),
+    on_each_phase(
+        "p.spares == 0 || self.restart.inPlace > 0",
+        ".spares %d needs spec.restart.inPlace of at least 1: ranks start anew in pods that live on; raise it, or"
+        " remove spares",
+        "p.spares",
+    ),
+    on_each_phase(
         "!has(p.offload.budget) || (p.offload.home == 'Device' && size(p.offload.homes) == 0)",
         ".offload.budget chooses the homes, but offload.home is %s and offload.homes has %d entries;"
         " remove either the budget or both of them",

@@ -352,6 +352,21 @@ def test_while_files_are_replaced_nothing_refers_to_them(
     assert _names(store) == []
 
 
+def test_ranks_that_were_started_anew_elsewhere_may_not_commit(tmp_path: Path) -> None:
+    """A pod whose place a spare one has taken may live on where nobody can end it."""
+    for restart in (0, 2):
+        Fence(tmp_path, 1, restart).claim()
+    for restart in (0, 1):
+        with pytest.raises(TrainingError, match=rf"in restart 2, and these are of restart {restart}"):
+            Fence(tmp_path, 1, restart).check()
+    Fence(tmp_path, 1, 2).check()
+    Fence(tmp_path, 2).claim()
+    Fence(tmp_path, 2).check()
+    with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
+        Fence(tmp_path, 1, 9).check()
+    assert (tmp_path / "execution").read_text() == "2", "earlier releases read a number"
+
+
 def test_an_execution_that_was_replaced_may_not_commit(tmp_path: Path) -> None:
     Fence(tmp_path, 1).claim()
     Fence(tmp_path, 2).claim()

@@ -19,6 +19,7 @@ from pseudoreal_trainer.checkpoint.store import CheckpointStore, read_manifest
 from pseudoreal_trainer.cli.command import main
 from pseudoreal_trainer.cli.job_file import notice, read_job
 from pseudoreal_trainer.cli.local_run import LocalRun
+from pseudoreal_trainer.launch.place import Place
 from pseudoreal_trainer.launch.ranks import SHUTDOWN_TIMEOUT, torchrun_environment
 from pseudoreal_trainer.plan.units import KINDS
 from pseudoreal_trainer.pod.heartbeats import rank_heartbeats
@@ -110,7 +111,7 @@ def test_a_stop_leaves_time_for_a_step_and_a_save(
     monkeypatch.delenv(SHUTDOWN_TIMEOUT, raising=False)
     if own is not None:
         monkeypatch.setenv(SHUTDOWN_TIMEOUT, own)
-    for name, value in torchrun_environment(config(0), PodFolder(tmp_path)).items():
+    for name, value in torchrun_environment(config(0), PodFolder(tmp_path), Place(0, 0, 0, 0)).items():
         monkeypatch.setenv(name, value)
     options, _, _ = config_from_args(
         parse_args(["--max-restarts", "0", "--module", "pseudoreal_trainer.cli.rank", "x"])

@@ -7,6 +7,7 @@ import pytest
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_trainer.launch import in_place
 from pseudoreal_trainer.launch.in_place import run_in_place
+from pseudoreal_trainer.launch.place import Place
 from pseudoreal_trainer.launch.ranks import Ending, Launch
 from pseudoreal_trainer.launch.stop import Stop
 from pseudoreal_trainer.pod.outcome import ended_badly
@@ -18,7 +19,7 @@ Starts = list[int]
 @pytest.fixture
 def launch(config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Launch:
     # It would listen to signals of the process that runs the tests.
-    monkeypatch.setattr(Stop, "__init__", lambda _: None)
+    monkeypatch.setattr(Stop, "__init__", lambda stop: setattr(stop, "asked", False))
     folder = PodFolder(tmp_path)
     return Launch(config(0).model_copy(update={"in_place": 2}), tmp_path / "config", "worker", folder, Stop())
 
@@ -31,9 +32,9 @@ def play(monkeypatch: pytest.MonkeyPatch, *endings: Ending | None) -> Starts:
     """Lets one start after the other end so; the starts that there were."""
     starts: Starts = []
 
-    def run(_: Launch, restarts: int) -> Ending | None:
-        starts.append(restarts)
-        return endings[restarts]
+    def run(_: Launch, place: Place) -> Ending | None:
+        starts.append(place.restart)
+        return endings[len(starts) - 1]
 
     monkeypatch.setattr(in_place, "run_ranks", run)
     return starts

@@ -1,97 +1,18 @@
 """Two pods whose ranks are restarted in place, as real processes that meet on the loopback interface."""
 
-import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pseudoreal_api.resolved.config import PhaseConfig
 from pseudoreal_api.wire.messages import InPlace
-from pseudoreal_api.wire.reports import REPORT_URL
-from pseudoreal_trainer.heartbeat.record import HeartbeatRecord, read_heartbeat
 from pseudoreal_trainer.pod.heartbeats import process_state
-from pseudoreal_trainer.pod.pod_folder import PodFolder
 
 from tests.support.patience import wait_for
-from tests.support.pods import Pod, meeting, start_pod
-from tests.support.ports import free_ports
-from tests.unit.trainer.pod.faulty_worker import FAULTS
-from tests.unit.trainer.pod.pod_program import AUTHORITY, TOKEN
-from tests.unit.trainer.pod.server import Server, serving
-
-STEPS = 300
-KILLED_AT = 12
-
-
-@pytest.fixture
-def pair(job_body: dict[str, Any], config: Any) -> Callable[..., PhaseConfig]:
-    """Makes the configuration of a phase on two pods."""
-    phase = job_body["spec"]["phases"][0]
-    phase |= {"workers": 2, "processesPerWorker": 1, "until": {"step": STEPS}}
-
-    def make(work: str = "work", in_place: int = 2) -> PhaseConfig:
-        made: PhaseConfig = config(0, work).model_copy(update={"in_place": in_place})
-        return made
-
-    return make
-
-
-@contextmanager
-def training(config: PhaseConfig, folder: Path, server: Server | None = None, **more: Any) -> Iterator[list[Pod]]:
-    """The pods of worker 0 and 1; they and their ranks end with the context."""
-    folder.mkdir(exist_ok=True)
-    (port, *_) = free_ports(4)
-    pods = []
-    for number in (0, 1):
-        place = folder / str(number)
-        environment = meeting(number, port) | {"PSEUDOREAL_OUTCOME_DIRECTORY": str(place / "outcomes")}
-        environment |= _reporting(server, number, folder) if server else {}
-        pods.append(start_pod(config, place, number, 2, environment=environment, **more))
-    try:
-        yield pods
-    finally:
-        for pod in pods:
-            with suppress(ProcessLookupError):
-                os.killpg(pod.process.pid, signal.SIGKILL)
-            pod.process.wait()
-        for record in (record for pod in pods for record in ranks(pod)):
-            with suppress(ProcessLookupError):
-                os.kill(record.pid, signal.SIGKILL)
-
-
-def _reporting(server: Server, number: int, folder: Path) -> dict[str, str]:
-    endpoint = server.endpoint(f"pod-{number}")
-    return {
-        REPORT_URL: endpoint.url,
-        TOKEN: str(endpoint.token),
-        AUTHORITY: str(endpoint.authority),
-        FAULTS: str(folder),
-    }
-
-
-def ranks(pod: Pod) -> list[HeartbeatRecord]:
-    return [found for found in map(read_heartbeat, PodFolder(pod.folder / "outcomes").heartbeats()) if found]
-
-
-def rank_that_trains(pod: Pod, step: int = KILLED_AT, but: int = 0) -> int:
-    """The process of the pod's rank once it is at the step; not the process `but`."""
-
-    def there() -> int:
-        assert pod.process.poll() is None, pod.said()
-        return next((record.pid for record in ranks(pod) if record.step >= step and record.pid != but), 0)
-
-    return wait_for(f"step {step}", there, pod.said, pause=0.005)
-
-
-def last_files(config: PhaseConfig) -> dict[str, str]:
-    """SHA-256 of the files of the checkpoint at the end of the phase: weights and moments of every rank."""
-    folder = Path(config.work_directory) / "checkpoints" / f"pseudo-{STEPS:08d}"
-    manifest = json.loads((folder / "manifest.json").read_text())
-    return {name: file["sha256"] for name, file in manifest["files"].items()}
+from tests.unit.trainer.launch.pods import last_files, rank_that_trains, training
+from tests.unit.trainer.pod.server import serving
 
 
 def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_undisturbed_run(

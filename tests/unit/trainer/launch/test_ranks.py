@@ -8,9 +8,12 @@ from typing import Any
 import pytest
 from pseudoreal_trainer.heartbeat.record import HeartbeatFile
 from pseudoreal_trainer.launch import ranks
+from pseudoreal_trainer.launch.place import Place
 from pseudoreal_trainer.launch.ranks import Launch, run_ranks
 from pseudoreal_trainer.launch.stop import Stop
 from pseudoreal_trainer.pod.pod_folder import PodFolder
+
+FIRST, AGAIN = (Place(restart, 0, 0, 1) for restart in (0, 1))
 
 
 @pytest.fixture
@@ -26,18 +29,18 @@ def test_a_rank_that_outlives_torchrun_forbids_a_restart(launch: Launch) -> None
     rank = subprocess.Popen(["sleep", "1000"])
     try:
         HeartbeatFile(launch.folder.heartbeat(0), rank.pid, 0).write("computing", "a step", 0.0, 1, 0, nan, nan)
-        ended = run_ranks(launch, 0)
+        ended = run_ranks(launch, FIRST)
         assert ended is not None
         assert not ended.may_restart
     finally:
         rank.kill()
         rank.wait()
-    ended = run_ranks(launch, 1)
+    ended = run_ranks(launch, AGAIN)
     assert ended is not None
     assert ended.may_restart
 
 
 def test_a_restart_after_which_no_rank_began_was_none(launch: Launch) -> None:
-    assert run_ranks(launch, 1) is None
-    first = run_ranks(launch, 0)
+    assert run_ranks(launch, AGAIN) is None
+    first = run_ranks(launch, FIRST)
     assert first is not None, "the first start always has an end"

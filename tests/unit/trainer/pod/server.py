@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from pseudoreal_api.names import LABEL_JOB
-from pseudoreal_api.wire.reports import REPORT_PATH, PodReport, ReportAnswer
+from pseudoreal_api.wire.reports import REPORT_PATH, Membership, PodReport, ReportAnswer
 from pseudoreal_trainer.pod.endpoint import Endpoint
 
 _LOOPBACK = "127.0.0.1"
@@ -35,6 +35,7 @@ class Server:
         """answers, hangs, garbage, no http, or a status such as 500."""
         self.finishes: set[str] = set()
         """Tokens of the pods that are told to end their phase."""
+        self.membership: Membership | None = None
         self.newest: dict[str, PodReport] = {}
         self.seen: Counter[str] = Counter()
         """Manner -> requests that were met so."""
@@ -140,7 +141,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if manner == "answers":
             answer = ReportAnswer(
-                finish_phase=token in self.endpoint.finishes, restarts_in_place=self.endpoint.restarts_in_place()
+                finish_phase=token in self.endpoint.finishes,
+                restarts_in_place=self.endpoint.restarts_in_place(),
+                membership=self.endpoint.membership,
             )
             self._say(200, answer.to_json())
         elif manner == "garbage":

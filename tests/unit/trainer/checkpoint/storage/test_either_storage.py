@@ -13,8 +13,16 @@ from pseudoreal_trainer.errors import TrainingError
 from tests.support.checkpoints import newest
 
 
+@pytest.mark.parametrize(
+    ("successor", "said"), [((2, 0), "was replaced by execution 2"), ((1, 1), "were started anew in restart 1")]
+)
 def test_one_that_is_replaced_while_it_writes_does_not_commit(
-    store: CheckpointStore, config: Any, train: Any, monkeypatch: pytest.MonkeyPatch
+    successor: tuple[int, int],
+    said: str,
+    store: CheckpointStore,
+    config: Any,
+    train: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     append, taken = TensorWriter.append, threading.Event()
 
@@ -22,11 +30,11 @@ def test_one_that_is_replaced_while_it_writes_does_not_commit(
         append(self, content)
         if not taken.is_set() and "00000004" in str(self.path):
             taken.set()
-            Fence(store.work_directory, 2).claim()
+            Fence(store.work_directory, *successor).claim()
 
     monkeypatch.setattr(TensorWriter, "append", replaced_meanwhile)
     for _ in range(2):
-        with pytest.raises(TrainingError, match="execution 1 was replaced by execution 2"):
+        with pytest.raises(TrainingError, match=said):
             train(config(0))
         assert [manifest.step for manifest in store.committed()] == [2]
 

@@ -1,0 +1,132 @@
+"""A spare pod takes the place of one that is lost: the others keep their pods, and restart their ranks in place. Pure.
+
+The decision is in the status before any pod hears of it. Pods that are left cannot begin without the place that is
+empty, and the lost one, should it live on, is not among those that meet: so no place is ever held by two that train.
+Where nothing comes of it, the pods end, and all follows that would have followed without spare pods.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pseudoreal_api.status.status import PseudoRealJobStatus, Spares, TakenPlace
+from pseudoreal_api.wire.messages import MOST_RESTART
+
+from pseudoreal_operator.changes import status_with
+from pseudoreal_operator.failures import results
+from pseudoreal_operator.failures.classify import Missing, Verdict, classify, is_for_another_pod
+from pseudoreal_operator.failures.in_place import allowed_in_place
+from pseudoreal_operator.lifecycle.decisions import (
+    Cause,
+    Decision,
+    avoided,
+    event,
+    exhaustion,
+    progresses,
+    remembered,
+    untold,
+    with_retry,
+)
+from pseudoreal_operator.lifecycle.in_place import known_restarts, own_restarts
+from pseudoreal_operator.lifecycle.stopping import is_stuck
+from pseudoreal_operator.observe.seats import memberships, ready_spares
+from pseudoreal_operator.observe.stages import StageKind, started
+from pseudoreal_operator.observe.view import Heard, JobState, Pod, PodPhase, View
+from pseudoreal_operator.status.events import Reason
+
+
+@dataclass(frozen=True)
+class _Lost:
+    """The workers whose pods are lost."""
+
+    workers: tuple[int, ...]
+    stuck: Pod | None
+    """One of them that cannot be ended, as on a node that is off."""
+
+
+def taken_over(view: View) -> Decision | None:
+    """Decides when pods are lost, others wait for them, and spare pods can take their places."""
+    if view.stage.kind is not StageKind.TRAIN or view.job is None or view.job.state is not JobState.ACTIVE:
+        return None
+    if view.job.queued or not view.job.outlives_pods:
+        return None
+    lost, ready = _lost(view), ready_spares(view.seen, view.execution, view.now)
+    if not 0 < len(lost.workers) <= min(len(ready), view.workers - 1):
+        return None
+    # Who lost its connection says so. To a pod that cannot be ended, it may hold for long.
+    if lost.stuck is None and not any(heard.waits_to_restart for heard in view.speaking):
+        return None
+    verdict = _verdict(view, lost)
+    counts = verdict.action == "Restart"
+    if not is_for_another_pod(verdict) or exhaustion(view.status, view.spec.restart, view.now, counts=counts):
+        return None
+    restart = _next_restart(view)
+    return _taken(view, lost, ready, verdict, restart) if restart <= MOST_RESTART else None
+
+
+def _lost(view: View) -> _Lost:
+    failed = [pod.index for pod in view.pods if pod.phase is PodPhase.FAILED]
+    stuck = [pod for pod in view.pods if is_stuck(pod, view.now)]
+    workers = sorted({*view.gone, *failed, *(pod.index for pod in stuck)})
+    return _Lost(tuple(workers), next(iter(stuck), None))
+
+
+def _verdict(view: View, lost: _Lost) -> Verdict:
+    missing = Missing(stuck=lost.stuck, workers=view.gone)
+    return classify(view.job_name, view.pods, view.spec.restart.rules, missing)
+
+
+def _next_restart(view: View) -> int:
+    """A number that no pod can have reached. Those that wait for a restart cannot begin it without the lost one; and
+    those that train may have begun to wait for the next one unheard."""
+    before = memberships(view.status).get(view.execution)
+    reached = [known_restarts(view), before.restart if before else 0, *map(_reached, view.heard)]
+    return 1 + max(reached)
+
+
+def _reached(heard: Heard) -> int:
+    known = heard.report.in_place.restarts if heard.report.in_place else 0
+    return known if heard.waits_to_restart else known + 1
+
+
+def _taken(view: View, lost: _Lost, ready: Sequence[Pod], verdict: Verdict, restart: int) -> Decision:
+    counts, taken = verdict.action == "Restart", dict(zip(lost.workers, ready, strict=False))
+    cause = Cause(verdict.reason, _sentence(view, lost, verdict), verdict.pod, counts)
+    status = results.with_reports(started(view.status, view.stage), view.heard, view.now)
+    status = results.with_checkpoints(status, view.words)
+    status = with_retry(remembered(view, status, cause, restart_in_place=restart), counts=counts)
+    places = [f"spare pod {pod.name} takes the place of worker {worker}" for worker, pod in taken.items()]
+    text = f"{cause.sentence} {'; '.join(places).capitalize()}"
+    status = status_with(status, spares=_spares(view, status, taken, restart, f"{text}."))
+    place = f"checkpoint {status.checkpoint.latest} or a newer one" if status.checkpoint else "the newest checkpoint"
+    told = f"{text}; all ranks start anew in the pods that live on, from {place}."
+    return Decision(
+        status,
+        "Training",
+        progresses("SpareTookOver", told),
+        events=(*untold(view), event(view, Reason.SPARE_TOOK_OVER, told, detail=str(restart)), *avoided(view, status)),
+        children=view.stage,
+    )
+
+
+def _sentence(view: View, lost: _Lost, verdict: Verdict) -> str:
+    if verdict.pod is not None:
+        return verdict.sentence
+    if lost.stuck is not None:
+        return f"Pod {lost.stuck.name} on node {lost.stuck.node or '(none)'} cannot be ended: its node may be lost."
+    numbers = ", ".join(map(str, lost.workers))
+    return f"The pod of worker {numbers} of {view.job_name} is gone without a word, as one that was deleted."
+
+
+def _spares(view: View, status: PseudoRealJobStatus, taken: dict[int, Pod], restart: int, message: str) -> Spares:
+    before = memberships(view.status).get(view.execution)
+    places = {one.worker: one.pod for one in before.takeovers} if before else {}
+    places |= {worker: pod.index for worker, pod in taken.items()}
+    allowed = allowed_in_place(view.spec.restart, status)
+    return Spares(
+        phase_name=view.execution.phase,
+        execution=view.execution.number,
+        restart=restart,
+        own_restarts=max(0, min(allowed, view.spec.restart.in_place - own_restarts(view))),
+        places=[TakenPlace(worker=worker, pod=pod) for worker, pod in sorted(places.items())],
+        message=message[:1024],
+    )

@@ -1,0 +1,288 @@
+"""A spare pod takes the place of a lost one: the execution goes on, and all is counted as without it."""
+
+from typing import Any
+
+import pytest
+from pseudoreal_api.wire.messages import InPlace
+from pseudoreal_api.wire.reports import Membership
+from pseudoreal_operator.lifecycle.stopping import SPARE_SECONDS, STUCK_SECONDS
+from pseudoreal_operator.observe.reading import read_pod
+from pseudoreal_operator.observe.seats import memberships
+from pseudoreal_operator.observe.stages import Execution, StageKind
+
+from tests.unit.operator.lifecycle.steps import begun, config, message, until
+from tests.unit.operator.world import World
+
+Json = dict[str, Any]
+FIRST = Execution("real", StageKind.TRAIN, 1)
+
+
+def with_spares(spares: int = 1, workers: int = 2, **changes: Any) -> World:
+    """The real phase trains on `workers` pods, each on a node of its own, beside spare ones that wait."""
+    changes = {"spec__phases__1__workers": workers, "spec__phases__1__spares": spares} | changes
+    world = until(begun(**changes), "real")
+    for number, pod in enumerate(world.alive()):
+        pod["spec"] |= {"nodeName": f"node-{number}"}
+    speak(world)
+    world.settle()
+    return world
+
+
+def speak(world: World, step: int = 12) -> None:
+    """All pods report; a spare one has no ranks."""
+    for pod in world.alive():
+        waits = index_of(pod) >= 2 and "place" not in pod
+        world.report(pod, step, ranks=0 if waits else 1)
+
+
+def index_of(pod: Json) -> int:
+    return int(pod["metadata"]["annotations"]["batch.kubernetes.io/job-completion-index"])
+
+
+def pod_at(world: World, index: int) -> Json:
+    return next(pod for pod in world.pods.values() if index_of(pod) == index and read_pod(pod).execution == FIRST)
+
+
+def name_of(pod: Json) -> str:
+    name: str = pod["metadata"]["name"]
+    return name
+
+
+def waits(world: World, index: int, restarts: int = 1) -> None:
+    """The pod has lost its connection to another one, and waits to restart its ranks."""
+    lost = InPlace(restarts=restarts, peer_lost=True, message="connection closed")
+    world.report(pod_at(world, index), 0, in_place=lost, ranks=0)
+
+
+def membership(world: World) -> Membership | None:
+    return memberships(world.status).get(FIRST)
+
+
+def goes_on(world: World, *indices: int, restart: int = 2) -> None:
+    """The pods of these indices have met."""
+    for index in indices:
+        pod = pod_at(world, index)
+        pod["place"] = True
+        pod["in_place"] = InPlace(restarts=restart, peer_lost=True, message="took a place")
+        world.report(pod, 13)
+    world.settle()
+
+
+def places(world: World) -> dict[int, int]:
+    found = membership(world)
+    return {one.worker: one.pod for one in found.takeovers} if found else {}
+
+
+def test_the_job_has_pods_beside_the_workers_and_needs_only_those_to_succeed() -> None:
+    world = with_spares(spares=2)
+    spec = world.objects["Job", "sim-real-e1"]["spec"]
+    assert (spec["completions"], spec["parallelism"]) == (4, 4)
+    assert spec["successPolicy"] == {"rules": [{"succeededCount": 2}]}
+    env = {entry["name"]: entry.get("value") for entry in spec["template"]["spec"]["containers"][0]["env"]}
+    assert env["PET_NNODES"] == "2", "spare pods do not meet the others"
+    assert config(world, "sim-real-e1")["spares"] == 2
+    assert "successPolicy" not in world.objects["Job", "sim-pseudo-e1"]["spec"]
+
+
+def test_what_a_status_tells_leaves_spare_pods_out() -> None:
+    world = with_spares()
+    assert (world.status.replicas.desired, world.status.replicas.ready) == (2, 2)
+    assert "1 of 1 spare pods waits to take a place" in message(world, "Progressing")
+    assert world.status.placement is not None
+    assert [node.node for node in world.status.placement.nodes] == ["node-0", "node-1"]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_spare_pod_takes_the_place_of_a_disrupted_one(lost: int) -> None:
+    world = with_spares()
+    names = {name_of(pod) for pod in world.alive()}
+    world.disrupt(pod_at(world, lost))
+    world.settle()
+    assert (world.status.execution, membership(world)) == (1, None), "the other one has not said that it waits"
+    waits(world, 1 - lost)
+    world.settle()
+    assert places(world) == {lost: 2}
+    found = membership(world)
+    assert found is not None
+    assert (found.restart, found.own_restarts) == (2, 3)
+    assert (world.status.execution, world.status.restarts, world.status.faults) == (1, 0, [])
+    assert list(world.events.values()).count("SpareTookOver") == 1
+    goes_on(world, 1 - lost, 2)
+    assert {name_of(pod) for pod in world.alive()} == names - {name_of(pod_at(world, lost))}
+    assert (world.status.state, world.status.execution, world.status.restarts) == ("Training", 1, 0)
+    assert world.status.placement is not None
+    assert {node.node for node in world.status.placement.nodes} == {f"node-{1 - lost}", "node-2"}
+
+
+def test_the_phase_is_done_when_the_workers_are_whatever_the_job_says() -> None:
+    """The Job controller finds that an index has failed before it looks at how many have succeeded."""
+    world = with_spares()
+    world.disrupt(pod_at(world, 0))
+    waits(world, 1)
+    world.settle()
+    goes_on(world, 1, 2)
+    world.finish_all()
+    assert world.objects["Job", "sim-real-e1"]["status"]["conditions"][0]["type"] == "Failed"
+    world.settle()
+    assert (world.status.state, world.status.restarts) == ("Complete", 0)
+
+
+def test_spare_pods_that_were_not_needed_end_with_the_workers() -> None:
+    world = with_spares()
+    for index in (0, 1):
+        world.finish(pod_at(world, index))
+    world.control()
+    world.settle()
+    assert (world.status.state, world.alive()) == ("Complete", [])
+
+
+def test_a_spare_pod_that_is_lost_disturbs_nothing() -> None:
+    world = with_spares()
+    world.disrupt(pod_at(world, 2))
+    world.settle()
+    world.tick(SPARE_SECONDS)
+    world.settle()
+    assert (world.status.execution, world.status.state, len(world.alive())) == (1, "Training", 2)
+    assert "0 of 1 spare pods wait to take a place" in message(world, "Progressing")
+    world.finish_all()
+    world.settle()
+    assert (world.status.state, world.status.restarts) == ("Complete", 0)
+
+
+def test_a_pod_that_was_deleted_has_a_successor_as_soon_as_another_one_waits() -> None:
+    world = with_spares()
+    world.vanish(pod_at(world, 1))
+    world.settle()
+    assert membership(world) is None
+    waits(world, 0)
+    world.settle()
+    assert (places(world), world.status.execution) == ({1: 2}, 1)
+    assert world.status.spares is not None
+    assert world.status.spares.message.startswith("The pod of worker 1 of sim-real-")
+
+
+def test_a_pod_on_a_lost_node_is_left_there() -> None:
+    """Its ranks may live on: nobody has lost a connection."""
+    world = with_spares()
+    world.lose(pod_at(world, 0))
+    world.settle()
+    world.tick(30 + STUCK_SECONDS)
+    speak(world)
+    world.settle()
+    found = membership(world)
+    assert found is not None
+    assert places(world) == {0: 2}
+    assert found.restart == 2, "another one may wait for restart 1 unheard"
+    goes_on(world, 1, 2)
+    assert (world.status.execution, world.status.state) == (1, "Training")
+
+
+def test_no_spare_pod_takes_a_place_that_an_execution_without_memory_left() -> None:
+    world = with_spares()
+    world.finish(pod_at(world, 1), "OutOfMemory")
+    waits(world, 0)
+    world.settle()
+    world.control()
+    world.settle()
+    assert (membership(world), world.status.execution, world.status.restarts) == (None, 2, 1)
+
+
+def test_a_fault_counts_as_without_spare_pods() -> None:
+    world = with_spares()
+    world.finish(pod_at(world, 1), "Failed")
+    waits(world, 0)
+    world.settle()
+    assert (places(world), world.status.execution, world.status.restarts) == ({1: 2}, 1, 1)
+    (fault,) = world.status.faults
+    assert (fault.reason, fault.node, fault.restart_in_place) == ("PodFailed", "node-1", 2)
+    goes_on(world, 0, 2)
+    assert (world.status.execution, world.status.restarts) == (1, 1), "pods that say so again are not counted"
+
+
+def test_what_no_restart_is_left_for_fails_as_without_spare_pods() -> None:
+    world = with_spares(spec__restart={"maxRestarts": 1, "inPlace": 1})
+    world.finish(pod_at(world, 1), "Failed")
+    waits(world, 0)
+    world.settle()
+    goes_on(world, 0, 2)
+    world.finish(pod_at(world, 2), "Failed")
+    waits(world, 0, 3)
+    world.settle()
+    world.control()
+    world.settle()
+    assert world.status.state == "Failed"
+
+
+def test_where_nobody_waits_new_pods_are_made() -> None:
+    world = with_spares()
+    world.finish(pod_at(world, 1), "Failed")
+    world.settle()
+    assert world.status.execution == 1
+    world.tick(SPARE_SECONDS)
+    world.report(pod_at(world, 2), 0, ranks=0)
+    world.settle()
+    world.control()
+    world.settle()
+    assert (membership(world), world.status.execution, world.status.restarts) == (None, 2, 1)
+
+
+def test_pods_that_all_ended_do_not_wait_for_a_spare_one() -> None:
+    world = with_spares()
+    for index in (0, 1):
+        world.finish(pod_at(world, index), "Yielded")
+    world.settle()
+    world.control()
+    world.settle()
+    assert (world.status.execution, world.status.restarts, membership(world)) == (2, 0, None)
+
+
+def test_a_second_loss_takes_the_next_spare_pod_or_new_pods() -> None:
+    world = with_spares(spares=2)
+    world.disrupt(pod_at(world, 1))
+    waits(world, 0)
+    world.settle()
+    goes_on(world, 0, 2)
+    pod_at(world, 3).pop("place", None)
+    world.report(pod_at(world, 3), 0, ranks=0)
+    world.disrupt(pod_at(world, 2))
+    waits(world, 0, 3)
+    world.settle()
+    found = membership(world)
+    assert found is not None
+    assert (places(world), found.restart) == ({1: 3}, 4)
+    goes_on(world, 0, 3, restart=4)
+    assert world.status.execution == 1
+    world.disrupt(pod_at(world, 3))
+    waits(world, 0, 5)
+    world.settle()
+    world.control()
+    world.settle()
+    assert world.status.execution == 2, "no spare pod is left"
+
+
+def test_a_silent_spare_pod_takes_no_place() -> None:
+    world = with_spares()
+    world.tick(25)
+    for index in (0, 1):
+        world.report(pod_at(world, index), 12)
+    world.disrupt(pod_at(world, 1))
+    waits(world, 0)
+    world.settle()
+    world.control()
+    world.settle()
+    assert (membership(world), world.status.execution) == (None, 2)
+
+
+def test_own_restarts_after_a_place_was_taken_count_from_there() -> None:
+    world = with_spares(spec__restart={"maxRestarts": 5, "inPlace": 2})
+    world.disrupt(pod_at(world, 1))
+    waits(world, 0)
+    world.settle()
+    goes_on(world, 0, 2)
+    assert world.status.restarts == 0
+    for index, peer in ((0, False), (2, True)):
+        said = InPlace(restarts=3, peer_lost=peer, message="local rank 0 ended without a word")
+        world.report(pod_at(world, index), 10, "starting", said)
+    world.settle()
+    assert [(fault.reason, fault.restart_in_place) for fault in world.status.faults] == [("PodFailed", 3)]
+    assert world.status.restarts == 1

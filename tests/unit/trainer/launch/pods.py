@@ -1,0 +1,87 @@
+"""Pods as real processes that meet on the loopback interface: their ranks are killed, or they themselves."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from pseudoreal_api.resolved.config import PhaseConfig
+from pseudoreal_api.wire.reports import REPORT_URL
+from pseudoreal_trainer.heartbeat.record import HeartbeatRecord, read_heartbeat
+from pseudoreal_trainer.pod.pod_folder import PodFolder
+
+from tests.support.patience import wait_for
+from tests.support.pods import Pod, meeting, start_pod
+from tests.support.ports import free_ports
+from tests.unit.trainer.pod.faulty_worker import FAULTS
+from tests.unit.trainer.pod.pod_program import AUTHORITY, TOKEN
+from tests.unit.trainer.pod.server import Server
+
+STEPS = 300
+KILLED_AT = 12
+
+
+@contextmanager
+def training(config: PhaseConfig, folder: Path, server: Server | None = None, **more: Any) -> Iterator[list[Pod]]:
+    """The pods of worker 0 and 1, and the spare ones; they and their ranks end with the context."""
+    folder.mkdir(exist_ok=True)
+    (port, *_) = free_ports(4)
+    pods = []
+    for number in range(2 + config.spares):
+        place = folder / str(number)
+        environment = meeting(number, port) | {"PSEUDOREAL_OUTCOME_DIRECTORY": str(place / "outcomes")}
+        environment |= _reporting(server, number, folder) if server else {}
+        pods.append(start_pod(config, place, number, 2, environment=environment, **more))
+    try:
+        yield pods
+    finally:
+        for pod in pods:
+            with suppress(ProcessLookupError):
+                os.killpg(pod.process.pid, signal.SIGKILL)
+            pod.process.wait()
+        for record in (record for pod in pods for record in ranks(pod)):
+            with suppress(ProcessLookupError):
+                os.kill(record.pid, signal.SIGKILL)
+
+
+def _reporting(server: Server, number: int, folder: Path) -> dict[str, str]:
+    endpoint = server.endpoint(f"pod-{number}")
+    return {
+        REPORT_URL: endpoint.url,
+        TOKEN: str(endpoint.token),
+        AUTHORITY: str(endpoint.authority),
+        FAULTS: str(folder),
+    }
+
+
+def ranks(pod: Pod) -> list[HeartbeatRecord]:
+    return [found for found in map(read_heartbeat, PodFolder(pod.folder / "outcomes").heartbeats()) if found]
+
+
+def rank_that_trains(pod: Pod, step: int = KILLED_AT, but: int = 0) -> int:
+    """The process of the pod's rank once it is at the step; not the process `but`."""
+
+    def there() -> int:
+        assert pod.process.poll() is None, pod.said()
+        return next((record.pid for record in ranks(pod) if record.step >= step and record.pid != but), 0)
+
+    return wait_for(f"step {step}", there, pod.said, pause=0.005)
+
+
+def end_at_once(pod: Pod) -> None:
+    """Kills all that runs in the pod, as when its node is off: the program, torchrun and the ranks."""
+    found = ranks(pod)
+    os.killpg(pod.process.pid, signal.SIGKILL)
+    for record in found:
+        with suppress(ProcessLookupError):
+            os.kill(record.pid, signal.SIGKILL)
+
+
+def last_files(config: PhaseConfig) -> dict[str, str]:
+    """SHA-256 of the files of the checkpoint at the end of the phase: weights and moments of every rank."""
+    folder = Path(config.work_directory) / "checkpoints" / f"pseudo-{STEPS:08d}"
+    manifest = json.loads((folder / "manifest.json").read_text())
+    return {name: file["sha256"] for name, file in manifest["files"].items()}
