@@ -29,7 +29,7 @@ from tests.support.depth import DEPTH
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")
-PHASES = [
+PHASES: list[dict[str, Any]] = [
     {"name": "one", "sharing": {"blocks": 2}, "until": {"step": 10}, "batch": {"sequences": 8}},
     {"name": "two", "sharing": {"blocks": 4}, "until": {"step": 20}, "batch": {"sequences": 8}, "workers": 2},
     {
