@@ -24,7 +24,7 @@ from pseudoreal_operator.lifecycle.plan import Plan, plan
 from pseudoreal_operator.lifecycle.stopping import STOP_SECONDS
 from pseudoreal_operator.observe.board import Speaker, updated
 from pseudoreal_operator.observe.reading import belongs_to, read_job, read_pod
-from pseudoreal_operator.observe.seats import seated
+from pseudoreal_operator.observe.seats import seated, worker_of
 from pseudoreal_operator.observe.stages import Execution, StageKind
 from pseudoreal_operator.observe.view import Heard, JobState, Observed, Pod, PodPhase
 from pseudoreal_operator.settings import Settings
@@ -166,9 +166,11 @@ class World:
         others = [read_pod(other) for other in self.pods.values() if other["metadata"]["job"] == pod["metadata"]["job"]]
         bad = [other for other in others if other.phase is PodPhase.FAILED and exit_code_of(other) != ExitCode.YIELDED]
         lost = any(_is_lost(other) for other in self.pods.values())
+        waits = [self.reports[other.name].waits_to_restart for other in others if other.name in self.reports]
         return (
             bool(bad)
             or lost
+            or any(waits)
             or any(
                 fault.execution == read_pod(pod).execution.number and fault.restart_in_place is None
                 for fault in self.status.faults
@@ -357,10 +359,10 @@ class World:
     def restart_in_place(self, origin: int, *, heard: bool) -> None:
         """A rank of pod `origin` dies, and all pods of its execution restart theirs in place: if they all run, and have
         been told that they may. `heard`: whether their reports arrive."""
-        pods = self.alive()
+        pods = [pod for pod in self.alive() if self.worker_of(pod) is not None]
         ready = [pod for pod in pods if read_pod(pod).ready and "deletionTimestamp" not in pod["metadata"]]
         job = self.objects.get(("Job", bare(pods[0]["metadata"]["job"]))) if pods else None
-        if job is None or len(ready) != job["spec"]["completions"] or ready != pods:
+        if job is None or len(ready) != read_job(job).workers or ready != pods:
             return
         restarts = pods[0].get("restarts", 0) + 1
         if restarts > self._allowed_in_place(job):
@@ -385,11 +387,16 @@ class World:
 
     def finish_all(self) -> None:
         """Every pod that runs succeeds, and so do their Jobs; on a lost node nobody knows."""
-        if any(map(self._waits_for_a_node, self.alive())):
+        workers = [pod for pod in self.alive() if self.worker_of(pod) is not None]
+        if any(map(self._waits_for_a_node, workers)):
             return
-        for pod in filterfalse(_is_lost, self.alive()):
+        for pod in filterfalse(_is_lost, workers):
             self.finish(pod)
         self.control()
+
+    def worker_of(self, pod: Json) -> int | None:
+        """Number of the worker that the pod is; None: it waits, or another one has its place."""
+        return worker_of(self.status, read_pod(pod))
 
     def disrupt(self, pod: Json, why: str = "PreemptionByScheduler") -> None:
         condition = {"type": "DisruptionTarget", "status": "True", "reason": why}

@@ -286,3 +286,10 @@ def test_own_restarts_after_a_place_was_taken_count_from_there() -> None:
     world.settle()
     assert [(fault.reason, fault.restart_in_place) for fault in world.status.faults] == [("PodFailed", 3)]
     assert world.status.restarts == 1
+
+
+def test_a_gang_has_room_for_spare_pods() -> None:
+    """With room for fewer, they might get the nodes of workers."""
+    world = with_spares(spec__scheduling={"gang": {"policy": "SchedulerPlugins"}})
+    sizes = [body["spec"]["minMember"] for (kind, name), body in world.objects.items() if kind == "PodGroup"]
+    assert sizes == [1, 3], "of the pseudo and the real phase"

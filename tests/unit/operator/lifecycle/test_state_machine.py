@@ -19,6 +19,7 @@ from hypothesis.stateful import (
 )
 from pseudoreal_api.spec.request import Request
 from pseudoreal_api.status.status import Discard, PhaseStatus, PseudoRealJobStatus
+from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Activity
 from pseudoreal_operator import clock
 from pseudoreal_operator.lifecycle.plan import Plan, plan
@@ -28,7 +29,7 @@ from tests.support.depth import DEPTH
 from tests.unit.operator.world import SETTINGS, World, make_job
 
 STATES = ("Pending", "Delinking", "Training", "Complete")
-PHASES = [
+PHASES: list[dict[str, Any]] = [
     {"name": "one", "sharing": {"blocks": 2}, "until": {"step": 10}, "batch": {"sequences": 8}},
     {"name": "two", "sharing": {"blocks": 4}, "until": {"step": 20}, "batch": {"sequences": 8}, "workers": 2},
     {
@@ -39,6 +40,8 @@ PHASES = [
         "elastic": {"minWorkers": 1, "patienceSeconds": 100},
     },
 ]
+_TO_SPARES = 2
+"""Stages before the one with spare pods."""
 BAD_ENDS: list[dict[str, Any]] = [
     {"outcome": "Failed"},
     {"outcome": "Failed", "peer_lost": True},
@@ -67,6 +70,8 @@ class Life(RuleBasedStateMachine):
         stages=st.integers(0, 4),
         failures=st.integers(0, 3),
         nodes=st.sampled_from([None, 1, 2, 3]),
+        spares=st.sampled_from([0, 1, 2]),
+        losses=st.lists(st.sampled_from([None, *BAD_ENDS]), max_size=2),
     )
     def create(
         self,
@@ -80,14 +85,16 @@ class Life(RuleBasedStateMachine):
         stages: int,
         failures: int,
         nodes: int | None,
+        spares: int,
+        losses: list[dict[str, Any] | None],
     ) -> None:
-        """Some lives begin in the middle: with stages that are done, and executions that failed."""
+        """Some lives begin in the middle: with stages that are done, executions that failed, and lost workers."""
         restart = {"maxRestarts": restarts, "backoffSeconds": 5} | ({"windowSeconds": window} if window else {})
         deadlines: dict[str, Any] = {k: v for k, v in (("startupSeconds", startup), ("activeSeconds", active)) if v}
         deadlines["onStartupTimeout"] = on_startup
         self.world = World(
             make_job(
-                spec__phases=PHASES,
+                spec__phases=[PHASES[0], PHASES[1] | {"spares": spares}, PHASES[2]],
                 spec__restart=restart,
                 spec__delink={"timeoutSeconds": 400, "onTimeout": on_timeout},
                 spec__hang={"stepSeconds": 120, "startSeconds": 300, "action": hang},
@@ -100,6 +107,8 @@ class Life(RuleBasedStateMachine):
         for _ in range(failures):
             self.an_execution_fails({"outcome": "Failed"})
             self.world.tick(301)
+        for end in losses if stages == _TO_SPARES else []:
+            self.a_worker_is_lost_and_the_others_wait(end, 0, meet=True)
         self.world.nodes = nodes
 
     # The operator.
@@ -229,6 +238,31 @@ class Life(RuleBasedStateMachine):
     def ranks_are_restarted_in_place(self, origin: int, heard: bool) -> None:
         self.work_goes_on()
         self.world.restart_in_place(origin, heard=heard)
+        self.world.carry_out(self.world.plan())
+
+    @rule(end=st.sampled_from([None, *BAD_ENDS]), lost=st.integers(0, 1), meet=st.booleans())
+    def a_worker_is_lost_and_the_others_wait(self, end: dict[str, Any] | None, lost: int, meet: bool) -> None:
+        self.work_goes_on()
+        world, pods = (
+            self.world,
+            [pod for pod in self.world.alive() if "nodeName" in pod["spec"] or not self.world.nodes],
+        )
+        for pod in pods:
+            world.report(pod, 1, ranks=0 if world.worker_of(pod) is None else 1)
+        for pod in [pod for pod in pods if world.worker_of(pod) == lost]:
+            world.disrupt(pod) if end is None else world.finish(pod, **end)
+        for pod in [pod for pod in world.alive() if world.worker_of(pod) is not None]:
+            pod["restarts"] = pod.get("restarts", 0) + 1
+            waits = InPlace(restarts=pod["restarts"], peer_lost=True, message="connection closed")
+            world.report(pod, 0, in_place=waits, ranks=0)
+        world.settle()
+        if meet and world.status.spares is not None:
+            self._meet(world.status.spares.restart)
+
+    def _meet(self, restart: int) -> None:
+        for pod in [pod for pod in self.world.alive() if self.world.worker_of(pod) is not None]:
+            pod["restarts"], pod["in_place"] = restart, InPlace(restarts=restart, peer_lost=True, message="met")
+            self.world.report(pod, 1)
         self.world.carry_out(self.world.plan())
 
     @precondition(lambda self: self.world.alive())
@@ -376,6 +410,7 @@ def test_every_life_ends_well() -> None:
             "Completed",
             "Preempted",
             "RestartedInPlace",
+            "SpareTookOver",
             "Resized",
         )
     ), STORIES
