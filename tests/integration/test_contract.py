@@ -216,6 +216,7 @@ def test_what_may_not_change(change: Callable[..., str], before: Change, after: 
         ("sharing", {"blocks": 4}),
         ("workers", 1),
         ("elastic", {"minWorkers": 1}),
+        ("spares", 1),
         ("processesPerWorker", 2),
         ("batch", {"sequences": 16}),
         ("mixture", [{"source": "web", "weight": 1}]),

@@ -44,6 +44,7 @@ def _kept_or_absent(field: str) -> dict[str, Any]:
 PHASE_CHANGES: list[Any] = [
     _kept_or_absent("sharing"),
     _kept("workers"),
+    _kept("spares"),
     _kept_or_absent("elastic"),
     _kept_or_absent("processesPerWorker"),
     *map(_kept, ("batch", "mixture", "parallelism", "activations", "offload", "compile")),

@@ -9,15 +9,16 @@ from pseudoreal_trainer.errors import TrainingError
 
 @dataclass(frozen=True)
 class Fence:
-    """What ranks of an execution have before a commit, with the number of the restart in place after which they began.
-    A pod whose place a spare one has taken may live on where nobody can end it."""
+    """What ranks of an execution have before a commit, with the number of the restart in place with which a spare pod
+    last took a place among them: the pod that had it may live on where nobody can end it. Restarts by which no pod was
+    replaced need no number: no rank from before them lives."""
 
     work_directory: StoragePath
     execution: int
-    restart: int = 0
+    membership: int = 0
 
     def claim(self) -> None:
-        """Raises TrainingError when a later execution or restart has already begun, or the storage cannot be written
+        """Raises TrainingError when a later execution or membership has already begun, or the storage cannot be written
         to."""
         self.check()
         try:
@@ -25,8 +26,8 @@ class Fence:
             storage_of(self._execution_file).replace(str(self.execution))
             # Two files, as trainers of earlier releases read a number in the first. Whoever dies between the two has
             # written no checkpoint yet, and each of them alone only grows.
-            if self.restart:
-                storage_of(self._restart_file).replace(f"{self.execution}.{self.restart}")
+            if self.membership:
+                storage_of(self._membership_file).replace(f"{self.execution}.{self.membership}")
         except OSError as error:
             raise TrainingError(
                 f"the work directory {self.work_directory} cannot be written to: {error}; every pod of the job needs a"
@@ -34,17 +35,17 @@ class Fence:
             ) from error
 
     def check(self) -> None:
-        """Raises TrainingError when a later execution has begun, or this one has restarted its ranks elsewhere."""
+        """Raises TrainingError when a later execution has begun, or a spare pod has taken a place in this one since."""
         newest = int(_text(self._execution_file) or self.execution)
         if newest > self.execution:
             raise TrainingError(
                 f"execution {self.execution} was replaced by execution {newest}; it stops without saving"
             )
-        execution, _, restart = (_text(self._restart_file) or "0.0").partition(".")
-        if int(execution) == self.execution and int(restart) > self.restart:
+        execution, _, membership = (_text(self._membership_file) or "0.0").partition(".")
+        if int(execution) == self.execution and int(membership) > self.membership:
             raise TrainingError(
-                f"the ranks of execution {self.execution} were started anew in restart {restart}, and these are of"
-                f" restart {self.restart}; they stop without saving"
+                f"a spare pod took a place in execution {self.execution} with restart {membership}, and these ranks are"
+                " from before; they stop without saving"
             )
 
     @property
@@ -52,8 +53,8 @@ class Fence:
         return self.work_directory / "execution"
 
     @property
-    def _restart_file(self) -> StoragePath:
-        return self.work_directory / "restart"
+    def _membership_file(self) -> StoragePath:
+        return self.work_directory / "membership"
 
 
 def _text(path: StoragePath) -> str:

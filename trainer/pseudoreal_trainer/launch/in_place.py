@@ -86,7 +86,7 @@ def _announced(launch: Launch, place: Place, last: TerminationMessage | None) ->
 
 def _reason(place: Place, last: TerminationMessage | None) -> InPlace:
     if last is None:
-        return InPlace(restarts=place.restart, peer_lost=True, message=f"took the place of worker {place.worker}")
+        return InPlace(restarts=place.restart, peer_lost=True, message=f"began as worker {place.worker}")
     # Ranks that yield end with a partner that was asked to stop.
     peer_lost = last.peer_lost or last.outcome == "Yielded"
     return InPlace(restarts=place.restart, peer_lost=peer_lost, message=last.message[:IN_PLACE_CHARACTERS])

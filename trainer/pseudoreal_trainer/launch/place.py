@@ -16,6 +16,9 @@ class Place:
     """Completion index of the pod of worker 0, where all meet."""
     own_restarts: int
     """How many more restarts in place the pod may decide on by itself."""
+    membership: int = 0
+    """Number of the restart in place with which the present membership began; 0: each worker is the pod of its
+    number."""
 
     def again(self) -> "Place | None":
         """The place after a restart that the pod decides on; None: it may not."""
@@ -34,4 +37,4 @@ def place_in(membership: Membership, config: PhaseConfig, index: int) -> Place |
     worker = membership.worker_of(index, config.workers)
     if worker is None:
         return None
-    return Place(membership.restart, worker, membership.pod_of(0), membership.own_restarts)
+    return Place(membership.restart, worker, membership.pod_of(0), membership.own_restarts, membership.restart)

@@ -17,7 +17,7 @@ from pseudoreal_trainer.pod.crash import read_crashes
 from pseudoreal_trainer.pod.memory_use import exhausted, pod_memory
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY, collect_outcomes, is_death, pod_outcome
 from pseudoreal_trainer.pod.partners import Partners
-from pseudoreal_trainer.pod.pod_folder import RESTART, PodFolder
+from pseudoreal_trainer.pod.pod_folder import MEMBERSHIP, PodFolder
 from pseudoreal_trainer.threads import threads_of
 
 SHUTDOWN_TIMEOUT = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
@@ -104,7 +104,7 @@ def torchrun_environment(config: PhaseConfig, folder: PodFolder, place: Place) -
         | gpu_environment(config)
         | dict(os.environ)
         | rendezvous(os.environ, config, place)
-        | {OUTCOME_DIRECTORY: str(folder.path), RESTART: str(place.restart)}
+        | {OUTCOME_DIRECTORY: str(folder.path), MEMBERSHIP: str(place.membership)}
     )
 
 

@@ -13,8 +13,9 @@ from pseudoreal_api.wire.reports import Membership, SavedCheckpoint
 
 from pseudoreal_trainer.pod.outcome import OUTCOME_DIRECTORY
 
-RESTART = "PSEUDOREAL_RESTART"
-"""Environment variable of a rank: the restart in place after which it began. Not set: there was none."""
+MEMBERSHIP = "PSEUDOREAL_MEMBERSHIP"
+"""Environment variable of a rank: the restart in place with which the membership of its pod began. Not set: each worker
+is the pod of its number."""
 
 _MEMORY = Path("/dev/shm")
 _HEARTBEAT = ".heartbeat"
@@ -136,6 +137,6 @@ def memory_directory() -> str | None:
     return str(_MEMORY) if os.access(_MEMORY, os.W_OK) else None
 
 
-def restart_of_ranks() -> int:
-    """Number of the restart in place after which the ranks of this process's pod began."""
-    return int(os.environ.get(RESTART, "0"))
+def membership_of_ranks() -> int:
+    """Number of the restart in place with which the membership of this process's pod began."""
+    return int(os.environ.get(MEMBERSHIP, "0"))

@@ -27,7 +27,7 @@ from pseudoreal_trainer.engine.state.compiler import require_compiler
 from pseudoreal_trainer.engine.updates import REMEDY, Agreement
 from pseudoreal_trainer.errors import TrainingError
 from pseudoreal_trainer.forecast.memory.from_config import phase_layout
-from pseudoreal_trainer.pod.pod_folder import PodFolder, restart_of_ranks
+from pseudoreal_trainer.pod.pod_folder import PodFolder, membership_of_ranks
 from pseudoreal_trainer.training import events
 from pseudoreal_trainer.training.batches import StreamBatch
 from pseudoreal_trainer.training.ending import Rules
@@ -58,7 +58,7 @@ def train_phase(
         require_compiler()
     check_packages(config)
     store = store_of(config)
-    fence = Fence(store.work_directory, config.execution, restart_of_ranks())
+    fence = Fence(store.work_directory, config.execution, membership_of_ranks())
     if ranks.is_first:
         fence.claim()
         remember_lineage(config)

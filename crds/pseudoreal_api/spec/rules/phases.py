@@ -169,6 +169,11 @@ PHASE_RULES = (
         "p.spares",
     ),
     on_each_phase(
+        "p.spares == 0 || p.workers > 1",
+        ".spares %d needs at least 2 workers: where the only one is lost, nobody goes on; remove spares",
+        "p.spares",
+    ),
+    on_each_phase(
         "p.spares == 0 || self.restart.inPlace > 0",
         ".spares %d needs spec.restart.inPlace of at least 1: ranks start anew in pods that live on; raise it, or"
         " remove spares",

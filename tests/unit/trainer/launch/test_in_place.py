@@ -29,6 +29,8 @@ def test_killed_ranks_are_restarted_in_place_and_the_weights_are_those_of_an_und
         os.kill(again, signal.SIGKILL)
         assert [pod.wait() for pod in pods] == [0, 0], "\n".join(pod.said() for pod in pods)
     assert last_files(disturbed) == last_files(whole)
+    no_place_was_taken = not (Path(disturbed.work_directory) / "membership").exists()
+    assert no_place_was_taken, "a queue may give the execution other pods, which begin at the first meeting"
     told = [InPlace.model_validate(pod.message()["inPlace"]) for pod in pods]
     assert [(each.restarts, each.peer_lost) for each in told] == [(2, False), (2, True)]
     assert told[0].message.startswith("local rank 0 ended without a word")

@@ -69,8 +69,9 @@ def test_a_spare_pod_goes_on_with_the_same_bits_whichever_pod_is_lost(
         alive = [pods[1 - lost], pods[SPARE]]
         assert [pod.wait() for pod in alive] == [0, 0], logs(alive)
     assert last_files(config) == whole
+    assert (Path(config.work_directory) / "membership").read_text() == "1.2", "the lost pod may commit nothing"
     told = pods[SPARE].message()["inPlace"]
-    assert (told["restarts"], told["message"]) == (2, f"took the place of worker {lost}")
+    assert (told["restarts"], told["message"]) == (2, f"began as worker {lost}")
 
 
 def test_a_pod_that_is_asked_to_stop_loses_no_step(trio: Pair, whole: dict[str, str], tmp_path: Path) -> None:
@@ -117,9 +118,9 @@ def test_places_are_those_of_the_membership(trio: Pair) -> None:
     config = trio()
     assert [first_place(config, index) for index in range(3)] == [Place(0, 0, 0, 2), Place(0, 1, 0, 2), None]
     taken = Membership(restart=4, own_restarts=1, takeovers=[Takeover(worker=0, pod=2)])
-    assert [place_in(taken, config, index) for index in range(3)] == [None, Place(4, 1, 2, 1), Place(4, 0, 2, 1)]
-    again = Place(4, 1, 2, 1).again()
-    assert again == Place(5, 1, 2, 0)
+    assert [place_in(taken, config, index) for index in range(3)] == [None, Place(4, 1, 2, 1, 4), Place(4, 0, 2, 1, 4)]
+    again = Place(4, 1, 2, 1, 4).again()
+    assert again == Place(5, 1, 2, 0, 4)
     assert again.again() is None
 
 

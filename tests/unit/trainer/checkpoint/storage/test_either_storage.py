@@ -14,7 +14,7 @@ from tests.support.checkpoints import newest
 
 
 @pytest.mark.parametrize(
-    ("successor", "said"), [((2, 0), "was replaced by execution 2"), ((1, 1), "were started anew in restart 1")]
+    ("successor", "said"), [((2, 0), "was replaced by execution 2"), ((1, 1), "a spare pod took a place")]
 )
 def test_one_that_is_replaced_while_it_writes_does_not_commit(
     successor: tuple[int, int],
