@@ -1,5 +1,6 @@
 """The rules, in order: the first that applies decides what to do. Pure."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 
 from pseudoreal_api.status.status import PhaseStatus, Transition
@@ -191,14 +192,19 @@ def running(view: View) -> Decision | None:
 
 def lost(view: View) -> Decision | None:
     """Decides when a pod cannot be ended, for instance on a node that is off: its Job waits for it, and so do its
-    partners."""
+    partners. Of pods that are no workers that matters once all workers have ended."""
     if view.job is None or view.job.state is not JobState.ACTIVE:
         return None
-    pod = next((pod for pod in view.pods if is_stuck(pod, view.now)), None)
+    waited_for = view.pods if any(pod.is_alive for pod in view.pods) else _every_pod(view)
+    pod = next((pod for pod in waited_for if is_stuck(pod, view.now)), None)
     if pod is None:
         return None
     where = f"Pod {pod.name} was to be gone by {pod.leaves_by} and is not: its node {pod.node or '(none)'} may be lost."
     return _judged(view, Missing(stuck=pod), where)
+
+
+def _every_pod(view: View) -> Iterator[Pod]:
+    return (pod for pod in view.seen.every_pod if pod.execution == view.execution)
 
 
 def deserted(view: View) -> Decision | None:
@@ -241,7 +247,7 @@ def backing_off(view: View) -> Decision | None:
 def leftovers(view: View) -> Decision | None:
     """Waits for what earlier executions have left: executions must not overlap, nor must a job and a deleted one of the
     same name share children's names."""
-    waited_for = (pod for pod in view.seen.every_pod if pod.is_alive and not is_abandoned(pod, view.status))
+    waited_for = (pod for pod in view.seen.every_pod if pod.is_alive and not _is_harmless(view, pod))
     old, wait = next(waited_for, None), None
     if old:
         text = (
@@ -254,6 +260,13 @@ def leftovers(view: View) -> Decision | None:
     else:
         return None
     return Decision(view.status, _waiting_state(view), stands("AwaitingCleanup", text), wake_after=wait)
+
+
+def _is_harmless(view: View, pod: Pod) -> bool:
+    """Whether nobody waits for the end of the pod: one that cannot be ended and is no worker has nothing to commit."""
+    if is_abandoned(pod, view.status):
+        return True
+    return pod not in view.seen.pods and is_stuck(pod, view.now)
 
 
 def start(view: View) -> Decision:

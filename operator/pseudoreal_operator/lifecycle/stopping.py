@@ -74,18 +74,17 @@ def _waits_in_vain(seen: Observed, execution: Execution) -> bool:
     pods, spares = pods_of(seen, execution), [pod for pod in seen.spares if pod.execution == execution]
     if not spares and execution not in memberships(seen.status):
         return False
-    if not any(pod.phase is PodPhase.FAILED for pod in pods):
-        return False
-    return not any(pod.is_alive for pod in pods) or any(
-        one.waits_to_restart for one in seen.heard if one.execution == execution
-    )
+    if not any(pod.is_alive for pod in pods):
+        return sum(pod.has_succeeded for pod in pods) < max((pod.workers for pod in (*pods, *spares)), default=0)
+    waits = any(one.waits_to_restart for one in seen.heard if one.execution == execution)
+    return waits and any(pod.phase is PodPhase.FAILED for pod in pods)
 
 
 def moments(seen: Observed, now: datetime) -> Iterator[datetime]:
     """Moments to come at which time alone may change what is to be ended, or what is lost."""
-    going_on = {pod.execution for pod in seen.pods if pod.is_alive}
+    going_on = {pod.execution for pod in seen.every_pod if pod.is_alive}
     going_on |= {job.execution for job in seen.jobs if job.state is JobState.ACTIVE}
-    for pod in (pod for pod in seen.pods if pod.execution in going_on):
+    for pod in (pod for pod in seen.every_pod if pod.execution in going_on):
         if pod.is_alive and pod.leaves_by:
             waits = [(clock.from_text(pod.leaves_by), STUCK_SECONDS)]
         elif pod.phase is PodPhase.FAILED and pod.termination and pod.termination.finished:

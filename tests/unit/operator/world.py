@@ -16,7 +16,7 @@ from typing import Any
 
 from pseudoreal_api.names import CONFIG_FILE, CONTAINER, file_annotation
 from pseudoreal_api.spec.job import PseudoRealJob
-from pseudoreal_api.status.status import PseudoRealJobStatus
+from pseudoreal_api.status.status import PseudoRealJobStatus, Spares
 from pseudoreal_api.wire.messages import EXIT_CODES, ExitCode, InPlace, Outcome, TerminationMessage
 from pseudoreal_api.wire.reports import Activity, PodReport, RankReport
 from pseudoreal_operator import clock
@@ -232,10 +232,11 @@ class World:
         alive = [pod for pod in pods if pod["status"]["phase"] in ("Pending", "Running")]
         failed = "Failed" in phases or len(phases) < job["spec"]["completions"]
         if alive and phases.count("Succeeded") == read_job(job).workers:
-            # Its success policy: spare pods wait for nothing.
+            # Its success policy: spare pods wait for nothing. The Job waits for the end of each of them.
             for pod in filterfalse(_is_lost, alive):
                 self.vanish(pod)
-            self._end(job, "Complete")
+            if not any(map(_is_lost, alive)):
+                self._end(job, "Complete")
             return
         if failed and job["spec"].get("maxFailedIndexes") == 0:
             for pod in filterfalse(_is_lost, alive):
@@ -364,17 +365,41 @@ class World:
         job = self.objects.get(("Job", bare(pods[0]["metadata"]["job"]))) if pods else None
         if job is None or len(ready) != read_job(job).workers or ready != pods:
             return
-        restarts = pods[0].get("restarts", 0) + 1
-        if restarts > self._allowed_in_place(job):
+        if not self._own_restarts(pods[0]):
             return
         for index, pod in enumerate(pods):
-            pod["restarts"] = restarts
-            pod["in_place"] = InPlace(restarts=restarts, peer_lost=index != origin % len(pods), message="killed")
+            pod["in_place"] = self._decide_on_restart(pod, peer_lost=index != origin % len(pods))
             if heard:
                 self.report(pod, 0, "starting", pod["in_place"])
 
-    def _allowed_in_place(self, job: Json) -> int:
-        """The number that the pods are told."""
+    def lose_partner(self, pod: Json) -> None:
+        """It waits for the others to meet anew, if it may, and ends otherwise."""
+        if self._own_restarts(pod):
+            self.report(pod, 0, in_place=self._decide_on_restart(pod, peer_lost=True), ranks=0)
+        else:
+            self.finish(pod, outcome="Failed", peer_lost=True)
+
+    def meet(self, pod: Json, spares: Spares) -> None:
+        """It begins as a member of the membership that the operator told, if that is news to it."""
+        execution = read_pod(pod).execution
+        if (spares.phase_name, spares.execution) != (execution.phase, execution.number):
+            return
+        if pod.get("restarts", 0) >= spares.restart:
+            return
+        pod["restarts"], pod["own_restarts"] = spares.restart, spares.own_restarts
+        pod["in_place"] = InPlace(restarts=spares.restart, peer_lost=True, message="met")
+        self.report(pod, 1)
+
+    def _decide_on_restart(self, pod: Json, *, peer_lost: bool) -> InPlace:
+        pod["own_restarts"] = self._own_restarts(pod) - 1
+        pod["restarts"] = pod.get("restarts", 0) + 1
+        return InPlace(restarts=pod["restarts"], peer_lost=peer_lost, message="killed")
+
+    def _own_restarts(self, pod: Json) -> int:
+        """How many more it may decide on: of the number that the pods are told."""
+        job = self.objects.get(("Job", bare(pod["metadata"]["job"])))
+        if "own_restarts" in pod or job is None:
+            return int(pod.get("own_restarts", 0))
         told = job["spec"]["template"]["metadata"]["annotations"][file_annotation(CONFIG_FILE)]
         return int(json.loads(told).get("inPlace", 0))
 

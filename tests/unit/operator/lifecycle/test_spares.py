@@ -293,3 +293,83 @@ def test_a_gang_has_room_for_spare_pods() -> None:
     world = with_spares(spec__scheduling={"gang": {"policy": "SchedulerPlugins"}})
     sizes = [body["spec"]["minMember"] for (kind, name), body in world.objects.items() if kind == "PodGroup"]
     assert sizes == [1, 3], "of the pseudo and the real phase"
+
+
+def _is_off(world: World, index: int) -> None:
+    """Its node is off: the pod is to go, and cannot."""
+    world.lose(pod_at(world, index))
+    world.tick(30 + STUCK_SECONDS)
+    speak(world)
+    world.settle()
+
+
+def test_a_spare_pod_that_cannot_be_ended_holds_no_failed_execution_up() -> None:
+    world = with_spares()
+    _is_off(world, 2)
+    assert world.status.execution == 1, "the workers train on"
+    for index in (0, 1):
+        world.finish(pod_at(world, index), "Failed", peer_lost=index == 1)
+    world.control()
+    world.settle()
+    assert (world.status.execution, world.status.restarts) == (2, 1)
+    world.wait_out()
+    world.settle()
+    world.control()
+    assert [index_of(pod) for pod in world.alive() if read_pod(pod).execution.number == 2] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_pod_that_cannot_be_ended_and_is_no_worker_holds_no_phase_up(lost: int) -> None:
+    world = with_spares()
+    _is_off(world, lost)
+    if lost == 0:
+        assert places(world) == {0: 2}
+        goes_on(world, 1, 2)
+    for index in {0, 1, 2} - {lost}:
+        world.finish(pod_at(world, index))
+    world.control()
+    world.settle()
+    assert world.status.state == "Complete"
+
+
+def test_the_operator_looks_again_when_a_spare_pod_is_known_to_be_stuck() -> None:
+    world = with_spares()
+    for index in (0, 1):
+        world.finish(pod_at(world, index), "Failed", peer_lost=index == 1)
+    world.lose(pod_at(world, 2))
+    world.settle()
+    world.control()
+    while world.status.execution == 1:
+        wait = world.plan().wake_after or 0
+        assert 0 < wait <= 30 + STUCK_SECONDS, "nothing else would wake it"
+        world.tick(wait)
+        world.settle()
+    assert (world.status.execution, world.status.restarts) == (2, 1)
+
+
+def test_the_next_stage_waits_for_a_spare_pod_until_it_is_known_to_be_stuck() -> None:
+    world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1)
+    workers, spare = world.alive()[:2], world.alive()[2]
+    world.lose(spare)
+    for pod in workers:
+        world.finish(pod)
+    world.control()
+    world.settle()
+    assert world.status.phases[0].state == "Complete"
+    assert name_of(spare) in message(world, "Progressing"), "it may still end"
+    wait = world.plan().wake_after
+    assert wait == 30 + STUCK_SECONDS
+    world.tick(wait)
+    world.settle()
+    assert ("Job", "sim-real-delink-e1") in world.objects
+
+
+@pytest.mark.parametrize("other", ["Succeeded", "gone"])
+def test_spare_pods_do_not_wait_alone_when_a_worker_is_gone_without_a_word(other: str) -> None:
+    world = with_spares()
+    world.vanish(pod_at(world, 0))
+    world.finish(pod_at(world, 1)) if other == "Succeeded" else world.vanish(pod_at(world, 1))
+    world.settle()
+    world.control()
+    world.settle()
+    assert world.status.execution == 2
