@@ -91,7 +91,7 @@ def _afterwards(view: View) -> Plan:
             return Plan(seen.status, expire=True)
         waits.append(left)
     kept = view.spec.clean_up.children == "Keep"
-    jobs = _running_jobs(seen, except_for=None) if kept else tuple(job.name for job in seen.jobs if not job.deleting)
+    jobs = tuple(_jobs_in_the_way(view) if kept else (job.name for job in seen.jobs if not job.deleting))
     return Plan(seen.status, stop=pods_to_stop(seen, view.now), delete=jobs, wake_after=min(waits, default=None))
 
 
@@ -154,7 +154,7 @@ def _planned(view: View, decision: Decision, settings: Settings | None) -> Plan:
         status,
         stop=pods_to_stop(view.seen, view.now),
         give_up=_lost_jobs(view, execution),
-        delete=() if announced else (*_running_jobs(view.seen, except_for=execution), *_old_failures(view.seen)),
+        delete=() if announced else (*_jobs_in_the_way(view, execution), *_old_failures(view.seen)),
         apply=tuple(made),
         events=decision.events,
         wake_after=min([*_waits(view, decision), *unhurried_by], default=None),
@@ -233,9 +233,11 @@ def _unhurried(
     return old, [(due - now).total_seconds()]
 
 
-def _running_jobs(seen: Observed, *, except_for: Execution | None) -> tuple[str, ...]:
-    running = (job for job in seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
-    return tuple(job.name for job in running if job.execution != except_for)
+def _jobs_in_the_way(view: View, execution: Execution | None = None) -> Iterator[str]:
+    """Jobs that run and are not that of `execution`. One whose workers have all succeeded has the result, which must
+    not go before the status has it; it ends by itself."""
+    running = (job for job in view.seen.jobs if job.state is JobState.ACTIVE and not job.deleting)
+    return (job.name for job in running if job.execution != execution and not view.is_done(job))
 
 
 def _lost_jobs(view: View, execution: Execution | None) -> tuple[str, ...]:

@@ -274,11 +274,11 @@ class View:
 
     def _job_of(self, execution: Execution) -> ChildJob | None:
         found = next((job for job in self.seen.jobs if job.execution == execution), None)
-        if found and self._is_done(found):
+        if found and self.is_done(found):
             return replace(found, state=JobState.COMPLETE)
         return None if found and found.deleting and found.state is JobState.ACTIVE else found
 
-    def _is_done(self, job: ChildJob) -> bool:
+    def is_done(self, job: ChildJob) -> bool:
         """Whether all workers have succeeded, whatever becomes of pods that are none: one that is lost fails the Job in
         the end, and one that cannot be ended keeps it."""
         ended_otherwise = job.state is JobState.FAILED or any(

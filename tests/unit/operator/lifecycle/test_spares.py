@@ -373,3 +373,16 @@ def test_spare_pods_do_not_wait_alone_when_a_worker_is_gone_without_a_word(other
     world.control()
     world.settle()
     assert world.status.execution == 2
+
+
+@pytest.mark.parametrize("phase", ["pseudo", "real"])
+def test_a_job_whose_workers_are_done_is_left_to_end(phase: str) -> None:
+    """What it made is in its pods until the status says so."""
+    world = begun(spec__phases__0__workers=2, spec__phases__0__spares=1) if phase == "pseudo" else with_spares()
+    for pod in [pod for pod in world.alive() if index_of(pod) < 2]:
+        world.finish(pod)
+    world.settle()
+    assert f"sim-{phase}-e1" in world.active_jobs()
+    world.control()
+    assert f"sim-{phase}-e1" not in world.active_jobs()
+    assert ("Job", f"sim-{phase}-e1") in world.objects
