@@ -109,8 +109,7 @@ class World:
         steps += [partial(self._give_up, name) for name in wanted.give_up]
         steps += [partial(self._delete_job, name) for name in wanted.delete]
         steps += [partial(self._apply, manifest) for manifest in wanted.apply]
-        steps += [partial(self._post, event) for event in wanted.events]
-        steps.append(partial(self._write, wanted.status))
+        steps.append(partial(self._tell, wanted))
         for step in steps[:effects]:
             step()
 
@@ -133,6 +132,13 @@ class World:
             or wanted.status != self.status
             or wanted.wake_after == 0
         )
+
+    def _tell(self, wanted: Plan) -> None:
+        """Events come after the status that records their transition; one that dies between them tells none, which is
+        left out here."""
+        self._write(wanted.status)
+        for event in wanted.events:
+            self._post(event)
 
     def _write(self, status: PseudoRealJobStatus) -> None:
         self.status = PseudoRealJobStatus.model_validate(status.to_dict())
@@ -300,10 +306,15 @@ class World:
     def alive(self) -> list[Json]:
         return [pod for pod in self.pods.values() if pod["status"]["phase"] in ("Pending", "Running")]
 
+    def living_workers(self) -> list[Json]:
+        """All but spare pods that wait, which never succeed."""
+        return [pod for pod in self.alive() if self.worker_of(pod) is not None]
+
     def _is_bereft(self, pod: Json) -> bool:
         """Whether it is on a lost node, and a partner of it has ended, so that it can neither train nor save."""
         partners = [other for other in self.alive() if other["metadata"]["job"] == pod["metadata"]["job"]]
-        return _is_lost(pod) and len(partners) < read_pod(pod).workers
+        workers = [other for other in partners if self.worker_of(other) is not None]
+        return _is_lost(pod) and len(workers) < read_pod(pod).workers
 
     def schedule(self) -> None:
         """Gives nodes to pods that have none, as far as there are some. Those that are lost count as nodes no more."""
@@ -360,7 +371,7 @@ class World:
     def restart_in_place(self, origin: int, *, heard: bool) -> None:
         """A rank of pod `origin` dies, and all pods of its execution restart theirs in place: if they all run, and have
         been told that they may. `heard`: whether their reports arrive."""
-        pods = [pod for pod in self.alive() if self.worker_of(pod) is not None]
+        pods = self.living_workers()
         ready = [pod for pod in pods if read_pod(pod).ready and "deletionTimestamp" not in pod["metadata"]]
         job = self.objects.get(("Job", bare(pods[0]["metadata"]["job"]))) if pods else None
         if job is None or len(ready) != read_job(job).workers or ready != pods:
@@ -412,7 +423,7 @@ class World:
 
     def finish_all(self) -> None:
         """Every pod that runs succeeds, and so do their Jobs; on a lost node nobody knows."""
-        workers = [pod for pod in self.alive() if self.worker_of(pod) is not None]
+        workers = self.living_workers()
         if any(map(self._waits_for_a_node, workers)):
             return
         for pod in filterfalse(_is_lost, workers):
@@ -441,6 +452,12 @@ class World:
     def active_jobs(self) -> list[str]:
         jobs = [read_job(body) for body in self.jobs_list()]
         return [bare(job.name) for job in jobs if job.state is JobState.ACTIVE]
+
+    def ends_by_itself(self, name: str) -> bool:
+        """Whether all workers of a Job have succeeded: it waits for the end of spare pods alone."""
+        job = self.objects["Job", name]
+        phases = [str(pod["status"]["phase"]) for pod in self.pods_of(job)]
+        return phases.count("Succeeded") == read_job(job).workers
 
     def orphans(self) -> list[Json]:
         """Pods whose Job is deleted and that still run."""

@@ -67,9 +67,7 @@ def beginnings() -> st.SearchStrategy[Beginning]:
         spec=specs(),
         stages=st.integers(0, 4),
         losses=st.just([]),
-        troubles=st.lists(
-            st.sampled_from(["failure", "restart in place", "preemption by a queue", "another last step"]), max_size=3
-        ),
+        troubles=st.lists(st.sampled_from(["failure", "restart in place", "preemption by a queue"]), max_size=3),
         nodes=st.sampled_from([None, 1, 2, 3]),
     )
 
