@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from kubernetes import client
 from pseudoreal_api.names import CONFIG_FILE, file_annotation
 from pseudoreal_api.wire.messages import InPlace
 from pseudoreal_api.wire.reports import Membership, PodReport, ReportAnswer, Takeover
@@ -79,6 +80,25 @@ def test_a_spare_pod_takes_the_place_of_a_lost_one(cluster: Cluster) -> None:
     status = job.wait("the next stage", lambda status: status.phases[0].state == "Complete")
     assert (status.execution, status.restarts, status.faults) == (1, 0, [])
     assert "takes the place of worker 0" in job.event("SpareTookOver")["message"]
+
+
+@pytest.mark.long
+def test_a_spare_pod_that_cannot_be_ended_holds_nothing_up(cluster: Cluster) -> None:
+    """Its node has no kubelet, as one that is off."""
+    job = cluster.create("stuck", spec__phases__0__workers=2, spec__phases__0__spares=1)
+    pods = job.pods("stuck-pseudo-e1", 3)
+    job.bind(pods[2], "node-off")
+    for pod in pods:
+        job.start(pod)
+    options: Any = {"grace_period_seconds": 1}
+    client.CoreV1Api(cluster.api).delete_namespaced_pod(pods[2]["metadata"]["name"], cluster.namespace, **options)
+    for pod in pods[:2]:
+        job.end(pod, "Succeeded", checkpoint="pseudo-10")
+    job.wait("the end of the phase", lambda status: status.phases[0].state == "Complete")
+    (child,) = job.children("apis/batch/v1 jobs")
+    said = [condition["type"] for condition in child["status"].get("conditions", [])]
+    assert "Complete" not in said, "the Job waits for the spare pod"
+    wait_for("the delink", lambda: "stuck-real-delink-e1" in job.child_jobs(), lambda: job.status)
 
 
 def _answer(reporter: Reporter, report: PodReport) -> ReportAnswer:

@@ -36,13 +36,7 @@ def node(cluster: Cluster) -> Iterator[str]:
 def test_a_pod_has_the_zone_of_its_node_where_it_looks_for_its_domain(cluster: Cluster, node: str) -> None:
     job = cluster.create("near", spec__scheduling={"topology": {"preferred": ZONE}})
     (pod,) = job.pods("near-pseudo-e1")
-    target = {"apiVersion": "v1", "kind": "Node", "name": node}
-    name = pod["metadata"]["name"]
-    binding: Any = {"metadata": {"name": name}, "target": target}
-    # The answer is a Status, which the client would take for a Binding.
-    client.CoreV1Api(cluster.api).create_namespaced_pod_binding(
-        name, cluster.namespace, binding, _preload_content=False
-    )
+    job.bind(pod, node)
     (bound,) = job.pods("near-pseudo-e1")
     (container,) = bound["spec"]["containers"]
     (domain,) = (variable for variable in container["env"] if variable["name"] == TOPOLOGY_DOMAIN)
