@@ -11,8 +11,8 @@ from pseudoreal_dev.demo import chart
 from pseudoreal_dev.images import images
 from pseudoreal_dev.machine import paths
 
-PREVIOUS = "bfc9d55"
-"""The first commit with the API of 0.3.0: nothing older can be upgraded from while jobs run."""
+PREVIOUS = "887889d"
+"""The first commit whose checkpoints have format version 5: no job of an older one goes on after an upgrade."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,7 @@ class Release:
     trainer: str
 
     def install(self, kubernetes: Kubernetes) -> None:
-        # Its chart has no such values yet.
-        chart.install(kubernetes, self.operator, self.trainer, self.folder / "charts" / "pseudoreal", wanted=())
+        chart.install(kubernetes, self.operator, self.trainer, self.folder / "charts" / "pseudoreal")
 
 
 def previous_release(folder: Path) -> Release | None:

@@ -1,6 +1,5 @@
 """The Helm chart, installed from this checkout."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from pseudoreal_dev.cluster.kubectl import Kubernetes
@@ -21,10 +20,9 @@ def install(
     operator_image: str,
     trainer_image: str,
     chart: Path = CHART,
-    wanted: Sequence[str] = ONE_NODE,
 ) -> None:
     """Installs the chart, or upgrades to it, and waits until the operator is ready."""
-    values = [*wanted]
+    values = [*ONE_NODE]
     for part, image in (("operator", operator_image), ("trainer", trainer_image)):
         repository, _, tag = image.rpartition(":")
         values += [f"--set={part}.image.repository={repository}", f"--set-string={part}.image.tag={tag}"]
