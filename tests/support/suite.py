@@ -1,8 +1,10 @@
 """All tests, in several runs of pytest side by side: `python -m tests.support.suite [--deep] [-m MARKS]`.
 
 Some tests compute, and others mostly wait: for an API server, for a cluster, for processes. So three runs keep two
-processors busy. What judges whether something is slow is marked `solo`, and runs when all others have ended. Each run
-leaves its log in the cache, and its results as XML.
+processors busy. What judges whether something is slow is marked `solo`, and runs when all others have ended. Tests
+that compare bits which another processor may round differently are marked `processor`, and run once more with the
+vector instructions of each older kind that this machine can imitate. Each run leaves its log in the cache, and its
+results as XML.
 """
 
 import argparse
@@ -11,10 +13,10 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, field
+from itertools import chain, product
 from pathlib import Path
 
 from pseudoreal_dev.machine import paths
@@ -39,6 +41,7 @@ class Part:
     ignored: tuple[str, ...] = ()
     """Folders below those, which other parts have."""
     marks: str = "not solo"
+    environment: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def log(self) -> Path:
@@ -59,7 +62,7 @@ class Part:
         own = [f"--junitxml={self.results}", "-o", f"cache_dir=.pytest_cache/{self.name}"]
         ignored = [f"--ignore={folder}" for folder in self.ignored]
         command = [sys.executable, "-m", "pytest", *self.folders, *ignored, "-m", chosen, *own, *options]
-        environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | self.environment
         with self.log.open("wb") as log:
             return subprocess.run(command, env=environment, stdout=log, stderr=log, check=False).returncode
 
@@ -75,7 +78,38 @@ _LONG = (
 )
 PARTS = (*_LONG, Part("units", ("tests/unit",), ignored=tuple(chain.from_iterable(part.folders for part in _LONG[2:]))))
 """In the order in which they begin: the longest first, so that none of them is left alone at the end."""
+ONEDNN_LEVEL = {"default": "SSE41", "avx2": "AVX2", "avx512": "AVX512_CORE"}
+"""ATEN_CPU_CAPABILITY -> the ONEDNN_MAX_CPU_ISA of the same processors, from the oldest."""
 SOLO = Part("solo", (f"{_TRAINER}/heartbeat", f"{_TRAINER}/preflight"), marks="solo")
+
+
+def processor_parts(flags: str, is_deep: bool) -> list[Part]:
+    """Return the runs of the tests marked `processor` with older vector instructions than the machine's own.
+
+    `flags`: the processor's, as in /proc/cpuinfo; empty where there is no such file. torch does not check whether the
+    processor has what ATEN_CPU_CAPABILITY names, so no level above the machine's own is asked for. With `is_deep`, all
+    combinations with oneDNN's levels, the machine's own among them.
+    """
+    known = set(flags.split())
+    levels = [level for level, flag in (("default", "avx2"), ("avx2", "avx512f"), ("avx512", "")) if flag in known]
+    pairs = [(level, ONEDNN_LEVEL[level]) for level in levels]
+    if is_deep and levels:
+        own = "avx512" if "avx512f" in known else "avx2"
+        onednn = [
+            "",
+            *(ONEDNN_LEVEL[level] for level in (*levels, own)),
+            *(["AVX512_CORE_BF16"] * ("avx512_bf16" in known)),
+        ]
+        pairs = [*product([*levels, own], onednn)]
+    return [
+        Part(
+            f"processor-{aten}-{onednn or 'own'}".lower(),
+            (_TRAINER,),
+            marks="processor or processor_deep" if is_deep else "processor",
+            environment={"ATEN_CPU_CAPABILITY": aten} | ({"ONEDNN_MAX_CPU_ISA": onednn} if onednn else {}),
+        )
+        for aten, onednn in pairs
+    ]
 
 
 def main() -> int:
@@ -87,14 +121,23 @@ def main() -> int:
     FOLDER.mkdir(parents=True, exist_ok=True)
     begin = time.monotonic()
     codes = []
-    for part, code in chain(_side_by_side(chosen.marks, options), _side_by_side(chosen.marks, options, (SOLO,))):
+    parts = [*PARTS, *processor_parts(_processor_flags(), chosen.deep)]
+    for part, code in chain(_side_by_side(chosen.marks, options, parts), _side_by_side(chosen.marks, options, (SOLO,))):
         codes.append((part, code))
         sys.stdout.buffer.write(part.log.read_bytes())
         sys.stdout.flush()
     return _say(codes, time.monotonic() - begin)
 
 
-def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part] = PARTS) -> Iterator[tuple[Part, int]]:
+def _processor_flags() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
+
+
+def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part]) -> Iterator[tuple[Part, int]]:
     """Parts that have ended, with the exit codes of pytest. What runs meanwhile is told now and then."""
     begin, pool = time.monotonic(), ThreadPoolExecutor(AT_ONCE)
     try:
@@ -114,15 +157,17 @@ def _side_by_side(marks: str, options: Sequence[str], parts: Sequence[Part] = PA
 def _say(codes: list[tuple[Part, int]], seconds: float) -> int:
     """Prints a table and a summary like pytest's, which comes last: the exit code."""
     found: list[Result] = []
+    failures: list[str] = []
     for part, _ in codes:
-        found += read(part.results) if part.results.exists() else []
-    print(*table(found, seconds), sep="\n")
-    for result in found:
-        if result.outcome in ("failed", "error"):
-            print(f"{result.outcome.upper()} {result.test}")
+        results = read(part.results) if part.results.exists() else []
+        found += results
+        settings = "".join(f" ({name}={value})" for name, value in part.environment.items())
+        bad = (result for result in results if result.outcome in ("failed", "error"))
+        failures += [f"{result.outcome.upper()} {result.test}{settings}" for result in bad]
+    print(*table(found, seconds), *failures, sep="\n")
     broken = [(part, code) for part, code in codes if code not in (0, 1, NOTHING_RAN)]
     for part, code in broken:
-        print(f"ERROR pytest {' '.join(part.folders)} ended with exit code {code}")
+        print(f"ERROR pytest {part.name} ({' '.join(part.folders)}) ended with exit code {code}")
     print(in_words(found, len(broken), seconds), flush=True)
     return 0 if found and all(code in (0, NOTHING_RAN) for _, code in codes) else 1
 

@@ -1,6 +1,7 @@
 """All tests in several runs of pytest: none is left out or run twice, and one summary and one exit code at the end."""
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,35 @@ def test_what_is_marked_solo_is_in_a_part() -> None:
     files = [file for file in (paths.REPOSITORY / "tests").rglob("test_*.py") if "mark.solo" in file.read_text()]
     assert len(files) > 2
     assert all(SOLO.has(file.relative_to(paths.REPOSITORY)) for file in files if file != Path(__file__))
+
+
+@pytest.mark.parametrize(
+    ("flags", "usual", "deep"),
+    [
+        ("fpu sse4_1", 0, 0),
+        ("fpu avx2", 1, 6),
+        ("avx2 avx512f", 2, 12),
+        ("avx2 avx512f avx512_bf16", 2, 15),
+    ],
+)
+def test_processor_parts_imitate_only_what_the_machine_has(flags: str, usual: int, deep: int) -> None:
+    found, all_of_them = suite.processor_parts(flags, False), suite.processor_parts(flags, True)
+    assert (len(found), len(all_of_them)) == (usual, deep)
+    assert len({part.name for part in all_of_them}) == deep
+    assert {part.name for part in found} <= {part.name for part in all_of_them}
+    asked = {value for part in all_of_them for value in part.environment.values()}
+    assert "avx512f" in flags or not any("512" in value for value in asked)
+    assert "avx512_bf16" in flags or "AVX512_CORE_BF16" not in asked
+
+
+def test_processor_parts_set_what_torch_reads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suite, "FOLDER", tmp_path)
+    (tmp_path / "test_level.py").write_text(
+        "import os, pytest\n@pytest.mark.processor\ndef test_level():\n"
+        "    assert (os.environ['ATEN_CPU_CAPABILITY'], os.environ['ONEDNN_MAX_CPU_ISA']) == ('default', 'SSE41')\n"
+    )
+    (part,) = suite.processor_parts("avx2", False)
+    assert replace(part, folders=(str(tmp_path),)).run("", ()) == 0
 
 
 def test_so_many_run_at_once_and_the_first_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +120,13 @@ def test_a_part_without_tests_is_no_failure(capsys: pytest.CaptureFixture[str]) 
 
 def test_what_failed_is_named_and_fails_the_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "cluster.xml").write_text(BAD)
-    assert suite._say([(UNITS, 0), (CLUSTER, 1), (SOLO, 0)], 1.0) == 1
-    *_, failed, summary = capsys.readouterr().out.splitlines()
+    (folder / "processor-default-sse41.xml").write_text(BAD)
+    (older,) = suite.processor_parts("avx2", False)
+    assert suite._say([(UNITS, 0), (CLUSTER, 1), (older, 1), (SOLO, 0)], 1.0) == 1
+    *_, failed, again, summary = capsys.readouterr().out.splitlines()
     assert failed == "FAILED tests/unit/test_y.py::test"
-    assert "1 failed, 1 passed" in summary
+    assert again == f"{failed} (ATEN_CPU_CAPABILITY=default) (ONEDNN_MAX_CPU_ISA=SSE41)"
+    assert "2 failed, 1 passed" in summary
 
 
 @pytest.mark.usefixtures("folder")

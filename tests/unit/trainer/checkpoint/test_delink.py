@@ -75,6 +75,7 @@ MIXED_REFINEMENTS = [
 ]
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize(("before", "after", "experts"), [*((*r, None) for r in REFINEMENTS), *MIXED_REFINEMENTS])
 def test_the_function_stays_the_same_to_the_bit(
     before: Any, after: Any, experts: Any, job_body: Any, tmp_path: Path, config: Any, delink_of: Any, train: Any

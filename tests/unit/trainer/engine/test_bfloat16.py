@@ -14,6 +14,8 @@ from tests.unit.trainer.engine.cases import RATE, STEPS, Case
 from tests.unit.trainer.engine.reference import batch_of
 from tests.unit.trainer.engine.running import SEED, run_case
 
+pytestmark = pytest.mark.processor
+
 CASES = [
     *(Case(precision="bfloat16", homes=homes) for homes in ("d", "h", "D")),
     Case(precision="bfloat16", homes="hD", window=1, stash=True),

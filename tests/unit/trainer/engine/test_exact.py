@@ -132,6 +132,7 @@ def test_float64_agrees_with_the_reference(case: Case, engine_results: dict[Case
     assert_trained_alike(sound(engine_results, case), case)
 
 
+@pytest.mark.processor_deep
 @pytest.mark.parametrize("case", BITWISE, ids=lambda case: case.name)
 def test_float32_agrees_to_the_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     found = sound(engine_results, case)

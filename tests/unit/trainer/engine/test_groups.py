@@ -121,6 +121,7 @@ def test_a_group_is_fetched_twice_where_tokens_come_and_never_else(
         assert result.moved[0]["h2d"] == 2 * len(hit) * group.shard_length(parts) * 8
 
 
+@pytest.mark.processor_deep
 @pytest.mark.parametrize("case", WITHOUT, ids=lambda case: case.name)
 def test_what_is_not_fetched_changes_no_bit(case: Case, engine_results: dict[Case, list[Result]]) -> None:
     found, whole = engine_results[case][0], engine_results[WITHOUT[case]][0]

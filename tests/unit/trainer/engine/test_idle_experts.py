@@ -10,6 +10,8 @@ from tests.unit.trainer.engine.agreement import assert_trained_alike
 from tests.unit.trainer.engine.cases import EIGHT_IN_BALANCE, Case
 from tests.unit.trainer.engine.running import Result, sound, want
 
+pytestmark = pytest.mark.processor_deep
+
 _FEED_FORWARD = {"feedForward": {"size": 5, "activation": "SwiGLU"}}
 """Three matrices, so that of two parts of a unit's vector one is not like the other."""
 MANY = json.dumps({"experts": {"type": "TopK", "count": 64, "topK": {"perToken": 1, "size": 5}}} | _FEED_FORWARD)

@@ -11,6 +11,8 @@ from pseudoreal_trainer.model.block import Block
 from pseudoreal_trainer.model.grouped import StackedFeedForward, by_expert
 from torch import Tensor
 
+pytestmark = pytest.mark.processor
+
 KINDS = {
     "prototypes": {"count": 8, "prototypes": 2, "capacityFactor": "0.75"},
     "one prototype, roomy": {"count": 4, "capacityFactor": "4"},
@@ -18,7 +20,8 @@ KINDS = {
     "sigmoid": {"type": "TopK", "count": 4, "topK": {"perToken": 2, "score": "Sigmoid", "scale": "2.5"}},
 }
 TYPES = (torch.float64, torch.float32, torch.bfloat16)
-HIDDEN, LENGTH, SEQUENCES = 16, 12, 4
+HIDDEN, LENGTH, SEQUENCES = 16, 16, 4
+"""A sequence has 64 scores of 4 experts: whole vectors of every processor, see the first test."""
 
 
 def _block(kind: str, dtype: torch.dtype) -> Block:
@@ -39,11 +42,12 @@ def _of_rank(experts: Any, own: range) -> StackedFeedForward:
     return some
 
 
-def _spread(block: Block, features: list[Tensor]) -> list[Tensor]:
-    """What each rank gets back for its tokens, [B, T, H] each. Rows are passed on by hand."""
+def _spread(block: Block, features: list[Tensor], logits: list[Tensor]) -> list[Tensor]:
+    """Return the outputs of each rank's tokens, [B, T, H] each; features [B, T, H] and logits [B, T, experts] of each
+    rank. Rows are passed on by hand."""
     experts, ranks = block.experts, len(features)
     count = len(block.router.weight) // ranks
-    routes = [experts.routes(block.router(part)) for part in features]
+    routes = [experts.routes(part) for part in logits]
     sent = [r.choice.counts.flatten().tolist() for r in routes]
     rows = [
         experts.rows(part.flatten(0, 1), r.choice, s).split(s)
@@ -68,12 +72,15 @@ def _spread(block: Block, features: list[Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize(("kind", "dtype", "ranks"), [*product(KINDS, TYPES, (1, 2, 4))])
 @torch.no_grad()
 def test_spread_experts_are_those_of_the_joined_batch_to_the_bit(kind: str, dtype: torch.dtype, ranks: int) -> None:
-    """The features in the middle of an expert are a whole number of a processor's vectors: of the rest of a tensor it
-    computes GELU in another way, and what the rest is depends on how many rows came."""
+    """Two things that a processor may round differently are kept out. An elementwise function (GELU, sigmoid) is
+    computed in loops of up to 64 numbers (four vectors of 512 bits, float32), and the numbers that are left over in
+    another way: all tensors here are whole loops. A product of matrices may add in another order for another number of
+    rows: the router's is computed once for the whole batch, and an expert gets the same rows either way."""
     block = _block(kind, dtype)
     whole = torch.randn(SEQUENCES, LENGTH, HIDDEN, generator=torch.Generator().manual_seed(7)).to(dtype)
-    expected = block.experts(whole, block.router(whole))
-    found = torch.cat(_spread(block, [*whole.chunk(ranks)]))
+    logits = block.router(whole)
+    expected = block.experts(whole, logits)
+    found = torch.cat(_spread(block, [*whole.chunk(ranks)], [*logits.chunk(ranks)]))
     assert torch.equal(found, expected)
     assert expected.abs().sum() > 0
 
@@ -82,8 +89,9 @@ def test_spread_experts_are_those_of_the_joined_batch_to_the_bit(kind: str, dtyp
 def test_a_rank_without_tokens_takes_part() -> None:
     block = _block("top k", torch.float64)
     whole = torch.randn(SEQUENCES, LENGTH, HIDDEN, dtype=torch.float64, generator=torch.Generator().manual_seed(7))
-    found = _spread(block, [whole, whole[:0]])
-    assert torch.equal(found[0], block.experts(whole, block.router(whole)))
+    logits = block.router(whole)
+    found = _spread(block, [whole, whole[:0]], [logits, logits[:0]])
+    assert torch.equal(found[0], block.experts(whole, logits))
     assert found[1].shape == (0, LENGTH, HIDDEN)
 
 

@@ -77,6 +77,7 @@ def test_packed_rows_are_separate_rows(name: str) -> None:
         torch.testing.assert_close(found, gradient, rtol=0, atol=1e-13 * max(1.0, float(gradient.abs().max())))
 
 
+@pytest.mark.processor
 def test_positions_begin_anew_in_each_document() -> None:
     """In losses that shows by its rounding alone."""
     spec, tokens = MODELS["grouped"], _rows()

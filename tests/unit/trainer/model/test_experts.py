@@ -16,6 +16,8 @@ from torch import Tensor
 
 from tests.unit.trainer.model.grouping import assert_groups_compute_the_same, assert_waits_once
 
+pytestmark = pytest.mark.processor
+
 HIDDEN, INNER, LENGTH = 8, 12, 10
 MIXTURES: list[dict[str, Any]] = [
     {"count": 4, "capacityFactor": "8"},

@@ -124,6 +124,7 @@ def test_it_is_the_closed_form_however_it_is_cut(cap: float | None, factor: floa
     assert found.of_hidden.view(TOKENS, HIDDEN)[0].abs().max() == 0, "the first target is ignored"
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_one_chunk_is_a_plain_backward_pass_to_the_bit(dtype: torch.dtype) -> None:
     setting = Setting(dtype)
@@ -170,6 +171,7 @@ def test_no_tokens_make_a_gradient_of_zeros(factor: float) -> None:
     assert not found.of_head.any()
 
 
+@pytest.mark.processor
 def test_what_it_was_given_stays_as_it_was() -> None:
     """Features change their place with their gradient; hidden states do not."""
     setting = Setting()

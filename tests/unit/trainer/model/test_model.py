@@ -45,6 +45,7 @@ def _backward(model: Transformer) -> torch.Tensor:
     return logits
 
 
+@pytest.mark.processor
 @pytest.mark.parametrize("activation", ["GELU", "SwiGLU"])
 @pytest.mark.parametrize(("blocks", "pattern"), [(1, "Cycle"), (2, "Cycle"), (3, "Segment")])
 def test_a_shared_gradient_is_the_sum_over_the_layers(blocks: int, pattern: str, activation: str) -> None:
@@ -61,6 +62,7 @@ def test_a_shared_gradient_is_the_sum_over_the_layers(blocks: int, pattern: str,
             torch.testing.assert_close(parameter.grad, total, rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.processor
 def test_no_position_sees_a_later_byte() -> None:
     model = _model()
     changed = TOKENS.clone()
@@ -87,5 +89,6 @@ def test_the_first_loss_is_near_that_of_guessing() -> None:
     assert abs(loss - torch.tensor(256.0).log().item()) < 1.0
 
 
+@pytest.mark.processor
 def test_the_same_seed_gives_the_same_weights() -> None:
     assert all(torch.equal(a, b) for a, b in zip(_model().parameters(), _model().parameters(), strict=True))

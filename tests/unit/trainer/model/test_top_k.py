@@ -109,6 +109,7 @@ def test_experts_in_groups_are_those_one_by_one(dtype: torch.dtype, monkeypatch:
     assert_groups_compute_the_same(Block._mixed, _spec(), _features().to(dtype), monkeypatch)
 
 
+@pytest.mark.processor
 def test_a_bias_chooses_experts_and_weighs_none() -> None:
     block = _block(_spec(score="Sigmoid", biasUpdateRate="0.1"))
     bias: Any = block.experts.balancing_bias

@@ -13,6 +13,8 @@ from pseudoreal_trainer.plan.update_ranges import UpdateRange
 from torch import Tensor
 from torch.optim.adamw import adamw as torchs_adamw
 
+pytestmark = pytest.mark.processor
+
 SPEC, RATE, SCALE = Optimizer(epsilon="1e-4"), 1e-2, 0.3
 PIECE = 1 << 14
 

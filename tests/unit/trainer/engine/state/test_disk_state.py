@@ -21,6 +21,8 @@ from torch import Tensor
 
 from tests.support.adamw import adamw_of_groups
 
+pytestmark = pytest.mark.processor
+
 CHUNK = 2048
 RATE, SCALE = 1e-2, 0.25
 LENGTHS = (5 * CHUNK + 3, CHUNK, 7)
